@@ -453,7 +453,7 @@ def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max:
     import logging
 
     from tandemmq.runtime.descriptors import (
-        CONNECTIONS_WANTED,
+        CONNECTIONS_TARGET,
         RESERVE,
         RESERVE_COUNT,
         plan_descriptors,
@@ -471,7 +471,7 @@ def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max:
                 "limit": limit,
                 "connections_max": plan.connections_max,
                 "open_file_count_max": plan.open_file_count_max,
-                "wanted_connections": CONNECTIONS_WANTED,
+                "wanted_connections": CONNECTIONS_TARGET,
                 "reason": "the hard limit of open files (ulimit -Hn, LimitNOFILE=) is small",
             },
         )

@@ -291,13 +291,13 @@ class Failover:
         """Waits until all three have the same log, and stops the brokers; returns the terms of the log."""
         ranges: list[EpochRange] = []
 
-        async def is_level() -> bool:
+        async def is_caught_up() -> bool:
             found = [await self._epochs(address) for address in self._hosts.addresses.values()]
             ranges[:] = found[0].epochs
             return len({epochs.max_log_offset for epochs in found}) == 1
 
         master = await self._whole()
-        await until(is_level, "three logs of one length", not_yet=(TandemError,))
+        await until(is_caught_up, "three logs of one length", not_yet=(TandemError,))
         await asyncio.to_thread(self._hosts.stop_brokers, master)
         return ranges
 

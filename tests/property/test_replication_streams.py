@@ -160,7 +160,7 @@ class Pair:
             data, self.to_master = self.to_master[:size], self.to_master[size:]
             if data:
                 self.perform_master(self.master.on_data(data, log_range, self.now_ms))
-            wanted = self.master.wanted_bytes(log_range, self.now_ms, bytes_max=1500)
+            wanted = self.master.sendable_bytes(log_range, self.now_ms, bytes_max=1500)
             if wanted:
                 start = self.master.next_offset
                 view = memoryview(self.log)[start : start + wanted]

@@ -36,7 +36,7 @@ class Copier:
         self.store, self.broker_id, self.lists = store, broker_id, lists
         self.on_propose: Callable[[frozenset[int], int], None] = lambda _members, _epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
-        self.meeting: Any = None
+        self.comparer: Any = None
         self.history_differed_count = 0
         self.on_halted: Callable[[], None] = lambda: None
         self.on_following: Callable[[], None] = lambda: None
@@ -111,7 +111,7 @@ class Copier:
         return None
 
     @property
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         return True
 
     @property

@@ -412,7 +412,7 @@ async def test_a_slave_keeps_what_a_new_master_has_and_its_disk_has_not_yet(
 ) -> None:
     """A master reports its synced end to slaves; a slave with more would halt, or cut the rest."""
     if not is_told:
-        monkeypatch.setattr("tandemmq.replication.shell.autoswitch.CONFIRM_TOLD_MS", 600_000)
+        monkeypatch.setattr("tandemmq.replication.shell.autoswitch.CONFIRM_DELAY_MS", 600_000)
     nodes = _, two, three = [Node(tmp_path / str(n), n) for n in (1, 2, 3)]
     disk, end = await inherit_unsynced(nodes, is_told=is_told)
     leading = asyncio.ensure_future(two.lead(2, 2, 3))

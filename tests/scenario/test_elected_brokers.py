@@ -917,11 +917,11 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     slave = await group.start(2)
     await group.in_set(1, 2)
     assert slave.store is not None
-    monkeypatch.setattr(Copier, "is_level", False)
+    monkeypatch.setattr(Copier, "is_caught_up", False)
     slave.store.may_lack_tail = True
     told = [slave._make_heartbeat().is_incomplete for _ in range(3)]
     assert (told, slave._make_registration().is_incomplete) == ([True] * 3, True)
-    monkeypatch.setattr(Copier, "is_level", True)
+    monkeypatch.setattr(Copier, "is_caught_up", True)
     assert (slave._make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)
 
 

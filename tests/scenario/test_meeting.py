@@ -60,7 +60,7 @@ class Proven(Node):
             client=self.client,
             disk=self.disk,
         )
-        self.channel.meeting = self.meeting
+        self.channel.comparer = self.meeting
         handlers: dict[int, Handler] = {
             RequestCode.TANDEM_HISTORY: self.handle_history,
             **LogChecksums(self.store, disk=self.disk, run_id="1").routes(),
@@ -243,11 +243,11 @@ async def test_the_group_is_proven_on_the_connection_itself(
     for node in nodes:
         await node.start()
     await one.lead(1, 1)
-    two.channel._hello = two.channel._hello._replace(slave_id=2)
+    two.channel._handshake = two.channel._handshake._replace(slave_id=2)
     await one.send(b"x")
     host, _, port = one.address.rpartition(":")
     reader, writer = await asyncio.open_connection(host, int(port))
-    writer.write(encode_group(group_id) + encode_handshake(two.channel._hello))
+    writer.write(encode_group(group_id) + encode_handshake(two.channel._handshake))
     assert bool(await asyncio.wait_for(reader.read(100), 5)) is is_served
     writer.close()
 
@@ -256,7 +256,7 @@ async def test_a_slave_of_yesterday_is_served_without_a_proof(nodes: tuple[Prove
     one, two = nodes
     for node in nodes:
         await node.start()
-    two.channel.meeting = None
+    two.channel.comparer = None
     await one.lead(1, 1)
     await two.follow(one, 1)
     assert await one.send(b"x") == [PutStatus.PUT_OK]

@@ -72,7 +72,7 @@ class Scene:
         assert await self.world.until(is_met, timeout_s), f"not within {timeout_s:g} s: {what}"
 
     async def level(self) -> None:
-        await self.until(self.cluster.is_level, "the slaves are level", 120.0)
+        await self.until(self.cluster.is_caught_up, "the slaves are level", 120.0)
 
     async def acknowledges(self, count: int = 20) -> None:
         """Waits until `count` more sends are answered SEND_OK."""

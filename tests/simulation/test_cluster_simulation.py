@@ -112,7 +112,7 @@ def test_finds_an_acknowledgement_before_the_store(monkeypatch: pytest.MonkeyPat
 def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPatch) -> None:
     def trust(self: SlaveSession, head: TransferHead) -> None:
         if self._is_empty:
-            self._received_to = head[0]
+            self._received_end = head[0]
             self._verifier = self._new_verifier(head[0])
             self._is_empty = head[1] == 0
 
@@ -135,7 +135,7 @@ def test_finds_a_slave_that_does_not_check_offsets(monkeypatch: pytest.MonkeyPat
         )
 
     monkeypatch.setattr(ReplicationMaster, "log_range", send_unflushed)
-    monkeypatch.setattr(SlaveSession, "_refuse_head", trust)
+    monkeypatch.setattr(SlaveSession, "_check_head", trust)
     monkeypatch.setattr(TailCheck, "__call__", compare_nothing)
     assert seeds_until_found(range(10), "slave", with_power_cuts) <= 10
 

@@ -96,7 +96,7 @@ def test_every_fault_is_drawn() -> None:
 
 def test_a_killed_master_is_replaced_within_a_second() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         cluster.master.kill()
         await is_taken(cluster)
 
@@ -105,7 +105,7 @@ def test_a_killed_master_is_replaced_within_a_second() -> None:
 
 def test_a_silent_master_is_replaced_within_three_seconds_and_takes_nothing_when_it_wakes() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         old = cluster.leader
         assert old.process is not None
         cluster.world.loop.stall(old.process)
@@ -115,14 +115,14 @@ def test_a_silent_master_is_replaced_within_three_seconds_and_takes_nothing_when
         assert cluster.world.loop.time() - begun_s < 3.0
         cluster.world.loop.resume(old.process)
         await until(cluster, lambda: old.epoch == cluster.leader.epoch, "it knows its successor")
-        await until(cluster, cluster.is_level, "it copies from its successor")
+        await until(cluster, cluster.is_caught_up, "it copies from its successor")
 
     play(script)
 
 
 def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         epoch = cluster.leader.epoch
         for controller in cluster.controllers:
             controller.kill()
@@ -147,7 +147,7 @@ def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
     told: list[SendResponse] = []
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         sender = StaleSender("stale", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         operator = OperatorNode("op", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         old = cluster.leader
@@ -162,7 +162,7 @@ def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
             operator.target = ids[0] if leader is not old else ids[-1]
             operator.start()
             await until(cluster, lambda: cluster.leader is not leader, "another one leads")  # noqa: B023
-            await until(cluster, cluster.is_level, "all are in the set again")
+            await until(cluster, cluster.is_caught_up, "all are in the set again")
             await operator.stop_cleanly()
             goal = len(sender.answers) + 50
             await until(cluster, lambda: len(sender.answers) > goal, "it sends on")  # noqa: B023
@@ -226,7 +226,7 @@ def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:
     """Leases, promises and silence are measured by the monotonic clocks."""
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         leader, epoch = cluster.leader, cluster.leader.epoch
         cluster.world.is_clock_set = True
         nodes = (*cluster.brokers_made, *cluster.controllers)
@@ -250,7 +250,7 @@ def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it
     """
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         old, fabric = cluster.leader, cluster.world.fabric
         assert old.process is not None
         for controller in cluster.controllers:
@@ -264,14 +264,14 @@ def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it
         for controller in cluster.controllers:
             fabric.unblock(old.host.ip, controller.host.ip)
             fabric.unblock(controller.host.ip, old.host.ip)
-        await until(cluster, cluster.is_level, "it copies from its successor")
+        await until(cluster, cluster.is_caught_up, "it copies from its successor")
 
     play(script)
 
 
 def test_a_full_disk_keeps_a_broker_from_office_and_alive() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         slaves = [node for node in cluster.brokers_made if node is not cluster.leader]
         lives = [slave.process for slave in slaves]
         for slave in slaves:
@@ -291,14 +291,14 @@ def test_a_master_without_its_tail_does_not_lead_before_the_others_are_heard() -
     """The host that runs the master and the controllers loses power, with ASYNC_FLUSH."""
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         old = cluster.leader
         for controller in cluster.controllers:
             controller.cut_power()
         old.cut_power(Tear.NOTHING)
         for node in (old, *cluster.controllers):
             node.start()
-        await until(cluster, cluster.is_level, "all are in the set again")
+        await until(cluster, cluster.is_caught_up, "all are in the set again")
         assert cluster.leader is not old
 
     assert not play(
@@ -308,7 +308,7 @@ def test_a_master_without_its_tail_does_not_lead_before_the_others_are_heard() -
 
 def test_after_a_power_cut_of_all_the_longest_log_leads() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         for producer in cluster.producers:
             await producer.stop_cleanly()
         await cluster.world.clock.sleep(20.0)  # everything is flushed
@@ -340,7 +340,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
     answers: list[VouchResponse] = []
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         leader = cluster.leader
         assert leader.server is not None
         await until(cluster, lambda: answers, "a slave has asked")
@@ -378,7 +378,7 @@ def test_a_lease_is_counted_from_the_question(monkeypatch: pytest.MonkeyPatch) -
     extend = MasterLease.extend
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
 
         def note(self: MasterLease, sent_s: float, lease_ms: int) -> None:
             late_s.append(cluster.world.loop.time() - sent_s)
@@ -404,7 +404,7 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
     is_lost = False
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         leader = cluster.leader
         server = leader.server
         assert server is not None
@@ -439,7 +439,7 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
 
 def test_a_slave_that_is_taken_for_the_master_has_it_delete_the_topic() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         operator = Deleter("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         leader = cluster.leader
         for node in cluster.slaves:
@@ -460,7 +460,7 @@ def test_far_brokers_hold_a_change_before_its_author_is_told() -> None:
     """
 
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         operator = Changer("operator", cluster.world, cluster.admin._namesrv, cluster.ledger, cluster.watch)
         operator.start()
         assert await cluster.world.until(lambda: operator.is_over, 4 * SOON_S), "not all changes are answered"
@@ -504,7 +504,7 @@ class Deleter(ClientNode):
 
 def test_the_nodes_tell_who_leads() -> None:
     async def script(cluster: ElectedCluster) -> None:
-        await until(cluster, cluster.is_level, "all are in the set")
+        await until(cluster, cluster.is_caught_up, "all are in the set")
         leads = [node for node in cluster.brokers_made if node.leads]
         assert leads == [cluster.leader]
         assert isinstance(leads[0], ElectedNode)

@@ -538,8 +538,8 @@ _REPLICATION: Final = (
     Plant(
         name="a late start is forgotten",
         path="replication/core/replicas.py",
-        sound="return self._late_hosts.get(connection.host, self._start_of_others)",
-        bug="return self._start_of_others",
+        sound="return self._late_hosts.get(connection.host, self._default_start)",
+        bug="return self._default_start",
         proofs=("unit/replication/test_replica_directory.py", "sim"),
     ),
     Plant(
@@ -553,7 +553,7 @@ _REPLICATION: Final = (
         name="a slave's heartbeat reports what it received",
         path="replication/core/slave.py",
         sound="return encode_report(self.reported)",
-        bug="return encode_report(self._received_to)",
+        bug="return encode_report(self._received_end)",
         proofs=("unit/replication/test_slave_session.py", "property/test_replication_streams.py", "sim"),
     ),
     Plant(
@@ -573,8 +573,8 @@ _REPLICATION: Final = (
     Plant(
         name="a record is taken though it says that it lies further on",
         path="replication/core/verifier.py",
-        sound='return "" if place == log_offset else',
-        bug='return "" if place >= log_offset else',
+        sound='return "" if stored_offset == log_offset else',
+        bug='return "" if stored_offset >= log_offset else',
         proofs=("unit/replication/test_record_verifier.py",),
     ),
     Plant(
@@ -616,7 +616,8 @@ _REPLICATION: Final = (
         name="the comparison of the ends always finds them the same",
         path="broker/replica/tail_check.py",
         sound="return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)",
-        bug="return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, life=life)",
+        bug="return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, "
+        "run_id=run_id)",
         proofs=("sim",),
     ),
     Plant(
@@ -877,7 +878,7 @@ _TABLES: Final = (
     Plant(
         name="the tables of another life of the master are taken over",
         path="broker/replica/config_sync.py",
-        sound="is_followed = ends.life == run_id == self._followed()",
+        sound="is_followed = ends.run_id == run_id == self._followed()",
         bug="is_followed = run_id == self._followed()",
         proofs=("unit/replication/test_config_sync.py", "sim"),
     ),
@@ -1634,8 +1635,8 @@ _CONSENSUS: Final = (
     Plant(
         name="a restarted server votes at once, also if it answered a leader just now",
         path="consensus/core/node.py",
-        sound="self._heard_ms = now_ms  #",
-        bug="self._heard_ms = _LONG_AGO_MS  #",
+        sound="self._leader_contact_ms = now_ms  #",
+        bug="self._leader_contact_ms = _LONG_AGO_MS  #",
         proofs=("raft", "unit/consensus/test_raft_node.py"),
     ),
     Plant(
@@ -1704,7 +1705,7 @@ _CONSENSUS: Final = (
     Plant(
         name="a server with an older disk votes for a log that lacks what it acknowledged",
         path="consensus/core/node.py",
-        sound="owed = (0, 0) if self._is_level() else self._goal",
+        sound="owed = (0, 0) if self._is_caught_up() else self._goal",
         bug="owed = (0, 0)",
         proofs=("unit/consensus/test_raft_node.py",),
     ),
@@ -1718,7 +1719,7 @@ _CONSENSUS: Final = (
     Plant(
         name="what a server held before its disk was replaced counts for the leader",
         path="consensus/core/node.py",
-        sound="if peer.life is not None and peer.life != life:",
+        sound="if peer.run_id is not None and peer.run_id != run_id:",
         bug="if False:",
         proofs=("unit/consensus/test_raft_node.py",),
     ),
@@ -1787,7 +1788,7 @@ _ELECTED: Final = (
     Plant(
         name="a log that may lack its end is reported so in one heartbeat only",
         path="broker/autoswitch/elected.py",
-        sound="if self.store.may_lack_tail and replication.is_level:",
+        sound="if self.store.may_lack_tail and replication.is_caught_up:",
         bug="if self.store.may_lack_tail:",
         proofs=("scenario/test_elected_brokers.py",),
     ),
@@ -1842,8 +1843,8 @@ _ELECTED: Final = (
     Plant(
         name="logs with equal terms are not compared by their bytes",
         path="replication/core/term_sessions.py",
-        sound="return [CheckTail(point)] if self._meets and point else self._take_back(point)",
-        bug="return self._take_back(point)",
+        sound="return [CheckTail(point)] if self._compares_history and point else self._align_at(point)",
+        bug="return self._align_at(point)",
         proofs=("scenario/test_meeting.py",),
     ),
     Plant(
@@ -2102,14 +2103,14 @@ _ELECTED: Final = (
     Plant(
         name="a silent joiner that holds enough is waited for",
         path="replication/core/sync_state_set.py",
-        sound="if now_ms - copy.level_at_ms > self._lag_ms_max:\n                copy.joins_at",
-        bug="if False:\n                copy.joins_at",
+        sound="if now_ms - copy.caught_up_at_ms > self._lag_ms_max:\n                copy.join_offset",
+        bug="if False:\n                copy.join_offset",
         proofs=("unit/replication/test_sync_state_set.py",),
     ),
     Plant(
         name="a proposal of unknown outcome is never asked again",
         path="replication/core/sync_state_set.py",
-        sound="if wanted == self.members and self._asked is None and self._proposed:",
+        sound="if target == self.members and self._last_proposal is None and self._proposed:",
         bug="if False:",
         proofs=("unit/replication/test_sync_state_set.py",),
     ),
@@ -2242,15 +2243,15 @@ _ELECTED: Final = (
     Plant(
         name="a learner that starts ends the connections of all other learners",
         path="replication/shell/autoswitch.py",
-        sound="if other is not connection and _told_id(other) == told:",
+        sound="if other is not connection and _peer_id(other) == peer_id:",
         bug="if other is not connection and _slave_of(other) == _slave_of(connection):",
         proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(
         name="a slave that comes again keeps its connection that has reported nothing",
         path="replication/shell/autoswitch.py",
-        sound="if other is not connection and _told_id(other) == told:",
-        bug="if other is not connection and other.session.start and _told_id(other) == told:",
+        sound="if other is not connection and _peer_id(other) == peer_id:",
+        bug="if other is not connection and other.session.start and _peer_id(other) == peer_id:",
         proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(

@@ -28,7 +28,7 @@ from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, T
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.replica import HistoryRequest, LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.epochs import conflicting_term, told_terms
+from tandemmq.replication.core.epochs import conflicting_term, received_terms
 from tandemmq.replication.core.verifier import find_difference
 from tandemmq.units import MASTER_ID, MIB
 
@@ -127,7 +127,7 @@ async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
         return ""
     if one.group_id and other.group_id and one.group_id != other.group_id:
         return f"the brokers belong to different groups: {one.group_id} and {other.group_id}"
-    conflict = conflicting_term(told_terms(terms), told_terms(other_terms))
+    conflict = conflicting_term(received_terms(terms), received_terms(other_terms))
     if conflict is None:
         return ""
     return f"two masters have term {conflict.epoch}, which begins at {conflict.start}"

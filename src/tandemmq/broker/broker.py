@@ -48,7 +48,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.shared_bounds import SharedBounds
-from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveName
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
@@ -133,7 +133,7 @@ class Broker:
             disk=disk,
             clock=clock,
         )
-        self._tls = TlsDoor(tls, disk=disk, clock=clock)
+        self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._term = term
         if term is not None:
             self._client = term.client

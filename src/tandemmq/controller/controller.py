@@ -36,7 +36,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
-from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import OnFatal, TaskScope
@@ -76,7 +76,7 @@ class Controller:
             options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
         )
         self._clock = clock
-        self._tls = TlsDoor(tls, disk=disk, clock=clock)
+        self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._scope = TaskScope("controller", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._client = RemotingClient(
             network=network,
@@ -201,7 +201,7 @@ class Controller:
             return
         deadline = self._clock.monotonic() + HAND_OVER_S_MAX
         try:
-            await self.raft.ask(lambda node, now_ms: node.hand_over(heard[0], now_ms), HAND_OVER_S_MAX)
+            await self.raft.submit(lambda node, now_ms: node.hand_over(heard[0], now_ms), HAND_OVER_S_MAX)
         except RequestRejected:
             return
         while self.raft.is_leader and self._clock.monotonic() < deadline:

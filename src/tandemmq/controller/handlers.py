@@ -415,7 +415,9 @@ class ControllerHandlers:
                 await self._change(lambda node, now_ms: node.add_learner(name, header.address, now_ms))
             deadline_s = self._clock.monotonic() + PROPOSAL_TIMEOUT_S
             while name not in raft.members.voters:
-                refusal = await raft.ask(lambda node, now_ms: node.promote(name, now_ms), PROPOSAL_TIMEOUT_S)
+                refusal = await raft.submit(
+                    lambda node, now_ms: node.promote(name, now_ms), PROPOSAL_TIMEOUT_S
+                )
                 is_late = self._clock.monotonic() > deadline_s
                 if refusal is not None and (is_late or refusal not in _MAY_PASS):
                     raise RequestRejected(f"{name} is a learner: {refusal.value}")
@@ -438,7 +440,7 @@ class ControllerHandlers:
     async def _change(
         self, change: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]]
     ) -> None:
-        refusal = await self._raft().ask(change, PROPOSAL_TIMEOUT_S)
+        refusal = await self._raft().submit(change, PROPOSAL_TIMEOUT_S)
         if refusal is not None:
             raise RequestRejected(refusal.value)
 

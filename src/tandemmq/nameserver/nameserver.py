@@ -41,7 +41,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
-from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
@@ -212,7 +212,7 @@ class NameServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """Creates the name server. `credentials` sign its notifications to brokers."""
-        self._tls = TlsDoor(tls, disk=disk, clock=clock)
+        self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._clock = clock
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.NAMESERVER_CONFIG_CHANGED, disk=disk

@@ -102,11 +102,11 @@ class RegistrationHandlers:
         header = command.decode(UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)
-        is_gone = self._table.unregister(
+        is_removed = self._table.unregister(
             header.cluster_name, header.broker_name, header.broker_address, header.broker_id
         )
         self._after_leaving({header.broker_name: smallest})
-        if is_known and is_gone:
+        if is_known and is_removed:
             log.info(events.BROKER_UNREGISTERED, extra={**_describe(header), "reason": "its own request"})
         return command.reply()
 
@@ -228,7 +228,7 @@ class MinIdNotices:
         if now is None or before is None or now.broker_id >= before.broker_id:
             return
         others = [address for address in self._table.addresses(name) if address != now.address]
-        self._tell(name, others or [now.address], offline_address=None)
+        self._send_to_all(name, others or [now.address], offline_address=None)
 
     def after_leaving(self, name: str, before: Smallest | None) -> None:
         """Sends a notification if the smallest broker left: to all that remain, if they support acting
@@ -237,10 +237,10 @@ class MinIdNotices:
         now = self._table.smallest(name)
         if before is None or now is None or now.address == before.address:
             return
-        if self._table.knows_acting_master(name):
-            self._tell(name, self._table.addresses(name), offline_address=before.address)
+        if self._table.has_acting_master(name):
+            self._send_to_all(name, self._table.addresses(name), offline_address=before.address)
 
-    def _tell(self, name: str, addresses: list[str], *, offline_address: str | None) -> None:
+    def _send_to_all(self, name: str, addresses: list[str], *, offline_address: str | None) -> None:
         now = self._table.smallest(name)
         if now is None or len(self._scope) >= TASKS_MAX:
             return

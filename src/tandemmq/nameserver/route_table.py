@@ -194,13 +194,13 @@ class RouteTable:
         replica_set.zone_name = registration.zone_name
         self._replica_sets[registration.broker_name] = replica_set
         self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
-        if self._gives_topics(registration, replica_set):
+        if self._provides_topics(registration, replica_set):
             if drops_missing_topics:
                 held = self._topics_of.get(registration.broker_name, {})
                 for topic in [topic for topic in held if topic not in registration.topics]:
                     self._drop_queues(topic, registration.broker_name)
-            self._take_topics(registration, is_first=is_first)
-        self._take_liveness(registration, now_s)
+            self._apply_topics(registration, is_first=is_first)
+        self._record_liveness(registration, now_s)
         return self._master_of(replica_set, registration)
 
     def _require_room(self, registration: RegisteredBroker) -> None:
@@ -217,7 +217,7 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
-    def _gives_topics(self, registration: RegisteredBroker, replica_set: ReplicaSet) -> bool:
+    def _provides_topics(self, registration: RegisteredBroker, replica_set: ReplicaSet) -> bool:
         """Returns True for the master, and for the smallest slave of a set that supports acting masters: only
         these provide topics.
         """
@@ -227,7 +227,7 @@ class RouteTable:
             replica_set.addresses
         )
 
-    def _take_topics(self, registration: RegisteredBroker, *, is_first: bool) -> None:
+    def _apply_topics(self, registration: RegisteredBroker, *, is_first: bool) -> None:
         """Applies the topics. With an equal data version only missing queues are added, so a wiped permission
         stays wiped.
         """
@@ -248,7 +248,7 @@ class RouteTable:
                     write_queue_count=config.write_queue_count,
                 )
 
-    def _take_liveness(self, registration: RegisteredBroker, now_s: float) -> None:
+    def _record_liveness(self, registration: RegisteredBroker, now_s: float) -> None:
         timeout_ms = registration.heartbeat_timeout_ms or HEARTBEAT_TIMEOUT_MS
         self._live[registration.key] = LiveBroker(
             registration.cluster,
@@ -280,16 +280,16 @@ class RouteTable:
         """
         if topic not in self._queues and len(self._queues) >= self._topics_max:
             raise RequestRejected(f"the name server knows {self._topics_max} topics, its bound")
-        taken: dict[str, QueueData] = {}
+        used_names: dict[str, QueueData] = {}
         is_complete = True
         for data in queues:
             if data.broker_name not in self._replica_sets:
                 is_complete = False
                 break
-            taken[data.broker_name] = data
-        if taken and (is_complete or topic in self._queues):
-            self._queues.setdefault(topic, {}).update(taken)
-            for name in taken:
+            used_names[data.broker_name] = data
+        if used_names and (is_complete or topic in self._queues):
+            self._queues.setdefault(topic, {}).update(used_names)
+            for name in used_names:
                 self._topics_of.setdefault(name, {})[topic] = None
 
     # Liveness
@@ -380,7 +380,7 @@ class RouteTable:
         replica_set = self._replica_sets.get(broker_name)
         return [] if replica_set is None else list(replica_set.addresses.values())
 
-    def knows_acting_master(self, broker_name: str) -> bool:
+    def has_acting_master(self, broker_name: str) -> bool:
         replica_set = self._replica_sets.get(broker_name)
         return replica_set is not None and replica_set.is_acting_master_enabled
 

@@ -372,12 +372,12 @@ class _Expander:
             if step is None:
                 raise RemoteProtocolError(f"the JSON reference {path[:64]!r} cannot be read")
             self._nodes_left -= 1
-            value = _take_step(value, step)
+            value = _count_step(value, step)
             position = step.end()
         return value
 
 
-def _take_step(value: Any, step: re.Match[str]) -> Any:
+def _count_step(value: Any, step: re.Match[str]) -> Any:
     name, index, double_quoted, single_quoted = step.groups()
     if isinstance(value, list) and index is not None and len(index) < 10 and int(index) < len(value):
         return value[int(index)]

@@ -23,7 +23,7 @@ from tandemmq.units import MIB, EpochMs
 
 MESSAGE_BYTES_MAX: Final = 4 * MIB
 FLAG_BOUND: Final = 2**31
-BODY_SHOWN_BYTES: Final = 64
+BODY_REPR_BYTES: Final = 64
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
@@ -61,7 +61,7 @@ class Message(msgspec.Struct):
     delay_ms: int | None = None
 
     def __repr__(self) -> str:
-        """Shows the fields that are set; a body over `BODY_SHOWN_BYTES` is truncated and followed by its
+        """Shows the fields that are set; a body over `BODY_REPR_BYTES` is truncated and followed by its
         size.
         """
         shown = [f"topic={self.topic!r}", f"body={_clipped(self.body)}"]
@@ -73,9 +73,9 @@ class Message(msgspec.Struct):
 
 
 def _clipped(body: object) -> str:
-    if not isinstance(body, _BYTES) or len(body) <= BODY_SHOWN_BYTES:
+    if not isinstance(body, _BYTES) or len(body) <= BODY_REPR_BYTES:
         return repr(body)
-    return f"{bytes(body[:BODY_SHOWN_BYTES])!r}... ({len(body)} bytes)"
+    return f"{bytes(body[:BODY_REPR_BYTES])!r}... ({len(body)} bytes)"
 
 
 def is_delayed(message: Message) -> bool:

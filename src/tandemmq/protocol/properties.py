@@ -103,12 +103,12 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     text = "".join(pairs)
     count = len(pairs)
     if text.count("\x02") != count or text.count("\x01") != count or "" in properties:
-        _refuse_bad_pairs(properties)
+        _check_pairs(properties)
     # Java writes '?' for a lone surrogate; "replace" does the same.
     return text.encode("utf-8", "replace")
 
 
-def _refuse_bad_pairs(properties: Mapping[str, str]) -> None:
+def _check_pairs(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
         if not name or "\x01" in name or "\x02" in name:
             raise LocalProtocolError(f"property name {name!r}: must be non-empty, without the bytes 1 and 2")

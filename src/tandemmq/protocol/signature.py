@@ -74,12 +74,12 @@ def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = 
     leave the security token out of the signed text, and Java clients sign it; both are accepted.
     """
     fields = command.fields
-    given = fields.get(SIGNATURE)
-    if not given:
+    signature = fields.get(SIGNATURE)
+    if not signature:
         return f"{SIGNATURE} is missing"
     if DIGEST_FIELD in fields:
         is_whole = min(fields) == DIGEST_FIELD and fields[DIGEST_FIELD] == digest_of(command.code, fields)
-        is_signed = _is_signature(given, signed_text(fields, command.body), secret_key)
+        is_signed = _is_signature(signature, signed_text(fields, command.body), secret_key)
         return None if is_whole and is_signed else "the signature is wrong"
     if not admits_weak:
         return (
@@ -88,11 +88,11 @@ def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = 
         )
     if UNSIGNED_QUERY_FIELD in fields and command.version < VERSION_SIGNS_QUERY_FIELD:
         fields = {name: text for name, text in fields.items() if name != UNSIGNED_QUERY_FIELD}
-    if _is_weakly_signed(given, fields, command.body, secret_key):
+    if _is_weakly_signed(signature, fields, command.body, secret_key):
         return None
     if SECURITY_TOKEN in fields:
         fields = {name: text for name, text in fields.items() if name != SECURITY_TOKEN}
-        if _is_weakly_signed(given, fields, command.body, secret_key):
+        if _is_weakly_signed(signature, fields, command.body, secret_key):
             return None
     return "the signature is wrong"
 
@@ -102,15 +102,15 @@ def is_signed_with(command: Command, secret_key: bytes) -> bool:
     return signature_fault(command, secret_key) is None
 
 
-def _is_weakly_signed(given: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
+def _is_weakly_signed(signature: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
     text = signed_text(fields, body)
     # A text with this beginning was signed with a digest; with other names it would be another request.
-    return not text.startswith(DIGEST_MARK.encode()) and _is_signature(given, text, secret_key)
+    return not text.startswith(DIGEST_MARK.encode()) and _is_signature(signature, text, secret_key)
 
 
-def _is_signature(given: str, text: bytes, secret_key: bytes) -> bool:
+def _is_signature(signature: str, text: bytes, secret_key: bytes) -> bool:
     expected = b64encode(hmac.digest(secret_key, text, "sha1"))
-    return hmac.compare_digest(given.encode("utf-8", "replace"), expected)
+    return hmac.compare_digest(signature.encode("utf-8", "replace"), expected)
 
 
 @dataclass(frozen=True, slots=True)

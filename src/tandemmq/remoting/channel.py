@@ -145,7 +145,7 @@ class Channel(asyncio.Protocol):
             self.is_known = True
             if self._shared is not None:
                 self._shared.frames.make_known(self._frame_bytes_held)
-                self._shared.strangers.pop(self, None)
+                self._shared.unknown_channels.pop(self, None)
 
     # Sending.
 
@@ -340,7 +340,7 @@ class Channel(asyncio.Protocol):
             self._receive_piece()
         self._wait_for_turn()
 
-    def _take_turn(self) -> None:
+    def _run_turn(self) -> None:
         if self.is_closed:
             self._unread = b""
             return
@@ -371,7 +371,7 @@ class Channel(asyncio.Protocol):
             if self._transport is not None:
                 self._transport.pause_reading()
             if self._hold(self._decoder.buffered_bytes + len(self._unread)):
-                self._shared.unknown.wait(self._take_turn)
+                self._shared.unknown.wait(self._run_turn)
         else:
             self._read_on()
 

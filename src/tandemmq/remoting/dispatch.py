@@ -55,7 +55,7 @@ class RequestDispatcher:
         handler = self._routes.get(command.code)
         if handler is None:
             _answer(
-                channel, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _why_not_supported(command.code)
+                channel, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _unsupported_remark(command.code)
             )
             return
         try:
@@ -119,7 +119,7 @@ class RequestDispatcher:
         )
 
 
-def _why_not_supported(code: int) -> str:
+def _unsupported_remark(code: int) -> str:
     """Returns the error text for an unknown code; a RocketMQ code without support is named, with the
     reason.
     """
@@ -128,8 +128,8 @@ def _why_not_supported(code: int) -> str:
     )
 
     name, reason = NOT_OURS.get(code, ("", ""))
-    told = f"request code {code} is not supported"
-    return f"{told}: {name}, {reason}" if name else told
+    text = f"request code {code} is not supported"
+    return f"{text}: {name}, {reason}" if name else text
 
 
 def _answer(channel: Channel, command: Command, code: int, remark: str) -> None:

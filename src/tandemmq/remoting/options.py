@@ -149,8 +149,8 @@ class TlsOptions:
 
         As in RocketMQ names are not checked, since servers use numeric addresses.
         """
-        is_wanted = self.mode is TlsMode.ENFORCING if self.dials_tls is None else self.dials_tls
-        if not is_wanted:
+        is_enabled = self.mode is TlsMode.ENFORCING if self.dials_tls is None else self.dials_tls
+        if not is_enabled:
             return None
         return TlsClientOptions(
             trust_path=self.client_trust_path,

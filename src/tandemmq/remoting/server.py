@@ -13,7 +13,7 @@ from tandemmq.remoting.dispatch import Guard, Handler, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
 from tandemmq.remoting.shared_bounds import SharedBounds
-from tandemmq.remoting.tls import FirstByte, TlsDoor
+from tandemmq.remoting.tls import FirstByte, TlsAcceptor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
@@ -59,7 +59,7 @@ class RemotingServer:
         options: ServerOptions | None = None,
         on_fatal: OnFatal | None = None,
         guard: Guard | None = None,
-        tls: TlsDoor | None = None,
+        tls: TlsAcceptor | None = None,
         shared: SharedBounds | None = None,
     ) -> None:
         """Creates the server.
@@ -144,15 +144,15 @@ class RemotingServer:
         await scope.close()
 
     def resume(
-        self, routes: Mapping[int, Handler], *, guard: Guard | None = None, tls: TlsDoor | None = None
+        self, routes: Mapping[int, Handler], *, guard: Guard | None = None, tls: TlsAcceptor | None = None
     ) -> None:
         """Serves again from the next turn of the loop on, waiting requests first."""
         assert self._held is not None
         self._has_guard = guard is not None
         self._tls = tls if tls is not None and tls.options.is_served else None
-        self._clock.call_soon(self._go_on, self._held, routes, guard)
+        self._clock.call_soon(self._resume, self._held, routes, guard)
 
-    def _go_on(self, held: _Held, routes: Mapping[int, Handler], guard: Guard | None) -> None:
+    def _resume(self, held: _Held, routes: Mapping[int, Handler], guard: Guard | None) -> None:
         if self._held is not held:
             return  # it was paused again
         self._held = None
@@ -173,7 +173,7 @@ class RemotingServer:
         if self._tls is None:
             return self._make_channel()
         return FirstByte(
-            self._tls, self._make_channel, on_made=self._on_undecided, on_gone=self._forget_undecided
+            self._tls, self._make_channel, on_made=self._on_undecided, on_decided=self._forget_undecided
         )
 
     def _make_channel(self) -> Channel:
@@ -192,7 +192,7 @@ class RemotingServer:
             return
         self._channels[channel] = None
         if not channel.is_known:
-            self._shared.strangers[channel] = None
+            self._shared.unknown_channels[channel] = None
         self._none_left.clear()
         channel.on_close.append(self._forget)
 
@@ -208,14 +208,14 @@ class RemotingServer:
         At the limit it replaces the oldest connection of an unknown peer.
         """
         shared = self._shared
-        is_room = shared.connection_count < shared.connections_max
-        stranger = None if is_room else next(iter(shared.strangers), None)
-        if stranger is not None:
-            del shared.strangers[stranger]
-            stranger.abort("others come, and the peer has not shown who it is")
-        is_admitted = self._listener is not None and (is_room or stranger is not None)
+        has_room = shared.connection_count < shared.connections_max
+        unknown_peer = None if has_room else next(iter(shared.unknown_channels), None)
+        if unknown_peer is not None:
+            del shared.unknown_channels[unknown_peer]
+            unknown_peer.abort("others come, and the peer has not shown who it is")
+        is_admitted = self._listener is not None and (has_room or unknown_peer is not None)
         shared.connection_count += is_admitted
-        if is_admitted and is_room:
+        if is_admitted and has_room:
             return True
         self.refused_count += 1
         admitted = shared.lines.admit()
@@ -234,7 +234,7 @@ class RemotingServer:
     def _forget(self, channel: Channel) -> None:
         if channel in self._channels:
             del self._channels[channel]
-            self._shared.strangers.pop(channel, None)
+            self._shared.unknown_channels.pop(channel, None)
             self._shared.connection_count -= 1
         if not self._channels:
             self._none_left.set()

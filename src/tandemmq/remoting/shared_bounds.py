@@ -34,17 +34,17 @@ class Closable(Protocol):
 class SharedBounds:
     """The bounds of one process.
 
-    The servers count `connection_count`, and add connections of unknown peers to `strangers`, the oldest
-    first. A channel is removed from there when its peer becomes known.
+    The servers count `connection_count`, and add connections of unknown peers to `unknown_channels`, the
+    oldest first. A channel is removed from there when its peer becomes known.
     """
 
-    __slots__ = ("connection_count", "connections_max", "frames", "lines", "strangers", "unknown")
+    __slots__ = ("connection_count", "connections_max", "frames", "lines", "unknown", "unknown_channels")
 
     def __init__(self, clock: Clock, *, connections_max: int, frame_bytes_held_max: int) -> None:
         assert connections_max > 0, connections_max
         self.connections_max = connections_max
         self.connection_count = 0
-        self.strangers: dict[Closable, None] = {}
+        self.unknown_channels: dict[Closable, None] = {}
         self.frames = FrameBudget(frame_bytes_held_max)
         self.unknown = UnknownPeers(clock)
         self.lines = LineLimit(clock)

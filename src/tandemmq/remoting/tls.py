@@ -1,6 +1,6 @@
 """TLS of connections. `TlsConnection` sits between a transport and a protocol; contexts are built from
-certificate files. The `TlsDoor` of a server holds the current certificates and determines which connections
-speak TLS.
+certificate files. The `TlsAcceptor` of a server holds the current certificates and determines which
+connections speak TLS.
 
 Strategy:   an `ssl.SSLObject` over memory buffers, so that a connection can switch to TLS after its first
             byte was read, and so that it works over any network of `runtime`. A ClientHello begins with the
@@ -345,7 +345,7 @@ def _load_trust(context: ssl.SSLContext, path: Path) -> None:
         raise ConfigError(f"trusted certificates {path} cannot be used: {error}") from None
 
 
-class TlsDoor:
+class TlsAcceptor:
     """The TLS of all listeners of one server. Call `load` before the first connection; `watch` follows the
     files.
     """
@@ -375,9 +375,9 @@ class TlsDoor:
         """Applies changed certificates to new connections; invalid ones change nothing and are logged."""
         while self.options.is_served:
             await self.clock.sleep(WATCH_S)
-            await self.look()
+            await self.reload_if_changed()
 
-    async def look(self) -> None:
+    async def reload_if_changed(self) -> None:
         """Checks the files once."""
         try:
             contents = await self._disk.offload(self._read)
@@ -426,21 +426,21 @@ def make_client_tls(options: TlsClientOptions | None) -> ssl.SSLContext | None:
 
 
 class FirstByte(asyncio.Protocol):
-    """An accepted connection whose protocol is not known yet; `on_gone` is called once it is."""
+    """An accepted connection whose protocol is not known yet; `on_decided` is called once it is."""
 
     def __init__(
         self,
-        door: TlsDoor,
+        door: TlsAcceptor,
         make_channel: Callable[[], asyncio.Protocol],
         *,
         on_made: Callable[[FirstByte], None],
-        on_gone: Callable[[FirstByte], None],
+        on_decided: Callable[[FirstByte], None],
     ) -> None:
         self.peer: Address = ("", 0)
         self._door = door
         self._make_channel = make_channel
         self._on_made = on_made
-        self._on_gone = on_gone
+        self._on_decided = on_decided
         self._wire: asyncio.Transport | None = None
         self._timer: TimerHandle | None = None
 
@@ -489,7 +489,7 @@ class FirstByte(asyncio.Protocol):
 
     def _finish(self) -> None:
         self._stop_timer()
-        self._on_gone(self)
+        self._on_decided(self)
 
     def _stop_timer(self) -> None:
         if self._timer is not None:

@@ -16,11 +16,11 @@ from typing import Final, NamedTuple, TypeVar
 
 from tandemmq.runtime.ports import NotOpened
 
-DESCRIPTORS_WANTED: Final = 1 << 20
+DESCRIPTORS_TARGET: Final = 1 << 20
 """The most descriptors that a process requests, even if the system allows more."""
 CONNECTIONS_MAX: Final = 16_384
 """The most connections, over all ports of a server."""
-CONNECTIONS_WANTED: Final = 1_024
+CONNECTIONS_TARGET: Final = 1_024
 """The number of connections below which a server warns at its start."""
 DESCRIPTORS_KEPT: Final = 128
 """The descriptors for everything except connections and log and queue files: the key index, tables,
@@ -34,14 +34,14 @@ T = TypeVar("T")
 def raise_limit() -> int:
     """Raises the soft limit of descriptors to the hard one; returns the number that this process may have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = DESCRIPTORS_WANTED if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_WANTED)
-    if soft != resource.RLIM_INFINITY and soft < wanted:
+    target = DESCRIPTORS_TARGET if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_TARGET)
+    if soft != resource.RLIM_INFINITY and soft < target:
         try:
-            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            resource.setrlimit(resource.RLIMIT_NOFILE, (target, hard))
         except (OSError, ValueError):  # the system has a lower bound
             return soft
-        return wanted
-    return wanted if soft == resource.RLIM_INFINITY else soft
+        return target
+    return target if soft == resource.RLIM_INFINITY else soft
 
 
 class DescriptorPlan(NamedTuple):
@@ -54,7 +54,7 @@ class DescriptorPlan(NamedTuple):
     @property
     def is_short(self) -> bool:
         """True if the process has fewer connections than a server should have."""
-        return self.connections_max < CONNECTIONS_WANTED
+        return self.connections_max < CONNECTIONS_TARGET
 
 
 def plan_descriptors(

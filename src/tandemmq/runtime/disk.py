@@ -118,7 +118,7 @@ class DiskFile:
             with suppress(ValueError):  # another thread that syncs this file was first
                 self._unsynced_directories.remove(directory)
 
-    def note_new_directories(self, parents: list[Path]) -> None:
+    def add_new_directories(self, parents: list[Path]) -> None:
         """Adds directories that contain the name of a directory created for this file; `sync` syncs them."""
         self._unsynced_directories += parents
 
@@ -180,7 +180,7 @@ class RealDisk:
             path.unlink()
             raise
         file = DiskFile(path, descriptor, size)
-        file.note_new_directories([directory.parent for directory in new_directories])
+        file.add_new_directories([directory.parent for directory in new_directories])
         return file
 
     def list(self, directory: Path) -> list[str]:

@@ -141,13 +141,13 @@ class FaultGuard:
         try:
             fn(*args)
         except AssertionError as error:
-            self._tell(error)
+            self._notify(error)
         except TandemError as error:
             if not error.fatal:
                 raise
-            self._tell(error)
+            self._notify(error)
 
-    def _tell(self, error: BaseException) -> None:
+    def _notify(self, error: BaseException) -> None:
         if self._on_fatal is None:
             raise error
         self._on_fatal(error)

@@ -51,11 +51,11 @@ class EventText:
 def event_logger(name: str) -> logging.Logger:
     """Returns a logger whose messages include the facts of `extra`, for handlers of other programs."""
     log = logging.getLogger(name)
-    log.addFilter(_show_facts)
+    log.addFilter(_append_facts)
     return log
 
 
-def _show_facts(record: logging.LogRecord) -> bool:
+def _append_facts(record: logging.LogRecord) -> bool:
     if isinstance(record.msg, str) and not record.args:
         record.msg = EventText(record.msg, _facts_of(record))
     return True

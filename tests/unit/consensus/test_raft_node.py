@@ -62,9 +62,9 @@ def sent(effects: list[Effect]) -> list[tuple[str, Message]]:
 
 def _plain(message: Message) -> Message:
     if isinstance(message, VoteAnswer):
-        return msgspec.structs.replace(message, asked_life=0, last_index=0, last_term=0, voters=())
+        return msgspec.structs.replace(message, request_run_id=0, last_index=0, last_term=0, voters=())
     if isinstance(message, AppendAnswer):
-        return msgspec.structs.replace(message, life=0)
+        return msgspec.structs.replace(message, run_id=0)
     if isinstance(message, AppendRequest):
         return msgspec.structs.replace(message, last_index=-1, previous_checksum=-1)
     return message
@@ -293,7 +293,7 @@ def told(
     sender: str, term: int, last: tuple[int, int], node: RaftNode, voters: tuple[str, ...] = ()
 ) -> VoteAnswer:
     """Returns the answer to a server that has just started; `last` is (term, index)."""
-    return VoteAnswer(sender, term, term + 1, True, False, node._life, last[1], last[0], voters)
+    return VoteAnswer(sender, term, term + 1, True, False, node._run_id, last[1], last[0], voters)
 
 
 def append(term: int, previous: tuple[int, int], *entries: LogEntry, **facts: int) -> AppendRequest:
@@ -332,7 +332,7 @@ def asked(effects: list[Effect]) -> list[tuple[str, VoteRequest]]:
 
 def test_answers_to_an_earlier_life_prove_nothing() -> None:
     node = start()
-    stale = msgspec.structs.replace(told("b", 1, (1, 1), node), asked_life=node._life + 1)
+    stale = msgspec.structs.replace(told("b", 1, (1, 1), node), request_run_id=node._run_id + 1)
     node.on_message(stale, 10)
     node.on_message(told("c", 1, (1, 1), node), 10)
     assert node.on_message(told("b", 1, (1, 1), node), 10)
@@ -366,15 +366,15 @@ def test_a_started_server_waits_no_longer_than_that() -> None:
 def test_what_a_follower_held_in_an_earlier_life_counts_for_nothing() -> None:
     node = make("a", THREE, 1, 1)
     elect(node)
-    old = msgspec.structs.replace(accept("b", 2, 2, number=node._number, sent_ms=LATE), life=7)
+    old = msgspec.structs.replace(accept("b", 2, 2, number=node._number, sent_ms=LATE), run_id=7)
     node.on_message(old, LATE)
     index, _ = node.propose(b"x", LATE)
-    late = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), life=7)
-    node.on_message(msgspec.structs.replace(ask(3, (0, 0), is_trial=True), life=8), LATE)
+    late = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), run_id=7)
+    node.on_message(msgspec.structs.replace(ask(3, (0, 0), is_trial=True), run_id=8), LATE)
     node.on_message(late, LATE)
     assert node.commit < index, "its log of now may be an older one"
     node.on_tick(LATE + 100)
-    new = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), life=8)
+    new = msgspec.structs.replace(accept("b", 2, 4, number=node._number, sent_ms=LATE), run_id=8)
     node.on_message(new, LATE)
     node.on_tick(LATE + 200)
     node.on_message(msgspec.structs.replace(new, number=node._number), LATE + 200)
@@ -400,7 +400,7 @@ def test_a_server_whose_confirmed_entries_the_group_lacks_begins_anew(request_of
     assert persist.snapshot == Snapshot(0, 0, Members(THREE))
     assert persist.entries == ()
     (contradicted,) = [effect for effect in effects if isinstance(effect, Contradicted)]
-    assert (contradicted.by, contradicted.begins_anew) == ("c", True)
+    assert (contradicted.by, contradicted.is_reset) == ("c", True)
     assert [effect.snapshot.data for effect in effects if isinstance(effect, Restore)] == [b""]
     assert (node.commit, node.log.last_index, node.is_proven) == (0, 0, False)
     # The others report what it should hold, and the leader sends it.
@@ -419,12 +419,12 @@ def test_two_leaders_in_one_term_end_without_an_error_of_the_process() -> None:
     node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
     assert node.commit == 1
     effects = node.on_message(append(1, (0, 0), commit=0), LATE)
-    assert [effect.begins_anew for effect in effects if isinstance(effect, Contradicted)] == [False]
+    assert [effect.is_reset for effect in effects if isinstance(effect, Contradicted)] == [False]
     assert (node.role, node.commit) == (RaftRole.FOLLOWER, 1)
     other = make()
     elect(other)
     effects = other.on_message(append(1, (0, 0), commit=1), LATE)
-    assert [effect.begins_anew for effect in effects if isinstance(effect, Contradicted)] == [True]
+    assert [effect.is_reset for effect in effects if isinstance(effect, Contradicted)] == [True]
     assert (other.role, other.log.last_index) == (RaftRole.FOLLOWER, 0)
     follower = make("b")
     follower.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
@@ -439,7 +439,7 @@ def test_messages_of_older_servers_are_read_and_ours_by_them() -> None:
     )
     answer = decode_message(old)
     assert isinstance(answer, VoteAnswer)
-    assert answer.asked_life == 0
+    assert answer.request_run_id == 0
     node = start()
     node.on_message(answer, 10)
     node.on_message(msgspec.structs.replace(answer, sender="c"), 10)

@@ -349,9 +349,9 @@ async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
     unknown._clock = clock
     unknown._refilled_at = clock.monotonic()
     assert (await peers.call(ECHO, body=b"password")).code == 0
-    strangers = [await peers.open_raw() for _ in range(3)]
+    unknown_channels = [await peers.open_raw() for _ in range(3)]
     unknown.spend(1.0)  # as if the unknown peers had taken a second
-    for wire in strangers:
+    for wire in unknown_channels:
         wire.write(encode_frame(Command.request(ECHO, body=bytes(100))) * 400)
     late = await peers.open_raw()
     await until(lambda: len(unknown._waiting) == 3)
@@ -359,14 +359,14 @@ async def test_unknown_peers_wait_for_their_turn(make: MakePeers) -> None:
     late.write(encode_frame(Command.request(ECHO, body=b"password")) * 100)
     await until(lambda: len(unknown._waiting) == 4)
     seen = len(peers.seen)
-    for wire in strangers[:2]:
+    for wire in unknown_channels[:2]:
         wire.abort()
     clock.advance(10.0)
     await until(lambda: len(peers.seen) == seen + 100)  # once known, all received bytes are handled
     for _ in range(20):
         clock.advance(1.0)
     await until(lambda: not unknown._waiting)
-    assert not strangers[2].is_closing()
+    assert not unknown_channels[2].is_closing()
 
 
 async def test_a_large_first_request_of_an_unknown_peer_is_served(make: MakePeers) -> None:
@@ -410,16 +410,16 @@ async def test_ports_of_one_process_share_their_connections(make: MakePeers) -> 
 async def test_at_the_bound_a_new_connection_takes_the_place_of_an_unknown_peer(make: MakePeers) -> None:
     peers = await make(server_options=ServerOptions(connections_max=3), guard=only_with_a_password).start()
     assert (await peers.call(ECHO, body=b"password")).code == 0
-    strangers = [await peers.open_raw() for _ in range(2)]
+    unknown_channels = [await peers.open_raw() for _ in range(2)]
     await until(lambda: len(peers.server.channels) == 3)
     other = RemotingClient(network=peers.network, clock=peers.clock)
     request = Command.request(ECHO, body=b"password")
     assert (await other.request(peers.address, request, PATIENCE_S)).code == 0
-    await until(strangers[0].is_closing)
-    assert not strangers[1].is_closing()
+    await until(unknown_channels[0].is_closing)
+    assert not unknown_channels[1].is_closing()
     third = RemotingClient(network=peers.network, clock=peers.clock)
     assert (await third.request(peers.address, Command.request(ECHO, body=b"password"), PATIENCE_S)).code == 0
-    await until(strangers[1].is_closing)
+    await until(unknown_channels[1].is_closing)
     fourth = RemotingClient(network=peers.network, clock=peers.clock)
     with pytest.raises(BrokerUnreachable):  # all that are left are known
         await fourth.request(peers.address, Command.request(ECHO, body=b"password"), PATIENCE_S)
@@ -427,7 +427,7 @@ async def test_at_the_bound_a_new_connection_takes_the_place_of_an_unknown_peer(
     for client in (other, third, fourth):
         await client.close()
     await until(lambda: peers.server._shared.connection_count == 1)
-    assert not peers.server._shared.strangers
+    assert not peers.server._shared.unknown_channels
 
 
 async def test_stop_ends_handlers_and_connections(make: MakePeers) -> None:

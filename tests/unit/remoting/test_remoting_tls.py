@@ -27,7 +27,7 @@ from tandemmq.remoting.options import (
     render_address,
 )
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.remoting.tls import TlsDoor, make_client_tls
+from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import MIB
@@ -65,11 +65,11 @@ def server_tls(pki: Path, **changes: object) -> TlsOptions:
 @asynccontextmanager
 async def serving(
     options: TlsOptions, host: str = "127.0.0.1"
-) -> AsyncIterator[tuple[str, TlsDoor, RemotingServer]]:
+) -> AsyncIterator[tuple[str, TlsAcceptor, RemotingServer]]:
     def echo(channel: Channel, command: Command) -> Command:
         return command.reply(body=bytes(command.body))
 
-    door = TlsDoor(options, disk=RealDisk(), clock=LoopClock())
+    door = TlsAcceptor(options, disk=RealDisk(), clock=LoopClock())
     door.load()
     limits = ServerOptions(limits=ChannelLimits(close_linger_s=0.5))
     server = RemotingServer({ECHO: echo}, network=TcpNetwork(), clock=LoopClock(), options=limits, tls=door)
@@ -169,12 +169,12 @@ async def test_new_certificates_are_taken_over_and_bad_ones_are_not(
     async with serving(TlsOptions(cert_path=cert, key_path=key)) as (address, door, _server):
         assert await ask(address, first) == b"hello"
         cert.write_text("nonsense")
-        await door.look()
+        await door.reload_if_changed()
         assert "tls_certificates.refused" in caplog.text
         assert await ask(address, first) == b"hello"
         shutil.copy(pki / "client.pem", cert)
         shutil.copy(pki / "client.key", key)
-        await door.look()
+        await door.reload_if_changed()
         assert await ask(address, second) == b"hello"
 
 
@@ -200,7 +200,7 @@ def test_options_that_contradict_each_other(pki: Path) -> None:
         server_tls(pki, client_auth=ClientAuth.REQUIRE)
     locked = TlsOptions(cert_path=pki / "locked.pem", key_path=pki / "locked.key", key_password="wrong")
     with pytest.raises(ConfigError, match=r"locked\.key cannot be used"):
-        TlsDoor(locked, disk=RealDisk(), clock=LoopClock()).load()
+        TlsAcceptor(locked, disk=RealDisk(), clock=LoopClock()).load()
     right = TlsOptions(cert_path=pki / "locked.pem", key_path=pki / "locked.key", key_password="password")
-    TlsDoor(right, disk=RealDisk(), clock=LoopClock()).load()
+    TlsAcceptor(right, disk=RealDisk(), clock=LoopClock()).load()
     assert "password" not in repr(right).replace("key_password", "")

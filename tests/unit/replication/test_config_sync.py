@@ -53,7 +53,7 @@ class Master:
     on_topics: Callable[[], None] = lambda: None
     on_offsets: Callable[[], None] = lambda: None
     address: str = ""
-    life: str = "first"
+    run_id: str = "first"
     is_slave: bool | None = None
     log_end: int = 1_000
 
@@ -65,7 +65,7 @@ class Master:
                 max_offset=self.log_end,
                 size_bytes=0,
                 crc=0,
-                life=self.life,
+                run_id=self.run_id,
                 is_slave=self.is_slave,
             )
             return command.reply(header=told)
@@ -112,7 +112,7 @@ async def client() -> AsyncIterator[RemotingClient]:
 
 
 def make_sync(
-    tables: ReplicaTables, client: RemotingClient, own: str = "me:1", life: str | None = ""
+    tables: ReplicaTables, client: RemotingClient, own: str = "me:1", run_id: str | None = ""
 ) -> ConfigSync:
     return ConfigSync(
         tables,
@@ -120,7 +120,7 @@ def make_sync(
         clock=LoopClock(),
         options=ReplicationOptions(config_sync_interval_ms=20),
         own_address=lambda: own,
-        followed=lambda: life,
+        followed=lambda: run_id,
         queue_end=lambda _topic, _queue_id: 100,
     )
 
@@ -406,7 +406,7 @@ async def test_nothing_is_asked_of_a_master_whose_log_is_not_copied(
     master: Master, client: RemotingClient
 ) -> None:
     master.put_topics(1)
-    assert not await make_sync(make_tables(), client, life=None).sync_once(master.address)
+    assert not await make_sync(make_tables(), client, run_id=None).sync_once(master.address)
     assert master.seen == []
 
 
@@ -417,7 +417,7 @@ async def test_nothing_is_taken_from_a_master_that_came_back_as_a_slave(
     tables = make_tables()
     tables.topics.put(TopicConfig(name="kept"), 1)
     master.is_slave = True
-    assert not await make_sync(tables, client, life="first").sync_once(master.address)
+    assert not await make_sync(tables, client, run_id="first").sync_once(master.address)
     assert tables.topics.names == ["kept"]
 
 
@@ -428,16 +428,16 @@ async def test_what_another_life_of_the_master_told_is_not_taken(
     to work.
     """
     tables = make_tables()
-    sync = make_sync(tables, client, life="first")
+    sync = make_sync(tables, client, run_id="first")
     master.put_topics(2)
     assert await sync.sync_once(master.address)
     master.tables.topics.remove("topic-00000", 5)
     master.tables.consumer_offsets.commit("g", "topic-00001", 0, 17, 3)
-    master.life = "second"
+    master.run_id = "second"
     assert not await sync.sync_once(master.address)
     assert len(tables.topics) == 2
     assert tables.consumer_offsets.committed("g", "topic-00001", 0) is None
-    master.life = "first"
+    master.run_id = "first"
     assert await sync.sync_once(master.address)
     assert same(tables, master.tables)
 
@@ -462,7 +462,7 @@ async def test_a_master_with_an_empty_log_removes_nothing(master: Master, client
     tables = make_tables()
     tables.topics.put(TopicConfig(name="only-here"), 6)
     tables.groups.put(SubscriptionGroupConfig(name="only-here"), 6)
-    sync = make_sync(tables, client, life="first")
+    sync = make_sync(tables, client, run_id="first")
     master.put_topics(1)
     master.log_end = 0
     for _ in range(2):

@@ -11,10 +11,10 @@ import msgspec
 from tandemmq.broker.replica.ha_status import describe_master, rocketmq_fields
 from tandemmq.replication.core.progress import (
     MasterState,
+    ReportedHalt,
     SlaveName,
     SlaveNotice,
     StartRule,
-    ToldHalt,
     TransferStart,
 )
 from tandemmq.replication.shell import MasterStatus, SlaveStatus
@@ -44,7 +44,7 @@ def departed(
         start=TransferStart(reported=acknowledged, log_offset=acknowledged, rule=rule, master_end=900),
         is_tandem=True,
         left_at_ms=left_at_ms,
-        heard_at_ms=left_at_ms,
+        last_contact_ms=left_at_ms,
         reason="the slave sent nothing for too long",
     )
 
@@ -66,66 +66,66 @@ TWO = SlaveName("group", 2)
 
 
 def notice(
-    name: SlaveName = ONE, *, port: int = 4711, log_end: int = 600, halt: ToldHalt | None = None
+    name: SlaveName = ONE, *, port: int = 4711, log_end: int = 600, halt: ReportedHalt | None = None
 ) -> SlaveNotice:
     return SlaveNotice(
         name=name, ha_address=("192.0.2.1", port), log_end=log_end, is_copying=False, halt=halt
     )
 
 
-DIVERGED = ToldHalt(reason="DIVERGED", log_offset=420, detail="the master has other bytes")
+DIVERGED = ReportedHalt(reason="DIVERGED", log_offset=420, detail="the master has other bytes")
 
 
 def test_slaves_of_one_host_do_not_clear_each_others_row() -> None:
     table = DepartedSlaves()
-    table.note(departed(name=ONE))
-    table.note(departed(name=TWO, port=4712))
-    table.note(departed(acknowledged=600, port=4713))
-    table.take_back(ONE, "192.0.2.1", 500)
+    table.add(departed(name=ONE))
+    table.add(departed(name=TWO, port=4712))
+    table.add(departed(acknowledged=600, port=4713))
+    table.remove_returned(ONE, "192.0.2.1", 500)
     assert [slave.name for slave in table.list(0)] == [TWO, None]
-    table.take_back(SlaveName("group", 3), "192.0.2.1", 600)
+    table.remove_returned(SlaveName("group", 3), "192.0.2.1", 600)
     assert [slave.name for slave in table.list(0)] == [TWO, None], "a slave that was never here"
-    table.take_back(None, "192.0.2.1", 0)
+    table.remove_returned(None, "192.0.2.1", 0)
     assert [slave.name for slave in table.list(0)] == [TWO]
-    table.take_back(None, "192.0.2.1", 500)
+    table.remove_returned(None, "192.0.2.1", 500)
     assert [slave.name for slave in table.list(0)] == [TWO], "one without a name takes no named row"
 
 
 def test_a_slave_without_a_name_takes_one_row_of_its_host_back() -> None:
     table = DepartedSlaves()
-    table.note(departed(acknowledged=500, port=1))
-    table.note(departed(acknowledged=600, port=2))
-    table.note(departed(acknowledged=700, port=3))
-    table.note(departed("192.0.2.2", acknowledged=500, port=4))
-    table.take_back(None, "192.0.2.1", 600)
+    table.add(departed(acknowledged=500, port=1))
+    table.add(departed(acknowledged=600, port=2))
+    table.add(departed(acknowledged=700, port=3))
+    table.add(departed("192.0.2.2", acknowledged=500, port=4))
+    table.remove_returned(None, "192.0.2.1", 600)
     assert [slave.address[1] for slave in table.list(0)] == [1, 3, 4], "the row that ends there"
-    table.take_back(None, "192.0.2.1", 0)
+    table.remove_returned(None, "192.0.2.1", 0)
     assert [slave.address[1] for slave in table.list(0)] == [1, 4], "else the last who left"
-    table.take_back(None, "192.0.2.3", 500)
+    table.remove_returned(None, "192.0.2.3", 500)
     assert len(table.list(0)) == 2
 
 
 def test_a_name_that_looks_like_an_address_is_none() -> None:
     table = DepartedSlaves()
-    table.note(departed("192.0.2.1", port=1))
-    table.note(departed("192.0.2.2", port=2, name=SlaveName("192.0.2.1", 1)))
+    table.add(departed("192.0.2.1", port=1))
+    table.add(departed("192.0.2.2", port=2, name=SlaveName("192.0.2.1", 1)))
     assert len(table.list(0)) == 2
 
 
 def test_a_connection_that_ended_before_its_name_came_gets_it() -> None:
     table = DepartedSlaves()
-    table.note(departed(port=1))
-    table.note_name(("192.0.2.1", 1), ONE, 0)
-    table.note_name(("192.0.2.1", 2), TWO, 0)
+    table.add(departed(port=1))
+    table.set_name(("192.0.2.1", 1), ONE, 0)
+    table.set_name(("192.0.2.1", 2), TWO, 0)
     assert [slave.name for slave in table.list(0)] == [ONE]
 
 
 def test_a_slave_that_tells_its_name_was_heard_of_then() -> None:
     table = DepartedSlaves()
-    table.note(departed(port=1))
-    table.note(departed(port=2, left_at_ms=10))
-    table.note_name(("192.0.2.1", 1), ONE, 20)
-    times = [(slave.name, slave.left_at_ms, slave.heard_at_ms) for slave in table.list(20)]
+    table.add(departed(port=1))
+    table.add(departed(port=2, left_at_ms=10))
+    table.set_name(("192.0.2.1", 1), ONE, 20)
+    times = [(slave.name, slave.left_at_ms, slave.last_contact_ms) for slave in table.list(20)]
     assert times == [(None, 10, 10), (ONE, 0, 20)]
     assert [slave.name for slave in table.list(DEPARTED_MS_MAX + 11)] == [ONE]
 
@@ -134,10 +134,10 @@ def test_why_a_slave_halted_is_kept_whether_it_tells_before_or_after_its_connect
     for is_told_first in (True, False):
         table = DepartedSlaves()
         if is_told_first:
-            table.note_halt(notice(halt=DIVERGED), 1_000)
-        table.note(departed(name=ONE, acknowledged=600, left_at_ms=2_000))
+            table.set_halt(notice(halt=DIVERGED), 1_000)
+        table.add(departed(name=ONE, acknowledged=600, left_at_ms=2_000))
         if not is_told_first:
-            table.note_halt(notice(halt=DIVERGED), 3_000)
+            table.set_halt(notice(halt=DIVERGED), 3_000)
         (slave,) = table.list(0)
         assert slave.halt == DIVERGED
         assert (slave.acknowledged, slave.left_at_ms, slave.replica) == (600, 2_000, "192.0.2.1")
@@ -146,8 +146,8 @@ def test_why_a_slave_halted_is_kept_whether_it_tells_before_or_after_its_connect
 
 def test_a_slave_that_goes_on_telling_that_it_halted_is_not_forgotten() -> None:
     table = DepartedSlaves()
-    table.note_halt(notice(halt=DIVERGED), 0)
-    table.note_halt(notice(halt=DIVERGED, log_end=700), DEPARTED_MS_MAX)
+    table.set_halt(notice(halt=DIVERGED), 0)
+    table.set_halt(notice(halt=DIVERGED, log_end=700), DEPARTED_MS_MAX)
     (slave,) = table.list(DEPARTED_MS_MAX + 1)
     assert (slave.acknowledged, slave.left_at_ms, slave.start) == (700, 0, None)
     assert table.list(2 * DEPARTED_MS_MAX + 1) == ()
@@ -155,17 +155,17 @@ def test_a_slave_that_goes_on_telling_that_it_halted_is_not_forgotten() -> None:
 
 def test_a_slave_that_copies_again_over_an_unknown_address_has_no_halted_row() -> None:
     table = DepartedSlaves()
-    table.note_halt(notice(halt=DIVERGED), 0)
-    table.note(departed(name=TWO))
-    table.end_halt(ONE)
-    table.end_halt(TWO)
+    table.set_halt(notice(halt=DIVERGED), 0)
+    table.add(departed(name=TWO))
+    table.clear_halt(ONE)
+    table.clear_halt(TWO)
     assert [slave.name for slave in table.list(0)] == [TWO], "one that is only gone keeps its row"
 
 
 def test_the_table_is_bounded_by_count_and_age() -> None:
     table = DepartedSlaves()
     for number in range(DEPARTED_COUNT_MAX + 3):
-        table.note(departed(f"192.0.2.{number}", name=SlaveName("group", number) if number % 2 else None))
+        table.add(departed(f"192.0.2.{number}", name=SlaveName("group", number) if number % 2 else None))
     assert len(table.list(0)) == DEPARTED_COUNT_MAX
     assert table.list(0)[0].address[0] == "192.0.2.3"
     assert table.list(DEPARTED_MS_MAX + 1) == ()
@@ -223,8 +223,8 @@ def test_a_connected_slave_that_is_refused_is_told_with_the_end_that_it_reported
 
 def test_why_a_slave_halted_is_told() -> None:
     table = DepartedSlaves()
-    table.note_halt(notice(halt=DIVERGED), 10_000)
-    table.note_halt(notice(TWO, halt=replace(DIVERGED, reason="SLAVE_AHEAD")), 11_000)
+    table.set_halt(notice(halt=DIVERGED), 10_000)
+    table.set_halt(notice(TWO, halt=replace(DIVERGED, reason="SLAVE_AHEAD")), 11_000)
     told = describe_master(status(*table.list(11_000)), lambda _: 1.0)
     one, two = told.connections
     assert (one.slave, one.state, one.halt_reason) == ("group:1", "HALTED", "DIVERGED")

@@ -2,7 +2,7 @@ import pytest
 
 from tandemmq.replication.core.effects import Acknowledged, Disconnect, FellBehind, Send, TransferStarted
 from tandemmq.replication.core.frames import encode_head, encode_report
-from tandemmq.replication.core.master import HELLO_MS, MasterSession
+from tandemmq.replication.core.master import DETECTION_MS, MasterSession
 from tandemmq.replication.core.options import FirstTransfer, ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, MasterState, StartRule
 
@@ -23,7 +23,7 @@ def subscribed(reported: int, log: LogRange = LOG, **changes: object) -> MasterS
 
 def test_nothing_is_sent_before_the_first_report() -> None:
     subject = session()
-    assert subject.wanted_bytes(LOG, 0, bytes_max=1000) == 0
+    assert subject.sendable_bytes(LOG, 0, bytes_max=1000) == 0
     assert subject.on_tick(LOG, 6_000, can_write=True) == []
     assert subject.state is MasterState.SUBSCRIBING
 
@@ -31,9 +31,9 @@ def test_nothing_is_sent_before_the_first_report() -> None:
 def test_first_report_is_answered_with_an_explicit_start() -> None:
     subject = session()
     assert subject.on_data(encode_report(0), LOG, 0) == []
-    assert subject.next_tick_ms(0) == HELLO_MS + 1
-    assert subject.on_tick(LOG, HELLO_MS, can_write=True) == []
-    effects = subject.on_tick(LOG, HELLO_MS + 1, can_write=True)
+    assert subject.next_tick_ms(0) == DETECTION_MS + 1
+    assert subject.on_tick(LOG, DETECTION_MS, can_write=True) == []
+    effects = subject.on_tick(LOG, DETECTION_MS + 1, can_write=True)
     assert isinstance(effects[0], TransferStarted)
     assert effects[0].start.rule is StartRule.LAST_FILE
     assert effects[1:] == [Acknowledged(0)]
@@ -93,13 +93,13 @@ def test_acknowledgements_that_arrive_together_count_as_the_last() -> None:
 def test_frames_cover_the_view_in_batches_and_advance() -> None:
     subject = subscribed(0, LogRange(0, 90), transfer_bytes_max=40)
     log = bytes(range(90))
-    wanted = subject.wanted_bytes(LogRange(0, 90), 0, bytes_max=1000)
+    wanted = subject.sendable_bytes(LogRange(0, 90), 0, bytes_max=1000)
     assert wanted == 90
     assert b"".join(subject.frames(memoryview(log), 0)) == (
         encode_head(0, 40) + log[:40] + encode_head(40, 40) + log[40:80] + encode_head(80, 10) + log[80:]
     )
     assert subject.next_offset == 90
-    assert subject.wanted_bytes(LogRange(0, 90), 0, bytes_max=1000) == 0
+    assert subject.sendable_bytes(LogRange(0, 90), 0, bytes_max=1000) == 0
 
 
 def test_a_slave_of_ours_gets_long_frames_one_of_rocketmq_short_ones() -> None:
@@ -113,9 +113,9 @@ def test_a_slave_of_ours_gets_long_frames_one_of_rocketmq_short_ones() -> None:
 
 def test_transfer_never_crosses_a_segment() -> None:
     subject = subscribed(99_990)
-    assert subject.wanted_bytes(LOG, 0, bytes_max=1000) == 10
+    assert subject.sendable_bytes(LOG, 0, bytes_max=1000) == 10
     subject.frames(memoryview(bytes(10)), 0)
-    assert subject.wanted_bytes(LOG, 0, bytes_max=10**9) == SEGMENT
+    assert subject.sendable_bytes(LOG, 0, bytes_max=10**9) == SEGMENT
 
 
 def test_heartbeat_after_more_than_the_interval_without_a_write() -> None:
@@ -170,7 +170,7 @@ def test_slave_of_rocketmq_that_is_ahead_gets_heartbeats_only() -> None:
     assert isinstance(effect, TransferStarted)
     assert effect.start.rule is StartRule.SLAVE_AHEAD
     grown = LogRange(0, 300_000)
-    assert subject.wanted_bytes(grown, 1, bytes_max=1000) == 0
+    assert subject.sendable_bytes(grown, 1, bytes_max=1000) == 0
     assert subject.on_tick(grown, 5_001, can_write=True) == [Send(encode_head(260_000, 0))]
     assert subject.on_data(encode_report(260_000), grown, 5_002) == []
     assert subject.acknowledged == 0
@@ -183,7 +183,7 @@ def test_slave_of_ours_that_is_ahead_is_told_and_refused(is_split: bool) -> None
     report = encode_report(260_000)
     effects = subject.on_data(report * (1 if is_split else 2), LOG, 0)
     if is_split:
-        effects += subject.on_data(report, LOG, HELLO_MS)
+        effects += subject.on_data(report, LOG, DETECTION_MS)
     assert isinstance(effects[0], TransferStarted)
     assert effects[1] == Send(encode_head(250_000, 0))
     assert isinstance(effects[2], Disconnect)
@@ -192,7 +192,7 @@ def test_slave_of_ours_that_is_ahead_is_told_and_refused(is_split: bool) -> None
 
 def test_late_repetition_is_a_heartbeat_and_no_sign_of_ours() -> None:
     subject = subscribed(260_000)
-    assert subject.on_data(encode_report(260_000), LOG, HELLO_MS + 1) == []
+    assert subject.on_data(encode_report(260_000), LOG, DETECTION_MS + 1) == []
     assert not subject.is_tandem
 
 
@@ -200,14 +200,14 @@ def test_slave_older_than_our_log_gets_heartbeats_only() -> None:
     log = LogRange(100_000, 250_000)
     subject = subscribed(50_000, log)
     assert subject.state is MasterState.TOO_OLD
-    assert subject.wanted_bytes(log, 0, bytes_max=1000) == 0
+    assert subject.sendable_bytes(log, 0, bytes_max=1000) == 0
     assert subject.on_tick(log, 5_001, can_write=True) == [Send(encode_head(50_000, 0))]
 
 
 def test_cleaning_past_a_slow_slave_is_reported_once() -> None:
     subject = subscribed(50_000)
     log = LogRange(100_000, 250_000)
-    assert subject.wanted_bytes(log, 1, bytes_max=1000) == 0
+    assert subject.sendable_bytes(log, 1, bytes_max=1000) == 0
     assert subject.on_tick(log, 1, can_write=True) == [FellBehind(50_000, 100_000)]
     assert subject.on_tick(log, 2, can_write=True) == []
     assert subject.state is MasterState.TOO_OLD
@@ -216,19 +216,19 @@ def test_cleaning_past_a_slow_slave_is_reported_once() -> None:
 def test_flow_control_counts_heads_and_bodies_and_opens_with_the_next_second() -> None:
     subject = subscribed(0, LogRange(0, 90_000), flow_control=True, sent_bytes_per_second_max=1_000)
     log = LogRange(0, 90_000)
-    assert subject.wanted_bytes(log, 100, bytes_max=5_000) == 1_000 - 12
+    assert subject.sendable_bytes(log, 100, bytes_max=5_000) == 1_000 - 12
     subject.frames(memoryview(bytes(600)), 100)
-    assert subject.wanted_bytes(log, 200, bytes_max=5_000) == 1_000 - 612 - 12
+    assert subject.sendable_bytes(log, 200, bytes_max=5_000) == 1_000 - 612 - 12
     subject.frames(memoryview(bytes(376)), 200)
-    assert subject.wanted_bytes(log, 999, bytes_max=5_000) == 0
+    assert subject.sendable_bytes(log, 999, bytes_max=5_000) == 0
     assert subject.next_tick_ms(999) == 1_000
-    assert subject.wanted_bytes(log, 1_000, bytes_max=5_000) == 1_000 - 12
+    assert subject.sendable_bytes(log, 1_000, bytes_max=5_000) == 1_000 - 12
 
 
 def test_flow_control_counts_the_head_of_every_batch() -> None:
     changes = {"flow_control": True, "sent_bytes_per_second_max": 500, "transfer_bytes_max": 100}
     subject = subscribed(0, LogRange(0, 90_000), **changes)
-    wanted = subject.wanted_bytes(LogRange(0, 90_000), 0, bytes_max=5_000)
+    wanted = subject.sendable_bytes(LogRange(0, 90_000), 0, bytes_max=5_000)
     assert sum(map(len, subject.frames(memoryview(bytes(wanted)), 0))) == 500
 
 

@@ -58,7 +58,7 @@ def test_a_copy_that_the_master_has_taken_over_is_ahead_no_more() -> None:
     """A copy that holds more than the master took over stays refused."""
     known = KnownAhead()
     for end in (100, 500, 501):
-        known.note("10.0.0.1", plan_start(end, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST))
+        known.add("10.0.0.1", plan_start(end, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST))
     known.forget_below(500)
     assert known.ends_of("10.0.0.1") == {501: 60}
 
@@ -77,10 +77,10 @@ def test_whether_a_copy_is_known_to_be_ahead_is_asked_when_it_reports(is_known: 
     )
     refused = plan_start(100, LogRange(0, 60), segment_bytes=SEGMENT, first_transfer=LAST)
     if not is_known:
-        master._known_ahead.note("10.0.0.1", refused)
+        master._known_ahead.add("10.0.0.1", refused)
     session = master.new_session("10.0.0.1", 0)
     if is_known:
-        master._known_ahead.note("10.0.0.1", refused)
+        master._known_ahead.add("10.0.0.1", refused)
     else:
         master.on_settled()
     started = session.on_data(encode_report(100), LogRange(0, 500), 1)[0]

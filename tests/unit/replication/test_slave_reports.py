@@ -19,7 +19,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import Halt, HaltReason
-from tandemmq.replication.core.progress import DETAIL_CHARS_MAX, SlaveName, SlaveState, ToldHalt
+from tandemmq.replication.core.progress import DETAIL_CHARS_MAX, ReportedHalt, SlaveName, SlaveState
 from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import EpochMs
@@ -128,7 +128,7 @@ REQUEST = TellSlaveStateRequest(
 
 def test_a_reason_that_only_a_newer_slave_knows_is_kept() -> None:
     newer = msgspec.structs.replace(REQUEST, halt_reason="WORN_OUT")
-    assert read_notice(newer).halt == ToldHalt(reason="WORN_OUT", log_offset=0, detail="")
+    assert read_notice(newer).halt == ReportedHalt(reason="WORN_OUT", log_offset=0, detail="")
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from tandemmq.replication.core.effects import (
     Disconnect,
     Halt,
     HaltReason,
-    RefusedBytes,
+    RejectedBytes,
     Send,
     SlaveEffect,
     Store,
@@ -158,14 +158,14 @@ def test_damage_is_not_stored_and_asked_for_again_once() -> None:
     store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)), 1)
     assert store == Store(0, memoryview(log[: offsets[1]]))
     assert report == Send(encode_report(offsets[1]))
-    assert isinstance(damage, RefusedBytes)
+    assert isinstance(damage, RejectedBytes)
     assert (damage.log_offset, damage.is_final) == (offsets[1], False)
     assert isinstance(closing, Disconnect)
 
     assert subject.on_tick(5_001) == [Dial(MASTER)]
     subject.on_connected(offsets[1], 5_001)
     effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])), 5_002)
-    assert kinds(effects) == [RefusedBytes, Halt, Disconnect]
+    assert kinds(effects) == [RejectedBytes, Halt, Disconnect]
     assert subject.halt is not None
     assert subject.halt.reason is HaltReason.DAMAGED
     assert subject.halt.log_offset == offsets[1]
@@ -184,7 +184,7 @@ def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(h
     store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)) + head, 1)
     assert store == Store(0, memoryview(log[: offsets[1]]))
     assert report == Send(encode_report(offsets[1]))
-    assert isinstance(damage, RefusedBytes)
+    assert isinstance(damage, RejectedBytes)
     assert (damage.log_offset, damage.is_final) == (offsets[1], False)
     assert isinstance(closing, Disconnect)
     assert (subject.state, subject.halt) == (SlaveState.PAUSED, None)
@@ -192,7 +192,7 @@ def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(h
     assert subject.on_tick(5_001) == [Dial(MASTER)]
     subject.on_connected(offsets[1], 5_001)
     effects = subject.on_data(frame(offsets[1], bytes(damaged[offsets[1] :])) + head, 5_002)
-    assert kinds(effects) == [RefusedBytes, Halt, Disconnect]
+    assert kinds(effects) == [RejectedBytes, Halt, Disconnect]
     assert subject.halt is not None
     assert (subject.halt.reason, subject.halt.log_offset) == (HaltReason.DAMAGED, offsets[1])
 
@@ -212,7 +212,7 @@ def test_damage_on_the_way_heals_by_asking_again() -> None:
     damaged = bytearray(log)
     damaged[95] ^= 1
     subject = connected(0)
-    assert kinds(subject.on_data(frame(0, bytes(damaged)), 1)) == [RefusedBytes, Disconnect]
+    assert kinds(subject.on_data(frame(0, bytes(damaged)), 1)) == [RejectedBytes, Disconnect]
     subject.on_tick(5_001)
     subject.on_connected(0, 5_001)
     assert kinds(subject.on_data(frame(0, log), 5_002)) == [Store, Send]

@@ -253,9 +253,9 @@ def shrunk_set() -> SyncStateSet:
 def test_a_set_that_goes_back_is_waited_for_and_proposed_out_again() -> None:
     """Controllers that lost the last change may elect a slave that lacks messages acknowledged since."""
     one = shrunk_set()
-    assert one.is_set_back(frozenset({1, 2}), 7)
+    assert one.is_reverted(frozenset({1, 2}), 7)
     assert one.on_committed(frozenset({1, 2}), 7)
-    assert not one.is_set_back(frozenset({1, 2}), 7)  # known from here on
+    assert not one.is_reverted(frozenset({1, 2}), 7)  # known from here on
     assert (one.required, one.size, one.epoch) == ({2}, 1, 7)
     assert one.raise_confirm(1_000) == 900  # the worse of both sets
     assert one.propose(1_000, 1) == {1}  # against their epoch, at once

@@ -81,7 +81,7 @@ def test_a_copy_begins_to_follow_and_stores_what_comes() -> None:
     assert started.start.rule is StartRule.FIRST_FILE
     assert acknowledged == Acknowledged(0)
     stored = b""
-    while wanted := master.wanted_bytes(log_range, 0, bytes_max=10**9):
+    while wanted := master.sendable_bytes(log_range, 0, bytes_max=10**9):
         at = master.next_offset
         assert (at < part) == (at + wanted <= part)  # no frame crosses the end of a term
         for piece in master.frames(memoryview(log)[at : at + wanted], 0):

@@ -65,5 +65,5 @@ def test_an_answer_before_the_disk_is_found(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_group_that_never_elects_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RaftNode, "_may_stand", lambda self: False)
+    monkeypatch.setattr(RaftNode, "_may_campaign", lambda self: False)
     assert find(1)

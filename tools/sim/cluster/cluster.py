@@ -136,7 +136,7 @@ class Cluster:
             await self.world.clock.sleep(self.world.dice.between(0, 300) / 1000)
         self.admin.start()
         await self._expect(lambda: self.admin.is_done, START_TIMEOUT_S, "the topic is not created")
-        await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level")
+        await self._expect(self.is_caught_up, START_TIMEOUT_S, "the slaves do not get level")
         await self.admin.stop_cleanly()
         for client in (*self.producers, *self.consumers, *self.workers):
             client.start()
@@ -148,7 +148,7 @@ class Cluster:
         self.world.findings.broken.append(f"{what} within {timeout_s:g} s")
         return False
 
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Returns True if all brokers run and every slave holds the master's whole current log."""
         master = self.master.store
         if master is None:
@@ -291,7 +291,7 @@ class Cluster:
             worker.rest()
         await self._expect(lambda: all(p.is_done for p in self.producers), 60.0, "producers do not end")
         await self._expect(lambda: all(w.is_load_over for w in self.workers), 60.0, "work does not end")
-        if not await self._expect(self.is_level, SETTLE_TIMEOUT_S, "the slaves do not get level"):
+        if not await self._expect(self.is_caught_up, SETTLE_TIMEOUT_S, "the slaves do not get level"):
             return
         await world.until(lambda: next(self._unfinished(), None) is None, SETTLE_TIMEOUT_S, 0.5)
         world.findings.skipped += islice(self._unfinished(), checkers.SHOWN_MAX)
@@ -389,10 +389,12 @@ class Cluster:
             world.findings.broken.append("old files are not deleted in time")
         for _ in self.slaves:  # each may halt on its own, after another one was replaced
             await world.until(
-                lambda: self.is_level() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
+                lambda: self.is_caught_up() or any(map(checkers.is_halted, self.slaves)), START_TIMEOUT_S
             )
             await self._replace_halted()
-        await self._expect(self.is_level, START_TIMEOUT_S, "the slaves do not get level after old files went")
+        await self._expect(
+            self.is_caught_up, START_TIMEOUT_S, "the slaves do not get level after old files went"
+        )
         for node in self.brokers:
             checkers.check_queues(world, self.ledger, node)
         for place, queue_end in ends.items():

@@ -124,7 +124,7 @@ class FaultInjector:
         self._world.trouble()
 
     async def _is_levelled(self) -> bool:
-        return await self._world.until(self._cluster.is_level, LEVEL_TIMEOUT_S)
+        return await self._world.until(self._cluster.is_caught_up, LEVEL_TIMEOUT_S)
 
     def _heal(self) -> None:
         """Opens all routes, resumes all processes, and sets no clock behind the furthest that one has

@@ -152,7 +152,7 @@ class ElectedCluster(Cluster):
             controller.start()
         await super().start()
 
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """Returns True if a master writes and all brokers are in its set and hold its whole current log."""
         leader = self.leader
         store = leader.store
@@ -369,7 +369,7 @@ class ElectedCluster(Cluster):
         self._term = 0
         for node in (*self.controllers, *self.brokers_made):
             node.start()
-        await self._expect(self.is_level, START_TIMEOUT_S, "the group has no whole set again")
+        await self._expect(self.is_caught_up, START_TIMEOUT_S, "the group has no whole set again")
         checkers.check_stored(self.world, self.ledger, self.promises, self.master)
         for node in (*self.slaves, self.master, *self.controllers):
             await node.stop_cleanly()

@@ -294,7 +294,7 @@ class ElectedBroker:
         replication = self._replication = self._make_replication(self.store, self.broker_id)
         replication.on_propose = self._on_propose
         replication.may_join = self._may_join
-        self._meeting = replication.meeting = Meeting(
+        self._meeting = replication.comparer = Meeting(
             self.store,
             self._group,
             broker_id=self.broker_id,
@@ -528,7 +528,7 @@ class ElectedBroker:
     def _make_heartbeat(self) -> BrokerHeartbeatRequest:
         assert self.store is not None
         options, replication = self._options, self.replication
-        if self.store.may_lack_tail and replication.is_level:
+        if self.store.may_lack_tail and replication.is_caught_up:
             self.store.trust_tail()
         return BrokerHeartbeatRequest(
             cluster_name=options.cluster_name,

@@ -29,7 +29,7 @@ from tandemmq.protocol.record_scan import scan_boundaries
 from tandemmq.protocol.requests.replica import HistoryRequest, HistoryResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.core.epochs import told_terms
+from tandemmq.replication.core.epochs import received_terms
 from tandemmq.replication.core.term_sessions import MasterHistory
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.runtime.ports import Disk
@@ -127,7 +127,7 @@ class Meeting:
         self.mismatch = ""
         self.is_verified = answer.group_id is not None and answer.group_id == self._group.group_id
         self._master_start = answer.min_offset
-        return MasterHistory(self._group.group_id, told_terms(terms))
+        return MasterHistory(self._group.group_id, received_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
         """Compares the bytes of both logs below `point`. For DIFFERENT, the verdict's offset is the start of

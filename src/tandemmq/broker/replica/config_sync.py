@@ -234,7 +234,7 @@ class ConfigSync:
             ends = await read_log_checksum(self._client, master, 0, 0)
         except TandemError:
             return None  # the items of the next round report it
-        is_followed = ends.life == run_id == self._followed() and not ends.is_slave
+        is_followed = ends.run_id == run_id == self._followed() and not ends.is_slave
         return _MasterState(is_empty=ends.max_offset == 0) if is_followed else None
 
     async def _drop_deleted(self, master: str) -> None:

@@ -89,7 +89,7 @@ class LogChecksums:
             max_offset=self._store.confirmed_log_offset,
             size_bytes=found.size_bytes,
             crc=found.crc,
-            life=self._run_id,
+            run_id=self._run_id,
             is_waiting=True if self._store.unverified_reason else None,
             is_slave=True if self._store.options.role is BrokerRole.SLAVE else None,
         )

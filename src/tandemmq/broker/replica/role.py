@@ -36,10 +36,10 @@ from tandemmq.replication.core.progress import (
     DETAIL_CHARS_MAX,
     NAME_CHARS_MAX,
     REASON_CHARS_MAX,
+    ReportedHalt,
     SlaveName,
     SlaveNotice,
     SlaveState,
-    ToldHalt,
 )
 from tandemmq.replication.core.verifier import TailOutcome, TailVerdict
 from tandemmq.replication.shell import (
@@ -203,7 +203,7 @@ def _read_address(text: str) -> Address:
         raise BadRequest(f"haAddress: {error}") from None
 
 
-def _read_halt(request: TellSlaveStateRequest) -> ToldHalt | None:
+def _read_halt(request: TellSlaveStateRequest) -> ReportedHalt | None:
     if request.halt_reason is None:
         return None
     detail = request.halt_detail or ""
@@ -212,7 +212,7 @@ def _read_halt(request: TellSlaveStateRequest) -> ToldHalt | None:
             f"haltReason has {len(request.halt_reason)} characters, haltDetail {len(detail)}; "
             f"allowed are {REASON_CHARS_MAX} and {DETAIL_CHARS_MAX}"
         )
-    return ToldHalt(reason=request.halt_reason, log_offset=request.halt_offset or 0, detail=detail)
+    return ReportedHalt(reason=request.halt_reason, log_offset=request.halt_offset or 0, detail=detail)
 
 
 FIXED_ADDRESS_CHARS_MIN = 6
@@ -430,7 +430,7 @@ class ReplicaRole:
         status = self.slave.status()
         if status.state is not SlaveState.TRANSFERRING or status.tail is None:
             return None
-        return status.tail.life
+        return status.tail.run_id
 
     # The state of replication, for reports.
 

@@ -89,7 +89,7 @@ class TailCheck:
         return verdict
 
     async def _judge(self, ends: LogChecksumResponse, address: str, log_end: int) -> TailVerdict:
-        low, high, life = ends.min_offset, ends.max_offset, ends.life or ""
+        low, high, run_id = ends.min_offset, ends.max_offset, ends.run_id or ""
         if log_end and log_end > high and ends.is_waiting:
             detail = f"the master, whose log ends at {high}, is copying this log, which ends at {log_end}"
             return TailVerdict(outcome=TailOutcome.FAILED, log_offset=high, detail=detail)
@@ -104,12 +104,12 @@ class TailCheck:
             detail = "" if log_end == 0 else "the logs have no bytes in common"
             outcome = TailOutcome.NOT_COMPARED if detail else TailOutcome.SAME
             return TailVerdict(
-                outcome=outcome, log_offset=log_end, detail=detail, master_start=low, life=life
+                outcome=outcome, log_offset=log_end, detail=detail, master_start=low, run_id=run_id
             )
 
         different_at = await first_difference(self._checksums, self._client, address, start, log_end)
         if different_at is None:
-            return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, life=life)
+            return TailVerdict(outcome=TailOutcome.SAME, log_offset=log_end, master_start=low, run_id=run_id)
         detail = f"this log and the master's differ from {different_at} on; this log ends at {log_end}"
         return TailVerdict(outcome=TailOutcome.DIFFERENT, log_offset=different_at, detail=detail)
 

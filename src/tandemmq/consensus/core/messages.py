@@ -98,7 +98,7 @@ def new_group(members: Members) -> Saved:
 
 
 # Messages between servers. Any message may be lost, duplicated, delayed or reordered. A message names its
-# sender; the transport decides whether the sender is allowed. A `life` is the random number of one run of a
+# sender; the transport decides whether the sender is allowed. A `run_id` is the random number of one run of a
 # server. Fields with a default are unknown to older servers, which ignore and do not send them.
 
 
@@ -114,12 +114,12 @@ class VoteRequest(msgspec.Struct, frozen=True, tag="vote?"):
     last_term: int
     is_trial: bool = False
     is_handover: bool = False
-    life: int = 0
+    run_id: int = msgspec.field(name="life", default=0)
 
 
 class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
     """The answer to a `VoteRequest`. `term`, `last_index`, `last_term` and `voters` describe its sender;
-    `asked_term` and `asked_life` are copied from the request.
+    `asked_term` and `request_run_id` are copied from the request.
     """
 
     sender: str
@@ -127,7 +127,7 @@ class VoteAnswer(msgspec.Struct, frozen=True, tag="vote"):
     asked_term: int
     is_trial: bool
     is_granted: bool
-    asked_life: int = 0
+    request_run_id: int = msgspec.field(name="asked_life", default=0)
     last_index: int = 0
     last_term: int = 0
     voters: tuple[str, ...] = ()
@@ -174,7 +174,7 @@ class AppendAnswer(msgspec.Struct, frozen=True, tag="append"):
     number: int
     sent_ms: int
     previous_index: int = 0
-    life: int = 0
+    run_id: int = msgspec.field(name="life", default=0)
 
 
 class TakeOver(msgspec.Struct, frozen=True, tag="take over"):
@@ -297,14 +297,14 @@ class RoleChanged:
 @dataclass(frozen=True, slots=True)
 class Contradicted:
     """Reports that another server's messages and this server's disk cannot both be correct: the disk of one
-    server was replaced by an older one or by one of another group. `begins_anew`: this server has dropped its
+    server was replaced by an older one or by one of another group. `is_reset`: this server has dropped its
     log and state.
     """
 
     by: str
     term: int
     reason: str
-    begins_anew: bool
+    is_reset: bool
 
 
 Effect: TypeAlias = (

@@ -60,7 +60,7 @@ from tandemmq.consensus.core.messages import (
 from tandemmq.consensus.core.options import RaftOptions
 
 _LONG_AGO_MS = -(2**62)
-_LIVES = 2**31 - 1
+_RUN_ID_COUNT = 2**31 - 1
 
 
 class ProposalRefusal(Enum):
@@ -94,8 +94,8 @@ class _Progress:
     is_snapshot_awaited: bool = False
     answered_number: int = 0
     waited_since_ms: int = 0
-    life: int | None = None
-    """The `life` of the server; None until the first answer."""
+    run_id: int | None = None
+    """The `run_id` of the server; None until the first answer."""
     earlier_number: int = 0
     """Answers to requests up to this number may come from an earlier run and are ignored."""
 
@@ -119,8 +119,8 @@ class RaftNode:
     """One run of a server."""
 
     __slots__ = (
-        "_asked_peers",
         "_below",
+        "_configured_peers",
         "_dirty_from",
         "_effects",
         "_election_due_ms",
@@ -129,22 +129,22 @@ class RaftNode:
         "_goal_since_ms",
         "_granted",
         "_handover_until_ms",
-        "_heard_ms",
         "_heartbeat_due_ms",
         "_is_snapshot_dirty",
         "_is_vote_dirty",
+        "_leader_contact_ms",
         "_leads_since_ms",
         "_led_term",
-        "_life",
         "_now_ms",
         "_number",
         "_options",
         "_own_first_index",
         "_peers",
         "_proof",
+        "_published_role",
         "_reads",
         "_reason",
-        "_shown",
+        "_run_id",
         "_successor",
         "applied",
         "commit",
@@ -169,7 +169,7 @@ class RaftNode:
         """`peers` are the other servers in this server's settings. It asks them too what they know of it,
         because its disk may be older than the current members, or contain no members.
         """
-        self._asked_peers = peers
+        self._configured_peers = peers
         self._options = options
         self._below = below
         self.name = name
@@ -181,7 +181,7 @@ class RaftNode:
         self.leader: str | None = None
         self.commit = self.applied = saved.snapshot.index
         self._now_ms = now_ms
-        self._heard_ms = now_ms  # the previous run is unknown: it may have answered a leader just now
+        self._leader_contact_ms = now_ms  # the previous run may have answered a leader just now
         self._election_due_ms = 0
         self._heartbeat_due_ms = 0
         self._granted: set[str] = set()
@@ -197,10 +197,10 @@ class RaftNode:
         self._is_snapshot_dirty = False
         self._dirty_from: int | None = None
         self._reason = "started"
-        self._shown: tuple[RaftRole, int, str | None] = (RaftRole.FOLLOWER, -1, None)
+        self._published_role: tuple[RaftRole, int, str | None] = (RaftRole.FOLLOWER, -1, None)
         self._entered_commit = self.commit  # the index that was confirmed before the current term
         self._led_term = 0
-        self._life = 1 + below(_LIVES)
+        self._run_id = 1 + below(_RUN_ID_COUNT)
         self._proof: _Proof | None = None
         self._goal = (0, 0)  # the end of a log as (term, index)
         self._goal_since_ms = now_ms
@@ -251,8 +251,8 @@ class RaftNode:
             self._tick_leader()
         elif now_ms >= self._election_due_ms:
             self._plan_election()
-            if self._may_stand():
-                self._stand(is_trial=True)
+            if self._may_campaign():
+                self._campaign(is_trial=True)
         return self._finish()
 
     def on_message(self, message: Message, now_ms: int) -> list[Effect]:
@@ -274,8 +274,8 @@ class RaftNode:
             self._on_leader(message)
         elif isinstance(message, AppendAnswer):
             self._on_append_answer(message)
-        elif message.term == self.term and self._may_stand():
-            self._stand(is_trial=False, is_handover=True)
+        elif message.term == self.term and self._may_campaign():
+            self._campaign(is_trial=False, is_handover=True)
         return self._finish()
 
     def propose(self, data: bytes, now_ms: int) -> tuple[int | ProposalRefusal, list[Effect]]:
@@ -324,7 +324,7 @@ class RaftNode:
         self._successor = to
         self._handover_until_ms = now_ms + self._options.election_timeout_ms
         self._send_entries(to)
-        self._urge_successor()
+        self._prompt_successor()
         return None, self._finish()
 
     def add_learner(
@@ -384,7 +384,7 @@ class RaftNode:
 
     def _known_groups(self, proof: _Proof) -> set[frozenset[str]]:
         """The sets of voters by the own log, by the settings and by each answer."""
-        groups = {frozenset(self.members.voters), self._asked_peers | {self.name}}
+        groups = {frozenset(self.members.voters), self._configured_peers | {self.name}}
         return groups.union(frozenset(one.voters) for one in proof.answers.values())
 
     def _is_complete(self, proof: _Proof) -> bool:
@@ -406,7 +406,7 @@ class RaftNode:
         if self._now_ms >= proof.due_ms:
             proof.due_ms = self._now_ms + self._options.heartbeat_ms
             voters = frozenset().union(*self._known_groups(proof))
-            self._ask_for_votes(self.term + 1, voters, is_trial=True)
+            self._request_votes(self.term + 1, voters, is_trial=True)
 
     def _on_message_unproven(self, message: Message, proof: _Proof) -> None:
         """Handles a message during the proof. Requests of a leader remain unanswered, because an
@@ -415,8 +415,8 @@ class RaftNode:
         if isinstance(message, VoteRequest):
             self._answer_vote(message, is_granted=False)
         elif isinstance(message, AppendRequest | SnapshotRequest):
-            self._heard_ms = self._now_ms
-        elif isinstance(message, VoteAnswer) and message.asked_life in (0, self._life):
+            self._leader_contact_ms = self._now_ms
+        elif isinstance(message, VoteAnswer) and message.request_run_id in (0, self._run_id):
             proof.answers[message.sender] = message
             if self._is_complete(proof):
                 self._end_proof(proof)
@@ -435,19 +435,19 @@ class RaftNode:
         self._goal_since_ms = self._now_ms
         self._plan_election()
 
-    def _is_level(self) -> bool:
+    def _is_caught_up(self) -> bool:
         """Returns True if the log reaches the logs that the others had when this server started. Once no
         leader was heard for `proof_wait_ms`, this is no longer required: the server with the longer log may
         be gone, and the end of its log was not confirmed.
         """
         if self._goal > (self.log.last_term, self.log.last_index):
-            since_ms = max(self._goal_since_ms, self._heard_ms)
+            since_ms = max(self._goal_since_ms, self._leader_contact_ms)
             if self._now_ms - since_ms < self._options.proof_wait_ms:
                 return False
         self._goal = (0, 0)
         return True
 
-    def _begin_anew(self) -> None:
+    def _reset(self) -> None:
         """Drops log and state like a server with an empty disk; the leader sends them again."""
         self._leave_leadership()
         self._follow(self.term, None, "contradicts the group")
@@ -457,20 +457,20 @@ class RaftNode:
         self._is_snapshot_dirty = True
         self._dirty_from = None
         self._effects.append(Restore(self.log.snapshot))
-        self._life = 1 + self._below(_LIVES)
+        self._run_id = 1 + self._below(_RUN_ID_COUNT)
         self._begin_proof()
 
     # Votes.
 
-    def _may_stand(self) -> bool:
+    def _may_campaign(self) -> bool:
         """Returns True if this server may stand for leader. A voter whose removal is not known to be
         confirmed may stand too: perhaps only this server has the entry of the removal, and then nobody else
         can be elected.
         """
         is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
-        return self.role is not RaftRole.LEADER and is_voter and self._is_level()
+        return self.role is not RaftRole.LEADER and is_voter and self._is_caught_up()
 
-    def _stand(self, *, is_trial: bool, is_handover: bool = False) -> None:
+    def _campaign(self, *, is_trial: bool, is_handover: bool = False) -> None:
         """Asks all voters for their votes. A trial comes first, so that an election that cannot be won raises
         nobody's term.
         """
@@ -494,9 +494,9 @@ class RaftNode:
             self._win()
             return
         term = self.term + 1 if is_trial else self.term
-        self._ask_for_votes(term, self.members.voters, is_trial=is_trial, is_handover=is_handover)
+        self._request_votes(term, self.members.voters, is_trial=is_trial, is_handover=is_handover)
 
-    def _ask_for_votes(
+    def _request_votes(
         self, term: int, voters: Iterable[str], *, is_trial: bool, is_handover: bool = False
     ) -> None:
         request = VoteRequest(
@@ -506,29 +506,30 @@ class RaftNode:
             last_term=self.log.last_term,
             is_trial=is_trial,
             is_handover=is_handover,
-            life=self._life,
+            run_id=self._run_id,
         )
         for name in sorted(set(voters) - {self.name}):
             self._send(name, request)
 
     def _win(self) -> None:
         if self.role is RaftRole.TRIAL:
-            self._stand(is_trial=False)
+            self._campaign(is_trial=False)
         else:
-            self._lead()
+            self._become_leader()
 
     def _on_vote_request(self, request: VoteRequest) -> None:
-        if request.life and request.sender in self._peers:
-            self._note_life(self._peers[request.sender], request.life)
-        owed = (0, 0) if self._is_level() else self._goal
+        if request.run_id and request.sender in self._peers:
+            self._update_run_id(self._peers[request.sender], request.run_id)
+        owed = (0, 0) if self._is_caught_up() else self._goal
         end = self.log.last_term, self.log.last_index
         is_newer = (request.last_term, request.last_index) >= max(end, owed)
-        hears_leader = (
-            self.role is RaftRole.LEADER or self._now_ms - self._heard_ms < self._options.election_timeout_ms
+        has_leader_contact = (
+            self.role is RaftRole.LEADER
+            or self._now_ms - self._leader_contact_ms < self._options.election_timeout_ms
         )
         if request.is_trial:
-            is_granted = request.term > self.term and is_newer and not hears_leader
-        elif hears_leader and not request.is_handover:
+            is_granted = request.term > self.term and is_newer and not has_leader_contact
+        elif has_leader_contact and not request.is_handover:
             is_granted = False
         else:
             if request.term > self.term:
@@ -546,7 +547,7 @@ class RaftNode:
             asked_term=request.term,
             is_trial=request.is_trial,
             is_granted=is_granted,
-            asked_life=request.life,
+            request_run_id=request.run_id,
             last_index=self.log.last_index,
             last_term=self.log.last_term,
             voters=tuple(sorted(self.members.voters)),
@@ -579,7 +580,7 @@ class RaftNode:
             self._peers.clear()
             self._successor = None
             self._handover_until_ms = 0
-            self._heard_ms = _LONG_AGO_MS
+            self._leader_contact_ms = _LONG_AGO_MS
 
     def _plan_election(self) -> None:
         timeout_ms = self._options.election_timeout_ms
@@ -602,12 +603,12 @@ class RaftNode:
             return
         if self.role is not RaftRole.FOLLOWER or self.leader != request.sender:
             self._follow(self.term, request.sender, f"{request.sender} leads")
-        self._heard_ms = self._now_ms
+        self._leader_contact_ms = self._now_ms
         self._plan_election()
         if isinstance(request, SnapshotRequest):
-            self._take_snapshot(request)
+            self._install_snapshot(request)
         else:
-            self._take_entries(request)
+            self._accept_entries(request)
 
     def _contradicts(self, request: AppendRequest | SnapshotRequest) -> bool:
         """Returns True if this leader's messages and the state here cannot both be correct, which means that
@@ -619,28 +620,28 @@ class RaftNode:
                 request.commit,
                 leader,
             )
-            self._contradict(leader, f"{leader} leads the term {self.term}, too", begins_anew=is_lesser)
+            self._contradict(leader, f"{leader} leads the term {self.term}, too", is_reset=is_lesser)
             if not is_lesser:
                 self._follow(self.term, None, "two leaders in one term")
             return True
         if self.role is RaftRole.FOLLOWER and self.leader not in (None, leader):
-            self._contradict(leader, f"{self.leader} leads the term {self.term}, too", begins_anew=False)
+            self._contradict(leader, f"{self.leader} leads the term {self.term}, too", is_reset=False)
             return True
         if isinstance(request, SnapshotRequest):
-            places = [(request.snapshot.index, request.snapshot.term, -1)]
+            positions = [(request.snapshot.index, request.snapshot.term, -1)]
         else:
-            places = [(request.previous_index, request.previous_term, request.previous_checksum)]
-            places += [(one.index, one.term, crc32(one.data, one.kind)) for one in request.entries]
+            positions = [(request.previous_index, request.previous_term, request.previous_checksum)]
+            positions += [(one.index, one.term, crc32(one.data, one.kind)) for one in request.entries]
             if 0 <= request.last_index < self._entered_commit:
                 reason = (
                     f"{leader} has entries up to {request.last_index}, {self._entered_commit} was confirmed"
                 )
-                self._contradict(leader, reason, begins_anew=True)
+                self._contradict(leader, reason, is_reset=True)
                 return True
-        for index, term, checksum in places:
+        for index, term, checksum in positions:
             if index <= self.commit and not self._agrees(index, term, checksum):
                 reason = f"the confirmed entry {index} of {leader}, of term {term}, is not the one here"
-                self._contradict(leader, reason, begins_anew=True)
+                self._contradict(leader, reason, is_reset=True)
                 return True
         return False
 
@@ -652,12 +653,12 @@ class RaftNode:
             return False
         return -1 in (checksum, own := self.log.checksum_at(index)) or checksum == own
 
-    def _contradict(self, leader: str, reason: str, *, begins_anew: bool) -> None:
-        self._effects.append(Contradicted(leader, self.term, reason, begins_anew))
-        if begins_anew:
-            self._begin_anew()
+    def _contradict(self, leader: str, reason: str, *, is_reset: bool) -> None:
+        self._effects.append(Contradicted(leader, self.term, reason, is_reset))
+        if is_reset:
+            self._reset()
 
-    def _take_snapshot(self, request: SnapshotRequest) -> None:
+    def _install_snapshot(self, request: SnapshotRequest) -> None:
         snapshot = request.snapshot
         if snapshot.index > self.commit:
             self.log.restore(snapshot)
@@ -666,7 +667,7 @@ class RaftNode:
             self._effects.append(Restore(snapshot))
         self._answer(request, is_accepted=True, index=snapshot.index)
 
-    def _take_entries(self, request: AppendRequest) -> None:
+    def _accept_entries(self, request: AppendRequest) -> None:
         previous = request.previous_index
         is_equal = self.log.term_at(previous) == request.previous_term and self._agrees(
             previous, request.previous_term, request.previous_checksum
@@ -685,7 +686,7 @@ class RaftNode:
                 break
         end = previous + len(request.entries)
         self._answer(request, is_accepted=True, index=end)
-        self._confirm(min(request.commit, end))
+        self._commit_up_to(min(request.commit, end))
 
     def _answer(
         self,
@@ -703,13 +704,13 @@ class RaftNode:
             number=request.number,
             sent_ms=request.sent_ms,
             previous_index=previous_index,
-            life=self._life,
+            run_id=self._run_id,
         )
         self._send(request.sender, answer)
 
     # Leading.
 
-    def _lead(self) -> None:
+    def _become_leader(self) -> None:
         self.role = RaftRole.LEADER
         self.leader = self.name
         self._reason = "elected"
@@ -747,7 +748,7 @@ class RaftNode:
         index = self.log.last_index + 1
         self.log.append([LogEntry(index, self.term, kind, data)])
         self._mark_dirty(index)
-        self._confirm_by_majority()
+        self._advance_commit()
         self._broadcast()
         return index
 
@@ -756,7 +757,7 @@ class RaftNode:
         self._heartbeat_due_ms = self._now_ms + self._options.heartbeat_ms
         for name in self._peers:
             self._send_entries(name, is_heartbeat=True)
-        self._urge_successor()
+        self._prompt_successor()
 
     def _send_entries(self, name: str, *, is_heartbeat: bool = False) -> None:
         """Sends the entries that the server lacks, one request at a time. Heartbeats are sent beside an
@@ -812,19 +813,19 @@ class RaftNode:
         )
         self._send(name, request)
 
-    def _note_life(self, peer: _Progress, life: int) -> None:
+    def _update_run_id(self, peer: _Progress, run_id: int) -> None:
         """Resets the knowledge about a server that has started again, because it may have lost data."""
-        if peer.life is not None and peer.life != life:
+        if peer.run_id is not None and peer.run_id != run_id:
             peer.matched_index, peer.next_index = 0, self.log.last_index + 1
             peer.awaited_number, peer.is_snapshot_awaited = None, False
             peer.earlier_number = self._number
-        peer.life = life
+        peer.run_id = run_id
 
     def _on_append_answer(self, answer: AppendAnswer) -> None:
         peer = self._peers.get(answer.sender)
         if peer is None or self.role is not RaftRole.LEADER or answer.term != self.term:
             return
-        self._note_life(peer, answer.life)
+        self._update_run_id(peer, answer.run_id)
         if answer.number <= peer.earlier_number:
             return
         peer.answered_ms = max(peer.answered_ms, answer.sent_ms)
@@ -837,13 +838,13 @@ class RaftNode:
             peer.next_index = max(peer.next_index, peer.matched_index + 1)
         elif peer.matched_index < answer.previous_index < peer.next_index:
             peer.next_index = max(peer.matched_index, min(answer.index, answer.previous_index - 1)) + 1
-        self._confirm_by_majority()
+        self._advance_commit()
         self._release_reads()
         if self.role is RaftRole.LEADER and answer.sender in self._peers:
             self._send_entries(answer.sender)
-            self._urge_successor()
+            self._prompt_successor()
 
-    def _confirm_by_majority(self) -> None:
+    def _advance_commit(self) -> None:
         """Raises the confirmed index to the index that a majority of voters has, if that entry is of the own
         term.
         """
@@ -857,12 +858,12 @@ class RaftNode:
         )
         needed = len(self.members.voters) // 2
         if needed < len(held) and self.log.term_at(held[needed]) == self.term:
-            self._confirm(held[needed])
+            self._commit_up_to(held[needed])
         if self.commit >= self.log.members_index and self.name not in self.members.voters:
             self._broadcast()  # informs the others that it is confirmed
             self._follow(self.term, None, "taken out of the group")
 
-    def _confirm(self, index: int) -> None:
+    def _commit_up_to(self, index: int) -> None:
         """Emits the entries that became confirmed."""
         if index > self.commit:
             self.commit = index
@@ -877,7 +878,7 @@ class RaftNode:
                 break
             self._effects.append(ReadReady(self._reads.popleft().token))
 
-    def _urge_successor(self) -> None:
+    def _prompt_successor(self) -> None:
         """Orders the successor to stand once it has everything. The order is repeated with each heartbeat,
         because it may be lost.
         """
@@ -908,7 +909,7 @@ class RaftNode:
             self._peers.setdefault(name, self._new_progress())
         for name in self._peers.keys() - set(members.others(self.name)):
             del self._peers[name]
-        self._confirm_by_majority()
+        self._advance_commit()
         if self.role is RaftRole.LEADER:
             self._broadcast()
         return None, self._finish()
@@ -935,8 +936,8 @@ class RaftNode:
             )
             self._is_vote_dirty = self._is_snapshot_dirty = False
             self._dirty_from = None
-        shown = self.role, self.term, self.leader
-        if shown != self._shown:
-            self._shown = shown
+        published = self.role, self.term, self.leader
+        if published != self._published_role:
+            self._published_role = published
             first.append(RoleChanged(self.role, self.term, self.leader, self._reason))
         return first + effects

@@ -227,16 +227,16 @@ class RaftServer:
         finally:
             self._reads.pop(token, None)
 
-    async def ask(
+    async def submit(
         self,
-        question: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]],
+        request: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]],
         timeout_s: float,
     ) -> ProposalRefusal | None:
         """Asks the core to change the members or the leader. Returns None if the core has begun to."""
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
 
         def step(node: RaftNode, now_ms: int) -> list[Effect]:
-            refusal, effects = question(node, now_ms)
+            refusal, effects = request(node, now_ms)
             if not future.done():
                 future.set_result(refusal)
             return effects
@@ -272,9 +272,9 @@ class RaftServer:
             elif isinstance(effect, ReadRefused):
                 _fail(self._reads.pop(effect.token, None), _to_error(ProposalRefusal.NOT_LEADER))
             elif isinstance(effect, RoleChanged):
-                self._tell_role(effect)
+                self._report_role(effect)
             elif isinstance(effect, Contradicted):
-                self._tell_contradiction(effect)
+                self._report_contradiction(effect)
         self._is_settled = node.is_settled
         if self.machine.identity and not self._files.identity:
             await self._disk.offload(self._files.save_identity, self.machine.identity)
@@ -292,7 +292,7 @@ class RaftServer:
         else:  # another leader's entry has this index
             _fail(future, _to_error(ProposalRefusal.NOT_LEADER))
 
-    def _tell_role(self, change: RoleChanged) -> None:
+    def _report_role(self, change: RoleChanged) -> None:
         facts = {"server": self.name, "term": change.term, "leader": change.leader, "reason": change.reason}
         if change.role is RaftRole.LEADER:
             log.info(events.CONTROLLER_ELECTED, extra=facts)
@@ -304,7 +304,7 @@ class RaftServer:
         self._known_leader = change.leader
         self._on_role(change)
 
-    def _tell_contradiction(self, effect: Contradicted) -> None:
+    def _report_contradiction(self, effect: Contradicted) -> None:
         """Logs each reason once."""
         if effect.reason not in self._contradictions and len(self._contradictions) < CONTRADICTIONS_MAX:
             self._contradictions.add(effect.reason)
@@ -315,7 +315,7 @@ class RaftServer:
                     "by": effect.by,
                     "term": effect.term,
                     "reason": effect.reason,
-                    "begins_anew": effect.begins_anew,
+                    "is_reset": effect.is_reset,
                 },
             )
 

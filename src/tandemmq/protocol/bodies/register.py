@@ -132,16 +132,16 @@ def _decode_compressed(data: bytes) -> RegisterBrokerBody:
     """Decodes the pieces in order; the mapping section of static topics at the end is skipped."""
     try:
         position = 0
-        piece, position = _take_piece(data, position)
+        piece, position = _read_piece(data, position)
         version = decode_data_version(piece) if piece else DataVersion()
         (count,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         topics: dict[str, TopicConfig] = {}
         for _ in range(count):
-            piece, position = _take_piece(data, position)
+            piece, position = _read_piece(data, position)
             config = _parse_topic_line(piece.decode())
             topics[config.name] = config
-        piece, position = _take_piece(data, position)
+        piece, position = _read_piece(data, position)
         filter_servers = decode_body(piece, tuple[str, ...]) if piece else ()
     except (struct.error, UnicodeDecodeError, msgspec.MsgspecError) as error:
         raise RemoteProtocolError(f"a compressed registration cannot be read: {error}") from None
@@ -150,7 +150,7 @@ def _decode_compressed(data: bytes) -> RegisterBrokerBody:
     )
 
 
-def _take_piece(data: bytes, position: int) -> tuple[bytes, int]:
+def _read_piece(data: bytes, position: int) -> tuple[bytes, int]:
     (size,) = _INT32.unpack_from(data, position)
     start = position + _INT32.size
     if not 0 <= size <= len(data) - start:

@@ -71,7 +71,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     range.
 
     `size_bytes` is smaller than requested, or 0, if the log lacks bytes. The bounds are those of the log at
-    the time of the answer. `life`: a value that changes at each start of the broker. `is_waiting`: a master
+    the time of the answer. `run_id`: a value that changes at each start of the broker. `is_waiting`: a master
     that may lack acknowledged messages, and is recovering those its slaves hold. `is_slave`: not a master, so
     no other copy needs to agree with its log.
     """
@@ -80,7 +80,7 @@ class LogChecksumResponse(Header, frozen=True, kw_only=True):
     max_offset: Int64 = field(name="maxOffset")
     size_bytes: Int64 = field(name="size")
     crc: Int64 = field(name="crc32")
-    life: str | None = field(name="life", default=None)
+    run_id: str | None = field(name="life", default=None)
     is_waiting: bool | None = field(name="waiting", default=None)
     is_slave: bool | None = field(name="slave", default=None)
 

@@ -244,22 +244,22 @@ def _ordered(left: Node, right: Node, relation: Relation) -> Node:
     return _join(NodeKind.BOOLEAN, _compare_constant(left, right, relation) or evaluate, left, right)
 
 
-def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, wanted: bool) -> Node:
-    wanted_text, of = _unquote(token), left.evaluate
+def _search(left: Node, token: Token, found: Callable[[str, str], bool], *, expected: bool) -> Node:
+    expected_text, of = _unquote(token), left.evaluate
     is_text = left.kind is NodeKind.PROPERTY or isinstance(left.constant, str)
     if not is_text:
         raise SqlError("CONTAINS, STARTSWITH and ENDSWITH need a property or a string before them")
 
     def evaluate(lookup: Lookup) -> Value:
         value = of(lookup)
-        if not wanted_text or not isinstance(value, str):
+        if not expected_text or not isinstance(value, str):
             return False
-        return found(value, wanted_text) is wanted
+        return found(value, expected_text) is expected
 
     return _join(NodeKind.BOOLEAN, evaluate, left)
 
 
-def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
+def _in(left: Node, tokens: tuple[Token, ...], *, expected: bool) -> Node:
     if left.kind is not NodeKind.PROPERTY:
         raise SqlError("IN needs the name of a property before it")
     texts = frozenset(map(_unquote, tokens))
@@ -267,10 +267,10 @@ def _in(left: Node, tokens: tuple[Token, ...], *, wanted: bool) -> Node:
 
     def evaluate(lookup: Lookup) -> Value:
         value = of(lookup)
-        return None if value is None else (value in texts) is wanted
+        return None if value is None else (value in texts) is expected
 
     joined = _join(NodeKind.BOOLEAN, evaluate, left)
-    return _with_needs(joined, left, texts) if wanted else joined
+    return _with_needs(joined, left, texts) if expected else joined
 
 
 def _unquote(token: Token) -> str:
@@ -337,22 +337,22 @@ class Builder(Transformer[Token, Node]):
         return _ordered(left, right, operator.le)
 
     def contains(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.__contains__, wanted=True)
+        return _search(left, token, str.__contains__, expected=True)
 
     def not_contains(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.__contains__, wanted=False)
+        return _search(left, token, str.__contains__, expected=False)
 
     def starts_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.startswith, wanted=True)
+        return _search(left, token, str.startswith, expected=True)
 
     def not_starts_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.startswith, wanted=False)
+        return _search(left, token, str.startswith, expected=False)
 
     def ends_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.endswith, wanted=True)
+        return _search(left, token, str.endswith, expected=True)
 
     def not_ends_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.endswith, wanted=False)
+        return _search(left, token, str.endswith, expected=False)
 
     def between(self, node: Node, low: Node, high: Node) -> Node:
         _check_bounds(low, high)
@@ -362,10 +362,10 @@ class Builder(Transformer[Token, Node]):
         return _any((_ordered(node, low, operator.lt), _ordered(node, high, operator.gt)))
 
     def in_list(self, left: Node, *tokens: Token) -> Node:
-        return _in(left, tokens, wanted=True)
+        return _in(left, tokens, expected=True)
 
     def not_in_list(self, left: Node, *tokens: Token) -> Node:
-        return _in(left, tokens, wanted=False)
+        return _in(left, tokens, expected=False)
 
     def plus(self, node: Node) -> Node:
         return node

@@ -68,7 +68,7 @@ class CheckTail:
 
 
 @dataclass(frozen=True, slots=True)
-class AskHistory:
+class RequestHistory:
     """Ask the master's remoting port for the history of its log and answer with `on_history`."""
 
 
@@ -116,7 +116,7 @@ class HaltReason(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RefusedBytes:
+class RejectedBytes:
     """The bytes at `log_offset` are not a valid record for that position."""
 
     log_offset: int
@@ -135,5 +135,14 @@ class Halt:
 
 MasterEffect: TypeAlias = Send | Disconnect | Acknowledged | TransferStarted | FellBehind
 SlaveEffect: TypeAlias = (
-    Send | Disconnect | Dial | AskHistory | CheckTail | HistoryDiffers | Align | Store | RefusedBytes | Halt
+    Send
+    | Disconnect
+    | Dial
+    | RequestHistory
+    | CheckTail
+    | HistoryDiffers
+    | Align
+    | Store
+    | RejectedBytes
+    | Halt
 )

@@ -255,7 +255,7 @@ def decode_epochs(data: bytes) -> EpochList:
     return EpochList(tuple(EpochEntry(*pair) for pair in pairs))
 
 
-def told_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
+def received_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
     """Returns the list of terms that a peer sent. Raises RemoteProtocolError if it is invalid."""
     entries = list(pairs)
     if not _rises(entries) or (entries and min(entries[0]) < 0):
@@ -263,11 +263,11 @@ def told_epochs(pairs: Iterable[tuple[int, int]]) -> EpochList:
     return EpochList(tuple(EpochEntry(*pair) for pair in entries))
 
 
-def told_terms(terms: Iterable[tuple[int, int, int]]) -> EpochList:
+def received_terms(terms: Iterable[tuple[int, int, int]]) -> EpochList:
     """Returns the list of terms with ids that a peer sent. Raises RemoteProtocolError if it is invalid."""
-    told = list(terms)
-    epochs = told_epochs((epoch, start) for epoch, start, _ in told)
-    return epochs.with_ids({entry: one[2] for entry, one in zip(epochs.entries, told, strict=True)})
+    entries = list(terms)
+    epochs = received_epochs((epoch, start) for epoch, start, _ in entries)
+    return epochs.with_ids({entry: one[2] for entry, one in zip(epochs.entries, entries, strict=True)})
 
 
 def _rises(pairs: list[tuple[int, int]]) -> bool:
@@ -491,7 +491,7 @@ def _decode(frame: bytes) -> EpochsAnswer | TermHead:
         log_end = _ANSWER.unpack_from(frame)[2]
         if log_end < 0:
             raise RemoteProtocolError(f"the master's log ends at {log_end}")
-        return EpochsAnswer(log_end, told_epochs(_TERM_ENTRY.iter_unpack(frame[_ANSWER.size :])))
+        return EpochsAnswer(log_end, received_epochs(_TERM_ENTRY.iter_unpack(frame[_ANSWER.size :])))
     _, size, log_offset, epoch, start, confirm_offset = _HEAD.unpack(frame)
     if not 0 <= size <= TERM_BODY_BYTES_MAX:
         raise RemoteProtocolError(

@@ -38,7 +38,7 @@ from tandemmq.replication.core.progress import (
 )
 from tandemmq.units import align_down
 
-HELLO_MS = 1_000
+DETECTION_MS = 1_000
 """The time within which a TandemMQ slave repeats its first report. A RocketMQ slave repeats a report only
 after its heartbeat interval, and to a RocketMQ master the repetition means nothing. Two TandemMQ brokers thus
 recognise each other (spec decisions 4).
@@ -51,7 +51,7 @@ class MasterSession:
     __slots__ = (
         "_decoder",
         "_first_report",
-        "_heard_at_ms",
+        "_first_report_at_ms",
         "_known_ahead",
         "_options",
         "_read_at_ms",
@@ -83,7 +83,7 @@ class MasterSession:
         self._decoder = ReportDecoder()
         self._read_at_ms = self._wrote_at_ms = now_ms
         self._first_report: int | None = None
-        self._heard_at_ms = now_ms  # when the first report arrived
+        self._first_report_at_ms = now_ms  # when the first report arrived
         self.state = MasterState.SUBSCRIBING
         self.is_tandem = False
         """True once the slave has shown that it is a TandemMQ slave."""
@@ -106,10 +106,10 @@ class MasterSession:
             return self._end(str(error))
         if not reports:
             return []
-        self._note_hello(reports, now_ms)
+        self._detect_tandem(reports, now_ms)
         effects: list[MasterEffect] = []
         if self.start is None:
-            if self._awaits_hello(log, now_ms):
+            if self._awaits_detection(log, now_ms):
                 return []
             effects += self._subscribe(log)
         if self.state is MasterState.AHEAD and self.is_tandem:
@@ -130,7 +130,7 @@ class MasterSession:
         if now_ms - self._read_at_ms > self._options.silence_ms_max:
             return self._end("the slave sent nothing for too long")
         if self.state is MasterState.SUBSCRIBING:
-            if self._first_report is None or self._awaits_hello(log, now_ms):
+            if self._first_report is None or self._awaits_detection(log, now_ms):
                 return []
             return [*self._subscribe(log), *self._acknowledge(self._first_report)]
         effects: list[MasterEffect] = []
@@ -156,27 +156,27 @@ class MasterSession:
         """Returns the earliest time at which `on_tick` has work to do."""
         silent_ms = self._read_at_ms + self._options.silence_ms_max + 1
         if self.state is MasterState.SUBSCRIBING:
-            return silent_ms if self._first_report is None else self._heard_at_ms + HELLO_MS + 1
+            return silent_ms if self._first_report is None else self._first_report_at_ms + DETECTION_MS + 1
         due_ms = min(silent_ms, self._wrote_at_ms + self._options.heartbeat_interval_ms + 1)
         if self._options.flow_control and self._allowance(now_ms) <= HEAD_BYTES:
             due_ms = min(due_ms, now_ms - now_ms % SECOND_MS + SECOND_MS)
         return due_ms
 
-    def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
+    def sendable_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
         """Returns the number of bytes from `next_offset` on that may be sent now: at most `bytes_max`, within
         one segment; 0 if none.
         """
         if self.state is not MasterState.TRANSFERRING or self.next_offset < log.start:
             return 0
-        wanted = min(log.end - self.next_offset, bytes_max)
-        if wanted <= 0:
+        size_bytes = min(log.end - self.next_offset, bytes_max)
+        if size_bytes <= 0:
             return 0
-        wanted = min(wanted, self._segment_bytes - self.next_offset % self._segment_bytes)
+        size_bytes = min(size_bytes, self._segment_bytes - self.next_offset % self._segment_bytes)
         if self._options.flow_control:
             whole, part = divmod(self._allowance(now_ms), self._frame_bytes + HEAD_BYTES)
-            wanted = min(wanted, whole * self._frame_bytes + max(part - HEAD_BYTES, 0))
-        assert 0 <= wanted <= bytes_max, (wanted, bytes_max)
-        return wanted
+            size_bytes = min(size_bytes, whole * self._frame_bytes + max(part - HEAD_BYTES, 0))
+        assert 0 <= size_bytes <= bytes_max, (size_bytes, bytes_max)
+        return size_bytes
 
     def frames(self, view: memoryview, now_ms: int) -> list[bytes | memoryview]:
         """Returns the heads and bodies that carry `view`: the log's bytes from `next_offset` on, within one
@@ -223,16 +223,16 @@ class MasterSession:
         self.state = next_state(MASTER_TRANSITIONS, self.state, _CAUSES[start.rule])
         return [TransferStarted(start)]
 
-    def _note_hello(self, reports: tuple[int, ...], now_ms: int) -> None:
+    def _detect_tandem(self, reports: tuple[int, ...], now_ms: int) -> None:
         assert reports, "a slave that says nothing says no hello"
         if self._first_report is None:
-            self._first_report, self._heard_at_ms = reports[0], now_ms
+            self._first_report, self._first_report_at_ms = reports[0], now_ms
             reports = reports[1:]
-        is_early = now_ms - self._heard_at_ms <= HELLO_MS
+        is_early = now_ms - self._first_report_at_ms <= DETECTION_MS
         if reports and is_early and reports[0] == self._first_report:
             self.is_tandem = True
 
-    def _awaits_hello(self, log: LogRange, now_ms: int) -> bool:
+    def _awaits_detection(self, log: LogRange, now_ms: int) -> bool:
         """Returns True while the start depends on whether the slave is from TandemMQ or RocketMQ. A RocketMQ
         slave waits meanwhile.
         """
@@ -241,7 +241,7 @@ class MasterSession:
             and not self.is_tandem
             and self._options.first_transfer is FirstTransfer.NEGOTIATED
             and align_down(log.end, self._segment_bytes) > log.start
-            and now_ms - self._heard_at_ms <= HELLO_MS
+            and now_ms - self._first_report_at_ms <= DETECTION_MS
         )
 
     def _acknowledge(self, reported: int) -> list[MasterEffect]:

@@ -69,12 +69,12 @@ def plan_start(
     assert reported >= 0, reported
     assert log.start <= log.end, log
     master_end = known_ahead.get(reported, log.end)
-    wants_all = first_transfer is FirstTransfer.FIRST_FILE or (
+    starts_at_first_file = first_transfer is FirstTransfer.FIRST_FILE or (
         is_tandem and first_transfer is FirstTransfer.NEGOTIATED
     )
     if reported > master_end:
         rule, start = StartRule.SLAVE_AHEAD, reported
-    elif reported == 0 and not wants_all:
+    elif reported == 0 and not starts_at_first_file:
         rule, start = StartRule.LAST_FILE, align_down(log.end, segment_bytes)
     elif reported == 0:
         rule, start = StartRule.FIRST_FILE, log.start
@@ -282,7 +282,7 @@ class SlaveName(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ToldHalt:
+class ReportedHalt:
     """The reason why a slave stopped copying. `reason`: a name of HaltReason, or a name that only newer
     slaves know.
     """
@@ -302,4 +302,4 @@ class SlaveNotice:
     ha_address: Endpoint
     log_end: int
     is_copying: bool
-    halt: ToldHalt | None = None
+    halt: ReportedHalt | None = None

@@ -52,7 +52,7 @@ class ReplicaDirectory:
     def __init__(self) -> None:
         self._connections: list[Connection] = []  # oldest first
         self._late_hosts: dict[str, int] = {}  # host -> the offset at which its copies begin
-        self._start_of_others = 0
+        self._default_start = 0
 
     def join(self, connection: Connection, *, begins_at: int | None = None, log_begin: int = 0) -> None:
         """Adds a connection that made its first report.
@@ -62,13 +62,13 @@ class ReplicaDirectory:
         """
         assert connection.id is None, "a connection makes its first report once"
         assert connection not in self._connections, connection.host
-        self._note_begin(connection.host, begins_at, log_begin)
+        self._record_begin(connection.host, begins_at, log_begin)
         assert all(begin > log_begin for begin in self._late_hosts.values()), (self._late_hosts, log_begin)
         for other in self._connections:
             if other.host == connection.host:
                 other.alive_above = other.sent
         self._connections.append(connection)
-        self._place(connection)
+        self._assign_id(connection)
         self._assert_ids()
 
     def acknowledge(self, connection: Connection, log_offset: int) -> bool:
@@ -82,7 +82,7 @@ class ReplicaDirectory:
             connection.alive_above = None
             for other in self._connections:
                 if other.twin is connection:
-                    self._place(other)
+                    self._assign_id(other)
             self._assert_ids()
             return True
         return connection.twin is not None or mark is not None
@@ -92,11 +92,11 @@ class ReplicaDirectory:
         if connection not in self._connections:
             return
         self._connections.remove(connection)
-        heirs = [other for other in self._connections if other.twin is connection]
-        for other in heirs:
+        sharers = [other for other in self._connections if other.twin is connection]
+        for other in sharers:
             other.id = None
-        for other in heirs:
-            self._place(other)
+        for other in sharers:
+            self._assign_id(other)
         self._assert_ids()
 
     def positions(self) -> dict[ReplicaId, int]:
@@ -123,22 +123,22 @@ class ReplicaDirectory:
         """Returns the latest offset at which the replica's copy may begin; 0 means the begin of the log."""
         for connection in self._connections:
             if connection.id == replica:
-                return self._late_hosts.get(connection.host, self._start_of_others)
+                return self._late_hosts.get(connection.host, self._default_start)
         return 0
 
-    def _note_begin(self, host: str, begins_at: int | None, log_begin: int) -> None:
+    def _record_begin(self, host: str, begins_at: int | None, log_begin: int) -> None:
         late = self._late_hosts
         assert begins_at is None or begins_at >= 0, (host, begins_at)
         for other in [other for other, start in late.items() if start <= log_begin]:
             del late[other]
-        if self._start_of_others <= log_begin:
-            self._start_of_others = 0
+        if self._default_start <= log_begin:
+            self._default_start = 0
         if begins_at is None:
             return
         if begins_at > log_begin:
             late[host] = max(begins_at, late.pop(host, 0))  # dict order is age: newest last
             if len(late) > LATE_HOSTS_MAX:
-                self._start_of_others = max(self._start_of_others, late.pop(next(iter(late))))
+                self._default_start = max(self._default_start, late.pop(next(iter(late))))
             assert len(late) <= LATE_HOSTS_MAX, len(late)
         elif not any(other.host == host for other in self._connections):
             late.pop(host, None)  # all copies of the host begin anew
@@ -163,7 +163,7 @@ class ReplicaDirectory:
             if other.host == connection.host and other.twin is None and other.alive_above is not None
         ]
 
-    def _place(self, connection: Connection) -> None:
+    def _assign_id(self, connection: Connection) -> None:
         """Lets the connection share the id of the oldest unverified connection before it, or assigns a free
         id.
         """
@@ -178,9 +178,9 @@ class ReplicaDirectory:
         connection.id = self._free_id(connection)
 
     def _free_id(self, connection: Connection) -> ReplicaId:
-        taken = {other.id for other in self._connections if other is not connection}
+        used = {other.id for other in self._connections if other is not connection}
         number, candidate = 1, ReplicaId(connection.host)
-        while candidate in taken:
+        while candidate in used:
             number += 1
             candidate = ReplicaId(f"{connection.host}#{number}")
         return candidate

@@ -19,7 +19,7 @@ from tandemmq.replication.core.effects import (
     Disconnect,
     Halt,
     HaltReason,
-    RefusedBytes,
+    RejectedBytes,
     Send,
     SlaveEffect,
     Store,
@@ -66,7 +66,7 @@ class SlaveSession:
         "_is_empty",
         "_options",
         "_read_at_ms",
-        "_received_to",
+        "_received_end",
         "_resume_at_ms",
         "_segment_bytes",
         "_verifier",
@@ -120,7 +120,7 @@ class SlaveSession:
             return []
         self.address = address
         if address is None:
-            return self._leave(SlaveCause.CLEARED, "the master's address was taken away")
+            return self._disconnect(SlaveCause.CLEARED, "the master's address was taken away")
         if self.state in _CONNECTED:
             return []
         self._move(SlaveCause.ASSIGNED)
@@ -143,7 +143,7 @@ class SlaveSession:
         """Handles the result of the comparison that `CheckTail` requested; nothing was reported before it."""
         assert self.state is SlaveState.CHECKING
         self.tail = verdict
-        if self._is_elsewhere():  # the compared log may not be the one to be copied
+        if self._has_stale_address():  # the compared log may not be the one to be copied
             return self._fail(f"connected to {self._dialled}, the master is at {self.address} now", now_ms)
         refusal = _REFUSALS.get(verdict.outcome)
         if refusal is not None:
@@ -176,18 +176,18 @@ class SlaveSession:
             for event in events:
                 if not isinstance(event, TransferHead):
                     pieces.append(event)
-                    self._received_to += len(event)
+                    self._received_end += len(event)
                     continue
-                refusal = self._refuse_head(event)
+                refusal = self._check_head(event)
                 if refusal is not None:
                     break
         except RemoteProtocolError as error:
             return self._fail(str(error), now_ms)
         is_one = len(pieces) == 1 and events[-1] is pieces[0] and not self._decoder.buffered_bytes
         around = memoryview(data) if room and is_one else None
-        effects, bad = self._take(pieces, around, now_ms)
+        effects, bad = self._store_whole_records(pieces, around, now_ms)
         if bad is not None:  # it precedes the refused head, if one was refused
-            return effects + self._refuse_record(bad, now_ms)
+            return effects + self._reject_record(bad, now_ms)
         if isinstance(refusal, Halt):
             return effects + self._halt(refusal.reason, refusal.log_offset, refusal.detail)
         return effects if refusal is None else effects + self._fail(refusal, now_ms)
@@ -202,7 +202,7 @@ class SlaveSession:
         if now_ms - self._read_at_ms > self._options.silence_ms_max:
             self._move(SlaveCause.SILENT)
             return [Disconnect("the master sent nothing for too long"), *self._dial()]
-        if self._is_elsewhere() and now_ms - self._copied_at_ms > self._options.silence_ms_max:
+        if self._has_stale_address() and now_ms - self._copied_at_ms > self._options.silence_ms_max:
             self._move(SlaveCause.SILENT)
             reason = f"only heartbeats come from {self._dialled}, the master is at {self.address} now"
             return [Disconnect(reason), *self._dial()]
@@ -221,7 +221,7 @@ class SlaveSession:
         return self._fail(reason, now_ms)
 
     def on_stopped(self) -> list[SlaveEffect]:
-        return self._leave(SlaveCause.STOPPED, "the slave stops")
+        return self._disconnect(SlaveCause.STOPPED, "the slave stops")
 
     def next_tick_ms(self) -> int:
         """Returns the earliest time at which `on_tick` has work to do; NEVER_MS if only events can change
@@ -232,29 +232,29 @@ class SlaveSession:
             return self._resume_at_ms
         if self.state is not SlaveState.TRANSFERRING:
             return NEVER_MS
-        silent_since_ms = self._copied_at_ms if self._is_elsewhere() else self._read_at_ms
+        silent_since_ms = self._copied_at_ms if self._has_stale_address() else self._read_at_ms
         return 1 + min(
             silent_since_ms + self._options.silence_ms_max,
             self._wrote_at_ms + self._options.heartbeat_interval_ms,
         )
 
-    def _is_elsewhere(self) -> bool:
+    def _has_stale_address(self) -> bool:
         """Returns True if the connection is to an address that is no longer the master's. An empty slave may
         run there now whose log begins beyond this one's end; it could then send only heartbeats for ever.
         """
         return self._dialled != self.address
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
-        assert self.reported == self._received_to == self._verifier.log_offset, (self.reported, now_ms)
+        assert self.reported == self._received_end == self._verifier.log_offset, (self.reported, now_ms)
         self._read_at_ms = self._wrote_at_ms = self._copied_at_ms = now_ms
         if not self._is_empty:
             self.start_rule = StartRule.RESUMED
-        # Twice: see HELLO_MS in master.py.
+        # Twice: see DETECTION_MS in master.py.
         return [Send(encode_report(self.reported) * 2)]
 
     def _begin_copy(self, log_end: int) -> None:
         self._decoder = self._new_decoder()
-        self._received_to = log_end
+        self._received_end = log_end
         self._is_empty = log_end == 0
         self._has_frames = False
         self._verifier = self._new_verifier(log_end)
@@ -270,7 +270,7 @@ class SlaveSession:
             log_offset, segment_bytes=self._segment_bytes, record_bytes_max=self._options.record_bytes_max
         )
 
-    def _refuse_head(self, head: TransferHead) -> Halt | str | None:
+    def _check_head(self, head: TransferHead) -> Halt | str | None:
         """Returns None if the frame may follow the bytes received so far. Otherwise returns a `Halt`, or the
         reason for reconnecting. The head is checked before its body (spec replication 4.5).
         """
@@ -285,19 +285,19 @@ class SlaveSession:
                 return Halt(reason=HaltReason.FILE_SIZES_DIFFER, log_offset=offset, detail=detail)
             assert self.reported == 0, self.reported
             assert self._verifier.held_bytes == 0, "a copy begins once"
-            self._received_to = offset
+            self._received_end = offset
             self._verifier = self._new_verifier(offset)
             self._is_empty = size == 0
             self.start_rule = self._rule_of(offset)
             return None
-        if offset == self._received_to:
+        if offset == self._received_end:
             return None
-        if is_first and size == 0 and offset < self._received_to:
-            detail = f"the master's log ends at {offset}, ours at {self._received_to}"
-            if self._is_elsewhere():
+        if is_first and size == 0 and offset < self._received_end:
+            detail = f"the master's log ends at {offset}, ours at {self._received_end}"
+            if self._has_stale_address():
                 return f"{detail}; the master is at {self.address} now"
             return Halt(reason=HaltReason.SLAVE_AHEAD, log_offset=offset, detail=detail)
-        return f"a frame begins at {offset}, expected was {self._received_to}"
+        return f"a frame begins at {offset}, expected was {self._received_end}"
 
     def _rule_of(self, log_offset: int) -> StartRule | None:
         """Returns the rule by which an empty slave receives bytes from `log_offset` on, or None if it cannot
@@ -308,7 +308,7 @@ class SlaveSession:
             return StartRule.FIRST_FILE
         return None if master_start is None else StartRule.LAST_FILE
 
-    def _take(
+    def _store_whole_records(
         self, pieces: list[memoryview], around: memoryview | None, now_ms: int
     ) -> tuple[list[SlaveEffect], BadRecord | None]:
         """Returns stores for all whole records and the report that follows them; also the first invalid
@@ -320,7 +320,7 @@ class SlaveSession:
         runs, bad = self._verifier.feed(pieces, around)
         # Each byte that came is stored or held.
         end = self._verifier.log_offset
-        assert end + self._verifier.held_bytes == self._received_to, (end, self._received_to)
+        assert end + self._verifier.held_bytes == self._received_end, (end, self._received_end)
         assert begin + sum(len(run.data) for run in runs) == end, (begin, end)
         self._copied_at_ms = now_ms
         self.rate.add(sum(map(len, pieces)), now_ms)
@@ -333,11 +333,11 @@ class SlaveSession:
             effects.append(Send(self._report()))
         return effects, bad
 
-    def _refuse_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:
+    def _reject_record(self, bad: BadRecord, now_ms: int) -> list[SlaveEffect]:
         assert bad.log_offset == self._verifier.log_offset, (bad, self._verifier.log_offset)
         is_final = bad.log_offset == self.damage_offset
         self.damage_offset = bad.log_offset
-        damage = RefusedBytes(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
+        damage = RejectedBytes(log_offset=bad.log_offset, reason=bad.reason, is_final=is_final)
         if is_final:
             return [damage, *self._halt(HaltReason.DAMAGED, bad.log_offset, bad.reason)]
         # Nothing of it was stored, so damage in transit is repaired by asking again.
@@ -345,9 +345,9 @@ class SlaveSession:
 
     def _fail(self, reason: str, now_ms: int) -> list[SlaveEffect]:
         self._resume_at_ms = now_ms + self._options.reconnect_delay_ms
-        return self._leave(SlaveCause.FAILED, reason)
+        return self._disconnect(SlaveCause.FAILED, reason)
 
-    def _leave(self, cause: SlaveCause, reason: str) -> list[SlaveEffect]:
+    def _disconnect(self, cause: SlaveCause, reason: str) -> list[SlaveEffect]:
         has_connection = self.state in _CONNECTED
         self._move(cause)
         assert self.state not in _CONNECTED, (cause, self.state)

@@ -31,14 +31,14 @@ PROPOSAL_RETRY_MS: Final = 1_000
 
 @dataclass(slots=True)
 class _Copy:
-    """A connected slave. `joins_at`: the offset that it must reach to be proposed; None if it is not joining.
+    """A connected slave. `join_offset`: the offset to reach before it is proposed; None if it is not joining.
 
-    `level_at_ms`: the last time at which it held the whole log, or advanced.
+    `caught_up_at_ms`: the last time at which it held the whole log, or advanced.
     """
 
     acknowledged: int
-    level_at_ms: int
-    joins_at: int | None = None
+    caught_up_at_ms: int
+    join_offset: int | None = None
     join_due_ms: int = 0
 
 
@@ -63,11 +63,13 @@ class SyncStateSet:
         self._may_join = may_join
         self._lag_ms_max = lag_ms_max
         self._join_ms_max = join_ms_max
-        self._begun_at_ms = now_ms
+        self._started_at_ms = now_ms
         self._copies: dict[int, _Copy] = {}
-        self._gone: set[int] = set()
+        self._leaving: set[int] = set()
         self._proposed: list[frozenset[int]] = []
-        self._asked: frozenset[int] | None = None  # the proposal that was last sent to the controllers
+        self._last_proposal: frozenset[int] | None = (
+            None  # the proposal that was last sent to the controllers
+        )
         self._proposed_at_ms = now_ms - PROPOSAL_RETRY_MS
         self.members = members | {own_id}
         self.epoch = epoch
@@ -76,7 +78,7 @@ class SyncStateSet:
     @property
     def required(self) -> frozenset[int]:
         """The replicas whose acknowledgement a send waits for, without this broker."""
-        joining = {one for one, copy in self._copies.items() if copy.joins_at is not None}
+        joining = {one for one, copy in self._copies.items() if copy.join_offset is not None}
         return self.members.union(*self._proposed, joining) - {self._own_id}
 
     @property
@@ -96,29 +98,29 @@ class SyncStateSet:
         """
         self._copies[one] = _Copy(held, now_ms)
         if one in self.members and held < self.confirm_offset:
-            self._gone.add(one)
+            self._leaving.add(one)
         else:
-            self._gone.discard(one)
+            self._leaving.discard(one)
 
     def on_closed(self, one: int) -> None:
         """Handles the end of a connection. A member leaves at once; a proposed replica leaves as soon as it
         is one.
         """
         if self._copies.pop(one, None) is not None and one in self.members.union(*self._proposed):
-            self._gone.add(one)
+            self._leaving.add(one)
 
     def on_acknowledged(self, one: int, held: int, log_end: int, now_ms: int) -> None:
         copy = self._copies.get(one)
         if copy is None:
             return
         if held > copy.acknowledged or held >= log_end:
-            copy.level_at_ms = now_ms
+            copy.caught_up_at_ms = now_ms
         copy.acknowledged = held
         if held >= self.confirm_offset:
-            self._gone.discard(one)
-        is_joining = one in self.members or copy.joins_at is not None
+            self._leaving.discard(one)
+        is_joining = one in self.members or copy.join_offset is not None
         if not is_joining and log_end - held <= JOIN_LAG_BYTES_MAX:
-            copy.joins_at, copy.join_due_ms = log_end, now_ms + self._join_ms_max
+            copy.join_offset, copy.join_due_ms = log_end, now_ms + self._join_ms_max
             assert one in self.required, "a send waits for who is about to join"
         self.raise_confirm(log_end)
 
@@ -140,34 +142,34 @@ class SyncStateSet:
         """Returns the set to propose now, or None if it need not change or the last proposal is recent. The
         proposal counts as possibly committed from now on.
         """
-        wanted = set(self.members)
+        target = set(self.members)
         for one in self.members - {self._own_id}:
             copy = self._copies.get(one)
-            if one in self._gone:
-                wanted.discard(one)
+            if one in self._leaving:
+                target.discard(one)
             elif copy is None:
-                if now_ms - self._begun_at_ms > self._join_ms_max:
-                    wanted.discard(one)
+                if now_ms - self._started_at_ms > self._join_ms_max:
+                    target.discard(one)
             elif copy.acknowledged >= log_end:
-                copy.level_at_ms = now_ms
-            elif now_ms - copy.level_at_ms > self._lag_ms_max:
-                wanted.discard(one)
+                copy.caught_up_at_ms = now_ms
+            elif now_ms - copy.caught_up_at_ms > self._lag_ms_max:
+                target.discard(one)
         for one, copy in self._copies.items():
-            if copy.joins_at is None:
+            if copy.join_offset is None:
                 continue
             if copy.acknowledged >= log_end:
-                copy.level_at_ms = now_ms
-            if now_ms - copy.level_at_ms > self._lag_ms_max:
-                copy.joins_at = None  # silent: sends wait for it no longer than for a member
-            elif copy.acknowledged >= copy.joins_at and self._may_join(one):
-                wanted.add(one)
+                copy.caught_up_at_ms = now_ms
+            if now_ms - copy.caught_up_at_ms > self._lag_ms_max:
+                copy.join_offset = None  # silent: sends wait for it no longer than for a member
+            elif copy.acknowledged >= copy.join_offset and self._may_join(one):
+                target.add(one)
             elif now_ms > copy.join_due_ms:
-                copy.joins_at = None
-        if wanted == self.members and self._asked is None and self._proposed:
-            wanted = set(self._proposed[-1])
-        if wanted == self.members or now_ms - self._proposed_at_ms < PROPOSAL_RETRY_MS:
+                copy.join_offset = None
+        if target == self.members and self._last_proposal is None and self._proposed:
+            target = set(self._proposed[-1])
+        if target == self.members or now_ms - self._proposed_at_ms < PROPOSAL_RETRY_MS:
             return None
-        proposal = self._asked = frozenset(wanted)
+        proposal = self._last_proposal = frozenset(target)
         self._proposed_at_ms = now_ms
         if proposal not in self._proposed:
             self._proposed.append(proposal)
@@ -175,54 +177,59 @@ class SyncStateSet:
         self._assert_union()
         return proposal
 
-    def is_set_back(self, members: frozenset[int], epoch: int) -> bool:
+    def is_reverted(self, members: frozenset[int], epoch: int) -> bool:
         """Returns True if controllers with this set in this term have lost a later commit."""
         return epoch < self.epoch or (epoch == self.epoch and members | {self._own_id} != self.members)
 
     def on_committed(self, members: frozenset[int], epoch: int) -> bool:
         """Handles a set reported by the controllers; returns False if it is already known."""
-        if self.is_set_back(members, epoch):
-            self._set_back(members | {self._own_id}, epoch)
+        if self.is_reverted(members, epoch):
+            self._revert_to(members | {self._own_id}, epoch)
             return True
         if epoch == self.epoch:
             return False
         self.members, self.epoch = members | {self._own_id}, epoch
         self._proposed.clear()
-        self._asked = None
+        self._last_proposal = None
         self._proposed_at_ms = -PROPOSAL_RETRY_MS
-        self._gone &= self.members
+        self._leaving &= self.members
         for one in self.members & self._copies.keys():
-            self._copies[one].joins_at = None
+            self._copies[one].join_offset = None
         self._assert_union()
         return True
 
-    def _set_back(self, members: frozenset[int], epoch: int) -> None:
+    def _revert_to(self, members: frozenset[int], epoch: int) -> None:
         """Handles a set epoch that went back: the forgotten set becomes an open proposal, and its connected
         members join again.
         """
         lost, self.members, self.epoch = self.members, members, epoch
         self._proposed = [one for one in dict.fromkeys((*self._proposed, lost)) if one != members]
-        self._asked = None
+        self._last_proposal = None
         self._proposed_at_ms = -PROPOSAL_RETRY_MS
-        self._gone = (self._gone | (members - lost - self._copies.keys())) & members.union(*self._proposed)
+        self._leaving = (self._leaving | (members - lost - self._copies.keys())) & members.union(
+            *self._proposed
+        )
         for one in (lost - members) & self._copies.keys():
             copy = self._copies[one]
-            copy.joins_at, copy.join_due_ms = copy.acknowledged, copy.level_at_ms + self._lag_ms_max
+            copy.join_offset, copy.join_due_ms = copy.acknowledged, copy.caught_up_at_ms + self._lag_ms_max
         self._assert_union()
 
     def on_refused(self, epoch: int) -> None:
         """Drops the last proposal against `epoch`, which will never be committed; an earlier one still may
         be.
         """
-        if epoch == self.epoch and self._asked is not None:
-            self._proposed.remove(self._asked)
-            self._asked = None
+        if epoch == self.epoch and self._last_proposal is not None:
+            self._proposed.remove(self._last_proposal)
+            self._last_proposal = None
 
     def _assert_union(self) -> None:
         """Asserts that a send waits for every replica that may be elected, whatever the controllers
         decide.
         """
-        assert self._asked is None or self._asked in self._proposed, (self._asked, self._proposed)
+        assert self._last_proposal is None or self._last_proposal in self._proposed, (
+            self._last_proposal,
+            self._proposed,
+        )
         assert self.members not in self._proposed, "what is proposed is another set"
         assert len(set(self._proposed)) == len(self._proposed), self._proposed
         required = self.required | {self._own_id}

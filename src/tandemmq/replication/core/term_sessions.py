@@ -20,11 +20,11 @@ from typing import Final
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.replication.core.effects import (
     Align,
-    AskHistory,
     CheckTail,
     HaltReason,
     HistoryDiffers,
     MasterEffect,
+    RequestHistory,
     Send,
     SlaveEffect,
     TransferStarted,
@@ -83,7 +83,7 @@ class TermMasterSession(MasterSession):
     handshake. `group_id`: the master's own group, if known.
     """
 
-    __slots__ = ("_confirm_offset", "_epochs", "_group_id", "_slave_frames", "_told_offset", "slave")
+    __slots__ = ("_confirm_offset", "_epochs", "_group_id", "_sent_confirm_offset", "_slave_frames", "slave")
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class TermMasterSession(MasterSession):
         self._epochs = epochs
         self._confirm_offset = confirm_offset
         self._slave_frames = SlaveFrameDecoder()
-        self._told_offset = 0
+        self._sent_confirm_offset = 0
         self.slave: Handshake | None = None
 
     def on_data(self, data: bytes, log: LogRange, now_ms: int) -> list[MasterEffect]:
@@ -134,18 +134,18 @@ class TermMasterSession(MasterSession):
         return effects
 
     @property
-    def has_untold(self) -> bool:
+    def has_unsent_confirm_offset(self) -> bool:
         """True if confirmOffset has advanced since the last frame to the slave."""
-        return self.state is MasterState.TRANSFERRING and self._confirm_offset() > self._told_offset
+        return self.state is MasterState.TRANSFERRING and self._confirm_offset() > self._sent_confirm_offset
 
-    def wanted_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
-        wanted = super().wanted_bytes(log, now_ms, bytes_max=bytes_max)
-        entry = self._epochs.find(self.next_offset) if wanted else None
+    def sendable_bytes(self, log: LogRange, now_ms: int, *, bytes_max: int) -> int:
+        size = super().sendable_bytes(log, now_ms, bytes_max=bytes_max)
+        entry = self._epochs.find(self.next_offset) if size else None
         if entry is None:
             return 0
         rest = self._epochs.end_of(entry, log.end) - self.next_offset
         assert rest > 0, "the byte to send is of the term that was found for it"
-        return min(wanted, rest)
+        return min(size, rest)
 
     def _begin(self, reported: int, log: LogRange) -> list[MasterEffect]:
         assert self.slave is not None
@@ -172,12 +172,12 @@ class TermMasterSession(MasterSession):
     def _head(self, log_offset: int, size_bytes: int) -> bytes:
         entry = self._epochs.find(log_offset)
         assert entry is not None, log_offset
-        before, self._told_offset = self._told_offset, self._confirm_offset()
-        assert before <= self._told_offset, (before, self._told_offset)
-        return encode_term_head(TermHead(log_offset, size_bytes, entry, self._told_offset))
+        before, self._sent_confirm_offset = self._sent_confirm_offset, self._confirm_offset()
+        assert before <= self._sent_confirm_offset, (before, self._sent_confirm_offset)
+        return encode_term_head(TermHead(log_offset, size_bytes, entry, self._sent_confirm_offset))
 
 
-class _FramesOfTerms(TransferDecoder):
+class _TermFrameDecoder(TransferDecoder):
     """Converts the heads of the AutoSwitch channel to classic ones, after checking that their term is
     known.
     """
@@ -219,13 +219,13 @@ class TermSlaveSession(SlaveSession):
 
     __slots__ = (
         "_answer",
+        "_answer_decoder",
         "_answer_due_ms",
-        "_answers",
+        "_compares_history",
         "_handshake",
         "_history",
         "_log_end",
         "_master_epoch",
-        "_meets",
         "_point",
         "confirm_offset",
         "epochs",
@@ -241,20 +241,20 @@ class TermSlaveSession(SlaveSession):
         master_epoch: int,
         epochs: EpochList,
         confirm_offset: int,
-        meets: bool = False,
+        compares_history: bool = False,
     ) -> None:
-        """`meets`: before anything else, the master is asked for its history and the logs are compared."""
+        """`compares_history`: first requests the master's history and compares the logs."""
         self.epochs = epochs
         """The terms of this slave's log."""
         self.confirm_offset = confirm_offset
         super().__init__(options=options, segment_bytes=segment_bytes, checks_tail=True)
         self._handshake = handshake
         self._master_epoch = master_epoch
-        self._meets = meets
+        self._compares_history = compares_history
         self._history: MasterHistory | None = None
         self._answer = EpochsAnswer(0, EpochList())
         self._point = 0
-        self._answers = MasterFrameDecoder()
+        self._answer_decoder = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
         self._log_end = 0
         self.master_end = 0
@@ -264,14 +264,14 @@ class TermSlaveSession(SlaveSession):
         assert log_end >= 0, log_end
         assert self._dialled is not None, "it is connected to whom it has dialled"
         self._log_end = log_end
-        self._answers = MasterFrameDecoder()
+        self._answer_decoder = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
         self.start_rule = None
         self._move(SlaveCause.CONNECTED_UNCHECKED)
-        return [AskHistory()] if self._meets else self.on_history(None, now_ms)
+        return [RequestHistory()] if self._compares_history else self.on_history(None, now_ms)
 
     def on_history(self, history: MasterHistory | None, now_ms: int) -> list[SlaveEffect]:
-        """Handles the answer to `AskHistory`; None from a master that does not support it."""
+        """Handles the answer to `RequestHistory`; None from a master that does not support it."""
         assert self.state is SlaveState.CHECKING
         assert self._answer_due_ms == NEVER_MS, "nothing was sent to the master yet"
         self._history = history
@@ -284,13 +284,13 @@ class TermSlaveSession(SlaveSession):
     def on_data(self, data: bytes | bytearray | memoryview, now_ms: int, room: int = 0) -> list[SlaveEffect]:
         if self.state is not SlaveState.CHECKING:
             effects = super().on_data(data, now_ms, room)
-            assert isinstance(self._decoder, _FramesOfTerms)
+            assert isinstance(self._decoder, _TermFrameDecoder)
             self.confirm_offset = max(
                 self.confirm_offset, min(self._decoder.confirm_offset, self._verifier.log_offset)
             )
             return effects
         try:
-            events = self._answers.feed(memoryview(data)[room:])
+            events = self._answer_decoder.feed(memoryview(data)[room:])
         except RemoteProtocolError as error:
             return self._fail(str(error), now_ms)
         answers = [event for event in events if isinstance(event, EpochsAnswer)]
@@ -327,9 +327,9 @@ class TermSlaveSession(SlaveSession):
         if verdict.outcome is TailOutcome.FAILED:
             return self._fail(verdict.detail, now_ms)
         if verdict.outcome is not TailOutcome.DIFFERENT:
-            return self._take_back(self._point)
+            return self._align_at(self._point)
         assert verdict.log_offset < self._point, (verdict, self._point)
-        return self._part(verdict.log_offset, verdict.detail, now_ms)
+        return self._on_divergence(verdict.log_offset, verdict.detail, now_ms)
 
     def _align(self, answer: EpochsAnswer, now_ms: int) -> list[SlaveEffect]:
         end, self.master_end = self._log_end, answer.log_end
@@ -340,18 +340,18 @@ class TermSlaveSession(SlaveSession):
         conflict = conflicting_term(self.epochs, answer.epochs)
         if conflict is not None and conflict.start < end and point is not None:
             detail = f"term {conflict.epoch} from {conflict.start} on is another one than the master's"
-            return self._part(min(conflict.start, point), detail, now_ms)
+            return self._on_divergence(min(conflict.start, point), detail, now_ms)
         if point is None:
             detail = f"no term of this log ({end} bytes) is one of the master's ({answer.log_end} bytes)"
             return self._halt(HaltReason.DIVERGED, end, detail)
-        refusal = self._refuse_cut(point, now_ms)
+        refusal = self._check_cut(point, now_ms)
         if refusal:
             return refusal
         assert 0 <= point <= end, (point, end)
         self._point = point
-        return [CheckTail(point)] if self._meets and point else self._take_back(point)
+        return [CheckTail(point)] if self._compares_history and point else self._align_at(point)
 
-    def _refuse_cut(self, point: int, now_ms: int) -> list[SlaveEffect]:
+    def _check_cut(self, point: int, now_ms: int) -> list[SlaveEffect]:
         """Returns no effects if this log may be truncated at `point`, or ends there; otherwise the failure or
         halt.
         """
@@ -363,19 +363,22 @@ class TermSlaveSession(SlaveSession):
             return self._halt(HaltReason.DIVERGED, point, detail)
         return []
 
-    def _part(self, point: int, detail: str, now_ms: int) -> list[SlaveEffect]:
+    def _on_divergence(self, point: int, detail: str, now_ms: int) -> list[SlaveEffect]:
         """Handles a master with a different history from `point` on under equal terms, which correct
         controllers and disks never cause. The slave's log is repaired if it has confirmed nothing beyond
         `point`.
         """
-        refusal = self._refuse_cut(point, now_ms)
+        refusal = self._check_cut(point, now_ms)
         differs = HistoryDiffers(point, detail, is_healed=not refusal)
-        return [differs, *(refusal or self._take_back(point))]
+        return [differs, *(refusal or self._align_at(point))]
 
-    def _take_back(self, point: int) -> list[SlaveEffect]:
+    def _align_at(self, point: int) -> list[SlaveEffect]:
         epochs = self.epochs.cut_suffix(point).follow(self._answer.epochs)
-        told = set(self._answer.epochs.entries)
-        assert all(entry in told for entry in epochs.entries if entry.start >= point), (point, epochs)
+        master_entries = set(self._answer.epochs.entries)
+        assert all(entry in master_entries for entry in epochs.entries if entry.start >= point), (
+            point,
+            epochs,
+        )
         return [Align(point, epochs)]
 
     def _report_first(self, now_ms: int) -> list[SlaveEffect]:
@@ -383,7 +386,7 @@ class TermSlaveSession(SlaveSession):
         return [Send(self._report())]
 
     def _new_decoder(self) -> TransferDecoder:
-        return _FramesOfTerms(self.epochs)
+        return _TermFrameDecoder(self.epochs)
 
     def _report(self) -> bytes:
         return encode_term_report(self.reported)

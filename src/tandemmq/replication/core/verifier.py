@@ -61,7 +61,7 @@ class BadRecord(NamedTuple):
 class RecordVerifier:
     """Verifies one connection's stream of log bytes, starting at a record boundary."""
 
-    __slots__ = ("_held", "_held_bytes", "_record_bytes_max", "_segment_bytes", "_wanted_bytes", "log_offset")
+    __slots__ = ("_held", "_held_bytes", "_needed_bytes", "_record_bytes_max", "_segment_bytes", "log_offset")
 
     def __init__(self, log_offset: int, *, segment_bytes: int, record_bytes_max: int) -> None:
         assert log_offset >= 0, log_offset
@@ -73,7 +73,7 @@ class RecordVerifier:
         self._record_bytes_max = record_bytes_max
         self._held: list[bytes | memoryview] = []
         self._held_bytes = 0
-        self._wanted_bytes = BLANK_BYTES_MIN
+        self._needed_bytes = BLANK_BYTES_MIN
 
     @property
     def held_bytes(self) -> int:
@@ -93,7 +93,7 @@ class RecordVerifier:
         """
         assert around is None or len(pieces) == 1, len(pieces)
         self._held_bytes += sum(map(len, pieces))
-        if self._held_bytes < self._wanted_bytes:
+        if self._held_bytes < self._needed_bytes:
             self._held += map(bytes, pieces)
             return [], None
         buffer = self._put_before(around) if around is not None else None
@@ -106,7 +106,7 @@ class RecordVerifier:
         assert all(self._is_of_one_segment(run) for run in runs), runs
         self._held = [bytes(buffer[position:])] if position < len(buffer) else []
         self._held_bytes = len(buffer) - position
-        assert bad is not None or self._held_bytes < self._wanted_bytes, "what is whole is handed out"
+        assert bad is not None or self._held_bytes < self._needed_bytes, "what is whole is handed out"
         return runs, bad
 
     def _is_of_one_segment(self, run: VerifiedRun) -> bool:
@@ -133,7 +133,7 @@ class RecordVerifier:
         segment_end = base - base % self._segment_bytes + self._segment_bytes
         columns, start, position = None, 0, 0
         reason = ""
-        self._wanted_bytes = BLANK_BYTES_MIN
+        self._needed_bytes = BLANK_BYTES_MIN
         while end - position >= BLANK_BYTES_MIN:
             if position == start and columns is None and end - position >= COLUMNS_BYTES_MIN:
                 columns = self._read_columns(buffer, position, segment_end - base)
@@ -147,10 +147,10 @@ class RecordVerifier:
                 break
             if size > end - position:
                 # The offset field is checked as soon as it has arrived, so that garbage is not waited for.
-                has_place = end - position >= _FIXED.size
-                if has_place and not is_blank:
-                    reason = _place_fault(buffer, position, log_offset)
-                self._wanted_bytes = size if has_place or is_blank else _FIXED.size
+                has_offset = end - position >= _FIXED.size
+                if has_offset and not is_blank:
+                    reason = _offset_fault(buffer, position, log_offset)
+                self._needed_bytes = size if has_offset or is_blank else _FIXED.size
                 break
             if not is_blank:
                 reason = _record_fault(buffer, position, size, log_offset)
@@ -192,16 +192,16 @@ class RecordVerifier:
         return f"magic {magic & 0xFFFFFFFF:#010x} begins no record"
 
 
-def _place_fault(buffer: memoryview, position: int, log_offset: int) -> str:
-    place = _FIXED.unpack_from(buffer, position)[3]
-    return "" if place == log_offset else f"the record says that it lies at {place}"
+def _offset_fault(buffer: memoryview, position: int, log_offset: int) -> str:
+    stored_offset = _FIXED.unpack_from(buffer, position)[3]
+    return "" if stored_offset == log_offset else f"the record says that it lies at {stored_offset}"
 
 
 def _record_fault(buffer: memoryview, position: int, size: int, log_offset: int) -> str:
     """Returns the fault in a whole record whose prefix is valid, or "" if it is intact (spec store 3.3)."""
-    _, magic, crc, place, sys_flag = _FIXED.unpack_from(buffer, position)
-    if place != log_offset:
-        return f"the record says that it lies at {place}"
+    _, magic, crc, stored_offset, sys_flag = _FIXED.unpack_from(buffer, position)
+    if stored_offset != log_offset:
+        return f"the record says that it lies at {stored_offset}"
     body_at = position + BODY_SIZE_AT_V4 + 4
     end = position + size
     if sys_flag & HOSTS_V6_MASK:
@@ -249,15 +249,15 @@ class TailOutcome(Enum):
 class TailVerdict:
     """The result of a comparison. `log_offset`: the first difference, the master's end, or the master's
     start, depending on the outcome; otherwise the slave's own end. `master_start`: the begin of the master's
-    log, None if unknown. `life`: an identifier of the master's current run, "" if the master does not report
-    one.
+    log, None if unknown. `run_id`: an identifier of the master's current run, "" if the master reports
+    none.
     """
 
     outcome: TailOutcome
     log_offset: int
     detail: str = ""
     master_start: int | None = None
-    life: str = ""
+    run_id: str = ""
 
 
 async def find_difference(ours: ChecksumOf, theirs: ChecksumOf, start: int, end: int) -> int | None:

@@ -39,7 +39,7 @@ RECONNECT_MS_MAX: Final = 500
 dominate the duration of a failover.
 """
 SET_CHECK_MS: Final = 500
-CONFIRM_TOLD_MS: Final = 10
+CONFIRM_DELAY_MS: Final = 10
 """The maximum delay before an idle slave learns the confirmed offset."""
 
 OnPropose = Callable[[frozenset[int], int], None]
@@ -48,7 +48,7 @@ OnPropose = Callable[[frozenset[int], int], None]
 """
 
 
-class Meets(Protocol):
+class HistoryComparer(Protocol):
     """The exchange with the master on its remoting port, before a byte is copied."""
 
     @property
@@ -68,7 +68,7 @@ class AutoSwitch(Protocol):
     on_propose: OnPropose
     may_join: Callable[[int], bool]
     """Returns True if a slave that holds the log also has everything else that an electable member needs."""
-    meeting: Meets | None
+    comparer: HistoryComparer | None
     """None: masters are followed, and slaves served, by their terms alone."""
     history_differed_count: int
     """The number of times that a master's log had a different history under equal terms."""
@@ -142,7 +142,7 @@ class AutoSwitch(Protocol):
         """The reason why the copy is halted until an operator acts; empty if it is not."""
 
     @property
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         """True if a slave holds everything that its master held when the copy began."""
 
 
@@ -183,7 +183,7 @@ class AutoSwitchReplication:
         self._guard = FaultGuard(on_fatal)
         self._allowed = AllowedHosts(options.allowed_slaves)
         self._waits_for_all = waits_for_all
-        self._hello = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
+        self._handshake = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
         self._lag_ms_max = lag_ms_max
         self._join_ms_max = join_ms_max
         self._copy_count_min = copy_count_min
@@ -194,13 +194,13 @@ class AutoSwitchReplication:
         self._session: TermSlaveSession | None = None
         self._followed: tuple[str, int, int] | None = None
         self._timer: TimerHandle | None = None
-        self._tell_timer: TimerHandle | None = None
+        self._confirm_timer: TimerHandle | None = None
         self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
         self._is_stopped = False
         self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
-        self.meeting: Meets | None = None
+        self.comparer: HistoryComparer | None = None
         self.history_differed_count = 0
         self.on_halted: Callable[[], None] = lambda: None
         self.on_following: Callable[[], None] = lambda: None
@@ -270,29 +270,29 @@ class AutoSwitchReplication:
         self._check_set()
 
     async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
-        wanted = master_ha_address, master_epoch, master_id
-        if self._followed == wanted:
+        followed = master_ha_address, master_epoch, master_id
+        if self._followed == followed:
             return
         await self.end_term()
         assert self._set is None, "a slave leads no term"
         assert self._slave is None, "one master is followed at a time"
         assert not self._connections, "slaves are served during a term only"
-        store, meeting = self._store, self.meeting
+        store, comparer = self._store, self.comparer
         session = self._session = TermSlaveSession(
             options=self._options,
             segment_bytes=store.options.commit_log_file_bytes,
-            handshake=self._hello,
+            handshake=self._handshake,
             master_epoch=master_epoch,
             epochs=store.epochs,
             confirm_offset=store.confirm_offset,
-            meets=meeting is not None,
+            compares_history=comparer is not None,
         )
 
         async def compare(point: int) -> TailVerdict:
-            assert meeting is not None
-            return await meeting.compare(point, session.confirm_offset)
+            assert comparer is not None
+            return await comparer.compare(point, session.confirm_offset)
 
-        self._followed = wanted
+        self._followed = followed
         self._slave = ReplicationSlave(
             store,
             self._options,
@@ -300,8 +300,8 @@ class AutoSwitchReplication:
             clock=self._clock,
             on_fatal=self._on_fatal,
             session=session,
-            check_tail=None if meeting is None else compare,
-            ask_history=None if meeting is None else meeting.ask,
+            check_tail=None if comparer is None else compare,
+            request_history=None if comparer is None else comparer.ask,
         )
         self._slave.on_history_differs = self._count_difference
         self._slave.on_halted = lambda: self.on_halted()
@@ -320,9 +320,9 @@ class AutoSwitchReplication:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        if self._tell_timer is not None:
-            self._tell_timer.cancel()
-            self._tell_timer = None
+        if self._confirm_timer is not None:
+            self._confirm_timer.cancel()
+            self._confirm_timer = None
         self._store.limit_reads()
         if self._set is not None:
             self._set = None
@@ -344,7 +344,7 @@ class AutoSwitchReplication:
             await slave.stop()
 
     def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
-        if self._set is not None and self._set.is_set_back(members, set_epoch):
+        if self._set is not None and self._set.is_reverted(members, set_epoch):
             facts = {
                 "sync_set": sorted(self._set.members),
                 "set_epoch": self._set.epoch,
@@ -402,7 +402,7 @@ class AutoSwitchReplication:
         return self._store.confirm_offset
 
     @property
-    def is_level(self) -> bool:
+    def is_caught_up(self) -> bool:
         status = self.slave_status()
         return (
             status is not None
@@ -440,14 +440,14 @@ class AutoSwitchReplication:
             now_ms=now_ms,
             epochs=self._store.epochs,
             confirm_offset=lambda: self._store.confirm_offset,
-            group_id=None if self.meeting is None else self.meeting.group_id,
+            group_id=None if self.comparer is None else self.comparer.group_id,
         )
 
     def on_accepted(self, connection: SlaveConnection) -> bool:
-        is_welcome = self._allowed.allows(connection.peer[0])
-        is_room = len(self._connections) < self._options.connection_count_max
-        if self._is_stopped or self._set is None or not is_welcome or not is_room:
-            reason = "" if is_welcome else "not in haAllowedSlaves"
+        is_allowed = self._allowed.allows(connection.peer[0])
+        has_room = len(self._connections) < self._options.connection_count_max
+        if self._is_stopped or self._set is None or not is_allowed or not has_room:
+            reason = "" if is_allowed else "not in haAllowedSlaves"
             facts = {"slave": connection.peer[0], "reason": reason or "no term of ours, or no room"}
             log.log(logging.WARNING if reason else logging.INFO, events.SLAVE_REFUSED, extra=facts)
             return False
@@ -460,10 +460,10 @@ class AutoSwitchReplication:
         older connection acknowledged may be lost, so they no longer count.
         """
         assert connection.session.start is start, start
-        told = _told_id(connection)
-        assert told is not None, "who reports has told who it is"
+        peer_id = _peer_id(connection)
+        assert peer_id is not None, "who reports has told who it is"
         for other in list(self._connections):
-            if other is not connection and _told_id(other) == told:
+            if other is not connection and _peer_id(other) == peer_id:
                 self._forget(other)
                 other.close("the slave has come again")
         one = _slave_of(connection)
@@ -570,22 +570,22 @@ class AutoSwitchReplication:
         self._store.raise_confirm_offset(log_offset)
         assert self._store.confirm_offset >= log_offset, "what all of the set hold is in the log"
         if self._connections:
-            self._tell_later()
+            self._schedule_confirm_heads()
 
-    def _tell_later(self) -> None:
-        if self._tell_timer is None:
-            delay_s = CONFIRM_TOLD_MS / 1000
-            self._tell_timer = self._clock.call_later(delay_s, self._guard.run, self._tell_confirmed)
+    def _schedule_confirm_heads(self) -> None:
+        if self._confirm_timer is None:
+            delay_s = CONFIRM_DELAY_MS / 1000
+            self._confirm_timer = self._clock.call_later(delay_s, self._guard.run, self._send_confirm_heads)
 
-    def _tell_confirmed(self) -> None:
-        self._tell_timer = None
+    def _send_confirm_heads(self) -> None:
+        self._confirm_timer = None
         for connection in list(self._connections):
             session = connection.session
             assert isinstance(session, TermMasterSession)
-            if session.has_untold:
+            if session.has_unsent_confirm_offset:
                 connection.send_head()
-            if session.has_untold:  # the socket accepts nothing now
-                self._tell_later()
+            if session.has_unsent_confirm_offset:  # the socket accepts nothing now
+                self._schedule_confirm_heads()
 
     def _now_ms(self) -> int:
         return int(self._clock.monotonic() * 1000)
@@ -598,7 +598,7 @@ def _slave_of(connection: SlaveConnection) -> int | None:
     return None if session.slave is None or session.slave.is_learner else session.slave.slave_id
 
 
-def _told_id(connection: SlaveConnection) -> int | None:
+def _peer_id(connection: SlaveConnection) -> int | None:
     """Returns the id of any slave, including a learner; None before the handshake."""
     session = connection.session
     assert isinstance(session, TermMasterSession)

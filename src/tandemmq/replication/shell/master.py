@@ -140,12 +140,12 @@ class ReplicationMaster:
                 connection.name = notice.name
                 start = connection.session.start
                 if start is not None:  # the notice is a separate request, so it may follow the first report
-                    self._departed.take_back(notice.name, connection.peer[0], start.reported)
-        self._departed.note_name(notice.ha_address, notice.name, self._now_ms())
+                    self._departed.remove_returned(notice.name, connection.peer[0], start.reported)
+        self._departed.set_name(notice.ha_address, notice.name, self._now_ms())
         if notice.halt is not None:
-            self._departed.note_halt(notice, self._now_ms())
+            self._departed.set_halt(notice, self._now_ms())
         elif notice.is_copying:
-            self._departed.end_halt(notice.name)
+            self._departed.clear_halt(notice.name)
 
     def wake(self) -> None:
         """Resumes connections that wait for bytes which have become readable."""
@@ -209,7 +209,7 @@ class ReplicationMaster:
         return True
 
     def on_started(self, connection: SlaveConnection, start: TransferStart) -> None:
-        self._departed.take_back(connection.name, connection.peer[0], start.reported)
+        self._departed.remove_returned(connection.name, connection.peer[0], start.reported)
 
     def on_subscribed(self, connection: SlaveConnection) -> None:
         start = connection.session.start
@@ -223,7 +223,7 @@ class ReplicationMaster:
     def on_ahead(self, connection: SlaveConnection) -> None:
         start = connection.session.start
         assert start is not None
-        self._known_ahead.note(connection.peer[0], start)
+        self._known_ahead.add(connection.peer[0], start)
 
     def on_acknowledged(self, connection: SlaveConnection, log_offset: int) -> None:
         self._highest_acknowledged = max(self._highest_acknowledged, log_offset)
@@ -233,7 +233,7 @@ class ReplicationMaster:
             self._report_all()
         else:
             self._report(record.id, self._range_of(record.id, self._directory.position(record.id)))
-        self._in_sync.note_report(record.id, self._reported[record.id].end, self.log_range())
+        self._in_sync.on_report(record.id, self._reported[record.id].end, self.log_range())
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
         assert connection.record.id is not None, "only who was given the log falls behind"
@@ -244,8 +244,8 @@ class ReplicationMaster:
     def on_lost(self, connection: SlaveConnection) -> None:
         if connection in self._connections:
             self._connections.remove(connection)
-            if not self._is_back(connection):
-                self._note_departed(connection)
+            if not self._has_reconnected(connection):
+                self._record_departed(connection)
         self._directory.leave(connection.record)
         self._report_all()
         self.check_in_sync()
@@ -254,7 +254,7 @@ class ReplicationMaster:
         """Logs which slaves entered or left sync; called at least once per heartbeat."""
         self._in_sync.check(self._directory.positions(), self.log_range())
 
-    def _is_back(self, connection: SlaveConnection) -> bool:
+    def _has_reconnected(self, connection: SlaveConnection) -> bool:
         """Returns True if the slave has another connection; this one was then an old one, noticed dead
         late.
         """
@@ -266,7 +266,7 @@ class ReplicationMaster:
             for other in self._connections
         )
 
-    def _note_departed(self, connection: SlaveConnection) -> None:
+    def _record_departed(self, connection: SlaveConnection) -> None:
         session = connection.session
         assert session.is_closed, session.state
         if session.start is None or self._is_stopped:
@@ -280,10 +280,10 @@ class ReplicationMaster:
             start=session.start,
             is_tandem=session.is_tandem,
             left_at_ms=now_ms,
-            heard_at_ms=now_ms,
+            last_contact_ms=now_ms,
             reason=connection.close_reason,
         )
-        self._departed.note(slave)
+        self._departed.add(slave)
 
     def _range_of(self, replica: ReplicaId, position: int) -> LogRange:
         return LogRange(self._directory.start(replica), position)
@@ -332,7 +332,7 @@ class KnownAhead:
     def __init__(self) -> None:
         self._hosts: dict[str, dict[int, int]] = {}
 
-    def note(self, host: str, start: TransferStart) -> None:
+    def add(self, host: str, start: TransferStart) -> None:
         """Records a slave that was refused by `start`."""
         assert start.reported > start.master_end, start
         ends = self._hosts.setdefault(host, {})
@@ -381,11 +381,11 @@ class InSyncLog:
         """Returns the number of replicas in sync, logged or not."""
         return len(self._find(positions, log_range))
 
-    def note_report(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
+    def on_report(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
         """Handles a report: `replica` now holds every byte below `held`."""
         if replica not in self._replicas and self._is_in(held, log_range):
             self._replicas.add(replica)
-            self._tell_entry(replica, held, log_range)
+            self._log_entry(replica, held, log_range)
 
     def check(self, positions: Mapping[ReplicaId, int], log_range: LogRange) -> None:
         """Handles the passage of time or the end of a connection; `positions`: the end of each replica's
@@ -394,13 +394,13 @@ class InSyncLog:
         found = self._find(positions, log_range)
         before, self._replicas = self._replicas, found
         for replica in sorted(found - before):
-            self._tell_entry(replica, positions[replica], log_range)
+            self._log_entry(replica, positions[replica], log_range)
         for replica in sorted(before - found):
             lag_bytes = log_range.end - positions[replica] if replica in positions else None
             facts = {"slave": replica, "lag_bytes": lag_bytes, "in_sync_count": len(found)}
             log.warning(events.SLAVE_OUT_OF_SYNC, extra=facts)
 
-    def _tell_entry(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
+    def _log_entry(self, replica: ReplicaId, held: int, log_range: LogRange) -> None:
         assert log_range.start <= held <= log_range.end, (replica, held, log_range)
         facts = {
             "slave": replica,

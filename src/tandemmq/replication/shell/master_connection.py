@@ -103,7 +103,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         data: Buffer = self._buffer[: ROOM_BYTES + nbytes]
         room = ROOM_BYTES
         if self._handshake is not None:
-            data, room = self._shake_hands(self._handshake, bytes(data[ROOM_BYTES:])), 0
+            data, room = self._receive_handshake(self._handshake, bytes(data[ROOM_BYTES:])), 0
         owner = self._owner
         if owner is None or len(data) == room:
             return
@@ -117,11 +117,11 @@ class MasterConnection(asyncio.BufferedProtocol):
             self._transport.resume_reading()
 
     def pause_writing(self) -> None:
-        self._give_up("the master does not read reports")
+        self._abort("the master does not read reports")
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._transport = None
-        self._give_up("the master closed the connection" if exc is None else str(exc))
+        self._abort("the master closed the connection" if exc is None else str(exc))
 
     def write(self, data: bytes) -> None:
         if self._transport is not None:
@@ -140,14 +140,14 @@ class MasterConnection(asyncio.BufferedProtocol):
         self.is_ready.set()
         owner.on_connected(self)
 
-    def _shake_hands(self, handshake: SlaveHandshake, data: bytes) -> bytes:
+    def _receive_handshake(self, handshake: SlaveHandshake, data: bytes) -> bytes:
         """Returns the part of `data` that belongs to the stream."""
         if self._owner is None:
             return b""
         try:
             answer, rest = handshake.feed(data)
         except RemoteProtocolError as error:
-            self._give_up(str(error))
+            self._abort(str(error))
             return b""
         if answer:
             self.write(answer)
@@ -157,7 +157,7 @@ class MasterConnection(asyncio.BufferedProtocol):
         self._join(self._owner)
         return rest
 
-    def _give_up(self, reason: str) -> None:
+    def _abort(self, reason: str) -> None:
         owner, self._owner = self._owner, None
         if self._transport is not None:
             self._transport.abort()
@@ -192,7 +192,7 @@ class Dialler:
         task = self._tasks.start("dial", self._run(address, connection))
         self._attempt = task, connection
 
-    def note_connected(self) -> None:
+    def release_connection(self) -> None:
         """Hands the connection over to the owner, which closes it."""
         assert self._attempt is not None, "who is connected was dialled"
         assert self._attempt[1].is_ready.is_set(), "and told that it is"
@@ -220,9 +220,9 @@ class Dialler:
             # A TimeoutError is an OSError: the master did not answer the handshake.
             self._attempt = None  # this task: it ends by itself
             connection.close()
-            self._note_failure(address, str(error) or type(error).__name__)
+            self._record_failure(address, str(error) or type(error).__name__)
 
-    def _note_failure(self, address: str, reason: str) -> None:
+    def _record_failure(self, address: str, reason: str) -> None:
         """Logs one line per outage, not one per attempt."""
         self._failure_count += 1
         is_first = self._failure_count == 1

@@ -9,10 +9,10 @@ from typing import Final
 
 from tandemmq.replication.core.progress import (
     MasterState,
+    ReportedHalt,
     SlaveName,
     SlaveNotice,
     StartRule,
-    ToldHalt,
     TransferStart,
 )
 from tandemmq.runtime.ports import Address
@@ -64,7 +64,7 @@ class DepartedSlave:
     """The last known state of a slave whose connection has ended, and the reason for its end.
 
     `name`: None if it reported none. `halt`: the halt that it reported, if any. `start`: None if it halted
-    before its first report. `heard_at_ms` is later than `left_at_ms` if it sent a notice afterwards.
+    before its first report. `last_contact_ms` is later than `left_at_ms` if it sent a notice afterwards.
     """
 
     address: Address
@@ -74,9 +74,9 @@ class DepartedSlave:
     start: TransferStart | None
     is_tandem: bool
     left_at_ms: int
-    heard_at_ms: int
+    last_contact_ms: int
     reason: str
-    halt: ToldHalt | None = None
+    halt: ReportedHalt | None = None
 
     def state(self, log_start: int) -> MasterState:
         """Returns AHEAD or TOO_OLD if the slave would be refused when it reconnects unchanged, else
@@ -107,7 +107,7 @@ class DepartedSlaves:
     def __init__(self) -> None:
         self._slaves: dict[Key, DepartedSlave] = {}  # ordered by last contact, oldest first
 
-    def note(self, slave: DepartedSlave) -> None:
+    def add(self, slave: DepartedSlave) -> None:
         """Adds a slave whose connection has ended after it had reported the end of its copy."""
         assert slave.start is not None, slave
         known = self._slaves.get(_key_of(slave)) if slave.name is not None else None
@@ -115,13 +115,13 @@ class DepartedSlaves:
         # noticed.
         self._put(slave if known is None else replace(slave, halt=known.halt))
 
-    def note_name(self, address: Address, name: SlaveName, now_ms: int) -> None:
+    def set_name(self, address: Address, name: SlaveName, now_ms: int) -> None:
         """Records that the connection from `address` belonged to the slave `name`."""
         slave = self._slaves.pop((False, address), None)
         if slave is not None:
-            self._put(replace(slave, name=name, heard_at_ms=now_ms))
+            self._put(replace(slave, name=name, last_contact_ms=now_ms))
 
-    def note_halt(self, notice: SlaveNotice, now_ms: int) -> None:
+    def set_halt(self, notice: SlaveNotice, now_ms: int) -> None:
         """Records a slave's halt. The slave repeats it regularly, and again after a restart of the master."""
         known = self._slaves.get((True, notice.name)) or DepartedSlave(
             address=notice.ha_address,
@@ -131,12 +131,12 @@ class DepartedSlaves:
             start=None,
             is_tandem=True,
             left_at_ms=now_ms,
-            heard_at_ms=now_ms,
+            last_contact_ms=now_ms,
             reason="the slave has halted",
         )
-        self._put(replace(known, acknowledged=notice.log_end, halt=notice.halt, heard_at_ms=now_ms))
+        self._put(replace(known, acknowledged=notice.log_end, halt=notice.halt, last_contact_ms=now_ms))
 
-    def end_halt(self, name: SlaveName) -> None:
+    def clear_halt(self, name: SlaveName) -> None:
         """Handles a slave that reports that it is copying, from an address that is not one of this master's
         connections.
         """
@@ -144,7 +144,7 @@ class DepartedSlaves:
         if slave is not None and slave.halt is not None:
             del self._slaves[True, name]
 
-    def take_back(self, name: SlaveName | None, host: str, reported: int) -> None:
+    def remove_returned(self, name: SlaveName | None, host: str, reported: int) -> None:
         """Removes the row of a slave that has connected with a copy that ends at `reported`. `name`: None if
         unknown.
 
@@ -155,24 +155,24 @@ class DepartedSlaves:
             self._slaves.pop((True, name), None)
             return
         unnamed = [one for one in self._slaves.values() if one.name is None and one.address[0] == host]
-        alike = [one for one in unnamed if one.acknowledged == reported] or unnamed
-        if alike:
-            del self._slaves[_key_of(alike[-1])]
+        matching = [one for one in unnamed if one.acknowledged == reported] or unnamed
+        if matching:
+            del self._slaves[_key_of(matching[-1])]
 
     def list(self, now_ms: int) -> tuple[DepartedSlave, ...]:
         """Returns the slaves, the one silent longest first."""
         for key, slave in list(self._slaves.items()):
             assert key == _key_of(slave), (key, slave)
-            if now_ms - slave.heard_at_ms > DEPARTED_MS_MAX:
+            if now_ms - slave.last_contact_ms > DEPARTED_MS_MAX:
                 del self._slaves[key]
         return tuple(self._slaves.values())
 
     def _put(self, slave: DepartedSlave) -> None:
-        assert slave.left_at_ms <= slave.heard_at_ms, slave
+        assert slave.left_at_ms <= slave.last_contact_ms, slave
         key = _key_of(slave)
         self._slaves.pop(key, None)
         last = next(reversed(self._slaves.values()), slave)
-        assert last.heard_at_ms <= slave.heard_at_ms, (last, slave)
+        assert last.last_contact_ms <= slave.last_contact_ms, (last, slave)
         self._slaves[key] = slave
         if len(self._slaves) > DEPARTED_COUNT_MAX:
             del self._slaves[next(iter(self._slaves))]

@@ -19,13 +19,13 @@ from typing import Final
 from tandemmq.errors import ReplicationError, RequestRejected, StoreError, TandemError
 from tandemmq.replication.core.effects import (
     Align,
-    AskHistory,
     CheckTail,
     Dial,
     Disconnect,
     Halt,
     HistoryDiffers,
-    RefusedBytes,
+    RejectedBytes,
+    RequestHistory,
     Send,
     SlaveEffect,
     Store,
@@ -42,10 +42,10 @@ from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer, EpochMs
 
-CheckOf = Callable[[int], Awaitable[TailVerdict]]
+CheckTailCall = Callable[[int], Awaitable[TailVerdict]]
 """Compares this log below its end with the master's; never raises for anything that a peer can cause."""
 
-AskOf = Callable[[], Awaitable[MasterHistory | None]]
+RequestHistoryCall = Callable[[], Awaitable[MasterHistory | None]]
 """Returns the history of the followed master, or None if it does not support this. Raises TandemError."""
 
 CHECK_TIMEOUT_S: Final = 30.0
@@ -58,7 +58,7 @@ class TailTask:
     """Runs at most one comparison at a time. `on_verdict` receives its verdict, unless it is cancelled."""
 
     def __init__(
-        self, check: CheckOf, *, tasks: TaskScope, on_verdict: Callable[[TailVerdict], None]
+        self, check: CheckTailCall, *, tasks: TaskScope, on_verdict: Callable[[TailVerdict], None]
     ) -> None:
         self._check = check
         self._tasks = tasks
@@ -139,18 +139,18 @@ class ReplicationSlave:
         network: Network,
         clock: Clock,
         on_fatal: OnFatal | None = None,
-        check_tail: CheckOf | None = None,
+        check_tail: CheckTailCall | None = None,
         session: TermSlaveSession | None = None,
-        ask_history: AskOf | None = None,
+        request_history: RequestHistoryCall | None = None,
     ) -> None:
         """`session`: the session of an AutoSwitch channel; without it the classic channel is used.
-        `ask_history`: for a session that asks its master for its history before it copies.
+        `request_history`: for a session that asks its master for its history before it copies.
         """
         self._store = store
         self._clock = clock
         self._guard = FaultGuard(on_fatal)
         self._term = session
-        self._ask_history = ask_history
+        self._request_history = request_history
         self._session: SlaveSession = session or SlaveSession(
             options=options,
             segment_bytes=store.options.commit_log_file_bytes,
@@ -169,7 +169,7 @@ class ReplicationSlave:
         self._timer_due_ms = NEVER_MS
         self._is_started = False
         self._last_read_at = self._last_written_at = EpochMs(0)
-        self._wanted_address: str | None = None
+        self._assigned_address: str | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called when a working connection has ended, or at the first failed attempt of an outage."""
         self.on_halted: Callable[[], None] | None = None
@@ -183,7 +183,7 @@ class ReplicationSlave:
         """Sets the address on which the master listens for slaves ("host:port"). A working connection is
         kept.
         """
-        self._wanted_address = address
+        self._assigned_address = address
         if self._is_started:
             self._perform(self._session.on_assigned(address))
 
@@ -191,7 +191,7 @@ class ReplicationSlave:
         """Starts dialling as soon as an address is known, and keeps retrying."""
         assert not self._is_started, "it is started once"
         self._is_started = True
-        self.set_master(self._wanted_address)
+        self.set_master(self._assigned_address)
 
     async def stop(self) -> None:
         """Stops; returns when the connection and every task have ended."""
@@ -229,7 +229,7 @@ class ReplicationSlave:
         if tail is None or tail.outcome is not TailOutcome.NOT_COMPARED or self._connection is None:
             return
         self._connection.close()
-        self._guard.run(self._lose, "the end of the log is compared first")
+        self._guard.run(self._on_connection_lost, "the end of the log is compared first")
 
     # Callbacks of the connection and the dialler.
 
@@ -249,19 +249,19 @@ class ReplicationSlave:
         self._clock.call_soon(fn)
 
     def on_broken(self, reason: str) -> None:
-        self._guard.run(self._lose, reason)
+        self._guard.run(self._on_connection_lost, reason)
 
     def on_unreachable(self, reason: str, *, is_first: bool) -> None:
         """Handles a failed attempt to reach the master; the owner is notified of the first one of an
         outage.
         """
         if is_first:
-            self._tell_lost()
+            self._notify_lost()
         self._perform(self._session.on_failed(reason, self._now_ms()))
 
     def _begin(self, connection: MasterConnection) -> None:
         assert self._connection is None
-        self._dialler.note_connected()
+        self._dialler.release_connection()
         self._connection = connection
         self._local_address = connection.local
         log_end = self._store.appended.value
@@ -275,12 +275,12 @@ class ReplicationSlave:
         self._last_read_at = self._clock.now_ms()
         self._perform(self._session.on_data(data, self._now_ms(), room))
 
-    def _lose(self, reason: str) -> None:
+    def _on_connection_lost(self, reason: str) -> None:
         self._connection = None
         self._cancel_check()
         log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
         self._perform(self._session.on_failed(reason, self._now_ms()))
-        self._tell_lost()
+        self._notify_lost()
 
     # Effects, in list order.
 
@@ -304,15 +304,15 @@ class ReplicationSlave:
                 case CheckTail(log_end):
                     assert self._tail_task is not None
                     self._tail_task.begin(log_end)
-                case AskHistory():
-                    self._tasks.start("meet", self._meet())
+                case RequestHistory():
+                    self._tasks.start("meet", self._fetch_history())
                 case HistoryDiffers():
-                    self._note_difference(effect)
+                    self._report_difference(effect)
                 case Align():
                     self._tasks.start("align", self._align(effect))
                 case Disconnect(reason):
                     self._disconnect(reason)
-                case RefusedBytes():
+                case RejectedBytes():
                     facts = {
                         "log_offset": effect.log_offset,
                         "reason": effect.reason,
@@ -333,9 +333,9 @@ class ReplicationSlave:
             self._store.raise_confirm_offset(self._term.confirm_offset)
         self._arm()
 
-    async def _meet(self) -> None:
+    async def _fetch_history(self) -> None:
         """Asks the master for its history. The answer is dropped if the connection has ended meanwhile."""
-        connection, session, ask = self._connection, self._term, self._ask_history
+        connection, session, ask = self._connection, self._term, self._request_history
         assert session is not None
         assert ask is not None
         try:
@@ -348,7 +348,7 @@ class ReplicationSlave:
         if self._connection is connection:
             self._perform(session.on_history(history, self._now_ms()))
 
-    def _note_difference(self, found: HistoryDiffers) -> None:
+    def _report_difference(self, found: HistoryDiffers) -> None:
         facts = {
             "master": self._session.address,
             "log_offset": found.log_offset,
@@ -415,9 +415,9 @@ class ReplicationSlave:
             self._connection.close()
             self._connection = None
             log.warning(events.MASTER_LOST, extra={"master": self._session.address, "reason": reason})
-            self._tell_lost()
+            self._notify_lost()
 
-    def _tell_lost(self) -> None:
+    def _notify_lost(self) -> None:
         # Without an address, the owner itself has removed it.
         if self.on_lost is not None and self._is_started and self._session.address is not None:
             self.on_lost()

@@ -135,11 +135,11 @@ class SlaveConnection(asyncio.Protocol):
 
     __slots__ = (
         "_clock",
-        "_goes_on",
         "_guard",
         "_handshake",
         "_hub",
         "_is_paused",
+        "_is_resume_due",
         "_options",
         "_timer",
         "_transport",
@@ -164,7 +164,7 @@ class SlaveConnection(asyncio.Protocol):
         self._timer: TimerHandle | None = None
         self._handshake: MasterHandshake | None = None
         self._is_paused = False
-        self._goes_on = False  # its share of this turn is used; it is pumped again in the next
+        self._is_resume_due = False  # its share of this turn is used; it is pumped again in the next
         self.close_reason = ""
         self.name: SlaveName | None = None
         """The name that the slave reported in a separate request; None if it reported none."""
@@ -229,25 +229,25 @@ class SlaveConnection(asyncio.Protocol):
         """Sends bytes that the log holds beyond what was sent, within the limits of this turn and the
         socket.
         """
-        if self._goes_on or not self._can_write():
+        if self._is_resume_due or not self._can_write():
             return
         session, now_ms = self.session, self._now_ms()
         log_range = self._hub.log_range()
         turn_bytes = 0
-        while wanted := session.wanted_bytes(log_range, now_ms, bytes_max=TURN_BYTES_MAX):
+        while size := session.sendable_bytes(log_range, now_ms, bytes_max=TURN_BYTES_MAX):
             if turn_bytes >= TURN_BYTES_MAX:
-                self._goes_on = True
-                self._clock.call_soon(self._guard.run, self._go_on)
+                self._is_resume_due = True
+                self._clock.call_soon(self._guard.run, self._resume)
                 break
             try:
-                view = self._hub.log_view(session.next_offset, wanted)
+                view = self._hub.log_view(session.next_offset, size)
             except (StoreError, OSError) as error:
                 # The slave reconnects; by then its offset may be readable, or found too old.
                 self.close(f"the log cannot be read at {session.next_offset}: {error}")
                 return
             if not len(view):
                 break
-            assert len(view) <= wanted, (len(view), wanted)
+            assert len(view) <= size, (len(view), size)
             self._write_all(session.frames(view, now_ms), len(view))
             turn_bytes += len(view)
             if not self._can_write():
@@ -258,8 +258,8 @@ class SlaveConnection(asyncio.Protocol):
         if self._options.flow_control and turn_bytes:
             self._arm()
 
-    def _go_on(self) -> None:
-        self._goes_on = False
+    def _resume(self) -> None:
+        self._is_resume_due = False
         self.pump()
 
     def send_head(self) -> None:
@@ -276,7 +276,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def _on_data(self, data: bytes) -> None:
         if self._handshake is not None:
-            data = self._shake_hands(self._handshake, data)
+            data = self._receive_handshake(self._handshake, data)
         if not data:
             return
         if not self.session.is_closed:
@@ -284,7 +284,7 @@ class SlaveConnection(asyncio.Protocol):
             if self.session.state is MasterState.SUBSCRIBING:
                 self._arm()
 
-    def _shake_hands(self, handshake: MasterHandshake, data: bytes) -> bytes:
+    def _receive_handshake(self, handshake: MasterHandshake, data: bytes) -> bytes:
         """Returns the part of `data` that belongs to the stream; nothing before the slave has proven the
         secret.
         """
