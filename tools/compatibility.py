@@ -211,7 +211,7 @@ DIFFERENCES: Final = {
     ),
     "Consumers": (
         (
-            "A consumer that claims a place behind what its broker knows to be of this log, after a"
+            "A consumer that claims an offset behind what its broker knows to be of this log, after a"
             " start that may have lost the log's end, is answered PULL_OFFSET_MOVED with the offset"
             " to continue at. RocketMQ trusts the offset until the offset is behind the end of the queue, and"
             " sends it to the present end then, which skips what came between.",

@@ -299,7 +299,7 @@ async def test_slave_tells_how_it_follows(pair: tuple[Broker, Broker]) -> None:
     assert 0 <= samples[("tandemmq_master_silence_seconds",)] < 60
     assert samples[("tandemmq_store_append_batch_seconds_count",)] >= 1
     health = await fetch(slave, "/healthz")
-    assert health == (200, "ok, but the broker is a slave, it takes no messages\n")
+    assert health == (200, "ok, but the broker is a slave; it accepts no messages\n")
 
 
 async def test_master_shows_its_pool_and_how_far_back_pulls_read(pair: tuple[Broker, Broker]) -> None:

@@ -1819,8 +1819,8 @@ _ELECTED: Final = (
     Plant(
         name="a damaged list of terms is made up of ids that nothing proves",
         path="store/checkpoint.py",
-        sound="if checksum in shown[:1] or lines in shown[1:]:",
-        bug="if epochs is lists[-1]:",
+        sound="return next(iter(by_checksum + by_lines), None)",
+        bug="return lists[-1]",
         proofs=("unit/replication/test_epoch_list.py",),
     ),
     Plant(

@@ -116,7 +116,7 @@ def _inflate_zlib(body: bytes, bytes_max: int) -> bytes:
     try:
         content = engine.decompress(body, bytes_max)
     except zlib.error as error:
-        raise RemoteProtocolError(f"message body is no zlib stream: {error}") from None
+        raise RemoteProtocolError(f"message body is not a zlib stream: {error}") from None
     _require_whole(engine.eof, len(content), bytes_max, "zlib")
     return content
 
@@ -127,7 +127,7 @@ def _inflate_lz4(body: bytes, bytes_max: int) -> bytes:
     try:
         content: bytes = engine.decompress(body, max_length=bytes_max)
     except (RuntimeError, ValueError) as error:
-        raise RemoteProtocolError(f"message body is no lz4 frame: {error}") from None
+        raise RemoteProtocolError(f"message body is not an lz4 frame: {error}") from None
     _require_whole(engine.eof, len(content), bytes_max, "lz4")
     return content
 
@@ -142,7 +142,7 @@ def _inflate_zstd(body: bytes, bytes_max: int) -> bytes:
             if engine.eof or len(content) > bytes_max:
                 break
     except zstandard.ZstdError as error:
-        raise RemoteProtocolError(f"message body is no zstd frame: {error}") from None
+        raise RemoteProtocolError(f"message body is not a zstd frame: {error}") from None
     _require_whole(engine.eof and len(content) <= bytes_max, len(content), bytes_max, "zstd")
     return bytes(content)
 

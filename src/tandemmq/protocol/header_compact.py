@@ -33,7 +33,7 @@ def decode_header_compact(header: bytes, body: bytes) -> Command:
     except struct.error:
         raise RemoteProtocolError(f"a binary header of {len(header)} bytes ends too early") from None
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"a text in a binary header is no UTF-8: {error}") from None
+        raise RemoteProtocolError(f"a text in a binary header is not UTF-8: {error}") from None
     return Command(
         code,
         opaque,

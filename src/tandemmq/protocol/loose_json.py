@@ -174,7 +174,7 @@ def _decode_utf8(text: str | bytes | bytearray | memoryview) -> str:
     try:
         return str(text, "utf-8")
     except UnicodeDecodeError as error:
-        raise RemoteProtocolError(f"the text is no UTF-8: {error.reason} at byte {error.start}") from None
+        raise RemoteProtocolError(f"the text is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
 class _Reader:
@@ -242,7 +242,7 @@ class _Reader:
             return render_value(self._read_value(depth + 1))
         key = _NUMBER.match(self._text, self._position) or _NAME.match(self._text, self._position)
         if key is None:
-            raise self._error("a key expected")
+            raise self._error("expected a key")
         self._position = key.end()
         return key.group(1) if key.re is _NUMBER else key.group()
 
@@ -257,7 +257,7 @@ class _Reader:
             pieces.append(match.group())
             position = match.end()
             if position >= len(text):
-                raise self._error("a text without end")
+                raise self._error("unterminated string")
             if text[position] == quote:
                 break
             piece, position = self._read_escape(position + 1)
@@ -277,25 +277,25 @@ class _Reader:
         if size:
             digits = self._text[position + 1 : position + 1 + size]
             if len(digits) != size or not all(digit in "0123456789abcdefABCDEF" for digit in digits):
-                raise self._error("a broken escape")
+                raise self._error("invalid escape")
             return chr(int(digits, 16)), position + 1 + size
         if letter == "":
-            raise self._error("a text without end")
+            raise self._error("unterminated string")
         if letter not in _ESCAPES and letter not in "\"'/\\":
-            raise self._error("an unknown escape")
+            raise self._error("unknown escape")
         return _ESCAPES.get(letter, letter), position + 1
 
     def _read_number(self, number: re.Match[str]) -> int | float:
         digits = number.group(1)
         if len(digits) > _DIGITS_MAX:
-            raise self._error("a number of too many digits")
+            raise self._error("number with too many digits")
         self._position = number.end()
         return float(digits) if any(mark in digits for mark in ".eE") else int(digits)
 
     def _read_word(self, depth: int) -> Any:
         word = _NAME.match(self._text, self._position)
         if word is None:
-            raise self._error("a value expected")
+            raise self._error("expected a value")
         name = word.group()
         if name in _WORDS:
             self._position = word.end()

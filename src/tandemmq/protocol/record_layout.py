@@ -64,11 +64,11 @@ class RecordOutcome(Enum):
     BLANK = "the filler before the end of a file"
     END = "nothing was written here"
     BAD_MAGIC = "no record begins here"
-    TRUNCATED = "the record goes on behind the end of the bytes"
+    TRUNCATED = "the record continues beyond the end of the bytes"
     BAD_LENGTH = "the record's lengths contradict each other"
-    BAD_TOPIC = "the topic is empty or no UTF-8"
+    BAD_TOPIC = "the topic is empty or not UTF-8"
     BAD_CRC = "the checksum does not match"
-    WRONG_OFFSET = "the record says that it lies elsewhere in the log"
+    WRONG_OFFSET = "the record's stored offset is not its position"
 
 
 class RecordError(RemoteProtocolError):

@@ -394,7 +394,7 @@ class Channel(asyncio.Protocol):
         self._warn(
             events.CHANNEL_CLOSED_BY_FRAME_BUDGET, {"frame_bytes": size, "bytes_max": frames.bytes_max}
         )
-        self.abort("too much is held of unfinished frames")
+        self.abort("unfinished frames exceed the memory bound")
         return False
 
     def _queue(self, command: Command) -> None:
@@ -429,7 +429,7 @@ class Channel(asyncio.Protocol):
             self._bytes_written += total
         self.last_written_at = self._clock.monotonic()
         if transport.get_write_buffer_size() > self._limits.write_buffer_bytes_max:
-            self._close_slow_reader("too much is unsent")
+            self._close_slow_reader("too many bytes are unsent")
 
     def _bytes_sent(self) -> int:
         """Returns the number of bytes that the kernel has accepted since the beginning."""

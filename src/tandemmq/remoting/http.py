@@ -117,7 +117,7 @@ class HttpServer:
             return page()
         except Exception as error:  # the edge: a broken page must not stop a broker
             log.error(events.HTTP_PAGE_FAILED, extra={"path": path}, exc_info=error)
-            return _refusal(500, "the page cannot be made: see the log")
+            return _refusal(500, "the page cannot be rendered: see the log")
 
 
 class HttpConnection(asyncio.Protocol):
@@ -148,7 +148,7 @@ class HttpConnection(asyncio.Protocol):
             http.receive_data(data)
             event = http.next_event()
         except h11.RemoteProtocolError as error:
-            self._end(http, _refusal(error.error_status_hint, f"this is no HTTP/1.1 request: {error}"))
+            self._end(http, _refusal(error.error_status_hint, f"not an HTTP/1.1 request: {error}"))
             return
         if isinstance(event, h11.Request):
             self._end(http, self._server.answer(event), has_body=event.method != b"HEAD")

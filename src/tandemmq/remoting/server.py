@@ -212,7 +212,7 @@ class RemotingServer:
         unknown_peer = None if has_room else next(iter(shared.unknown_channels), None)
         if unknown_peer is not None:
             del shared.unknown_channels[unknown_peer]
-            unknown_peer.abort("others come, and the peer has not shown who it is")
+            unknown_peer.abort("replaced by a new connection: the peer has not identified itself")
         is_admitted = self._listener is not None and (has_room or unknown_peer is not None)
         shared.connection_count += is_admitted
         if is_admitted and has_room:

@@ -457,7 +457,7 @@ class FirstByte(asyncio.Protocol):
             self._stop_timer()
             self._hand_over(self._make_tls(), data)
         elif self._door.options.mode is TlsMode.ENFORCING:
-            log.warning(events.TLS_REFUSED, extra={"peer": self.peer, "reason": "it speaks no TLS"})
+            log.warning(events.TLS_REFUSED, extra={"peer": self.peer, "reason": "it does not speak TLS"})
             self.abort()
         else:
             self._finish()

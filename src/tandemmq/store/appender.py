@@ -321,7 +321,7 @@ class Appender:
         try:
             segment = self._tail.open_at(begin)
         except FileExistsError:
-            raise overload("the next file is being made, try again") from None
+            raise overload("the next log file is being created; try again") from None
         except OSError as error:
             self._failed.refuse(error)
             raise ServiceNotAvailable(f"no room for the next file: {error.strerror}") from None

@@ -147,7 +147,7 @@ class Checkpoint:
 
     def load(self) -> None:
         """Reads the file; a missing one counts as empty."""
-        assert self._saved is None, "the file is taken up once"
+        assert self._saved is None, "the file is loaded once"
         if self._disk.exists(self._path):
             self.times = self._saved = decode_checkpoint(self._disk.read_bytes(self._path))
 

@@ -430,8 +430,8 @@ class ConsumeQueue:
 
     def load(self, *, stale_bytes_max: int) -> None:
         """Opens the files; the end of the entries is found by their form (spec store 12)."""
-        assert not self._tail, f"{self}: the files are taken up once"
-        assert self._written == self.max_offset == 0, f"{self}: the files are taken up once"
+        assert not self._tail, f"{self}: the files are loaded once"
+        assert self._written == self.max_offset == 0, f"{self}: the files are loaded once"
         self._log.load()
         segments = self._log.segments
         if not segments:

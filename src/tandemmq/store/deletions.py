@@ -58,7 +58,7 @@ def read_deletions(path: Path, disk: Disk) -> Ends:
             damage = damage or error
     if damage is not None:
         reason = f"the deleted topics cannot be read: {damage}"
-        raise Corrupt(path, 0, f"{reason}; put back the file: a copy of this log has one, too") from damage
+        raise Corrupt(path, 0, f"{reason}; restore the file from a copy of this log") from damage
     return {}
 
 

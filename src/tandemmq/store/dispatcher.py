@@ -441,7 +441,7 @@ class Dispatcher:
             return False
         if not self._admission.is_blocked(QUEUE_WRITE_FAILED):
             log.error(events.QUEUE_WRITE_FAILED, extra=facts)
-        self._admission.block(QUEUE_WRITE_FAILED, f"queue files take no writes: {error.strerror or error}")
+        self._admission.block(QUEUE_WRITE_FAILED, f"queue files cannot be written: {error.strerror or error}")
         return True
 
     def _stop(self, position: int, outcome: RecordOutcome) -> None:

@@ -71,7 +71,7 @@ class FailedWrites:
     def refuse(self, error: OSError) -> None:
         """Refuses sends for a while, because the disk has no room."""
         self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
-        self._admission.block(_WRITE_FAILED, f"the disk takes no writes: {error.strerror or error}")
+        self._admission.block(_WRITE_FAILED, f"the disk accepts no writes: {error.strerror or error}")
 
     def undo(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
         """Undoes a failed write of these ranges; its sends are answered once that is on disk."""

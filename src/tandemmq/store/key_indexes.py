@@ -61,7 +61,7 @@ class KeyIndexes:
 
         A file whose size differs from the configured one is left alone and not used.
         """
-        assert not self._files, "the files are taken up once"
+        assert not self._files, "the files are loaded once"
         for name in self._disk.list(self._directory):
             if made_at(name) is None:
                 continue

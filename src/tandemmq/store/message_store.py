@@ -337,7 +337,7 @@ class MessageStore:
 
     def _damage_remark(self) -> str:
         """Returns the message for refused senders."""
-        assert self._log.damaged, "nobody is refused without damage"
+        assert self._log.damaged, "there is damage"
         damaged = next(iter(self._log.damaged))
         return (
             f"bytes {damaged.begin} to {damaged.end} of the log are damaged ({len(self._log.damaged)} ranges "
@@ -622,7 +622,7 @@ class MessageStore:
         if self.has_terms:
             self._dispatch()  # a slave dispatches everything confirmed, and scans later bytes from the log
         if role is BrokerRole.SLAVE:
-            self._admission.block(_ROLE, "the broker is a slave, it takes no messages")
+            self._admission.block(_ROLE, "the broker is a slave; it accepts no messages")
         else:
             self._admission.unblock(_ROLE)
             if not is_master:
@@ -725,7 +725,7 @@ class MessageStore:
         Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
         """
         if self.role is not BrokerRole.SLAVE:
-            raise ServiceNotAvailable("the broker is no slave")
+            raise ServiceNotAvailable("the broker is not a slave")
         if not self._is_open:
             raise ServiceNotAvailable("the store is closed")
         if self._is_cutting:
@@ -822,7 +822,7 @@ class MessageStore:
         """
         self._require_working()
         if self.role is not BrokerRole.SLAVE or self._is_cutting:
-            raise ServiceNotAvailable("the broker is no slave, or its log is being cut")
+            raise ServiceNotAvailable("the broker is not a slave, or its log is being cut")
         self._require_boundary(point)
         self._is_cutting = True
         await self._tasks.run_to_completion("cut", self._run_cut(point, epochs, reason))
@@ -836,7 +836,7 @@ class MessageStore:
             await self._writers.table_flusher.flush_soon()
             self._require_working()
             if any(queue.unwritten_bytes for queue in self._queues):
-                raise ServiceNotAvailable(f"the log cannot be cut at {point} now: queues take no writes")
+                raise ServiceNotAvailable(f"the log cannot be cut at {point}: queue files cannot be written")
             await self._cut(point, epochs, reason)
         except OSError as error:
             self._writers.flusher.fail(error)

@@ -100,7 +100,7 @@ class ReplicaLog:
                 self._has_leftovers = True
                 with suppress(OSError):
                     self._log.log.drop_files()
-            raise DiskFull(f"the disk takes no writes: {error.strerror or error}") from error
+            raise DiskFull(f"the disk accepts no writes: {error.strerror or error}") from error
         self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
         self._log.end = log_offset + size
         assert self._log.begin <= log_offset, (self._log.begin, log_offset)

@@ -58,7 +58,7 @@ class SegmentedLog:
 
         Raises:  Corrupt for another length than configured, or a gap between the files.
         """
-        assert not self.segments, "the files are taken up once"
+        assert not self.segments, "the files are loaded once"
         disk = self._files.disk
         bases = []
         for name in disk.list(self.directory):
@@ -79,7 +79,7 @@ class SegmentedLog:
                 raise Corrupt(
                     path,
                     size,
-                    f"{reason}: set the size that it was made with, or run `tandemmq store repair`",
+                    f"{reason}: set the size with which it was created, or run `tandemmq store repair`",
                 )
             if base % self.segment_bytes or (self.segments and self.segments[-1].end != base):
                 raise Corrupt(path, 0, "the file does not follow the one before it")

@@ -337,7 +337,7 @@ class Committer:
                 events.COMMIT_TO_LOG_FAILED,
                 extra={"uncommitted_bytes": self._pool.uncommitted_bytes, "error": str(error)},
             )
-        self._admission.block(_COMMIT_FAILED, f"the disk takes no writes: {error.strerror or error}")
+        self._admission.block(_COMMIT_FAILED, f"the disk accepts no writes: {error.strerror or error}")
 
     def halt(self) -> None:
         """Starts no more commits, because the store has failed."""

@@ -85,7 +85,7 @@ class CutMark:
 
     def damage(self, reason: str) -> Corrupt:
         """Returns the error for an invalid mark."""
-        remedy = "copy the log anew from the master"
+        remedy = "copy the log again from the master"
         return Corrupt(self._path, 0, f"the mark of a cut of the log {reason}; {remedy}")
 
     @property

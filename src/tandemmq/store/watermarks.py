@@ -65,18 +65,18 @@ class Watermark:
 
     def truncate_to(self, value: int) -> None:
         """Lowers the mark; waiters above it end with Truncated."""
-        assert 0 <= value <= self.value, f"{self.name}: truncation to {value}, it stands at {self.value}"
+        assert 0 <= value <= self.value, f"{self.name}: truncation to {value}, it is at {self.value}"
         self.value = value
         self.cut_count += 1
         self._fail(Truncated(f"{self.name}: the log was cut at {value}"), above=value)
-        assert all(target <= value for target, _ in self._waiters), f"{self.name}: one waits for what is cut"
+        assert all(target <= value for target, _ in self._waiters), f"{self.name}: a waiter's target is cut"
 
     def close(self) -> None:
         """Ends all waiters with StoreClosed and removes all followers."""
         self._closed = True
         self._followers = ()
         self._fail(StoreClosed(f"{self.name}: the store is closed"), above=-1)
-        assert not self._waiters, f"{self.name}: somebody waits for a store that is closed"
+        assert not self._waiters, f"{self.name}: a waiter remains after the store was closed"
 
     def _release(self, value: int) -> None:
         ready = [future for target, future in self._waiters if target <= value]

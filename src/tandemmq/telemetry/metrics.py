@@ -154,10 +154,10 @@ POOL_FREE: Final = _gauge(
 LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, one made ahead of need included")
 QUEUES: Final = _gauge("tandemmq_store_queues", "ConsumeQueues")
 WRITEABLE: Final = _gauge(
-    "tandemmq_store_writeable", "1 while sends are taken; 0 on a slave, with a full disk or after a failure"
+    "tandemmq_store_writeable", "1 if sends are accepted; 0 on a slave, with a full disk or after a failure"
 )
 READ_DISTANCE: Final = _gauge(
-    "tandemmq_store_read_distance_bytes", "how far behind the end of the log the last pull read"
+    "tandemmq_store_read_distance_bytes", "distance of the last pull from the end of the log"
 )
 MEMORY_WINDOW: Final = _gauge(
     "tandemmq_store_memory_window_bytes",
@@ -169,7 +169,7 @@ READS_BEYOND_MEMORY: Final = _counter(
 DAMAGED_RANGES: Final = _gauge(
     "tandemmq_store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
 )
-DAMAGED_BYTES: Final = _gauge("tandemmq_store_damaged_bytes", "bytes in them, which nobody is given")
+DAMAGED_BYTES: Final = _gauge("tandemmq_store_damaged_bytes", "bytes in those ranges, which are never served")
 SCRUBBED: Final = _counter(
     "tandemmq_store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
 )
@@ -219,9 +219,9 @@ CONSUMER_REFUSALS: Final = _counter(
     "code",
     bound="4 requests, response codes",
 )
-MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages taken from producers")
+MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages received from producers")
 BYTES_IN: Final = _counter("tandemmq_message_in_bytes_total", "their bodies")
-MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages given to consumers")
+MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages delivered to consumers")
 BYTES_OUT: Final = _counter("tandemmq_message_out_bytes_total", "their stored records")
 TOPIC_IN: Final = _counter(
     "tandemmq_topic_messages_in_total",
@@ -231,7 +231,7 @@ TOPIC_IN: Final = _counter(
 )
 TOPIC_OUT: Final = _counter(
     "tandemmq_topic_messages_out_total",
-    "messages of the topic given to consumers since the start",
+    "messages of the topic delivered to consumers since the start",
     "topic",
     bound=_TOPICS,
 )
@@ -245,18 +245,18 @@ CONSUMER_GROUPS: Final = _gauge("tandemmq_consumer_groups", "consumer groups wit
 HELD_PULLS: Final = _gauge("tandemmq_held_pulls", "pulls that wait for messages")
 HELD_POPS: Final = _gauge("tandemmq_held_pops", "pops and notifications that wait for messages")
 POP_LEASES: Final = _gauge(
-    "tandemmq_pop_leases", "pops of one queue with messages that are neither acknowledged nor given back"
+    "tandemmq_pop_leases", "pops of one queue with messages that are neither acknowledged nor returned"
 )
-POPPED: Final = _counter("tandemmq_popped_messages_total", "messages given to consumers by pops")
+POPPED: Final = _counter("tandemmq_popped_messages_total", "messages delivered to consumers by pops")
 POP_ACKS: Final = _counter("tandemmq_pop_acks_total", "popped messages that were acknowledged")
 POP_CHANGES: Final = _counter(
     "tandemmq_pop_changes_total", "popped messages whose invisible time was changed"
 )
 POP_REVIVED: Final = _counter(
-    "tandemmq_pop_revived_total", "popped messages stored again because nobody acknowledged them"
+    "tandemmq_pop_revived_total", "popped messages stored again because they were not acknowledged"
 )
 POP_DEAD: Final = _counter(
-    "tandemmq_pop_dead_letters_total", "those of them that became dead letters: they were tried often enough"
+    "tandemmq_pop_dead_letters_total", "those that became dead letters after too many attempts"
 )
 CONNECTIONS: Final = _gauge(
     "tandemmq_connections", "open client connections by listener", "listener", bound="2: main, fast"
@@ -272,13 +272,13 @@ MASTER_WAITING: Final = _gauge(
 )
 HISTORY_DOUBTED: Final = _gauge(
     "tandemmq_history_doubted",
-    "1 while the controllers or the master tell of another history than the log",
+    "1 while the controllers or the master report a history that differs from the log",
 )
 HISTORY_DIFFERED: Final = _counter(
     "tandemmq_history_differed_total", "on a slave: masters' logs that were another history under equal terms"
 )
 SLAVE_LAG_BYTES: Final = _gauge(
-    "tandemmq_slave_lag_bytes", "what the slave has not acknowledged", "replica", bound=_REPLICAS
+    "tandemmq_slave_lag_bytes", "bytes that the slave has not acknowledged", "replica", bound=_REPLICAS
 )
 SLAVE_LAG_SECONDS: Final = _gauge(
     "tandemmq_slave_lag_seconds",
@@ -312,7 +312,7 @@ PROCESS_MEMORY: Final = _gauge("tandemmq_process_resident_memory_bytes", "memory
 PROCESS_VIRTUAL: Final = _gauge("tandemmq_process_virtual_memory_bytes", "address space")
 PROCESS_START: Final = _gauge("tandemmq_process_start_time_seconds", "start of the process, Unix time")
 PROCESS_FDS: Final = _gauge("tandemmq_process_open_fds", "open file descriptors")
-PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "how many the process may open")
+PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "limit of open file descriptors")
 
 TABLE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

@@ -96,7 +96,7 @@ def test_content_is_decoded_or_kept_with_the_reason() -> None:
     assert decode_content(b"plain", 0) == (b"plain", "")
     assert decode_content(zlib.compress(CONTENT), 0x1) == (CONTENT, "")
     for body, sys_flag, reason in (
-        (b"garbage", 0x1, "no zlib stream"),
+        (b"garbage", 0x1, "not a zlib stream"),
         (zlib.compress(CONTENT)[:-5], 0x301, "stops before its end"),
         (b"x", 0x701, "0x700"),
     ):

@@ -88,7 +88,7 @@ def test_message_matches_as_in_rocketmq(expression: str, properties: dict[str, s
         ("", "empty"),
         ("a = ", "ends too early"),
         ("= a", "not expected here"),
-        ("a = 'x", "begins no word"),
+        ("a = 'x", "is not a word or sign"),
         ("5", "condition"),
         ("a AND 5", "condition"),
         ("a > 'x'", "only numbers"),

@@ -176,7 +176,7 @@ async def test_a_request_without_a_host_is_refused_with_the_reason(server: HttpS
     address = await server.start("127.0.0.1", 0)
     answer = await exchange(address, b"GET /page HTTP/1.1\r\n\r\n")
     assert status_of(answer) == 400
-    assert b"no HTTP/1.1 request: Missing mandatory Host: header" in answer
+    assert b"not an HTTP/1.1 request: Missing mandatory Host: header" in answer
 
 
 async def test_head_gives_the_head_alone(server: HttpServer) -> None:

@@ -133,7 +133,7 @@ def test_the_file_is_that_of_rocketmq(text: str, checksum: int) -> None:
     ],
 )
 def test_a_damaged_file_is_not_believed(data: bytes) -> None:
-    with pytest.raises(ValueError, match=r"its|it has|it begins|is no entry"):
+    with pytest.raises(ValueError, match=r"its|it has|it lacks|is not an entry"):
         decode_epochs(data)
 
 

@@ -86,9 +86,9 @@ def _flip(record: bytes, position: int) -> bytes:
     ("position", "reason"),
     [
         (0, "bytes before the end of its file"),
-        (4, "begins no record"),
+        (4, "does not begin a record"),
         (8, "checksum"),
-        (34, "says that it lies at"),
+        (34, "stored offset is"),
         (84, "lengths contradict"),
         (90, "checksum"),
         (88 + 100, "lengths contradict"),

@@ -115,7 +115,7 @@ def test_masters_proof_is_not_the_slaves() -> None:
 
 def test_slave_with_a_secret_says_nothing_to_a_master_without() -> None:
     slave = SlaveHandshake(SECRET, SLAVE_NONCE)
-    with pytest.raises(RemoteProtocolError, match="asks for no shared secret"):
+    with pytest.raises(RemoteProtocolError, match="requires no shared secret"):
         slave.feed(bytes(12))
 
 

@@ -111,8 +111,8 @@ def test_refused_clients_are_told_with_what_to_correct() -> None:
 @pytest.mark.parametrize(
     ("refusal", "advice"),
     [
-        ("the disk takes no writes: No space left on device", "mappedFileSizeCommitLog"),
-        ("queue files take no writes: No space left on device", "free space"),
+        ("the disk accepts no writes: No space left on device", "mappedFileSizeCommitLog"),
+        ("queue files cannot be written: No space left on device", "free space"),
         ("2 copies are asked for and 1 is in sync", "the broker's log"),
     ],
 )

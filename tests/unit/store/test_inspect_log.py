@@ -105,7 +105,7 @@ def test_checksums_are_not_compared_when_not_wanted(root: Path) -> None:
     [
         (2, "the record says that it has"),
         (6, "no record begins here"),
-        (33, "the record says that it lies elsewhere in the log: at"),
+        (33, "the record's stored offset is not its position: at"),
         (86, "the record's lengths contradict each other"),
     ],
 )
@@ -208,7 +208,7 @@ def test_bytes_behind_a_blank_are_a_note(root: Path) -> None:
     change(path, LOG_FILE_BYTES - 1, b"x")
     report = check(root)
     assert report.is_clean
-    assert notes(report) == ["behind the BLANK lie bytes that are not zero; nothing reads them"]
+    assert notes(report) == ["non-zero bytes follow the BLANK; nothing reads them"]
 
 
 def test_missing_file_is_named_by_the_bytes_it_had(root: Path) -> None:
@@ -250,7 +250,7 @@ def test_records_that_lie_in_two_files_are_read_once(root: Path) -> None:
 @pytest.mark.parametrize("name", ["copy of 0", "9" * 20, f"{2**63 - 1:020d}"])
 def test_name_that_is_no_offset_is_a_note(root: Path, name: str) -> None:
     (root / "commitlog" / name).write_bytes(log_files(root)[0].read_bytes())
-    assert notes(check(root)) == ["the name is no offset; RocketMQ does not start with it"]
+    assert notes(check(root)) == ["the name is not an offset; RocketMQ does not start with it"]
 
 
 def test_prepared_files_are_no_damage(root: Path) -> None:

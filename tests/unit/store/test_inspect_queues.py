@@ -248,7 +248,7 @@ def test_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) -> None:
         copy.unlink()
     report = check(tmp_path)
     assert damages(report) == []
-    assert "the queue begins anew here, as after its topic was deleted and made again" in notes(report)
+    assert "the queue restarts here, as after its topic was deleted and created again" in notes(report)
 
 
 def test_expired_records_and_fillers_are_as_they_should_be(tmp_path: Path) -> None:

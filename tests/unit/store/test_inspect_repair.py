@@ -556,7 +556,7 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
         copy.unlink()
     remove_queues(tmp_path)
     report = repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES)
-    assert report.warnings == ["T/0: begins anew after its topic was deleted"]
+    assert report.warnings == ["T/0: restarts after its topic was deleted"]
     assert content(tmp_path / "consumequeue") == before
 
 
@@ -579,7 +579,7 @@ def test_store_of_unknown_form_is_refused(root: Path) -> None:
         repair(root)
     shutil.rmtree(root / "batchconsumequeue")
     shutil.rmtree(root / "commitlog")
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         repair(root)
     (root / "commitlog").mkdir()
     with pytest.raises(StoreError, match="holds no log files"):

@@ -137,7 +137,7 @@ def test_index_of_an_odd_length_needs_its_layout(root: Path) -> None:
     for path in paths[:-1]:
         path.unlink()
     paths[-1].write_bytes(paths[-1].read_bytes()[:-1])
-    assert any("must be told" in note for note in notes(check(root)))
+    assert any("pass the numbers of slots" in note for note in notes(check(root)))
     (found,) = damages(check(root, index_layout=IndexLayout(16, 64)))
     assert found.reason == "the file must have 1384 bytes, it has 1383"
 
@@ -184,7 +184,7 @@ def test_unreadable_config_is_damage_and_an_unreadable_backup_a_note(root: Path)
     path.write_text("")
     assert check(root).is_clean
     path.write_text("[1]")
-    assert one_damage(root).reason == "holds no JSON object"
+    assert one_damage(root).reason == "is not a JSON object"
 
 
 def test_group_that_is_ahead_of_its_queue_is_a_note(root: Path) -> None:
@@ -212,9 +212,9 @@ def test_files_that_only_rocketmq_writes_are_named_as_not_checked(root: Path) ->
 
 
 def test_directory_that_is_no_store_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(StoreError, match="is no directory"):
+    with pytest.raises(StoreError, match="is not a directory"):
         check(tmp_path / "none")
-    with pytest.raises(StoreError, match="is no store"):
+    with pytest.raises(StoreError, match="is not a store"):
         check(tmp_path)
     assert list(tmp_path.iterdir()) == []
 

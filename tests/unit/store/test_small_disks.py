@@ -75,8 +75,8 @@ async def test_why_no_message_is_taken_is_told() -> None:
     assert f"a CommitLog file takes {FILE_BYTES:,}" in store.refusal
     disk.total_bytes += 1
     assert store.refusal == ""
-    store._admission.block("x", "the disk takes no writes: no")
-    assert store.refusal == "the disk takes no writes: no"
+    store._admission.block("x", "the disk accepts no writes: no")
+    assert store.refusal == "the disk accepts no writes: no"
     ballast.close()
     await store.close()
 

@@ -127,7 +127,7 @@ async def test_raw_runs_of_a_slave_are_batches_too() -> None:
     slave = await other.open(role=BrokerRole.SLAVE)
     slave.append_raw(0, data)
     assert slave.recorder.append_batch_s.count == 1
-    assert slave.facts().refusal == "the broker is a slave, it takes no messages"
+    assert slave.facts().refusal == "the broker is a slave; it accepts no messages"
     await slave.close()
     assert slave.facts().is_failed is False
 

@@ -300,7 +300,7 @@ async def test_a_queue_file_that_can_never_be_deleted_stops_no_sends(
         assert told == [events.QUEUE_FILES_NOT_DELETED] * 2  # by the deletion, and by the first write
         monkeypatch.setattr(dispatcher, "UNWRITTEN_BYTES_MAX", 40)
         await rig.clock.pass_time(1.1)
-        assert "queue files take no writes" in str(store.facts().refusal)
+        assert "queue files cannot be written" in str(store.facts().refusal)
         monkeypatch.setattr(dispatcher, "UNWRITTEN_BYTES_MAX", 60)
         await rig.clock.pass_time(1.1)
         assert store.facts().refusal is None

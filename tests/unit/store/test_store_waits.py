@@ -253,7 +253,7 @@ async def test_a_failed_write_is_taken_back_whole(arrived: int) -> None:
     statuses = rig.put(store, record(b"1" * 150), record(b"2" * 150))
     assert statuses == [PutStatus.UNKNOWN_ERROR] * 2 or statuses == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
     assert store.max_log_offset == store.appended.value == end
-    with pytest.raises(ServiceNotAvailable, match="the disk takes no writes"):
+    with pytest.raises(ServiceNotAvailable, match="the disk accepts no writes"):
         store.append([record()], pytest.fail)
     is_full = False
     await rig.clock.pass_time(1.1)

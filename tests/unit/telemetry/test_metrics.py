@@ -118,7 +118,7 @@ def test_histogram_becomes_cumulative_buckets() -> None:
 def test_types_and_texts_stand_before_the_samples() -> None:
     text = TextExporter(lambda: [Sample(metrics.MESSAGES_IN, 5)]).render().decode()
     assert text.startswith(
-        "# HELP tandemmq_messages_in_total messages taken from producers\n"
+        "# HELP tandemmq_messages_in_total messages received from producers\n"
         "# TYPE tandemmq_messages_in_total counter\n"
         "tandemmq_messages_in_total 5.0\n"
     )

@@ -200,7 +200,7 @@ def decode_message(data: bytes | bytearray | memoryview) -> Message:
     try:
         message: Message = _DECODER.decode(data)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise RemoteProtocolError(f"no message of a controller: {error}") from None
+        raise RemoteProtocolError(f"not a controller message: {error}") from None
     if isinstance(message, AppendRequest):
         indexes = [entry.index for entry in message.entries]
         first = message.previous_index + 1
@@ -216,7 +216,7 @@ def _check_members(entries: tuple[LogEntry, ...]) -> None:
             try:
                 decode_members(entry.data)
             except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-                raise RemoteProtocolError(f"no members of a controller group: {error}") from None
+                raise RemoteProtocolError(f"invalid members of a controller group: {error}") from None
 
 
 # Effects: the actions that a server requests. The shell carries them out in list order.

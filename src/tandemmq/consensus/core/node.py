@@ -67,13 +67,13 @@ class ProposalRefusal(Enum):
     """The reason for which a server refuses a request."""
 
     NOT_LEADER = "this server is not the leader"
-    BUSY = "too much waits for a majority"
+    BUSY = "too many entries await a majority"
     HANDING_OVER = "the leader hands over"
     UNSETTLED = "the leader has confirmed nothing in its term yet"
     CHANGE_OPEN = "another change of the members is not confirmed yet"
     UNKNOWN_SERVER = "no such server"
     KNOWN_SERVER = "the server is in the group already"
-    NOT_LEVEL = "the server does not hold everything yet"
+    NOT_LEVEL = "the server has not caught up yet"
     LAST_VOTER = "the last voter must stay"
     TOO_LARGE = "the proposal is too large"
 
@@ -533,7 +533,7 @@ class RaftNode:
             is_granted = False
         else:
             if request.term > self.term:
-                self._follow(request.term, None, f"{request.sender} stands for leader")
+                self._follow(request.term, None, f"{request.sender} is a candidate")
             is_granted = request.term == self.term and self.voted_for in (None, request.sender) and is_newer
             if is_granted:
                 self._set_vote(self.term, request.sender)
@@ -861,7 +861,7 @@ class RaftNode:
             self._commit_up_to(held[needed])
         if self.commit >= self.log.members_index and self.name not in self.members.voters:
             self._broadcast()  # informs the others that it is confirmed
-            self._follow(self.term, None, "taken out of the group")
+            self._follow(self.term, None, "removed from the group")
 
     def _commit_up_to(self, index: int) -> None:
         """Emits the entries that became confirmed."""

@@ -301,7 +301,7 @@ def decode_bits(text: str, bytes_max: int) -> list[int]:
     try:
         raw = b64decode(text, validate=True)
     except (Base64Error, ValueError):
-        raise RemoteProtocolError("the bit set of a batch ack is no Base64") from None
+        raise RemoteProtocolError("the bit set of a batch ack is not Base64") from None
     if len(raw) > bytes_max:
         raise RemoteProtocolError(
             f"the bit set of a batch ack has {len(raw)} bytes, at most {bytes_max} allowed"

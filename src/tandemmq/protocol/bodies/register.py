@@ -110,7 +110,7 @@ def _parse_topic_line(line: str) -> TopicConfig:
     try:
         read_count, write_count, permission = int(fields[1]), int(fields[2]), int(fields[3])
     except ValueError:
-        raise RemoteProtocolError(f"a topic line holds no numbers: {line[:100]!r}") from None
+        raise RemoteProtocolError(f"a topic line has fields that are not numbers: {line[:100]!r}") from None
     attributes: dict[str, str] = {}
     if len(fields) == 6:
         try:

@@ -98,7 +98,7 @@ def parse(expression: str) -> Node:
     except UnexpectedCharacters as error:
         at = error.pos_in_stream or 0
         raise SqlError(
-            f"at character {at + 1}: {expression[at : at + 16]!r} begins no word or sign"
+            f"at character {at + 1}: {expression[at : at + 16]!r} is not a word or sign of SQL92"
         ) from None
     except UnexpectedToken as error:
         at = error.token.start_pos or 0

@@ -99,7 +99,7 @@ def as_boolean(node: Node) -> Node:
     if node.kind in _BOOLEANS:
         return node
     if node.kind is not NodeKind.PROPERTY:
-        raise SqlError("a number or a string stands where a condition is expected")
+        raise SqlError("expected a condition, found a number or a string")
     of = node.evaluate
     return _join(NodeKind.BOOLEAN, lambda lookup: None if of(lookup) is None else False, node)
 
@@ -227,7 +227,7 @@ def _ordered(left: Node, right: Node, relation: Relation) -> Node:
     for node in (left, right):
         is_number = isinstance(node.constant, int | float) and not isinstance(node.constant, bool)
         if node.kind in _BOOLEANS or (node.kind is NodeKind.CONSTANT and not is_number):
-            raise SqlError("only numbers and properties can stand beside <, <=, > and >=, or in BETWEEN")
+            raise SqlError("only numbers and properties can be operands of <, <=, > and >=, or of BETWEEN")
     first_of, second_of = left.evaluate, right.evaluate
 
     def evaluate(lookup: Lookup) -> Value:

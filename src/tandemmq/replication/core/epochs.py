@@ -219,13 +219,13 @@ def decode_ids(data: bytes) -> dict[EpochEntry, int]:
         count, checksum, *_ = map(int, data.split(b"\n", 2)[:2])
         body = data.split(b"\n", 2)[2]
     except (ValueError, IndexError):
-        raise ValueError("it begins with no count and no checksum") from None
+        raise ValueError("it lacks the count and the checksum") from None
     if crc32(body) & _CRC_MASK != checksum:
         raise ValueError("its checksum does not match")
     matches = [_ID.fullmatch(line) for line in body.decode("ascii", "replace").splitlines()]
     ids = {EpochEntry(int(one[1]), int(one[2])): int(one[3]) for one in matches if one is not None}
     if len(ids) != count or not all(0 < one <= TERM_ID_MAX for one in ids.values()):
-        raise ValueError(f"it has {len(ids)} ids and says {count}")
+        raise ValueError(f"it has {len(ids)} ids, its count is {count}")
     return ids
 
 
@@ -238,7 +238,7 @@ def decode_epochs(data: bytes) -> EpochList:
         lines = data.decode("ascii").split("\n")
         count, checksum = int(lines[0]), int(lines[1])
     except (UnicodeDecodeError, ValueError, IndexError):
-        raise ValueError("it begins with no count and no checksum") from None
+        raise ValueError("it lacks the count and the checksum") from None
     body = data.split(b"\n", 2)[2] if data.count(b"\n") >= 2 else b""
     if checksum and crc32(body) & _CRC_MASK != checksum:
         raise ValueError("its checksum does not match")
@@ -246,10 +246,10 @@ def decode_epochs(data: bytes) -> EpochList:
     for line in body.decode("ascii").splitlines():
         match = _ENTRY.fullmatch(line.strip())
         if match is None:
-            raise ValueError(f"{line[:64]!r} is no entry")
+            raise ValueError(f"{line[:64]!r} is not an entry")
         pairs.append((int(match[1]), int(match[2])))
     if len(pairs) != count or not pairs:
-        raise ValueError(f"it has {len(pairs)} entries and says {count}")
+        raise ValueError(f"it has {len(pairs)} entries, its count is {count}")
     if not _rises(pairs):
         raise ValueError("its epochs and starts do not rise")
     return EpochList(tuple(EpochEntry(*pair) for pair in pairs))

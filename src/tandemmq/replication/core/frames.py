@@ -185,7 +185,7 @@ class AllowedHosts:
             try:
                 self._networks.append(ip_network(text, strict=False))
             except ValueError:
-                raise ConfigError(f"haAllowedSlaves: {text!r} is no address and no network") from None
+                raise ConfigError(f"haAllowedSlaves: {text!r} is neither an address nor a network") from None
 
     def allows(self, host: str) -> bool:
         """Returns True if a peer with this numeric address may connect. An IPv4-mapped IPv6 address counts as
@@ -264,7 +264,7 @@ class SlaveHandshake:
         if self._expected is None:
             head = self._buffer[: len(GREETING_HEAD)]
             if head != GREETING_HEAD[: len(head)]:
-                raise RemoteProtocolError("the master asks for no shared secret, ours demands one")
+                raise RemoteProtocolError("the master requires no shared secret, haSharedSecret is set here")
             if len(self._buffer) < _GREETING_BYTES:
                 return b"", None
             master_nonce = self._buffer[len(GREETING_HEAD) : _GREETING_BYTES]

@@ -224,7 +224,7 @@ class MasterSession:
         return [TransferStarted(start)]
 
     def _detect_tandem(self, reports: tuple[int, ...], now_ms: int) -> None:
-        assert reports, "a slave that says nothing says no hello"
+        assert reports, "there is a report"
         if self._first_report is None:
             self._first_report, self._first_report_at_ms = reports[0], now_ms
             reports = reports[1:]
@@ -257,7 +257,7 @@ class MasterSession:
         return max(self._options.sent_bytes_per_second_max - self.rate.this_second(now_ms), 0)
 
     def _end(self, reason: str) -> list[MasterEffect]:
-        assert reason, "whoever looks for a lost slave asks why"
+        assert reason, "a closed connection has a reason"
         self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.ENDED)
         return [Disconnect(reason)]
 

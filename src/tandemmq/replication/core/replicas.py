@@ -110,7 +110,7 @@ class ReplicaDirectory:
                 positions[connection.id] = connection.acknowledged
         for connection in self._connections:
             if connection.twin is not None:
-                assert connection.twin.twin is None, "who is in doubt is the twin of nobody"
+                assert connection.twin.twin is None, "an unverified connection is not a twin"
                 fullest = max(self._candidates(connection), key=lambda other: other.acknowledged)
                 assert fullest.id is not None
                 positions[fullest.id] = max(positions[fullest.id], connection.acknowledged)
@@ -171,7 +171,7 @@ class ReplicaDirectory:
             if other is connection:
                 break
             if other.host == connection.host and other.alive_above is not None:
-                assert other.twin is None, "the oldest that is in doubt is sure of its id"
+                assert other.twin is None, "the oldest unverified connection has its own id"
                 connection.twin, connection.id = other, other.id
                 return
         connection.twin = None

@@ -120,7 +120,7 @@ class SlaveSession:
             return []
         self.address = address
         if address is None:
-            return self._disconnect(SlaveCause.CLEARED, "the master's address was taken away")
+            return self._disconnect(SlaveCause.CLEARED, "the master's address was removed")
         if self.state in _CONNECTED:
             return []
         self._move(SlaveCause.ASSIGNED)
@@ -129,7 +129,7 @@ class SlaveSession:
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         """Handles a connection that was established; `log_end` is the end of this slave's log."""
         assert log_end >= 0, log_end
-        assert self._dialled is not None, "it is connected to whom it has dialled"
+        assert self._dialled is not None, "a connection follows a dial"
         self._begin_copy(log_end)
         self.reported = log_end
         self.start_rule = None

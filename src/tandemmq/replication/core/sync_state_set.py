@@ -121,7 +121,7 @@ class SyncStateSet:
         is_joining = one in self.members or copy.join_offset is not None
         if not is_joining and log_end - held <= JOIN_LAG_BYTES_MAX:
             copy.join_offset, copy.join_due_ms = log_end, now_ms + self._join_ms_max
-            assert one in self.required, "a send waits for who is about to join"
+            assert one in self.required, "a send waits for a joining replica"
         self.raise_confirm(log_end)
 
     def raise_confirm(self, log_end: int) -> int:

@@ -118,13 +118,13 @@ class TermMasterSession(MasterSession):
                 continue
             if isinstance(frame, Handshake):
                 if self.start is not None or self.slave not in (None, frame):
-                    return [*effects, *self._end("the slave shakes hands in the middle of a transfer")]
-                assert self._epochs, "who is a master has a term"
+                    return [*effects, *self._end("the slave sent a handshake during a transfer")]
+                assert self._epochs, "a master has a term"
                 self.slave = frame
                 effects.append(Send(encode_answer(EpochsAnswer(log.end, self._epochs))))
                 continue
             if self.slave is None:
-                return [*effects, *self._end("the slave reports before it has told who it is")]
+                return [*effects, *self._end("the slave sent a report before its handshake")]
             if self.start is None:
                 effects += self._begin(frame.log_offset, log)
             if self.state is MasterState.TRANSFERRING:
@@ -262,7 +262,7 @@ class TermSlaveSession(SlaveSession):
 
     def on_connected(self, log_end: int, now_ms: int) -> list[SlaveEffect]:
         assert log_end >= 0, log_end
-        assert self._dialled is not None, "it is connected to whom it has dialled"
+        assert self._dialled is not None, "a connection follows a dial"
         self._log_end = log_end
         self._answer_decoder = MasterFrameDecoder()
         self._answer_due_ms = NEVER_MS
@@ -339,7 +339,7 @@ class TermSlaveSession(SlaveSession):
         point = consistent_point(self.epochs, end, answer.epochs, answer.log_end)
         conflict = conflicting_term(self.epochs, answer.epochs)
         if conflict is not None and conflict.start < end and point is not None:
-            detail = f"term {conflict.epoch} from {conflict.start} on is another one than the master's"
+            detail = f"term {conflict.epoch} from {conflict.start} on differs from the master's"
             return self._on_divergence(min(conflict.start, point), detail, now_ms)
         if point is None:
             detail = f"no term of this log ({end} bytes) is one of the master's ({answer.log_end} bytes)"

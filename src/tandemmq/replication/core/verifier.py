@@ -189,19 +189,19 @@ class RecordVerifier:
             if size == room and size <= self._record_bytes_max + BLANK_BYTES_MIN:
                 return ""
             return f"a filler of {size} bytes, {room} bytes before the end of its file; are file sizes equal?"
-        return f"magic {magic & 0xFFFFFFFF:#010x} begins no record"
+        return f"magic {magic & 0xFFFFFFFF:#010x} does not begin a record"
 
 
 def _offset_fault(buffer: memoryview, position: int, log_offset: int) -> str:
     stored_offset = _FIXED.unpack_from(buffer, position)[3]
-    return "" if stored_offset == log_offset else f"the record says that it lies at {stored_offset}"
+    return "" if stored_offset == log_offset else f"the record's stored offset is {stored_offset}"
 
 
 def _record_fault(buffer: memoryview, position: int, size: int, log_offset: int) -> str:
     """Returns the fault in a whole record whose prefix is valid, or "" if it is intact (spec store 3.3)."""
     _, magic, crc, stored_offset, sys_flag = _FIXED.unpack_from(buffer, position)
     if stored_offset != log_offset:
-        return f"the record says that it lies at {stored_offset}"
+        return f"the record's stored offset is {stored_offset}"
     body_at = position + BODY_SIZE_AT_V4 + 4
     end = position + size
     if sys_flag & HOSTS_V6_MASK:
@@ -242,7 +242,7 @@ class TailOutcome(Enum):
     DIFFERENT = "the master has other bytes at the same place"
     SLAVE_AHEAD = "the slave holds more than its master"
     TOO_OLD = "the master no longer keeps the slave's next byte"
-    FAILED = "the master could not be asked"
+    FAILED = "the master did not answer"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

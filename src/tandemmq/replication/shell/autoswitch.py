@@ -233,7 +233,7 @@ class AutoSwitchReplication:
             await self._listener.close()
             self._listener = None
         await self.end_term()
-        assert not self._connections, "who has stopped takes no slaves"
+        assert not self._connections, "a stopped master accepts no slaves"
 
     async def begin_term(
         self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
@@ -337,8 +337,8 @@ class AutoSwitchReplication:
             if one is not None:
                 self._store.acks.forget(_replica(one))
             connection.close("the term has ended")
-        assert not self._connections, "nobody comes while the others go"
-        assert self._timer is None, "the set of no term is not looked at"
+        assert not self._connections, "no slave connects while the others are closed"
+        assert self._timer is None, "no set is checked without a term"
         slave, self._slave, self._followed = self._slave, None, None
         if slave is not None:
             await slave.stop()
@@ -419,7 +419,7 @@ class AutoSwitchReplication:
     def _require_newer(self, epoch: int) -> None:
         known = self._store.epochs.last_epoch
         if epoch <= known:
-            raise StaleTerm(f"term {epoch} is to begin, the log knows term {known}")
+            raise StaleTerm(f"term {epoch} cannot begin: the log already has term {known}")
 
     # Callbacks of the connections.
 
@@ -448,7 +448,10 @@ class AutoSwitchReplication:
         has_room = len(self._connections) < self._options.connection_count_max
         if self._is_stopped or self._set is None or not is_allowed or not has_room:
             reason = "" if is_allowed else "not in haAllowedSlaves"
-            facts = {"slave": connection.peer[0], "reason": reason or "no term of ours, or no room"}
+            facts = {
+                "slave": connection.peer[0],
+                "reason": reason or "no term as master, or too many connections",
+            }
             log.log(logging.WARNING if reason else logging.INFO, events.SLAVE_REFUSED, extra=facts)
             return False
         assert connection not in self._connections, connection.peer
@@ -461,11 +464,11 @@ class AutoSwitchReplication:
         """
         assert connection.session.start is start, start
         peer_id = _peer_id(connection)
-        assert peer_id is not None, "who reports has told who it is"
+        assert peer_id is not None, "a slave sends its id before it reports"
         for other in list(self._connections):
             if other is not connection and _peer_id(other) == peer_id:
                 self._forget(other)
-                other.close("the slave has come again")
+                other.close("the slave has reconnected")
         one = _slave_of(connection)
         if one is not None and connection in self._connections:
             self._store.acks.forget(_replica(one))

@@ -236,7 +236,7 @@ class ReplicationMaster:
         self._in_sync.on_report(record.id, self._reported[record.id].end, self.log_range())
 
     def on_fell_behind(self, connection: SlaveConnection) -> None:
-        assert connection.record.id is not None, "only who was given the log falls behind"
+        assert connection.record.id is not None, "only a slave that received bytes falls behind"
         self._directory.leave(connection.record)
         connection.record.id = None
         self._report_all()

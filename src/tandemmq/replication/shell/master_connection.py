@@ -135,7 +135,7 @@ class MasterConnection(asyncio.BufferedProtocol):
             self._transport = None
 
     def _join(self, owner: ConnectionOwner) -> None:
-        assert not self.is_ready.is_set(), "the owner is told once"
+        assert not self.is_ready.is_set(), "the owner is notified once"
         assert self._handshake is None, "the master has proven the secret, if there is one"
         self.is_ready.set()
         owner.on_connected(self)

@@ -342,7 +342,7 @@ class ReplicationSlave:
             history = await ask()
         except TandemError as error:
             if self._connection is connection:
-                reason = f"the master does not tell its history: {error}"
+                reason = f"the master did not send its history: {error}"
                 self._perform(session.on_failed(reason, self._now_ms()))
             return
         if self._connection is connection:

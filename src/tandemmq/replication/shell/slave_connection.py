@@ -127,7 +127,7 @@ class SlavePump:
             except Exception as error:
                 # This may run inside the store's write; one failing slave must not affect it or other slaves.
                 log.error(events.SLAVE_PUSH_FAILED, exc_info=error)
-                connection.close(f"it could not be sent to: {error!r}")
+                connection.close(f"sending failed: {error!r}")
 
 
 class SlaveConnection(asyncio.Protocol):
@@ -269,7 +269,7 @@ class SlaveConnection(asyncio.Protocol):
 
     def close(self, reason: str) -> None:
         """Closes at once; bytes that the socket has not accepted are dropped."""
-        assert reason, "whoever looks for a lost slave asks why"
+        assert reason, "a closed connection has a reason"
         self.close_reason = self.close_reason or reason
         if self._transport is not None:
             self._transport.abort()

@@ -177,7 +177,9 @@ class _Check:
     def _check_names(self) -> None:
         size = usual_size(self._log.files)
         for path in self._log.foreign_files:
-            self._findings.note(StorePart.LOG, path, "the name is no offset; RocketMQ does not start with it")
+            self._findings.note(
+                StorePart.LOG, path, "the name is not an offset; RocketMQ does not start with it"
+            )
         for index, file in enumerate(self._log.files):
             if file.size != size:
                 is_unused = file.size == 0 and index == len(self._log.files) - 1
@@ -186,7 +188,7 @@ class _Check:
                     StorePart.LOG, file.path, reason, is_expected=is_unused, offset=file.size
                 )
             elif size and file.base % size:
-                reason = f"the name is no multiple of the file size {size}"
+                reason = f"the file name is not a multiple of the file size {size}"
                 self._findings.damage(StorePart.LOG, file.path, reason)
         if not self._log.files:
             self._findings.note(StorePart.LOG, self._log.directory, "there are no log files")
@@ -211,7 +213,7 @@ class _Check:
             return
         layout = self._options.index_layout or guess_layout(paths[0].stat().st_size)
         if layout is None:
-            reason = "not checked: the numbers of slots and entries must be told for a file of this length"
+            reason = "not checked: pass the numbers of slots and entries for a file of this length"
             self._findings.note(StorePart.INDEX, paths[0], reason)
             return
         check = IndexCheck(layout, keys, walk, self._findings)
@@ -325,11 +327,11 @@ def _read_json(path: Path, findings: Findings) -> Any:
     try:
         value = parse(data) if data.strip(b" \t\r\n\0") else None
     except RemoteProtocolError as error:
-        findings.report(StorePart.CONFIG, path, f"is no JSON: {error}", is_expected=is_backup)
+        findings.report(StorePart.CONFIG, path, f"is not JSON: {error}", is_expected=is_backup)
         return None
     if isinstance(value, dict):
         return value
-    reason = "is empty" if value is None else "holds no JSON object"
+    reason = "is empty" if value is None else "is not a JSON object"
     # RocketMQ leaves an empty file for an empty table; brokers then read the backup.
     findings.report(StorePart.CONFIG, path, reason, is_expected=is_backup or value is None)
     return None

@@ -146,9 +146,9 @@ def shared_lock(path: Path) -> Iterator[None]:
 def require_store(root: Path, log_dir: Path) -> None:
     """Checks that a store exists. Raises StoreError."""
     if not root.is_dir():
-        raise StoreError(f"{root} is no directory")
+        raise StoreError(f"{root} is not a directory")
     if not log_dir.is_dir():
-        raise StoreError(f"{log_dir} is no directory: {root} is no store, or its CommitLog lies elsewhere")
+        raise StoreError(f"{log_dir} is not a directory: {root} is not a store, or its log is elsewhere")
 
 
 def holds_files(directory: Path) -> bool:

@@ -222,7 +222,7 @@ class LogWalk:
         if found.outcome is RecordOutcome.BLANK and found.size == remaining:
             self.intact_end = file.end
             if data_end(stored, position + 8) > position + 8:
-                reason = "behind the BLANK lie bytes that are not zero; nothing reads them"
+                reason = "non-zero bytes follow the BLANK; nothing reads them"
                 self._findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
         if not is_last:

@@ -120,7 +120,7 @@ class QueueCheck:
         state.behind = None
         state.behind_count = 0
         topic, queue_id = rows.key
-        reason = "the queue begins anew here, as after its topic was deleted and made again"
+        reason = "the queue restarts here, as after its topic was deleted and created again"
         facts = {"topic": topic, "queue_id": queue_id, "log_offset": int(rows.log_offset[0])}
         self._findings.note(StorePart.QUEUE, self._path(state, rows.key), reason, **facts)
 
@@ -406,7 +406,7 @@ class Leftovers:
 
     def _entry_fault(self, queue_offset: int, log_offset: int, size: int) -> tuple[str, bool]:
         if size <= 0 or log_offset < 0:
-            return "is empty or no entry", False
+            return "is empty or not an entry", False
         damage = damage_at(self._walk.damages, log_offset)
         if damage is not None:
             if damage.topic is None:

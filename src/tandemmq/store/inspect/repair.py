@@ -169,7 +169,7 @@ class _Repair:
         size = self._options.queue_file_bytes or found
         if not size:
             size = QUEUE_FILE_BYTES
-            warning = f"ConsumeQueue files are made {size} bytes long, because none is left to tell"
+            warning = f"ConsumeQueue files are made {size} bytes long, since no file is left to show the size"
             self._report.warnings.append(warning)
         if size % QUEUE_UNIT_BYTES:
             raise StoreError(f"{self._queue_dir}: files of {size} bytes do not hold whole entries")
@@ -291,7 +291,7 @@ class _Repair:
         assert self._done == sum(file.size for file in self._log.files), self._done
         self._report.key_count = 0 if index is None else index.key_count
         for topic, queue_id in queues.restarted:
-            self._report.warnings.append(f"{topic}/{queue_id}: begins anew after its topic was deleted")
+            self._report.warnings.append(f"{topic}/{queue_id}: restarts after its topic was deleted")
 
     def _is_refused(self) -> bool:
         middle = [damage for damage in self._walk.damages if not damage.is_tail]
