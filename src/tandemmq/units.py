@@ -6,8 +6,8 @@ EpochMs = NewType("EpochMs", int)
 """Wall-clock milliseconds since 1970-01-01 UTC."""
 
 ReplicaId = NewType("ReplicaId", str)
-"""The name under which a replica's acknowledgements are counted: one per slave, however many connections it
-has.
+"""The name under which a replica's acknowledgements are counted: one per slave, regardless of the slave's
+number of connections.
 """
 
 MASTER_ID: Final = 0

@@ -27,8 +27,8 @@ SEND_TIMEOUT_S = 3.0
 
 
 class SendStatus(Enum):
-    """The result of a send. All four mean that the master has stored the message; the last three, that a
-    guarantee was not met in time.
+    """The result of a send. Each status means that the master has stored the message; the last three also mean
+    that a guarantee was not met in time.
 
     SEND_OK              flushed and replicated as configured at the broker
     FLUSH_DISK_TIMEOUT   not flushed to disk within the broker's time limit
@@ -67,7 +67,7 @@ class SendAnswer(msgspec.Struct, frozen=True, gc=False):
 
 
 def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
-    """Returns the request for a message or a batch; producers that pipeline send it themselves."""
+    """Returns the request for a message or a batch, for producers that pipeline their sends."""
     code = RequestCode.SEND_BATCH_MESSAGE if header.is_batch else RequestCode.SEND_MESSAGE_V2
     return Command.request(code, header, body=body, oneway=oneway)
 
@@ -106,7 +106,7 @@ async def send(
 
 
 async def send_oneway(client: RemotingClient, address: str, header: SendRequestV2, body: Buffer) -> None:
-    """Sends without an answer; the caller does not learn if the message was stored."""
+    """Sends a message without waiting for an answer; the caller does not learn if the message was stored."""
     await client.send_oneway(address, send_command(header, body, oneway=True))
 
 
@@ -121,7 +121,9 @@ async def send_back(
 
 
 def end_command(header: EndTransactionRequest) -> Command:
-    """Returns the one-way request; the answer to a check uses the connection of the check."""
+    """Returns the one-way request that ends a transaction, for an answer to a check, which must use the
+    connection of the check.
+    """
     return Command.request(RequestCode.END_TRANSACTION, header, oneway=True)
 
 

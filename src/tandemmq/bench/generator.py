@@ -18,8 +18,8 @@ _READ_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadResult:
-    """The result of one run: the number of sends, the wall time in seconds, and each send's latency in
-    microseconds.
+    """The result of one run: the number of sends, the wall time in seconds, each send's latency in
+    microseconds, and the number of sends that were answered with an error.
     """
 
     count: int
@@ -75,7 +75,7 @@ def send_frames(topic: str, queue_count: int, body_bytes: int, count: int) -> li
 def run_load(address: str, frames: list[bytes], *, in_flight: int, seconds_max: float) -> LoadResult:
     """Sends the frames repeatedly for `seconds_max`, `in_flight` at a time; returns the result.
 
-    At least one chunk is sent: on a busy machine the time may be over before the first send.
+    At least one chunk is sent, because on a busy machine the time may be over before the first send.
     """
     host, _, port = address.rpartition(":")
     with socket.create_connection((host, int(port)), timeout=10) as connection:

@@ -35,7 +35,7 @@ _ADVICE = {
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_CONTENT = b"lock"  # the content that a RocketMQ broker writes (spec store 1)
 
-# POSIX record locks exclude only other processes, so this process records its own.
+# POSIX record locks exclude only other processes, so the lock files of this process are recorded here.
 _locked_here: set[str] = set()
 
 
@@ -72,7 +72,9 @@ class DiskFile:
         self._pwrite_in_parts(offset, buffers)
 
     def _pwrite_in_parts(self, offset: int, buffers: Sequence[Buffer]) -> None:
-        """Writes short writes and very many buffers, slowly. Writing a range again is harmless."""
+        """Continues after a short write, and writes more buffers than one call accepts. Starts again at
+        `offset`, because writing the same bytes twice is harmless.
+        """
         rest = [memoryview(buffer).cast("B") for buffer in buffers]
         assert 0 <= offset <= self._size - sum(map(len, rest)), (self._path, offset, self._size)
         first = 0
@@ -111,11 +113,11 @@ class DiskFile:
     def sync(self) -> None:
         os.fdatasync(self._descriptor)
         for directory in tuple(self._unsynced_directories):
-            # When a topic was deleted meanwhile, the directory is gone with all its files: there is no name
-            # to sync.
+            # If the topic was deleted meanwhile, the directory and its files no longer exist: there is no
+            # name to sync.
             with suppress(FileNotFoundError):
                 sync_directory(directory)
-            with suppress(ValueError):  # another thread that syncs this file was first
+            with suppress(ValueError):  # another thread synced this file at the same time and removed it
                 self._unsynced_directories.remove(directory)
 
     def add_new_directories(self, parents: list[Path]) -> None:
@@ -231,7 +233,7 @@ class RealDisk:
         while not path.exists() and path != path.parent:
             path = path.parent
         state = os.statvfs(path)
-        # As df counts: blocks reserved for root are neither used nor available.
+        # As in `df`, blocks reserved for root count as neither used nor available.
         used = state.f_blocks - state.f_bfree
         return (used + state.f_bavail) * state.f_frsize, state.f_bavail * state.f_frsize
 
@@ -290,7 +292,8 @@ def _keep_backup(path: Path) -> None:
         os.replace(path, backup)
     else:
         os.replace(staged, backup)
-        # rename() leaves both names when they are one file, as after a crash between two steps.
+        # rename() does nothing if both names already link to one file, which a crash after the previous
+        # rename can cause. The staged name must not remain.
         staged.unlink(missing_ok=True)
 
 
@@ -313,9 +316,10 @@ def _make_durable_directories(path: Path) -> None:
 
 # Replacing a directory or file by one that was built beside it.
 #
-# Strategy: renameat2 with RENAME_EXCHANGE swaps two names at once, so a kill leaves the old or the new one,
-#           never none. Without that system call there are two renames; a kill between them leaves derived
-#           files missing, which brokers rebuild from the log.
+# Strategy: renameat2 with RENAME_EXCHANGE swaps two names atomically, so after a kill `path` is the old or the
+#           new content, never missing. Without that system call there are two renames; a kill between them
+#           leaves `path` missing until `restore`. That is safe, because only derived files are replaced,
+#           which brokers rebuild from the log.
 
 BESIDE = ".repair"
 _EXCHANGE = 2
@@ -384,7 +388,9 @@ def _exchange(one: Path, other: Path) -> bool:
 
 
 def sync_tree(directory: Path) -> None:
-    """Makes the names of every directory below durable; the writer of the files has synced their content."""
+    """Makes the names in `directory`, and in every directory below it, durable. The content of the files must
+    already be synced.
+    """
     for path, _, _ in os.walk(directory):
         sync_directory(Path(path))
 
@@ -402,13 +408,13 @@ _MLOCK_ONFAULT = 1
 
 
 class LockedMemory:
-    """`size` zero bytes outside the Python heap, released when the last view of them is gone.
+    """A block of `size` zero bytes outside the Python heap, released when the last view of it is gone.
 
-    If `is_locked` is False the kernel may swap them out; everything else works.
+    If `is_locked` is False, the kernel may swap the block out; everything else works.
 
-    Strategy: an anonymous map costs nothing until it is written. It is locked page by page as that happens
-              (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would block the loop until it is
-              zeroed. If the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary map.
+    Strategy: an anonymous map costs nothing until it is written. Each page is locked when it is first written
+              (mlock2 with MLOCK_ONFAULT), because locking a gibibyte at once would block the loop until all
+              pages are zeroed. If the kernel refuses (RLIMIT_MEMLOCK), the memory is an ordinary map.
     """
 
     __slots__ = ("_map", "is_locked", "view")

@@ -1,4 +1,4 @@
-"""The interfaces to the machine (each is called a door), as Protocols: time, files, sockets and chance.
+"""The ports: interfaces to the machine's time, files, sockets and randomness, as Protocols.
 
 All code on the floors above accesses the machine only through these interfaces, so that a whole cluster can
 run on simulated ones from a seed. An implementation is chosen once, where a process (or a test) starts, and
@@ -47,9 +47,9 @@ class Clock(Protocol):
 class Advice(Enum):
     """The hints to the kernel about an open file."""
 
-    NORMAL = "reading ahead may help; so it is when nothing was said"
-    RANDOM = "it is read here and there: reading ahead is waste"
-    IDLE = "pages of its view may leave this process; they stay in the page cache, and views stay valid"
+    NORMAL = "read-ahead may help (the default)"
+    RANDOM = "access is random: read-ahead is wasted"
+    IDLE = "the process may drop its mapped pages; the page cache keeps them, and views stay valid"
 
 
 class NotOpened(OSError):
@@ -103,8 +103,8 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files in directories. Errors are OSError with its errno, so a full disk is ENOSPC (or EDQUOT);
-    NotOpened when no descriptor is left for one more open file.
+    """Files in directories. Every error is an OSError with its errno, so a full disk is ENOSPC (or EDQUOT). If
+    no descriptor is left for another open file, the error is NotOpened.
     """
 
     def open(self, path: Path) -> File: ...
@@ -114,7 +114,7 @@ class Disk(Protocol):
 
         With `sparse` no blocks are reserved: for large tables that fill slowly and can be rebuilt.
 
-        Raises:  FileExistsError; OSError when there is no room; no file is left behind then.
+        Raises:  FileExistsError; OSError when there is no room. After an OSError no new file remains.
         """
 
     def list(self, directory: Path) -> list[str]:
@@ -185,8 +185,8 @@ ProtocolFactory = Callable[[], StreamProtocol]
 
 
 class Network(Protocol):
-    """Stream connections whose two ends are `asyncio.Protocol` objects, or `asyncio.BufferedProtocol` objects
-    where much data arrives at once. Errors are OSError (TimeoutError is one).
+    """Stream connections. Each end is an `asyncio.Protocol`, or an `asyncio.BufferedProtocol` where much data
+    arrives at once. Every error is an OSError, TimeoutError included.
     """
 
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> Listener: ...

@@ -1,8 +1,9 @@
-"""A log offset that only rises, and the only way to wait for it.
+"""A log offset that rises unless the log is cut, and the only way to wait for it.
 
 Owns:    the value, its followers and its waiters. Followers are called synchronously on each raise, in the
-         order of their registration; they must be short and must not raise. Only truncation lowers the value:
-         it fails every waiter above the cut with `Truncated`. Knows nothing of files, replicas or messages.
+         order of their registration; a follower must be short and must not raise. Only truncation lowers the
+         value: it fails every waiter above the cut with `Truncated`. Independent of files, replicas and
+         messages.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ Follower = Callable[[int], None]
 
 
 class Watermark:
-    """An offset that rises; `name` appears in errors."""
+    """An offset that rises unless the log is cut; `name` appears in errors."""
 
     __slots__ = ("_closed", "_followers", "_waiters", "cut_count", "name", "value")
 

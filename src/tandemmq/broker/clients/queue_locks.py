@@ -1,9 +1,9 @@
 """Queue locks of orderly consumers: LOCK_BATCH_MQ and UNLOCK_BATCH_MQ.
 
 A lock is renewed by requesting it again, and expires `expired_ms` after the last renewal (spec semantics
-10.6, spec remoting 9.8). It expires sooner if the connection of its last renewal is closed. Expired locks are
-removed when their group next requests locks; a group without locks is removed as well. Times use the
-monotonic clock: setting the wall clock would release locks their holders still trust.
+10.6, spec remoting 9.8). It may expire sooner if the connection of its last renewal is closed. Expired locks
+are removed when their group next requests locks; a group without locks is removed as well. Times use the
+monotonic clock: with the wall clock, a change of the time could release locks that clients still rely on.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
 
-LEFT_EXPIRED_MS: Final = 35_000
-"""The expiry, in milliseconds, of a lock if its connection is closed. It is not immediate: the client may
-still be running and use its queues for the 30 s that a lock lasts on its side, plus 5 s for the current
-message.
+CLOSED_EXPIRED_MS: Final = 35_000
+"""The expiry, in milliseconds, of a lock whose connection is closed. The lock does not expire at once: the
+client may still be running, and may use its queues for the 30 s that a lock lasts on the client's side, plus
+5 s for the current message.
 """
 
 
@@ -55,7 +55,9 @@ class QueueLocks:
         queues: Iterable[MessageQueue],
         holder: Holder | None = None,
     ) -> list[MessageQueue]:
-        """Returns the queues that `client_id` now holds, in the requested order. `holder`: its connection."""
+        """Acquires or renews the locks of `queues`, except those that another client holds. Returns the queues
+        that `client_id` now holds, in the requested order. `holder`: the connection of the client.
+        """
         locks = self._groups.setdefault(group, {})
         held = []
         for queue in queues:
@@ -67,6 +69,7 @@ class QueueLocks:
         return held
 
     def unlock(self, group: str, client_id: str, queues: Iterable[MessageQueue]) -> None:
+        """Releases the locks of `queues` that `client_id` holds."""
         locks = self._groups.get(group)
         if locks is None:
             return
@@ -94,7 +97,7 @@ class QueueLocks:
     def _is_expired(self, lock: _Lock) -> bool:
         expired_ms = self._expired_ms
         if lock.holder is not None and lock.holder.is_closed:
-            expired_ms = min(expired_ms, LEFT_EXPIRED_MS)
+            expired_ms = min(expired_ms, CLOSED_EXPIRED_MS)
         return self._clock.monotonic() - lock.renewed_s > expired_ms / 1000
 
 
