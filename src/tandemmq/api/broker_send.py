@@ -27,8 +27,8 @@ SEND_TIMEOUT_S = 3.0
 
 
 class SendStatus(Enum):
-    """The result of a send. Each status means that the master has stored the message; the last three also mean
-    that a guarantee was not met in time.
+    """The result of a send. Each status means that the master has stored the message; the last three also
+    mean that a guarantee was not met in time.
 
     SEND_OK              flushed and replicated as configured at the broker
     FLUSH_DISK_TIMEOUT   not flushed to disk within the broker's time limit

@@ -1,7 +1,8 @@
-"""Deliveries that survive a kill: waiting messages are appended, and progress counts only once they are safe.
+"""Deliveries that survive a kill: waiting messages are appended to their topics, and the progress of a
+delivery is saved only once the appended copies are safe.
 
-`Progress` holds progress back until it is safe, `Wake` lets a task sleep, `DurableWriter` is the only access
-of deliveries to the store, and `restore` builds the message to append.
+`Progress` holds progress back until the copies are safe, `Wake` lets a task sleep, `DurableWriter` is the
+only access of deliveries to the store, and `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -28,12 +29,14 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 PROGRESS_COUNT_MAX = 65_536
+"""The most deliveries whose copies are not safe yet; then delivery pauses."""
 
 
 def safe_end(*, flushed: int, appended: int, acknowledged: Iterable[int], gap_bytes_max: int) -> int:
-    """Returns the log offset below which nothing is lost by a power cut or by losing the master.
+    """Returns the log offset below which neither a power cut nor the loss of the master loses a message.
 
-    A slave that is `gap_bytes_max` behind, or ahead of the log, does not count (spec replication 4.8).
+    A slave that is `gap_bytes_max` or more behind, or ahead of the log, does not count (spec replication
+    4.8).
     """
     near = [offset for offset in acknowledged if 0 <= appended - offset < gap_bytes_max]
     return min([flushed, *near])
@@ -43,9 +46,10 @@ class Progress(Generic[T]):
     """The progress of a delivery, held back until the delivered copies are safe: values in log order, each
     with the log offset that must be safe.
 
-    A copy in the page cache, or one that no slave holds, may still be lost. If the progress were ahead of the
-    copy, the message would be lost with it. So progress waits until the log is flushed, and acknowledged by
-    the in-sync slaves, up to that offset. After a kill the rest is delivered again.
+    A copy in the page cache, or one that no slave holds, may still be lost. If the saved progress were beyond
+    such a copy, the message would never be delivered again. So the progress waits until the log is flushed,
+    and acknowledged by the in-sync slaves, up to the end of the copy. After a kill, messages without saved
+    progress are delivered again.
     """
 
     __slots__ = ("_waiting",)
@@ -57,12 +61,12 @@ class Progress(Generic[T]):
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[T]:
-        """Yields the values that are not safe yet, oldest first."""
+        """Yields the values whose copies are not safe yet, oldest first."""
         return (value for _, value in self._waiting)
 
     @property
     def is_full(self) -> bool:
-        """True if no more may be delivered until some deliveries are safe."""
+        """True if no further message may be delivered until some deliveries are safe."""
         return len(self._waiting) >= PROGRESS_COUNT_MAX
 
     def add(self, log_end: int, value: T, *, replaces: bool = False) -> None:
@@ -122,9 +126,9 @@ BATCH_COUNT_MAX = 64
 class DurableWriter:
     """Reads waiting messages and appends the due ones; shared by delay levels, timers, pops and transactions.
 
-    A batch is one append, awaited before the next, so messages keep their order and no batch is half
-    delivered. A temporary rejection by the store is retried. A message that can never be stored is dropped
-    with an ERROR, because it would hold back all others.
+    A batch is one append, and the next batch waits for its outcome, so messages keep their order and no batch
+    is half delivered. A temporary rejection by the store is retried. A message that can never be stored is
+    dropped with an ERROR, because it would hold back all messages after it.
     """
 
     def __init__(self, store: MessageStore, clock: Clock) -> None:
@@ -156,11 +160,11 @@ class DurableWriter:
         *,
         waits: bool = True,
     ) -> tuple[list[Record], int]:
-        """Reads messages from `queue_offset` on. Returns them and the next offset to read, which skips
-        messages deleted by retention.
+        """Reads messages from `queue_offset` on. Returns the messages and the next offset to read, which
+        skips messages deleted by retention.
 
-        No messages and an unchanged offset: the queue has no more, or with `waits` an entry is being
-        repaired.
+        An empty list with an unchanged offset means that the queue has no further messages or, with `waits`,
+        that an entry is being repaired.
         """
         limit = self.batch_bytes_max
         got = self._store.get(
@@ -181,8 +185,8 @@ class DurableWriter:
         return records, got.next_offset
 
     def _read_singly(self, topic: str, queue_id: int, begin: int, end: int) -> list[Record]:
-        """Reads the same messages one by one at their queue entries, because the size field of a damaged
-        record cannot be trusted. Only the damaged record is lost.
+        """Reads the messages in `[begin, end)` one by one at their queue entries, because the size field of a
+        damaged record cannot be trusted. Only the damaged record is lost.
         """
         store = self._store
         records: list[Record] = []
@@ -202,10 +206,11 @@ class DurableWriter:
         return records
 
     async def append(self, records: Sequence[NewRecord]) -> int:
-        """Appends the records. Returns the end of the log after them; they are readable, or soon will be.
+        """Appends the records, and returns the end of the log after the records. The records become readable
+        without a further call.
 
-        Waits while the store rejects them. If the call is cancelled meanwhile, they may or may not be
-        appended.
+        Waits while the store rejects the records. If the call is cancelled meanwhile, the records may or may
+        not be appended.
         """
         try:
             return await self._append_all(records)
@@ -236,8 +241,8 @@ class DurableWriter:
             status = await done
             if status not in (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR):
                 return appended.end_offset
-            # Not stored, or unknown: the store has stopped or its disk is full. Retries until the task is
-            # stopped.
+            # Not stored, or unknown: the store has stopped or its disk is full. Retry until the caller's task
+            # is stopped.
             await self._clock.sleep(RETRY_AFTER_S)
 
     def _give_up(self, record: NewRecord, error: MessageIllegal) -> None:
@@ -256,10 +261,10 @@ TIMER_ROLL_TIMES = "TIMER_ROLL_TIMES"
 
 
 def restore(record: Record) -> NewRecord | None:
-    """Returns the message for its real topic and queue, or None if it has no such topic.
+    """Returns the message for its real topic and queue, or None if it names no real topic.
 
-    Half messages are never restored (spec store 15). The sender was answered long ago, so the append waits
-    for no acknowledgement.
+    Half messages are never restored (spec store 15). The append waits for no acknowledgement
+    (`wait_stored=False`), because the sender was answered when the waiting message was stored.
     """
     topic = _text(record, b"REAL_TOPIC")
     queue_id = _text(record, b"REAL_QID")
@@ -278,7 +283,9 @@ def restore_timer(record: Record, now_ms: int) -> NewRecord | None:
 
 
 def roll_timer(record: Record, now_ms: int) -> NewRecord:
-    """Returns a younger copy of the message for its timer topic, which retention reaches later."""
+    """Returns a copy of the message for its timer topic. Retention deletes the copy later than the original,
+    so a message with a long delay outlives its log file.
+    """
     count = _text(record, TIMER_ROLL_TIMES.encode())
     times = int(count) + 1 if count.isascii() and count.isdigit() and len(count) <= 9 else 1
     rolled = _with_pair(_with_times(record, now_ms), TIMER_ROLL_TIMES, str(times))

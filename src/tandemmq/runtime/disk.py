@@ -316,9 +316,9 @@ def _make_durable_directories(path: Path) -> None:
 
 # Replacing a directory or file by one that was built beside it.
 #
-# Strategy: renameat2 with RENAME_EXCHANGE swaps two names atomically, so after a kill `path` is the old or the
-#           new content, never missing. Without that system call there are two renames; a kill between them
-#           leaves `path` missing until `restore`. That is safe, because only derived files are replaced,
+# Strategy: renameat2 with RENAME_EXCHANGE swaps two names atomically, so after a kill `path` is the old or
+#           the new content, never missing. Without that system call there are two renames; a kill between
+#           them leaves `path` missing until `restore`. That is safe, because only derived files are replaced,
 #           which brokers rebuild from the log.
 
 BESIDE = ".repair"

@@ -103,8 +103,8 @@ class Lock(Protocol):
 
 
 class Disk(Protocol):
-    """Files in directories. Every error is an OSError with its errno, so a full disk is ENOSPC (or EDQUOT). If
-    no descriptor is left for another open file, the error is NotOpened.
+    """Files in directories. Every error is an OSError with its errno, so a full disk is ENOSPC (or EDQUOT).
+    If no descriptor is left for another open file, the error is NotOpened.
     """
 
     def open(self, path: Path) -> File: ...

@@ -56,12 +56,14 @@ from tandemmq.units import Buffer
 UPDATE_FAILED: Final = 209
 DELETE_FAILED: Final = 210
 ADDRESSES_FAILED: Final = 211
-"""RocketMQ's error codes of these three requests; other requests use these numbers for other errors."""
+"""RocketMQ's error codes for updating an account, deleting an account, and replacing the addresses. Answers
+to other requests use these numbers for other errors.
+"""
 
 
 class PlainHandlers:
-    """Handles the requests of 4.x tools. `files` is None while aclEnable is off; every change is rejected
-    then.
+    """Handles the requests of 4.x tools. `files` is None if aclEnable is off; every change is then
+    rejected.
     """
 
     def __init__(
@@ -73,6 +75,7 @@ class PlainHandlers:
         self._address = address
 
     async def handle_update_account(self, channel: Channel, command: Command) -> Command:
+        """Handles UPDATE_AND_CREATE_ACL_CONFIG (50). The answer is sent once the change is on disk."""
         request = command.decode(UpdateAccountRequest)
         files = self._files_or_reject(UPDATE_FAILED)
         path = files.path_of(request.access_key) or files.default_path
@@ -101,7 +104,7 @@ class PlainHandlers:
         path = Path(request.file) if request.file else files.default_path
         if path != files.default_path and path not in files.documents:
             # A path in a request must never create a new file.
-            raise RequestRejected(f"{path} is no file of the rules", code=ADDRESSES_FAILED)
+            raise RequestRejected(f"{path} is not a file of access rules", code=ADDRESSES_FAILED)
         addresses = [text.strip() for text in request.addresses.split(",") if text.strip()]
         await _change(
             files, path, lambda document: set_white_addresses(document, addresses), ADDRESSES_FAILED
@@ -127,7 +130,9 @@ class PlainHandlers:
         return command.reply(0, header)
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
-        """Returns all rules, secrets included, as in RocketMQ; so the request needs an administrator."""
+        """Returns all rules with their secrets, as in RocketMQ; therefore only an administrator may request
+        them.
+        """
         documents = () if self._files is None else self._files.documents.values()
         addresses: list[str] = []
         accounts: list[AccountInfo] = []
@@ -145,7 +150,8 @@ class PlainHandlers:
 
 
 async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]], None], code: int) -> None:
-    # A closed connection must not cancel the change between the file and the rules.
+    # A closed connection cancels its handlers. The shield keeps that from ending the change after the file
+    # was written and before the rules in memory follow.
     try:
         await asyncio.shield(files.change(path, apply))
     except (ConfigError, OSError) as error:
@@ -153,7 +159,7 @@ async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]
 
 
 def _put_account(document: dict[str, Any], request: UpdateAccountRequest) -> None:
-    """Creates or changes an account; keys that the request does not name stay."""
+    """Creates or changes an account; keys that the request does not name are kept."""
     accounts = accounts_in(document)
     account = next((entry for entry in accounts if entry.get("accessKey") == request.access_key), None)
     if account is None:
@@ -191,11 +197,14 @@ def _describe_account(raw: dict[str, Any]) -> AccountInfo:
     )
 
 
-def _visible_user(user: UserInfo, sees: str | None) -> UserInfo:
-    """Returns the user without the password unless the requester may see it. Tools that copy users then fail
+def _visible_user(user: UserInfo, requester: str | None) -> UserInfo:
+    """Returns the user without the password, unless the requester may see the password (`requester` as from
+    `_requester`). The password is absent, not replaced by another text, so that tools that copy users fail
     instead of setting a wrong password.
     """
-    return user if sees is None or sees == user.username else msgspec.structs.replace(user, password=None)
+    if requester is None or requester == user.username:
+        return user
+    return msgspec.structs.replace(user, password=None)
 
 
 class AuthHandlers:
@@ -234,15 +243,15 @@ class AuthHandlers:
     def handle_get_user(self, channel: Channel, command: Command) -> Command:
         """Returns an empty answer if there is no such user, as in RocketMQ."""
         user = self._table.user(command.decode(UserRequest).username)
-        sees = self._sees(command)
+        requester = self._requester(command)
         return command.reply(
-            body=b"" if user is None else encode_body(_visible_user(render_user(user), sees))
+            body=b"" if user is None else encode_body(_visible_user(render_user(user), requester))
         )
 
     def handle_list_users(self, channel: Channel, command: Command) -> Command:
-        sees = self._sees(command)
+        requester = self._requester(command)
         users = self._table.users(command.decode(ListUsersRequest).name_part)
-        return command.reply(body=encode_body([_visible_user(user, sees) for user in users]))
+        return command.reply(body=encode_body([_visible_user(user, requester) for user in users]))
 
     async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(AclRequest).subject
@@ -273,9 +282,9 @@ class AuthHandlers:
         request = command.decode(ListAclsRequest)
         return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
 
-    def _sees(self, command: Command) -> str | None:
-        """Returns the user whose password the requester may see: its own name, None (all passwords) for a
-        super user, "" for an unauthenticated request.
+    def _requester(self, command: Command) -> str | None:
+        """Returns the name of the requesting user, who may see only the password of that user; None for a
+        super user, who may see all passwords; "" for an unauthenticated request, which may see none.
         """
         options = self._options
         if not options.authentication_enabled or command.code in options.authentication_white_codes:
@@ -287,7 +296,7 @@ class AuthHandlers:
 
     def _check_on(self) -> None:
         if not self._options.authentication_enabled:
-            raise NotPermitted("users and policies are only changed while authenticationEnabled is true")
+            raise NotPermitted("users and policies can be changed only with authenticationEnabled=true")
 
     async def _saved(self, command: Command) -> Command:
         await save_or_reject(self._saver, self._file)
@@ -301,8 +310,8 @@ SAVE_SOON_MS = 100
 
 
 class AccessService:
-    """Access control as used by the broker. `check` guards every request; it is None while access control is
-    off. `signer` signs this broker's own requests if it has credentials.
+    """Access control as used by the broker. `check` guards every request; `check` is None if access control
+    is off. `signer` signs this broker's own requests; `signer` is None without credentials.
     """
 
     def __init__(
@@ -336,8 +345,8 @@ class AccessService:
     def load(self) -> None:
         """Reads users and rules.
 
-        Raises:  ConfigError for invalid content: a broker does not start with rules that it would have to
-                guess.
+        Raises:  ConfigError for invalid content, so that a broker never starts with rules other than the
+                 intended ones.
         """
         self._saver.load(self._auth_file, self.users.load)
         self.users.on_change.append(lambda: self._saver.mark(self._auth_file))

@@ -55,8 +55,8 @@ class QueueLocks:
         queues: Iterable[MessageQueue],
         holder: Holder | None = None,
     ) -> list[MessageQueue]:
-        """Acquires or renews the locks of `queues`, except those that another client holds. Returns the queues
-        that `client_id` now holds, in the requested order. `holder`: the connection of the client.
+        """Acquires or renews the locks of `queues`, except those that another client holds. Returns the
+        queues that `client_id` now holds, in the requested order. `holder`: the connection of the client.
         """
         locks = self._groups.setdefault(group, {})
         held = []

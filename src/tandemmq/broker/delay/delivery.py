@@ -28,18 +28,19 @@ log = logging.getLogger(__name__)
 
 # Delay levels: one task for all of them.
 #
-# Owns: the progress of each level; the part that is safe goes to the DelayOffsetTable (delayOffset.json).
+# Owns: the progress of each level. Progress that is safe goes to the DelayOffsetTable (delayOffset.json).
 # Invariants: a message is delivered after its delay, in the order of its level. It is delivered again only if
-# the process died before its progress was saved.
+# the process died before the progress was saved.
 # Strategy: no timer per message. The task checks the head of every level, appends the due messages, and
-# sleeps until the next head is due, at most TICK_S, so that a changed wall clock is noticed. Messages read
-# but not yet due are kept, so each message is read once and later arrivals do not wake the task. With nothing
-# waiting the task sleeps.
+# sleeps until the next head is due, at most TICK_S, so that it notices a changed wall clock. Messages that
+# were read but are not yet due are kept, so each message is read once and later arrivals do not wake the
+# task. If no message waits, the task sleeps until one arrives.
 # A message is due once either of two clocks shows that its delay has passed: the wall clock since the message
 # was stored, or the monotonic clock since this process has known the message. So a wall clock that is set
-# back neither holds messages for ever nor releases them early.
-# Source: spec store 15, spec semantics 18.1. RocketMQ at once releases a message that is due later than its
-# level allows; here the message waits for its delay, counted from when it was found.
+# back neither holds messages beyond their delay nor releases them early.
+# Source: spec store 15, spec semantics 18.1. If the wall clock was set back, a message seems due later than
+# its level's delay allows. RocketMQ releases such a message at once; here it waits for its delay, counted
+# from the moment at which this process learned of it.
 
 
 ARRIVAL_COUNT_MAX = 4_096
@@ -48,7 +49,7 @@ ARRIVAL_GAP_MS_MIN = 100
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """A message at the head of a level's queue."""
+    """A message that was read from a level's queue and is not delivered yet."""
 
     queue_offset: int
     stored_at_ms: int
@@ -56,8 +57,8 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class LevelPlan:
-    """The messages to deliver now: the first `due_count`. The next one is due in `wait_ms`; None if there is
-    none.
+    """The messages to deliver now: the first `due_count`. The message after them is due in `wait_ms`;
+    `wait_ms` is None if all messages are due.
     """
 
     due_count: int
@@ -65,11 +66,11 @@ class LevelPlan:
 
 
 class Arrivals:
-    """The times, by the monotonic clock, at which messages of a queue became known: never too early, a little
-    late.
+    """The times, by the monotonic clock, at which messages of a queue became known. A recorded time is never
+    before the true one.
 
-    Bound: ARRIVAL_COUNT_MAX entries per delay. Entries closer together than a fraction of the delay are
-           skipped; the next entry covers their messages.
+    Bound: at most ARRIVAL_COUNT_MAX + 1 samples. An arrival less than `_gap_ms` after the last sample gets no
+           sample; the next sample covers its messages.
     """
 
     __slots__ = ("_gap_ms", "_samples")
@@ -86,13 +87,13 @@ class Arrivals:
         samples = self._samples
         if samples and (queue_end <= samples[-1][0] or steady_ms - samples[-1][1] < self._gap_ms):
             return
-        if len(samples) > ARRIVAL_COUNT_MAX:  # the head is long due: no clock holds it back
+        if len(samples) > ARRIVAL_COUNT_MAX:  # the delay has passed for the head: no clock holds it back
             return
         samples.append((queue_end, steady_ms))
 
     def known_since(self, queue_offset: int) -> int | None:
-        """Returns a time at which the message was already known, or None if no entry covers it.
-        Offsets must not decrease.
+        """Returns a time at which the message was already known, or None if no sample covers the message.
+        `queue_offset` must not decrease from call to call.
         """
         samples = self._samples
         while samples and samples[0][0] <= queue_offset:
@@ -103,8 +104,8 @@ class Arrivals:
 def plan_level(
     waiting: Sequence[Waiting | Record], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
 ) -> LevelPlan:
-    """Returns how many messages from the head on are due. The order within a level is kept: the first message
-    that is not due holds back those behind it.
+    """Returns the number of due messages at the head, and the wait for the next one. The order within a level
+    is kept: the first message that is not due holds back those after it.
 
     Units:   now_ms by the wall clock, steady_ms by the monotonic clock.
     """
@@ -162,8 +163,8 @@ class LevelDelivery:
         self._is_stopping = False
 
     def wake(self, queue_id: int) -> None:
-        """Records that a message became readable in a level's queue. The task wakes only if the level has no
-        waiting message; otherwise the message is found in its turn.
+        """Records that a message became readable in a level's queue. Wakes the task only if the level has no
+        waiting message; otherwise the task reads the message after the waiting ones.
         """
         if self._is_stopping:
             return
@@ -186,7 +187,7 @@ class LevelDelivery:
 
     async def run(self) -> None:
         """Runs until `stop` is called."""
-        # Every level with a queue, including those above the configured ones: no message is left behind.
+        # Levels that are no longer configured are included: their queues may still hold messages.
         for topic, queue_id in self._store.queue_keys():
             if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
                 self._open_level(queue_id + 1)
@@ -197,7 +198,7 @@ class LevelDelivery:
             if len(self._progress):
                 wait_s = TICK_S if wait_s is None else min(wait_s, TICK_S)
             await self._wake.wait(wait_s)
-        self._levels.clear()  # the progress is still needed by `settle`, the messages read are not
+        self._levels.clear()  # the messages that were read; the progress stays, because `settle` needs it
 
     async def _deliver_round(self) -> float | None:
         """Delivers a batch of every level. Returns the seconds until the next round, or None to wait for
@@ -207,7 +208,7 @@ class LevelDelivery:
         for level in list(self._levels.values()):
             if self._is_stopping:
                 break
-            if self._progress.is_full:  # space may become free at any moment, and nothing signals that
+            if self._progress.is_full:  # no signal reports that room became free, so poll
                 waits.append(TICK_S)
                 break
             wait_s = await self._deliver_level(level)
@@ -216,7 +217,7 @@ class LevelDelivery:
         return min(waits, default=None)
 
     def _open_level(self, number: int) -> Level:
-        """Opens a level at its saved offset, or at the nearest offset that its queue has."""
+        """Opens a level at its saved offset, limited to the offsets that its queue still has."""
         low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
         high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
         offset = min(max(self._offsets.get(number) or 0, low), high)
@@ -264,13 +265,15 @@ class LevelDelivery:
             facts = {"topic": SCHEDULE_TOPIC, "queue_id": level.queue_id, "queue_offset": begin}
             log.error(
                 events.DELAYED_MESSAGE_LOST,
-                extra={**facts, "count": low - begin, "reason": "they were deleted"},
+                extra={**facts, "count": low - begin, "reason": "deleted by retention"},
             )
         return level.offset > begin
 
 
 STOP_S_MAX = 5.0
-"""The longest wait for a delivery that the store rejects; it must not hold up the broker's stop."""
+"""The longest time that `DelayedDelivery.stop` waits for its tasks. The store may keep rejecting an append,
+and the broker's stop must not wait for that.
+"""
 
 
 class DelayedDelivery:
@@ -354,7 +357,7 @@ class DelayedDelivery:
         log.info(events.DELIVERY_STOPPED)
 
     def settle(self) -> None:
-        """Commits the progress of everything on disk, which is everything once the store is closed."""
+        """Commits the progress of all copies on disk. Once the store is closed, that is all progress."""
         for part in (self._levels, self._timers):
             if part is not None:
                 part.settle(self._store.flushed.value)
