@@ -1,6 +1,7 @@
 """The metrics: their names and meanings, and the histogram that components of a broker keep.
 
-Owns: every name, once. A reader of a broker's state returns `Sample`s of these; `prometheus` renders them.
+Owns: every name, once. `broker/metrics.py` reads a broker's state as `Sample`s of these metrics;
+      `telemetry/prometheus.py` renders the samples.
 Invariants: names are unique and never change their meaning; units are in the name; counters end in `_total`;
             the number of series is bounded (`bound` states the labels' bounds).
 Strategy:   nothing is counted per message for a metric: values are read from the components at a scrape.
@@ -17,7 +18,7 @@ from typing import Final, NamedTuple
 
 TOPIC_SERIES_MAX: Final = 100
 """The most topics with separate series; `TOPICS_WITHOUT_SERIES` counts the others. A scrape uses the loop for
-1 ms, and for 2 ms more with this many (11 us per series, measured 2026-11).
+1 ms, and for 2 ms more with this number of topics (11 us per series, measured 2026-11).
 """
 
 QUEUES_READ_MAX: Final = 8_192
@@ -70,7 +71,7 @@ class Metric:
 
 
 class Histogram:
-    """The counts of durations by bucket. Only for the loop's thread, so without a lock."""
+    """The counts of durations by bucket. It has no lock, so only the loop's thread may use it."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -95,7 +96,9 @@ class Histogram:
 
 
 class Sample(NamedTuple):
-    """One series at the moment of a scrape; `labels` are the values of the metric's labels, in order."""
+    """One series at the moment of a scrape. `labels` has the values of the metric's labels, in their
+    order.
+    """
 
     metric: Metric
     value: float | Histogram
@@ -120,7 +123,7 @@ _REPLICAS = "connections on the replication port, 256"
 
 BROKER_INFO: Final = _gauge(
     "tandemmq_broker_info",
-    "1; the labels say which broker this is",
+    "always 1; the labels identify the broker",
     "cluster",
     "broker",
     "broker_id",
@@ -132,39 +135,45 @@ BROKER_INFO: Final = _gauge(
 # store
 APPENDED: Final = _gauge("tandemmq_store_appended_offset_bytes", "log offset up to which the log is written")
 FLUSHED: Final = _gauge("tandemmq_store_flushed_offset_bytes", "log offset up to which the log is fsynced")
-CONFIRMED: Final = _gauge("tandemmq_store_confirmed_offset_bytes", "log offset up to which readers may see")
+CONFIRMED: Final = _gauge(
+    "tandemmq_store_confirmed_offset_bytes", "log offset up to which messages may be read"
+)
 DISPATCHED: Final = _gauge(
     "tandemmq_store_dispatched_offset_bytes", "log offset up to which queues and key index are built"
 )
-LOG_MIN: Final = _gauge("tandemmq_store_min_offset_bytes", "log offset of the first byte that is kept")
+LOG_MIN: Final = _gauge("tandemmq_store_min_offset_bytes", "log offset of the oldest byte in the log")
 LOG_MAX: Final = _gauge("tandemmq_store_max_offset_bytes", "log offset of the next byte")
 DISPATCH_BEHIND: Final = _gauge(
     "tandemmq_store_dispatch_behind_bytes", "appended but not yet readable: appended - dispatched"
 )
 UNFLUSHED: Final = _gauge(
-    "tandemmq_store_unflushed_bytes", "in the page cache only, lost with the power: appended - flushed"
+    "tandemmq_store_unflushed_bytes",
+    "bytes in the page cache only, which a power cut loses: appended - flushed",
 )
 UNCOMMITTED: Final = _gauge(
     "tandemmq_store_uncommitted_bytes",
-    "with transientStorePoolEnable: in the pool only, lost with the process",
+    "with transientStorePoolEnable: bytes in the pool only, which the end of the process loses",
 )
 POOL_FREE: Final = _gauge(
-    "tandemmq_store_pool_free_buffers", "with transientStorePoolEnable: log files that may be begun now"
+    "tandemmq_store_pool_free_buffers", "with transientStorePoolEnable: free buffers, one per new log file"
 )
-LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, one made ahead of need included")
+LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, including the one created in advance")
 QUEUES: Final = _gauge("tandemmq_store_queues", "ConsumeQueues")
 WRITEABLE: Final = _gauge(
-    "tandemmq_store_writeable", "1 if sends are accepted; 0 on a slave, with a full disk or after a failure"
+    "tandemmq_store_writeable",
+    "1 while sends are accepted; 0 on a slave, with a full disk or after a failure",
 )
 READ_DISTANCE: Final = _gauge(
-    "tandemmq_store_read_distance_bytes", "distance of the last pull from the end of the log"
+    "tandemmq_store_read_distance_bytes", "distance from the last pull's position to the end of the log"
 )
 MEMORY_WINDOW: Final = _gauge(
     "tandemmq_store_memory_window_bytes",
-    "what is so far behind counts as in the page cache: accessMessageInMemoryMaxRatio of the memory",
+    "messages within this distance from the end of the log count as in the page cache:"
+    " accessMessageInMemoryMaxRatio of the memory",
 )
 READS_BEYOND_MEMORY: Final = _counter(
-    "tandemmq_store_reads_beyond_memory_total", "pulls from further behind, which a slave may answer"
+    "tandemmq_store_reads_beyond_memory_total",
+    "pulls of messages outside the memory window, which a slave may answer",
 )
 DAMAGED_RANGES: Final = _gauge(
     "tandemmq_store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
@@ -173,28 +182,34 @@ DAMAGED_BYTES: Final = _gauge("tandemmq_store_damaged_bytes", "bytes in those ra
 SCRUBBED: Final = _counter(
     "tandemmq_store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
 )
-DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "used on the file system of the CommitLog")
-DISK_TOTAL: Final = _gauge("tandemmq_disk_total_bytes", "size of that file system, without root's reserve")
-DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of it, 0..1")
+DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "bytes in use on the file system of the CommitLog")
+DISK_TOTAL: Final = _gauge(
+    "tandemmq_disk_total_bytes", "size of the CommitLog's file system, without root's reserve"
+)
+DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of the CommitLog's file system, 0..1")
 APPEND_BATCH: Final = _histogram(
     "tandemmq_store_append_batch_seconds",
-    "write of one batch into the log: all that arrived in one turn of the loop, or a run from the master",
+    "time to write one batch into the log: all sends of one turn of the loop or, on a slave, one block from"
+    " the master",
 )
 COMMIT: Final = _histogram(
     "tandemmq_store_commit_seconds",
-    "with transientStorePoolEnable: from the pool into the page cache, the change of threads included",
+    "with transientStorePoolEnable: time to write from the pool into the page cache, with the thread switch",
 )
-FLUSH: Final = _histogram("tandemmq_store_flush_seconds", "fsync of the log, the change of threads included")
+FLUSH: Final = _histogram(
+    "tandemmq_store_flush_seconds", "time of an fsync of the log, with the thread switch"
+)
 FLUSH_WAIT: Final = _histogram(
-    "tandemmq_store_flush_wait_seconds", "from a batch's write to its fsync, while sends wait (SYNC_FLUSH)"
+    "tandemmq_store_flush_wait_seconds",
+    "time from a batch's write to its fsync, if sends wait for the fsync (SYNC_FLUSH)",
 )
 ACK_WAIT: Final = _histogram(
     "tandemmq_store_ack_wait_seconds",
-    "from a batch's write to enough slaves' acks, while sends wait for them",
+    "time from a batch's write to the required acknowledgements of slaves, if sends wait for these",
 )
 SENDS_WAITING: Final = _gauge(
     "tandemmq_sends_waiting",
-    "sends that are written and wait for the disk or for slaves",
+    "sends that are in the log and wait for the disk or for slaves",
     "wait",
     bound="2: flush, acks",
 )
@@ -202,7 +217,7 @@ SENDS_WAITING: Final = _gauge(
 # sends, pulls, clients
 SENDS: Final = _counter(
     "tandemmq_sends_total",
-    "appends by outcome, a batch counts once; the broker's own (retries, delayed messages) are among them",
+    "appends by outcome, including the broker's own (retries, delayed messages); a batch counts once",
     "code",
     bound=_CODES,
 )
@@ -220,32 +235,37 @@ CONSUMER_REFUSALS: Final = _counter(
     bound="4 requests, response codes",
 )
 MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages received from producers")
-BYTES_IN: Final = _counter("tandemmq_message_in_bytes_total", "their bodies")
+BYTES_IN: Final = _counter(
+    "tandemmq_message_in_bytes_total", "bytes of the bodies of messages received from producers"
+)
 MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages delivered to consumers")
-BYTES_OUT: Final = _counter("tandemmq_message_out_bytes_total", "their stored records")
+BYTES_OUT: Final = _counter(
+    "tandemmq_message_out_bytes_total", "bytes of the stored records delivered to consumers"
+)
 TOPIC_IN: Final = _counter(
     "tandemmq_topic_messages_in_total",
-    "messages in the topic's queues since it was made; it survives a restart",
+    "messages stored in the topic's queues since the topic was created; a restart does not reset the count",
     "topic",
     bound=_TOPICS,
 )
 TOPIC_OUT: Final = _counter(
     "tandemmq_topic_messages_out_total",
-    "messages of the topic delivered to consumers since the start",
+    "messages of the topic delivered to consumers since the broker's start",
     "topic",
     bound=_TOPICS,
 )
 TOPICS_WITHOUT_SERIES: Final = _gauge(
     "tandemmq_topics_without_series",
-    f"topics with messages beyond the first {TOPIC_SERIES_MAX}: they are in the totals only",
+    f"topics with messages but without series, beyond the first {TOPIC_SERIES_MAX}; the totals include them",
 )
-TOPICS: Final = _gauge("tandemmq_topics", "topics that are configured, the broker's own included")
-GROUPS: Final = _gauge("tandemmq_subscription_groups", "subscription groups that are configured")
+TOPICS: Final = _gauge("tandemmq_topics", "configured topics, including the broker's own")
+GROUPS: Final = _gauge("tandemmq_subscription_groups", "configured subscription groups")
 CONSUMER_GROUPS: Final = _gauge("tandemmq_consumer_groups", "consumer groups with a client online")
 HELD_PULLS: Final = _gauge("tandemmq_held_pulls", "pulls that wait for messages")
 HELD_POPS: Final = _gauge("tandemmq_held_pops", "pops and notifications that wait for messages")
 POP_LEASES: Final = _gauge(
-    "tandemmq_pop_leases", "pops of one queue with messages that are neither acknowledged nor returned"
+    "tandemmq_pop_leases",
+    "leases: pops of one queue with messages that are neither acknowledged nor redelivered",
 )
 POPPED: Final = _counter("tandemmq_popped_messages_total", "messages delivered to consumers by pops")
 POP_ACKS: Final = _counter("tandemmq_pop_acks_total", "popped messages that were acknowledged")
@@ -256,7 +276,8 @@ POP_REVIVED: Final = _counter(
     "tandemmq_pop_revived_total", "popped messages stored again because they were not acknowledged"
 )
 POP_DEAD: Final = _counter(
-    "tandemmq_pop_dead_letters_total", "those that became dead letters after too many attempts"
+    "tandemmq_pop_dead_letters_total",
+    "popped messages that became dead letters after their last delivery attempt",
 )
 CONNECTIONS: Final = _gauge(
     "tandemmq_connections", "open client connections by listener", "listener", bound="2: main, fast"
@@ -264,25 +285,25 @@ CONNECTIONS: Final = _gauge(
 
 # replication
 SLAVE_CONNECTIONS: Final = _gauge("tandemmq_slave_connections", "connections on the replication port")
-SLAVES_IN_SYNC: Final = _gauge(
-    "tandemmq_slaves_in_sync", "slaves that are less than haMaxGapNotInSync behind"
-)
+SLAVES_IN_SYNC: Final = _gauge("tandemmq_slaves_in_sync", "slaves whose lag is below haMaxGapNotInSync")
 MASTER_WAITING: Final = _gauge(
-    "tandemmq_master_waiting", "1 while a master serves nothing: its log may lack what its slaves hold"
+    "tandemmq_master_waiting",
+    "1 while a master serves nothing, because its log may lack messages that its slaves hold",
 )
 HISTORY_DOUBTED: Final = _gauge(
     "tandemmq_history_doubted",
-    "1 while the controllers or the master report a history that differs from the log",
+    "1 while the controllers or the master report another history than that of this log",
 )
 HISTORY_DIFFERED: Final = _counter(
-    "tandemmq_history_differed_total", "on a slave: masters' logs that were another history under equal terms"
+    "tandemmq_history_differed_total",
+    "on a slave: masters whose log had other bytes under equal terms",
 )
 SLAVE_LAG_BYTES: Final = _gauge(
     "tandemmq_slave_lag_bytes", "bytes that the slave has not acknowledged", "replica", bound=_REPLICAS
 )
 SLAVE_LAG_SECONDS: Final = _gauge(
     "tandemmq_slave_lag_seconds",
-    "age of the first message that the slave has not acknowledged; 0 when it has all",
+    "age of the oldest message that the slave has not acknowledged; 0 if it has acknowledged all",
     "replica",
     bound=_REPLICAS,
 )
@@ -290,29 +311,32 @@ MASTER_CONNECTED: Final = _gauge(
     "tandemmq_master_connected", "on a slave: 1 while the master's log is being copied"
 )
 MASTER_SILENCE: Final = _gauge(
-    "tandemmq_master_silence_seconds", "on a slave: since bytes came from the master; absent before the first"
+    "tandemmq_master_silence_seconds",
+    "on a slave: time since the last bytes from the master; absent before the first bytes",
 )
 REPLICA_HALTED: Final = _gauge(
-    "tandemmq_replica_halted", "on a slave: 1 when it stopped copying and a person must act"
+    "tandemmq_replica_halted", "on a slave: 1 if it has stopped copying until an operator acts"
 )
 REPLICA_HALT_REASON: Final = _gauge(
     "tandemmq_replica_halt_reason",
-    "on a slave: 1 for the reason why it halted, 0 for the others",
+    "on a slave: 1 for the reason of its halt, 0 for the other reasons",
     "reason",
     bound="5: slave_ahead, diverged, too_old, file_sizes_differ, damaged",
 )
 CONFIG_SYNC_AGE: Final = _gauge(
     "tandemmq_config_sync_age_seconds",
-    "on a slave: since topics, groups and offsets were all as on the master; absent before the first time",
+    "on a slave: time since topics, groups and offsets were all equal to the master's; absent before that",
 )
 
 # process
 PROCESS_CPU: Final = _counter("tandemmq_process_cpu_seconds_total", "processor time, user and system")
-PROCESS_MEMORY: Final = _gauge("tandemmq_process_resident_memory_bytes", "memory in use, mapped log included")
+PROCESS_MEMORY: Final = _gauge(
+    "tandemmq_process_resident_memory_bytes", "memory in use, including the mapped log"
+)
 PROCESS_VIRTUAL: Final = _gauge("tandemmq_process_virtual_memory_bytes", "address space")
 PROCESS_START: Final = _gauge("tandemmq_process_start_time_seconds", "start of the process, Unix time")
 PROCESS_FDS: Final = _gauge("tandemmq_process_open_fds", "open file descriptors")
-PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "limit of open file descriptors")
+PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "most file descriptors that the process may open")
 
 TABLE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
