@@ -117,7 +117,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "failOnDataLoss",
         "true",
         "SB",
-        "messages that the broker no longer has: fail, or continue with the first one it has",
+        "with messages that the broker no longer has: fail, or continue with its first message",
     ),
     OptionRow(
         "maxOffsetsPerTrigger",
@@ -224,7 +224,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "decompress",
         "true",
         "SB",
-        "deliver bodies inflated",
+        "decompress the bodies",
     ),
     OptionRow(
         "verifyCrc",
@@ -274,7 +274,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "fetchOffset.retryIntervalMs",
         "250",
         "SB",
-        "first pause between attempts; doubles up to 16 times itself",
+        "first pause between attempts; each further pause doubles it, up to 16 times this value",
     ),
     OptionRow(
         "namespace",
@@ -318,7 +318,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "tls.certificate",
         "",
         "SB",
-        "PEM file with the certificate to show, and its key unless `tls.key` names it",
+        "PEM file with the client certificate, and with its key unless `tls.key` is set",
     ),
     OptionRow(
         "tls.key",
@@ -330,7 +330,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "tls.verify",
         "true",
         "SB",
-        "`false`: any certificate and name will do",
+        "`false`: accept any certificate and host name",
     ),
 )
 

@@ -161,7 +161,7 @@ def test_options_of_the_sink() -> None:
         ({"mode": "transactional", "topic": "T", "transactionRows": "0"}, "transactionRows"),
         ({"semantics": "perhaps"}, "expected at-least-once, exactly-once, transactional"),
         ({"inFlght": "3"}, "did you mean inFlight"),
-        ({"batchBytes": "5m"}, "brokers take"),
+        ({"batchBytes": "5m"}, "brokers accept at most"),
     ):
         with pytest.raises(ConfigError, match=why):
             parse_sink_options({"nameserver": "h:1", **bad})

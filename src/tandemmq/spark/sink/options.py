@@ -1,6 +1,7 @@
 """The options of the sink, parsed and checked, and the table that documents them.
 
-Frozen and picklable: they are sent to every executor. Pure: no Spark, no network, no clock.
+`SinkOptions` is frozen and picklable, because it is sent to every executor. Pure: no Spark, no network, no
+clock.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ half message.
 
 
 class EmptyBodies(Enum):
-    """The handling of rows without a body."""
+    """The handling of rows whose body is null or empty."""
 
     FAIL = "fail"
     SKIP = "skip"
@@ -55,7 +56,7 @@ _OF_SPARK = frozenset(("queryname", "checkpointlocation", "path"))
 
 SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow("nameServer", "required", "SB", "`host:port[;host:port]`", aliases=("endpoints", "namesrv")),
-    OptionRow("topic", "", "SB", "where every row goes; wins over the column `topic`"),
+    OptionRow("topic", "", "SB", "the topic of every row; takes precedence over the column `topic`"),
     OptionRow(
         "group",
         "DEFAULT_PRODUCER",
@@ -72,7 +73,10 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow("sendTimeoutMs", "10000", "SB", "deadline of each send, flush and replicas included"),
     OptionRow("retries", "8", "SB", "further attempts of a send that failed for a reason that may pass"),
     OptionRow(
-        "retryIntervalMs", "250", "SB", "pause before the first of them; doubles up to 16 times itself"
+        "retryIntervalMs",
+        "250",
+        "SB",
+        "pause before the first retry; each retry doubles it, up to 16 times this value",
     ),
     OptionRow("taskRowsPerSecond", "", "SB", "most rows per second that each task sends, approximately"),
     OptionRow(
@@ -87,39 +91,41 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "topics",
         "",
         "SB",
-        "with `exactly-once` and without `topic`: the topics that the column `topic` may name, with commas",
+        "with `exactly-once` and without `topic`: all topics that may be in the column `topic`, separated by"
+        " commas",
     ),
     OptionRow(
         "stateDir",
         "tandemmq_sink in the checkpoint",
         "SB",
-        "directory of the driver: the query's queues with `exactly-once`, its decisions with `transactional`",
+        "directory of the driver that stores the query's queues (`exactly-once`) or its decisions"
+        " (`transactional`)",
     ),
     OptionRow(
         "transactionRows",
         "1000000",
         "SB",
-        "with `transactional`: rows of one batch at most; the driver keeps some 50 bytes of each",
+        "with `transactional`: the most rows of one batch; the driver keeps some 50 bytes per row",
     ),
     OptionRow(
         "emptyBodies",
         "fail",
         "SB",
         "rows whose body is null or empty, which no broker stores: `fail`, `skip` (left out), or `divert` (to"
-        " the topic `emptyBodiesTopic`); how many they were is logged at each commit",
+        " the topic `emptyBodiesTopic`); each commit logs the number of these rows",
     ),
     OptionRow(
         "emptyBodiesTopic",
         "",
         "SB",
-        "with `emptyBodies=divert`: gets a message for each such row, whose body says"
-        ' `{"topic": "Orders", "body": null}`, with its tags, keys, properties and delay',
+        "with `emptyBodies=divert`: the topic that gets a message for each such row. Its body is"
+        ' `{"topic": "Orders", "body": null}`; tags, keys, properties and delay are those of the row',
     ),
     OptionRow(
         "writeId",
         "one per write",
         "B",
-        "names a batch write: repeating it with the same rows repeats the keys",
+        "name of a batch write: a repetition with the same name and the same rows has the same keys",
     ),
     *SECURITY_ROWS,
 )
@@ -143,7 +149,7 @@ class SinkOptions:
     """The topics of an exactly-once write; empty for at-least-once."""
     state_dir: str = ""
     is_state_of_query: bool = False
-    """True if the state is in the checkpoint of one query, so that no other write shares it."""
+    """True if the state is in the checkpoint of one query, so that no other write shares the state."""
     is_transactional: bool = False
     transaction_rows_max: int = 1_000_000
     empty_bodies: EmptyBodies = EmptyBodies.FAIL
@@ -174,7 +180,9 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     empty_bodies, empty_bodies_topic = _parse_empty_bodies(values)
     batch_bytes = require(parse_size(values, "batchBytes", 512 * KIB))
     if batch_bytes > MESSAGE_BYTES_MAX:
-        raise ConfigError(f"option batchBytes: brokers take {MESSAGE_BYTES_MAX} bytes at most")
+        raise ConfigError(
+            f"option batchBytes: {batch_bytes} is too large, brokers accept at most {MESSAGE_BYTES_MAX} bytes"
+        )
     return SinkOptions(
         name_servers=parse_name_servers(values),
         topic=values.get("topic", ""),
@@ -215,19 +223,21 @@ def _parse_empty_bodies(values: Mapping[str, str]) -> tuple[EmptyBodies, str]:
     chosen = parse_enum(values, "emptyBodies", EmptyBodies, EmptyBodies.FAIL)
     topic = values.get("emptyBodiesTopic", "")
     if (chosen is EmptyBodies.DIVERT) != bool(topic):
-        raise ConfigError("emptyBodies=divert and emptyBodiesTopic need each other")
+        raise ConfigError("set both emptyBodies=divert and emptyBodiesTopic, or neither")
     if topic and (topic == values.get("topic") or topic_fault(topic)):
-        raise ConfigError(f"option emptyBodiesTopic: {topic_fault(topic) or 'it is where the other rows go'}")
+        fault = topic_fault(topic) or "must differ from the option topic"
+        raise ConfigError(f"option emptyBodiesTopic: {fault}")
     return chosen, topic
 
 
-def _parse_once_topics(values: Mapping[str, str], more: str) -> tuple[str, ...]:
+def _parse_once_topics(values: Mapping[str, str], diverted_topic: str) -> tuple[str, ...]:
     topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
     if not topics:
         raise ConfigError(
-            f"semantics {EXACTLY_ONCE} needs the option topic, or topics with all that the column may name"
+            f"semantics {EXACTLY_ONCE} needs the option topic, or the option topics with every topic that the"
+            " column may contain"
         )
-    return tuple(dict.fromkeys((*topics, more))) if more else topics
+    return tuple(dict.fromkeys((*topics, diverted_topic))) if diverted_topic else topics
 
 
 def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics: str) -> str:
@@ -239,9 +249,9 @@ def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
     directory = (given or checkpoint).removeprefix("file://").removeprefix("file:")
     if "://" in directory:
-        raise ConfigError(f"semantics {semantics}: {directory} is not a directory here; set stateDir")
+        raise ConfigError(f"semantics {semantics}: {directory} is not a local directory; set stateDir")
     if directory:
         return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
     if values.get("writeId"):
-        raise ConfigError(f"semantics {semantics}: writeId needs stateDir, or a repeat may not match")
+        raise ConfigError(f"semantics {semantics}: writeId needs stateDir, so that a repeat finds its state")
     return ""
