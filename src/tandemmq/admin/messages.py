@@ -61,7 +61,7 @@ PULL_COUNT_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The messages of a topic to print. Times are store times in ms; None: from the begin or to the end."""
+    """The messages of a topic to print. `begin_ms` and `end_ms` limit store times; None means no limit."""
 
     broker_name: str = ""
     queue_id: int | None = None
@@ -364,7 +364,9 @@ def query_message_by_key(
 async def find_by_id(
     tools: Tools, message_id: str, topic: str, *, handler: tuple[str, str] | None = None
 ) -> CommandAnswer:
-    """Shows the message of an id and its readers, and the result of a consumer's handler if one is named."""
+    """Shows the message of an id and the groups that read it. With `handler` (group, client), the message is
+    delivered to this consumer, and the result is shown.
+    """
     records = await find_records(tools, message_id, topic)
     answer = await _handled(tools, records, handler)
     return CommandAnswer(
@@ -373,7 +375,7 @@ async def find_by_id(
 
 
 async def _readers(tools: Tools, records: list[Record]) -> Table:
-    """Lists the groups of the message's topic, with the message's state in each group."""
+    """Returns a table of the groups of the message's topic, with the state of the message in each group."""
     table = Table("groups", ("group", "members", "state"))
     for record in records[:1]:
         route = await tools.cluster_admin.topic_route(record.topic)
@@ -410,8 +412,8 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
 
 
 async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> CommandAnswer:
-    """Shows the messages, and the result of this consumer (group, client) for the first one. Exit code 1 when
-    the handling fails.
+    """Shows the messages. With `handler` (group, client), also delivers the first message to this consumer
+    and shows the result; exit code 1 when the consumer fails.
     """
     answer = _answer(records)
     if handler is None or not records:
@@ -446,9 +448,7 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
 async def find_by_key(
     tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
 ) -> CommandAnswer:
-    """Shows messages that carry a key; `times` limits their store times, None: from the begin or to the
-    end.
-    """
+    """Shows messages that have a key. `times` is the first and last store time; None means no limit."""
     return _answer(await _find_by_key(tools, topic, key, count_max, times))
 
 
@@ -468,15 +468,15 @@ async def _find_by_key(
 async def find_by_unique_key(
     tools: Tools, topic: str, unique_key: str, *, handler: tuple[str, str] | None = None
 ) -> CommandAnswer:
-    """Shows the message with a producer's id; several messages when a send was repeated."""
+    """Shows the message with a producer's unique key; several messages if the send was repeated."""
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
 async def show_trace(
     tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: tuple[int | None, int | None]
 ) -> CommandAnswer:
-    """Shows the sends and handlings of a message, and the outcome of its transaction. Exit code 1 without a
-    record.
+    """Shows the sends and the consumptions of a message, the outcome of its transaction, and its recalls.
+    Exit code 1 if the topic of traces has no record of the message.
     """
     try:
         found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
@@ -519,12 +519,14 @@ async def show_trace(
 
 
 def _number(text: str) -> int:
-    """Returns 0 for a text that is not a number: traces are written by many kinds of clients."""
+    """Returns the number, or 0 for a text that is not a number: clients of many kinds write traces."""
     return int(text) if text.isdecimal() else 0
 
 
 async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> CommandAnswer:
-    """Shows the message at an offset of a queue, from the master, or from a slave while there is none."""
+    """Shows the message at an offset of a queue, read from the master, or from a slave if there is no
+    master.
+    """
     view = build_view(queue.topic, await tools.cluster_admin.topic_route(queue.topic))
     addresses = view.addresses.get(queue.broker_name)
     if not addresses:
@@ -544,7 +546,8 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer
     ]
     if not queues:
         raise NoRoute(
-            f"topic {topic!r} has no such queue; `tandemmq admin topicRoute -t {topic!r}` lists its queues"
+            f"topic {topic!r} has no readable queue with this broker and id;"
+            f" `tandemmq admin topicRoute -t {topic!r}` lists its queues"
         )
     records: list[Record] = []
     for queue in queues:
@@ -590,7 +593,9 @@ async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) 
 async def _read_queue(
     tools: Tools, address: str, queue: MessageQueue, wanted: Wanted, records: list[Record]
 ) -> None:
-    """Adds the wanted messages of one queue, at most one message beyond the bound."""
+    """Adds the wanted messages of one queue to `records`, up to `count_max + 1` in total: the additional one
+    shows that more exist.
+    """
     remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
     offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
     end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
@@ -639,7 +644,7 @@ async def _open_producer(tools: Tools, *, is_traced: bool = False) -> AsyncItera
 async def send(
     tools: Tools, message: Message, broker_name: str, queue_id: int | None, *, is_traced: bool = False
 ) -> CommandAnswer:
-    """Sends one message, to the given broker or queue if one is named."""
+    """Sends one message; to the given broker, or to the given queue, if set."""
     async with _open_producer(tools, is_traced=is_traced) as producer:
         queue = None
         if broker_name or queue_id is not None:
@@ -649,7 +654,7 @@ async def send(
                 if broker_name in ("", one.broker_name) and queue_id in (None, one.queue_id)
             ]
             if not wanted:
-                raise NoRoute(f"topic {message.topic!r} has no such queue that takes messages")
+                raise NoRoute(f"topic {message.topic!r} has no writable queue with this broker and id")
             queue = wanted[0]
         result = await producer.send(message, queue=queue)
     table = Table("sent", ("broker", "queue", "queue_offset", "status", "message_id", "unique_key"))
@@ -659,7 +664,7 @@ async def send(
 
 
 async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandAnswer:
-    """Sends `count` messages of this size one after the other. Exit code 1 when one fails."""
+    """Sends `count` messages of `size` bytes, one after the other. Exit code 1 when a send fails."""
     sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
     async with _open_producer(tools) as producer:
         sends.rows = [row async for row in _time_sends(producer, topic, count, size)]
@@ -671,8 +676,8 @@ async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandA
 
 
 async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> CommandAnswer:
-    """Measures the average time of sends to each master, without the first send, which connects. Exit code 1
-    when one fails.
+    """Measures the average time of sends to each master, without the first send, which also connects. Exit
+    code 1 when a send fails.
     """
     table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
     async with _open_producer(tools) as producer:

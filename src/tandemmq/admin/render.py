@@ -22,21 +22,22 @@ if TYPE_CHECKING:
     from rich.table import Table as RichTable
 
 COLUMNS_MAX: Final = 8
-"""The most columns of a table; a wider one is shown as one block per row, because a terminal would break
-every cell.
+"""The most columns of a table. A table with more is shown as one block per row, because a terminal would
+break every cell.
 """
 
 PIPE_WIDTH: Final = 200
+"""The width of the output, in characters, if standard output is not a terminal."""
 FOLDED_CHARS: Final = 24
-"""The shortest text that may be folded; shorter ones stay on one line."""
+"""The longest text that always stays on one line; longer texts may be folded."""
 
 Row = tuple[Any, ...]
 
 
 @dataclass(slots=True)
 class Table:
-    """A table; `name` is the output for programs. A column whose name ends in `_at` holds milliseconds since
-    1970.
+    """A table; `name` is its title for people and its key in the JSON output. A column whose name ends in
+    `_at` holds milliseconds since 1970.
     """
 
     name: str
@@ -46,7 +47,9 @@ class Table:
 
 @dataclass(frozen=True, slots=True)
 class CommandAnswer:
-    """The answer of a command; `notes` are sentences for people, `exit_code` is the command's."""
+    """The answer of a command; `notes` are sentences for people, `exit_code` is the exit code of the
+    process.
+    """
 
     tables: Sequence[Table]
     notes: Sequence[str] = ()
@@ -73,18 +76,20 @@ def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = Fa
             console.print(_as_rich(table, console.width))
         else:
             for row in table.rows:
-                console.print(_as_rich(_turned(table, row), console.width))
+                console.print(_as_rich(_transpose(table, row), console.width))
     for note in answer.notes:
         typer.echo(note, err=True)
 
 
 @contextmanager
 def readers_may_go() -> Iterator[None]:
-    """Turns a closed standard output (`| head -1`) into a successful end: typer.Exit with code 0."""
+    """Turns the BrokenPipeError of a closed standard output (`| head -1`) into a successful end: typer.Exit
+    with code 0.
+    """
     try:
         yield
     except BrokenPipeError:
-        # The data that Python still has buffered must not fail a second time at exit.
+        # Python still buffers data, and its flush at exit must not fail a second time.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(0) from None
 
@@ -104,7 +109,9 @@ def render_time(time_ms: int) -> str:
 
 
 def _open_console() -> Console:
-    """Opens standard output as a console. A closed reader raises BrokenPipeError, as elsewhere."""
+    """Opens standard output as a console. A write after the reader has closed raises BrokenPipeError, as
+    without a console.
+    """
     from rich.console import Console  # commands without a table start faster
 
     class Pipe(Console):
@@ -115,7 +122,8 @@ def _open_console() -> Console:
     return console if console.is_terminal else Pipe(width=PIPE_WIDTH)
 
 
-def _turned(table: Table, row: Row) -> Table:
+def _transpose(table: Table, row: Row) -> Table:
+    """Returns a table with a line per column, for one row of a wide table."""
     pairs = zip(table.columns, row, strict=True)
     rows: list[Row] = [(column.replace("_", " "), _cell(column, value)) for column, value in pairs]
     return Table(table.name, ("field", "value"), rows)
@@ -135,8 +143,8 @@ def _width(table: Table, padding: int, header_end: str = "\n") -> int:
 
 
 def _as_rich(table: Table, width: int) -> RichTable:
-    """Renders the table within the width: header words are put below each other, and padding is dropped,
-    before a short text would be folded.
+    """Renders the table within the width. If the table is too wide, the words of its headers are put below
+    each other, then the padding is dropped; only then are texts folded.
     """
     from rich.markup import escape
     from rich.table import Table as RichTable

@@ -52,7 +52,7 @@ PAGE_ENTRY_COUNT = 2_000
 PAGE_TIMEOUT_S = 30.0
 TABLE_TIMEOUT_S = 60.0
 PAGE_COUNT_MAX = 10_000
-"""The number of pages after which a master is given up whose table changes with every page."""
+"""The most pages requested for one table. A table that changes with every page would otherwise never end."""
 
 T = TypeVar("T")
 
@@ -61,7 +61,7 @@ T = TypeVar("T")
 class HeldTable:
     """The caller's version of a table.
 
-    `can_skip` is True if the master is a TandemMQ broker, which answers an equal version without any entries.
+    `can_skip` is True if the master is a TandemMQ broker, which sends no entries if its version is equal.
     """
 
     data_version: DataVersion
@@ -71,9 +71,10 @@ class HeldTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchedTable(Generic[T]):
-    """A whole table, or no entries when `is_unchanged`: the caller's version is the master's.
+    """A whole table. With `is_unchanged` it has no entries, because the caller's version is equal to the
+    master's.
 
-    `deleted` contains the deletions that a TandemMQ master remembers, whatever the version is.
+    `deleted` contains the deletions that a TandemMQ master remembers, also with `is_unchanged`.
     """
 
     entries: dict[str, T]
@@ -159,8 +160,8 @@ async def fetch_delay_offsets(
 async def fetch_request_modes(
     client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
 ) -> RequestModes | None:
-    """Returns the consumption mode of groups in topics where it was set; None from a master that does not
-    support it (4.9).
+    """Returns the consumption modes that were set, by topic and group; None from a master that does not
+    support the request (4.9).
     """
     try:
         answer = await call(client, address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_s=timeout_s)
@@ -197,8 +198,9 @@ async def await_tables(
     wait_ms: int,
     broker_id: int | None = None,
 ) -> None:
-    """Waits until a TandemMQ broker's version of a table differs from the given one, or the time is over.
-    `broker_id` is the caller's, for a broker on whose tables others rely.
+    """Waits until a TandemMQ broker's version of the topics or groups differs from the given one, or until
+    `wait_ms` have passed. `broker_id` is the id of the calling slave, from which the master learns which
+    slaves have its tables.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
              RequestTimeout.
@@ -263,8 +265,8 @@ class LogPart:
 async def read_log(
     client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
 ) -> LogPart:
-    """Returns raw bytes of a TandemMQ broker's log: fewer than requested where its log ends or the range is
-    longer than one answer; none if the log does not contain `log_offset`.
+    """Returns raw bytes of a TandemMQ broker's log: fewer than requested if the log ends before or the range
+    is longer than one answer; none if the log does not contain `log_offset`.
 
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
              clients ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for more bytes than
@@ -273,7 +275,7 @@ async def read_log(
     header = ReadLogRequest(log_offset=log_offset, size_bytes=size_bytes)
     answer = await call(client, address, RequestCode.TANDEM_READ_LOG, header, timeout_s=timeout_s)
     if len(answer.body) > size_bytes:
-        raise RemoteProtocolError(f"{len(answer.body)} bytes of a log came, {size_bytes} were asked for")
+        raise RemoteProtocolError(f"received {len(answer.body)} bytes of a log, requested {size_bytes}")
     ends = answer.decode(ReadLogResponse)
     return LogPart(data=bytes(answer.body), min_log_offset=ends.min_offset, max_log_offset=ends.max_offset)
 
@@ -310,7 +312,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
         page = await fetch_page(first, "" if asked is None else encode_data_version(asked).decode())
         is_unchanged = page.data_version == held.data_version != DataVersion()
         if page.data_version != asked:
-            # The first page, or the table has changed: the master has started again at its first entry.
+            # The first page, or the table has changed: the master answers with its first entries again.
             entries, asked = {}, page.data_version
         entries |= page.entries
         deleted |= page.deleted
@@ -325,13 +327,13 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
             )
         if not page.entries:
             raise RemoteProtocolError(f"the table ends after {first} of {page.total} entries")
-    raise RemoteProtocolError(f"the table changed under {PAGE_COUNT_MAX} pages")
+    raise RemoteProtocolError(f"the table was still changing after {PAGE_COUNT_MAX} pages")
 
 
 @dataclass(frozen=True, slots=True)
 class MasterPosition:
-    """The address at which a master serves its log ("" from a broker that is not a master), and its epoch
-    (None from RocketMQ).
+    """The address at which a master serves its log ("" from a broker that is not a master), and the master's
+    epoch (None from RocketMQ).
     """
 
     ha_address: str

@@ -777,9 +777,9 @@ class LiveTable:
                 heard.since_term = NO_TERM
 
     def facts_for(self, group: ReplicaGroup, now_s: float) -> tuple[Live, ...]:
-        """Returns the facts of the living brokers for an election. Members of the set that do not know the
-        last term count as incomplete while another member may know it: that one may have everything that the
-        term confirmed. If no other member knows it, the term confirmed nothing that is left.
+        """Returns the facts of the living brokers for an election. A member of the set that does not know the
+        last term counts as incomplete while another member may know the term, because the other member may
+        have everything that the term confirmed. If no member knows the term, no confirmed bytes of it remain.
         """
         term = group.last_term
         alive = {one.facts.broker_id: one for one in self.alive(group.name, group.replicas, now_s)}

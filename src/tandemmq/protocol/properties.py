@@ -175,8 +175,8 @@ def find_properties(raw: bytes, marks: Sequence[bytes]) -> tuple[bytes | None, .
 
 
 def append_property(raw: bytes, name: str, value: str) -> bytes:
-    """Returns `raw` with one more pair at its end, where it wins over earlier ones; adds a missing
-    separator.
+    """Returns `raw` with a pair appended, which takes precedence over earlier pairs of the same name; adds a
+    missing last separator.
     """
     pair = f"{name}\x01{value}\x02".encode()
     if raw and raw[-1] != 2:

@@ -68,7 +68,8 @@ class Settings(Generic[Options]):
     async def handle_update(self, channel: Channel, command: Command) -> Command:
         """Applies UPDATE_NAMESRV_CONFIG (318) or UPDATE_CONTROLLER_CONFIG (1009), all of it or nothing.
 
-        It is answered once the change is on disk, or with a remark that it holds until the next start.
+        The request is answered once the change is on disk. If the change cannot be written, a remark in the
+        answer says that the change is in effect only until the next start.
 
         Raises:  NotPermitted, RequestRejected with the reason.
         """

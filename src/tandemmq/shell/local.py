@@ -3,9 +3,10 @@
 The folder holds one directory per process (`server.properties`, the log, the store), `up.json` with the
 running servers, and `up.lock`, which the supervisor holds while it runs.
 
-Invariants: a lock ends with its process, so a folder has at most one supervisor, and a dead one is noticed at
-            once. Every server carries the folder in its environment. So servers whose supervisor was killed
-            are found again, and no other process is ever mistaken for one of them.
+Invariants: the kernel releases a lock with its process. So a folder has at most one supervisor, and the end
+            of a supervisor is detected at once. Every server has the folder in its environment. So the
+            servers of a killed supervisor are found again, and no other process is ever mistaken for one of
+            these servers.
 """
 
 from __future__ import annotations
@@ -39,11 +40,11 @@ MARK: Final = "TANDEMMQ_UP"
 NAMESRV_PORT: Final = 9876
 BROKER_PORT: Final = 10911
 PORT_STEP: Final = 20
-"""The distance between the ports of the masters of two groups; a slave listens half of it above its
-master.
+"""The distance between the ports of the masters of two groups. A slave's port is half this distance above its
+master's.
 """
 PORTS_OF_BROKER: Final = (-2, 0, 1)
-"""The port distances of the second listener, the first, and the one for replication."""
+"""The distances from a broker's port to the ports of its fast, main and replication listeners."""
 CONTROLLER_DISTANCE: Final = 2
 """The distance from the name server's port to the port of the controller, which runs in its process:
 RocketMQ's 9878 by default.
@@ -51,25 +52,27 @@ RocketMQ's 9878 by default.
 ELECTED: Final = "elected"
 """The role in `up.json` of a broker that may be master or slave."""
 NAME_SERVER: Final = "name server"
-"""Name and role of the first process in `up.json`."""
+"""The name, and the role, of the first process in `up.json`."""
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
 """Below the ephemeral port range, so that no outgoing connection occupies a port between choice and use."""
 
 COMMIT_LOG_FILE_BYTES: Final = 128 * MIB
-"""Smaller on a small disk, so that each broker has room for LOG_FILES_MIN files."""
+"""The size of log files. On a small disk the files are smaller, so that each broker has room for
+LOG_FILES_MIN files.
+"""
 LOG_FILES_MIN: Final = 4
 STOP_SECONDS_MAX: Final = 20.0
 _PAUSE_S: Final = 0.05
 
 
 class NotRunning(TandemError):
-    """No cluster runs in the folder."""
+    """The error of a command for a running cluster if no cluster runs in the folder."""
 
 
 class AlreadyRunning(TandemError):
-    """Another supervisor holds the folder."""
+    """The error of a start if another supervisor holds the folder's lock."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +135,8 @@ def make_plan(
     """Plans the processes of a cluster: the name server first, then masters, then slaves.
 
     With `is_elected` a controller in the name server's process chooses the master of each group. A folder
-    keeps the mode that it began with; None: that mode, and a new folder is elected unless `is_minimal`.
+    keeps its first mode. None means the mode of the folder; in a new folder it means elected, unless
+    `is_minimal`.
 
     `host` is the address that clients are given. `bind` is the address to listen at; the default is `host` if
     it is a loopback address, else all interfaces.
@@ -141,7 +145,8 @@ def make_plan(
              mode.
     """
     controller_store = folder / "namesrv" / "controller"
-    is_old = any(folder.glob("broker-*/store"))  # else a start may have failed, which decides nothing
+    # Without a store, files of a failed start may exist; a failed start does not decide the mode.
+    is_old = any(folder.glob("broker-*/store"))
     was_elected = is_old and controller_store.exists()
     if is_elected and is_old and not was_elected:
         raise ConfigError(
@@ -303,7 +308,7 @@ def _choose_ports(
 
 def _is_free(host: str, port: int) -> bool:
     with socket.socket() as one:
-        # As the servers do: a port with connections in TIME_WAIT counts as free.
+        # The servers set this option too: a port with connections in TIME_WAIT counts as free.
         one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             one.bind((host, port))
@@ -427,7 +432,7 @@ def folder_lock(folder: Path) -> Iterator[None]:
 
 
 def supervisor_pid(folder: Path) -> int | None:
-    """Returns the id of the process that holds the folder now; None without one."""
+    """Returns the id of the process that holds the folder's lock; None if no process holds the lock."""
     try:
         descriptor = os.open(folder / "up.lock", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -462,7 +467,7 @@ def server_pids(folder: Path) -> list[int]:
             if mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
         except OSError:
-            continue  # it has ended, or belongs to another user
+            continue  # the process has ended, or belongs to another user
     return sorted(found)
 
 
@@ -484,7 +489,7 @@ def end_supervisor(folder: Path) -> bool:
     if pid is None:
         return False
     _signal([pid], signal.SIGTERM)
-    # It releases the folder a moment before it ends.
+    # The supervisor releases the lock shortly before it exits, so wait for its exit.
     if not _wait_for(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
         _signal([pid], signal.SIGKILL)
         _wait_for(lambda: not _is_running(pid), STOP_SECONDS_MAX)

@@ -1,7 +1,7 @@
 """`tandemmq consume`, `tail` and `browse`: messages as lines.
 
-`consume` is a member of a group. `tail` and `browse` pull as RocketMQ's tools do, under the tools' own group,
-which commits nothing: they leave no trace.
+`consume` is a member of a group. `tail` and `browse` pull under the group of RocketMQ's tools, which commits
+nothing, so these two commands leave no trace.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ PULL_COUNT_MAX: Final = 32
 """The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 SUSPEND_MS: Final = 15_000
 WAITING_PULLS_MAX: Final = 16
-"""The most answers, of all queues, that wait for a slow reader; then the queues pause."""
+"""The most answers of all queues that wait to be printed to a slow reader; then pulling pauses."""
 _LAST: Final = 10
-"""The number of messages that `tail` starts with; the Unix command starts with as many lines."""
+"""The number of messages with which `tail` starts, as the Unix command starts with ten lines."""
 _RETRY_S: Final = 0.5
 _READER_CHECK_S: Final = 0.5
 _MS_DIGITS_MAX: Final = 18
@@ -100,8 +100,8 @@ def consume(
             left = count
             last_at = time.monotonic()
             while left is None or left > 0:
-                many = 256 if left is None else min(left, 256)
-                messages = await consumer.poll(many, timeout_s=min(_READER_CHECK_S, wait or _READER_CHECK_S))
+                most = 256 if left is None else min(left, 256)
+                messages = await consumer.poll(most, timeout_s=min(_READER_CHECK_S, wait or _READER_CHECK_S))
                 if is_reader_gone():
                     break
                 if messages:
@@ -137,7 +137,9 @@ class TopicTail:
     async def pull(
         self, queue: MessageQueue, offset: int, *, suspend_ms: int = 0, avoided: Sequence[str] = ()
     ) -> tuple[Pulled, list[ReceivedMessage], int]:
-        """Returns one answer, the wanted messages in it, and the id of the answering broker."""
+        """Returns one answer, its messages that match the subscription, and the id of the answering
+        broker.
+        """
         replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID, avoided)
         if replica is None:
             raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
@@ -177,8 +179,8 @@ class TopicTail:
     async def follow(
         self, queue: MessageQueue, offset: int, out: asyncio.Queue[list[ReceivedMessage]]
     ) -> None:
-        """Puts all messages from the offset on into `out`, for ever; a fault is reported once, and reading is
-        retried.
+        """Puts all messages from the offset on into `out`, until cancelled. A series of failures is reported
+        once, and reading is retried.
         """
         is_unreadable = False
         while True:
@@ -195,7 +197,7 @@ class TopicTail:
             if found:
                 await out.put(found)
             if broker_id != MASTER_ID and pulled.next_offset < offset:
-                await asyncio.sleep(_RETRY_S)  # the slave is behind the offset that its master had
+                await asyncio.sleep(_RETRY_S)  # the slave lags: it does not have this offset yet
             elif pulled.next_offset == offset:
                 await asyncio.sleep(0.05 if pulled.status is PullStatus.NOTHING_NEW else _RETRY_S)
             else:
@@ -205,7 +207,7 @@ class TopicTail:
         try:
             await self.queues()
         except TandemError:
-            return  # the name server is away, too; the known addresses stay
+            return  # the name server is unreachable, too; keep the known addresses
 
 
 def received(record: Record, broker_name: str) -> ReceivedMessage:
@@ -213,8 +215,8 @@ def received(record: Record, broker_name: str) -> ReceivedMessage:
     return ReceivedMessage(record, broker_name=broker_name)
 
 
-def in_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
-    """Sorts messages by store time, then by position."""
+def sort_by_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
+    """Returns the messages in the order of their store times, then of their queue positions."""
     return sorted(
         messages, key=lambda one: (one.stored_at_ms, one.broker_name, one.queue_id, one.queue_offset)
     )
@@ -272,7 +274,7 @@ def tail(
             for queue, begin in begins.items():
                 end = offsets.get(queue, begin)
                 old += await reader.read(queue, begin, max(0, end - begin))
-            old = in_time(old)
+            old = sort_by_time(old)
             write_messages(old[-last:] if last else old, as_json=as_json, with_meta=meta)
             for message in old:
                 place = MessageQueue(topic, message.broker_name, message.queue_id)
@@ -345,7 +347,7 @@ def browse(
                     if queue not in (None, one.queue_id) or broker not in ("", one.broker_name):
                         continue
                     messages += await reader.read(one, begins.get(one, offset or 0), count)
-            write_messages(in_time(messages)[:count], as_json=as_json, with_meta=meta)
+            write_messages(sort_by_time(messages)[:count], as_json=as_json, with_meta=meta)
         if not messages:
             note("no message found")
         return 0 if messages else 1

@@ -7,7 +7,8 @@ Invariants: entry n is at byte 20 * n of the queue's files; `max_offset` entries
             `next_offset`, which is ahead of `max_offset` while records wait to be confirmed. Entries below
             `_written` are in the files, those from `tail_start` on are in memory; the two ranges overlap.
 Strategy:   appending is one bytearray +=. Files are written when the tail is long or when the flusher runs.
-            They are derived data that recovery rebuilds from the log, so a failed write only postpones it.
+            The files are derived data that recovery rebuilds from the log, so a failed write is only retried
+            later.
 Knows not:  the content of records beyond the three numbers of an entry.
 Source:     spec store 5, 12.
 """

@@ -884,7 +884,7 @@ class MessageStore:
                 raise
             # The disk is full: nothing has begun, and the caller may retry.
             raise ServiceNotAvailable(f"the log cannot be cut at {point} now: {error}") from error
-        await self._writers.table_flusher.idle()  # nothing that is cut now is being written off the loop
+        await self._writers.table_flusher.idle()  # no thread still writes queue entries of the cut bytes
         # From here on no reader sees the cut bytes.
         for mark in (self.dispatched, self.confirmed, self.flushed, self.appended):
             mark.truncate_to(min(mark.value, point))

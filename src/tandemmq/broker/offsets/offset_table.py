@@ -30,8 +30,8 @@ class OffsetTable:
     """The consumer offsets of all groups; `on_change` is called after each change and must be cheap.
 
     Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
-                The file records the deletions its offsets come after. Offsets of a topic deleted since then,
-                and perhaps created again, belong to the deleted topic.
+                The file records the deletions of topics that were known when it was saved. If a topic was
+                deleted later, and perhaps created again, its offsets in the file belong to the deleted topic.
                 If a group's progress was lost with the file, the group starts at the oldest message wherever
                 it lacks an offset; a later start could skip messages.
                 A group whose offsets were deleted starts anew, on slaves as well. A slave otherwise keeps

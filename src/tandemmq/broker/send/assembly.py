@@ -363,7 +363,9 @@ def find_value(text: str, mark: str) -> str:
 
 
 def with_pair(text: str, name: str, value: str) -> str:
-    """Returns `text` with a pair appended, which wins over earlier ones; adds a missing last separator."""
+    """Returns `text` with a pair appended, which takes precedence over earlier pairs of the same name; adds a
+    missing last separator.
+    """
     if text and text[-1] != "\x02":
         return f"{text}\x02{name}\x01{value}\x02"
     return f"{text}{name}\x01{value}\x02"

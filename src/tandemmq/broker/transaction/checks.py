@@ -181,8 +181,8 @@ class TransactionChecks:
     Invariants: every half message before the progress has its mark in the log, was discarded, or has a later
                 copy. The in-memory state of a transaction (`Decided`) only saves a question. A half message
                 whose outcome is being stored holds up the round; one whose outcome is stored without its mark
-                gets the mark. The progress is committed only once the log is safe up to what it relies on
-                (`Progress`), so no transaction is lost with it.
+                gets the mark. The progress is committed only once the marks and copies that it relies on are
+                safe in the log (`Progress`), so no transaction is lost.
     Strategy: every transactionCheckInterval the half topic is scanned from the progress to its end. Half
               messages with a mark are skipped without being read. A round takes at most 60 s. The state is
               one bit per half message after the progress and, per op record, the highest half offset it

@@ -184,17 +184,17 @@ class IfExists(StrEnum):
     """The change that a creation makes to a topic that the broker has already; ours, in `tmIfExists`."""
 
     KEEP = "keep"
-    """None."""
+    """An existing topic is not changed."""
     GROW = "grow"
-    """It gets the missing queues, and keeps every other setting."""
+    """An existing topic gets the missing queues, and keeps every other setting."""
     NO_FEWER = "noFewer"
-    """It is changed as requested, but keeps its queues if the request has fewer."""
+    """An existing topic is changed as requested, but keeps its queues if the request has fewer."""
 
 
 class CreateTopicRequest(Header, frozen=True, kw_only=True):
     """UPDATE_AND_CREATE_TOPIC (17). `attributes` is a comma list of `+key=value` and `-key`. Without
-    `if_exists`, an existing topic is changed as requested; RocketMQ's brokers, and older ones of ours, do
-    nothing else.
+    `if_exists`, an existing topic is changed as requested. RocketMQ's brokers, and our older ones, ignore
+    `if_exists` and always do this.
     """
 
     topic: str
