@@ -31,16 +31,16 @@ from tandemmq.runtime.machine import LoopClock
 app = typer.Typer()
 
 ControllerAddress = Annotated[
-    str, typer.Option("-a", "--controllerAddress", help="Any controller.", metavar="HOST:PORT")
+    str, typer.Option("-a", "--controllerAddress", help="Address of any controller.", metavar="HOST:PORT")
 ]
 ControllerAddresses = Annotated[
     str,
     typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
 ]
 GroupOfBrokers = Annotated[
-    str, typer.Option("-b", "--brokerName", help="The group of brokers.", metavar="NAME")
+    str, typer.Option("-b", "--brokerName", help="The broker group's name.", metavar="NAME")
 ]
-OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The group of brokers.")]
+OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The broker group's name.")]
 
 
 @command(app, "controllers", names=False)

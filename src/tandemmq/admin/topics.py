@@ -142,7 +142,7 @@ def update_topic(
     ] = "",
     unit: Annotated[str, typer.Option("-u", "--unit", help="Unit topic: true or false.")] = "",
     unit_subscription: Annotated[
-        str, typer.Option("-s", "--hasUnitSub", help="Subscribed by units: true or false.")
+        str, typer.Option("-s", "--hasUnitSub", help="Has subscribers in units: true or false.")
     ] = "",
     force: Force = False,
 ) -> Work:

@@ -186,9 +186,7 @@ def bench(
     context: typer.Context,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
 ) -> None:
-    """Replay prepared send frames against a broker, alone and with a synchronous slave, and print the
-    cost.
-    """
+    """Measure the cost per send: prepared requests to a broker, alone and with a synchronous slave."""
     if context.invoked_subcommand is not None:
         return
     console = Console()
@@ -223,9 +221,7 @@ def brokers_side_by_side(
     most: Annotated[int, typer.Option(help="Measure 1, 2, 4, ... brokers, up to N.", min=1, max=64)] = 2,
     seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
 ) -> None:
-    """Send to brokers that share nothing but the machine, each from a light process of its own, and print the
-    total throughput.
-    """
+    """Measure the total throughput of independent brokers on this machine, each with its own sender."""
     console = Console()
     if not console.is_terminal:
         console.width = TABLE_WIDTH

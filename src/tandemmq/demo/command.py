@@ -17,7 +17,7 @@ from tandemmq.spark.java import find_java
 
 def demo(
     rows: Annotated[
-        int, typer.Option(help="How many of the flights to publish.", min=1, max=ROW_COUNT)
+        int, typer.Option(help="Number of flight records to publish.", min=1, max=ROW_COUNT)
     ] = ROW_COUNT,
     keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
     chaos: Annotated[

@@ -51,8 +51,8 @@ def pipeline() -> None:
 @app.command()
 def landing(
     namesrv: NameServers,
-    topic: Annotated[str, typer.Option(help="The topic to land; several with commas.")],
-    out: Annotated[Path, typer.Option(help="Directory of the Parquet files; made when missing.")],
+    topic: Annotated[str, typer.Option(help="The topic to land; separate several by commas.")],
+    out: Annotated[Path, typer.Option(help="Directory for the Parquet files; created if missing.")],
     master: Master = "local[*]",
     once: Annotated[
         bool,
@@ -62,15 +62,20 @@ def landing(
         Path | None, typer.Option(help="Spark's checkpoint; default OUT/_checkpoint.")
     ] = None,
     partition_by: Annotated[
-        str, typer.Option(help="Columns for directories, with commas; also dt and hour of the store time.")
+        str,
+        typer.Option(
+            help="Partition by these columns, separated by commas; also dt and hour of the store time."
+        ),
     ] = "",
     read_from: Replica = ReadPreference.SUGGESTED,
     starting_offsets: Annotated[
-        str, typer.Option(help="earliest, latest or JSON; first run only.")
+        str, typer.Option(help="Where the first run starts: earliest, latest or JSON.")
     ] = "earliest",
     tags: Annotated[str, typer.Option(help="Land only these tags: 'a || b'.")] = "*",
-    columns: Annotated[str, typer.Option(help="Columns to land, with commas.")] = "",
-    body_as_text: Annotated[bool, typer.Option("--body-as-text", help="Land bodies as strings.")] = False,
+    columns: Annotated[str, typer.Option(help="Columns to land, separated by commas.")] = "",
+    body_as_text: Annotated[
+        bool, typer.Option("--body-as-text", help="Land bodies as strings, not as bytes.")
+    ] = False,
     batch_rows: BatchRows = 500_000,
     trigger_seconds: TriggerSeconds = 1.0,
     compression: Annotated[str, typer.Option(help="zstd, snappy or none.")] = "zstd",
@@ -80,23 +85,23 @@ def landing(
     data: Annotated[
         str,
         typer.Option(
-            help="With delta and iceberg: an address for the files of the table, as s3://bucket/orders; "
+            help="With delta or iceberg: where to store the table's files, such as s3://bucket/orders; "
             "OUT then holds the checkpoint and the bad records.",
             metavar="ADDRESS",
         ),
     ] = "",
     catalog: Annotated[
-        str, typer.Option(help="With iceberg: a catalog from the settings of pyiceberg.", metavar="NAME")
+        str, typer.Option(help="With iceberg: a catalog configured for pyiceberg.", metavar="NAME")
     ] = "",
     table: Annotated[
-        str, typer.Option(help="With --catalog: the table in it.", metavar="NAMESPACE.NAME")
+        str, typer.Option(help="With --catalog: the table's name in the catalog.", metavar="NAMESPACE.NAME")
     ] = "",
     option: SourceOptions = None,
     json_schema: Annotated[
         str,
         typer.Option(
-            help="Parse bodies as JSON into the column json: Spark's DDL ('id bigint, name string'), "
-            "@FILE with that or Spark's JSON form, or infer."
+            help="Parse bodies as JSON into the column json. The schema is a DDL string "
+            "('id bigint, name string'), @FILE (DDL or Spark's JSON form), or infer."
         ),
     ] = "",
     avro_schema: Annotated[
@@ -111,20 +116,21 @@ def landing(
         ),
     ] = "",
     registry_header: Annotated[
-        bool, typer.Option("--registry-header", help="Bodies begin with the header of a schema registry.")
+        bool, typer.Option("--registry-header", help="Bodies begin with a schema registry header.")
     ] = False,
     registry: Annotated[
         str,
         typer.Option(help="Schema registry with the writers' Avro schemas: http://host:port.", metavar="URL"),
     ] = "",
     bad_topic: Annotated[
-        str, typer.Option(help="With a schema of the bodies: bad records are sent to this topic, too.")
+        str, typer.Option(help="With a body schema: also send bad records to this topic.")
     ] = "",
     json_changes: Annotated[
         str,
         typer.Option(
-            help="Names missing from the schema, and values that do not fit: keep (skip; bad record), "
-            "rescue (into the column jsonRescue), or grow (the same, and such names become fields)."
+            help="Names that the schema lacks, and values that do not fit: keep (skip the name; a bad value "
+            "makes a bad record), rescue (both go to the column jsonRescue), or grow (as rescue, and such "
+            "names become fields)."
         ),
     ] = "keep",
     progress: Progress = ProgressKind.TEXT,
@@ -185,8 +191,8 @@ def landing(
 
 @app.command()
 def prepare() -> None:
-    """Halve the processor time that sessions need to start. Run it once for each Java and Spark on this
-    machine.
+    """Halve the processor time that Spark sessions need to start. Run it once per Java and Spark version on
+    this machine.
 
     Writes an archive of Java's classes (about 180 MB) to this user's cache directory, in half a minute.
     """
@@ -216,7 +222,7 @@ def replay(
     ] = "",
     until_time: Annotated[str, typer.Option(help="Store time of the end, exclusive; as above.")] = "",
     where: Annotated[str, typer.Option(help="A condition in SQL over the lake's columns.")] = "",
-    rate: Annotated[int | None, typer.Option(help="Most messages per second, approximately.", min=1)] = None,
+    rate: Annotated[int | None, typer.Option(help="Approximate limit of messages per second.", min=1)] = None,
     keep_keys: Annotated[
         bool, typer.Option("--keep-keys", help="Keep the unique keys instead of making new ones.")
     ] = False,
@@ -272,29 +278,39 @@ def deadletters(
     namesrv: NameServers,
     group: Annotated[str, typer.Option(help="Consumer group of the dead letters.")],
     from_time: Annotated[
-        str, typer.Option(help="Only letters stored at or after: milliseconds, or 2025-01-31T12:00:00 (UTC).")
+        str,
+        typer.Option(
+            help="Only dead letters stored at or after this time: milliseconds, or 2025-01-31T12:00:00 (UTC)."
+        ),
     ] = "",
-    until_time: Annotated[str, typer.Option(help="Only letters stored before; as above.")] = "",
+    until_time: Annotated[
+        str, typer.Option(help="Only dead letters stored before this time; as above.")
+    ] = "",
     id: Annotated[
         list[str] | None,
         typer.Option("--id", help="Message id of the dead letter or of its original; repeatable."),
     ] = None,
-    key: Annotated[list[str] | None, typer.Option(help="One of its keys; repeatable.")] = None,
+    key: Annotated[
+        list[str] | None, typer.Option(help="Only dead letters with this key; repeatable.")
+    ] = None,
     where: Annotated[
         str, typer.Option(help="A condition in SQL; error, age, origin and originId are columns too.")
     ] = "",
     error_property: Annotated[
         str, typer.Option(help="Property in which consumers record the reason of a failure.")
     ] = "error",
-    show: Annotated[int, typer.Option(help="Show the N oldest.", min=0)] = 20,
+    show: Annotated[int, typer.Option(help="Number of dead letters to show, oldest first.", min=0)] = 20,
     resend: Annotated[
-        bool, typer.Option("--resend", help="Send the chosen ones to their topics again, each once.")
+        bool,
+        typer.Option("--resend", help="Send the selected dead letters to their topics again, each once."),
     ] = False,
-    to: Annotated[str, typer.Option(help="Send them to this topic instead of their own.")] = "",
+    to: Annotated[str, typer.Option(help="Send them to this topic instead.")] = "",
     state: Annotated[
         Path | None, typer.Option(help="File that records what was sent again; required by --resend.")
     ] = None,
-    continuous: Annotated[bool, typer.Option("--continuous/--once", help="Repeatedly, or once.")] = False,
+    continuous: Annotated[
+        bool, typer.Option("--continuous/--once", help="Repeat until a signal, or run once.")
+    ] = False,
     every_seconds: EverySeconds = 60.0,
     option: SinkOptions = None,
     source_option: Annotated[
@@ -348,7 +364,7 @@ _T = TypeVar("_T")
 def compact(
     directory: Directory,
     target_mib: Annotated[
-        int, typer.Option(help="Largest file to write, in MiB, approximately.", min=1)
+        int, typer.Option(help="Approximate size of the merged files, in MiB.", min=1)
     ] = 256,
 ) -> None:
     """Merge small files into fewer, larger ones; readers see every row exactly once at all times.
@@ -366,11 +382,11 @@ def expire(
     directory: Directory,
     days: Annotated[int, typer.Option(help="Keep the last N days (UTC), and today.", min=1)],
 ) -> None:
-    """Delete rows stored before the last days, and files that no log names."""
+    """Delete rows older than --days, and files that no table log or batch names."""
     from tandemmq.spark.lake.upkeep import expire_lake
 
     count = _refuse_wrong(lambda: expire_lake(directory, days))
-    typer.echo(f"{directory}: {count} files are gone")
+    typer.echo(f"{directory}: deleted {count} files")
 
 
 @lake_app.command()
@@ -403,7 +419,7 @@ def _refuse_wrong(work: Callable[[], _T]) -> _T:
 
 def rollup(
     namesrv: NameServers,
-    out: Annotated[Path, typer.Option(help="Directory of the table; made when missing.")],
+    out: Annotated[Path, typer.Option(help="Directory for the table; created if missing.")],
     topic: Annotated[str, typer.Option(help="Topics, separated by commas.")] = "",
     topic_pattern: Annotated[str, typer.Option(help="All topics whose whole name matches.")] = "",
     once: Annotated[
@@ -452,9 +468,9 @@ def history(
     lake: Annotated[Path, typer.Option(help="The lake that a landing wrote, or writes.")],
     namesrv: NameServers,
     out: Annotated[Path, typer.Option(help="Directory of the Parquet files; must not exist.")],
-    topic: Annotated[str, typer.Option(help="Topics of the lake, with commas; all by default.")] = "",
+    topic: Annotated[str, typer.Option(help="Topics of the lake, separated by commas; all by default.")] = "",
     where: Annotated[str, typer.Option(help="A condition in SQL over the columns.")] = "",
-    columns: Annotated[str, typer.Option(help="Columns to write, with commas.")] = "",
+    columns: Annotated[str, typer.Option(help="Columns to write, separated by commas.")] = "",
     checkpoint: Annotated[
         Path | None, typer.Option(help="The landing's checkpoint; default LAKE/_checkpoint.")
     ] = None,
@@ -488,7 +504,7 @@ def history(
 
 
 def audit(
-    topic: Annotated[str, typer.Option(help="The topic to audit; several with commas.")],
+    topic: Annotated[str, typer.Option(help="The topic to audit; separate several by commas.")],
     namesrv: Annotated[
         str, typer.Option(help="Name servers: host:port[;host:port]; compares all replicas.")
     ] = "",
@@ -502,16 +518,16 @@ def audit(
     every_seconds: EverySeconds = 60.0,
     option: SourceOptions = None,
     master: Master = "local[*]",
-    piece_size: Annotated[
-        int, typer.Option(help="Offsets of a queue that are folded into one digest.", min=1)
-    ] = 100_000,
+    piece_size: Annotated[int, typer.Option(help="Number of queue offsets per digest.", min=1)] = 100_000,
     settle_seconds: Annotated[
         float, typer.Option(help="Seconds that slaves may take to reach the master's current end.", min=0.0)
     ] = 10.0,
     repeated_keys: Annotated[
         bool, typer.Option(help="Count messages that producers sent more than once.")
     ] = True,
-    spark_log: Annotated[Path | None, typer.Option(help="Spark's own log; none by default.")] = None,
+    spark_log: Annotated[
+        Path | None, typer.Option(help="Write Spark's own log to this file; none by default.")
+    ] = None,
     progress: Progress = ProgressKind.TEXT,
     report: ReportFile = None,
     metrics_port: MetricsPort = None,

@@ -89,19 +89,21 @@ def parse_time(option: str, text: str) -> int | None:
 
 NameServers = Annotated[str, typer.Option("--namesrv", help="Name servers: host:port[;host:port].")]
 Master = Annotated[str, typer.Option("--master", help="Spark master: local[*] or spark://host:port.")]
-Progress = Annotated[ProgressKind, typer.Option("--progress", help="Format of the progress.")]
+Progress = Annotated[ProgressKind, typer.Option("--progress", help="How to report progress.")]
 ReportFile = Annotated[
-    Path | None, typer.Option("--report", help="HTML report with plots, written at the end.", metavar="FILE")
+    Path | None, typer.Option("--report", help="Write an HTML report with plots at the end.", metavar="FILE")
 ]
 MetricsPort = Annotated[
     int | None,
-    typer.Option("--metrics-port", help="Serve Prometheus metrics there; 0: a free port.", min=0, max=65_535),
+    typer.Option(
+        "--metrics-port", help="Serve Prometheus metrics on this port; 0: a free port.", min=0, max=65_535
+    ),
 ]
 EverySeconds = Annotated[
     float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
 ]
 Replica = Annotated[ReadPreference, typer.Option("--read-from", help="Replica to read from.")]
-BatchRows = Annotated[int, typer.Option("--batch-rows", help="Most messages per batch.", min=1)]
+BatchRows = Annotated[int, typer.Option("--batch-rows", help="Largest number of messages per batch.", min=1)]
 TriggerSeconds = Annotated[float, typer.Option("--trigger-seconds", help="Pause between batches.", min=0.0)]
 SourceOptions = Annotated[
     list[str] | None,
