@@ -22,7 +22,7 @@ class Billing:
     def handle(self, body: bytes) -> None:
         """Charge one order.
 
-        Raises:  ValueError or KeyError for what is no order; TandemError when the invoice cannot be sent.
+        Raises:  ValueError or KeyError for an invalid order; TandemError when the invoice cannot be sent.
         """
         order = json.loads(body)
         number, cents = str(order["number"]), int(order["cents"])

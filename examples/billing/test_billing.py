@@ -73,7 +73,7 @@ def test_work_goes_on_when_the_master_is_back(tandemmq_cluster, topic, producer,
     tandemmq_cluster.lose_master()
     hasty = tandemmq_cluster.producer(options=ProducerOptions(timeout_s=0.3))
     with hasty, pytest.raises(TandemError):
-        Billing(hasty, invoices).work(orders, 5)  # read at the slave, but nobody takes an invoice
+        Billing(hasty, invoices).work(orders, 5)  # read at the slave, but no broker accepts an invoice
     tandemmq_cluster.restart_master()
     billing = Billing(producer, invoices)
     with tandemmq_cluster.consumer(topic, f"billing-again-{topic}", options=AT_ONCE) as again:

@@ -187,11 +187,11 @@ class ReplicationError(TandemError):
 
 
 class StaleTerm(ReplicationError):
-    """A term was to begin that is not above every term of the own log."""
+    """A new term is not above every term of this broker's log."""
 
 
 class LogDiverged(ReplicationError):
-    """The peer's bytes do not continue the own log."""
+    """The peer's bytes do not continue this broker's log."""
 
 
 class ClientError(TandemError):

@@ -28,7 +28,7 @@ def test_nothing_is_lost_when_master_and_pipeline_are_killed(tmp_path: Path) -> 
     assert "Spark pipeline killed with SIGKILL" in text
     assert (tmp_path / "demo" / "delays.png").stat().st_size > 10_000
     left = [path for path in (tmp_path / "demo").glob("**/*.tmp") if "_checkpoint" not in path.parts]
-    assert left == []  # what lies in the checkpoint is Spark's
+    assert left == []  # the checkpoint's contents are Spark's
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def hidden(directory: Path) -> dict[bytes, bytes]:
 
 
 def run_all(line: Line, name_server: str, directory: Path) -> None:
-    """The programs, four at a time; one that fails is told and left out."""
+    """The programs, four at a time; one that fails is reported and skipped."""
     flags = ["-Drocketmq.serialize.type=ROCKETMQ"]
     wanted = [(name, []) for name in PROGRAMS if line is LINE_5 or f"{name}.java" not in ONLY_5X]
     wanted += [(name, flags) for name in BINARY_PROGRAMS]

@@ -43,7 +43,7 @@ def _build_go(folder: Path) -> list[str]:
 
 
 def _build_rust(folder: Path) -> list[str]:
-    # The client's crates use features that a stable compiler has, but gives to nobody who does not say this.
+    # The client's crates use features that a stable compiler has, but enables only with this setting.
     _run(["cargo", "build", "--quiet"], folder, {"RUSTC_BOOTSTRAP": "1"})
     return [str(folder / "target" / "debug" / "program")]
 

@@ -1,7 +1,7 @@
 """Counts what a run of these tests showed: rows are clients by line or language, columns are who served.
 
 A case counts as passed only when it ran and was right. In a run that requires interoperation a skipped case
-is a failure: nothing is known about it. Only a language whose tools are missing is told as not run.
+is a failure: nothing is known about it. Only a language whose tools are missing is reported as not run.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Place:
 
 
 def place_of(item: pytest.Item) -> Place:
-    """Told by the marker `interop_case(row=, column=)`; what it leaves out by module and parameters."""
+    """Set by the marker `interop_case(row=, column=)`; what it leaves out by module and parameters."""
     marker = item.get_closest_marker("interop_case")
     told = marker.kwargs if marker is not None else {}
     words = [*_words(item)]

@@ -1,6 +1,6 @@
 """Brokers of one maker under controllers of the other: one is elected, killed, and followed.
 
-What mqadmin is told by our controllers is checked on the way.
+The controllers' answers to mqadmin are checked on the way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Java clients of both lines send and consume while an elected group of ours changes its master.
 
 The master is killed, comes back as a slave, and the next one hands its office over. The program `Switch`
-checks that nothing acknowledged is missing, or stands at another place than the acknowledgement named.
+checks that nothing acknowledged is missing, or is at another offset than the acknowledgement named.
 """
 
 from __future__ import annotations

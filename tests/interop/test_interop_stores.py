@@ -1,6 +1,6 @@
 """A store directory of one maker opened by the other, after a clean stop and after kill -9.
 
-All messages are readable with dense queue offsets, new ones go on behind them, a group goes on where it was,
+All messages are readable with dense queue offsets, new ones follow them, a group continues at its offset,
 a key finds its message, and a delayed message that was under way arrives.
 """
 

@@ -1,6 +1,6 @@
 """The store against a list: any sequence of appends, reads, restarts, kills and power cuts.
 
-The model is the list of written records in log order. A kill loses nothing that was written. A power cut
+The model is the list of written records in log order. A kill loses no written record. A power cut
 leaves a prefix that holds at least the flushed records, whichever unsynced writes survive. Whole records of a
 failed write, answered as failed, may reappear at the end after a crash.
 """

@@ -229,7 +229,7 @@ async def test_sends_by_the_route_of_a_topic_that_was_made_again_with_fewer_queu
         await admin.create_topic("T", queue_count=1)
         await producer.send(Message(topic="T", body=b"new"))
         await until(lambda: is_known_to_have(producer, 1))
-        # A queue that the caller names is no other queue's business.
+        # A queue that the caller names is never replaced by another queue.
         await admin.update_topic("T", queue_count=4)
         with pytest.raises(QueueNotFound, match="queueId 7"):
             await producer.send(Message(topic="T", body=b"x"), queue=MessageQueue("T", "broker-a", 7))

@@ -131,7 +131,7 @@ async def test_a_living_master_is_forgotten_only_at_an_express_wish(
     assert (await rig.ask(Code.CLEAN_BROKER_DATA, wish)).code == 0
     assert rig.controllers["n0"].groups.get(GROUP) is None
     told = [one for one in caplog.records if getattr(one, "code", 0) == Code.CLEAN_BROKER_DATA]
-    assert [(one.who, one.resource) for one in told] == [("(nobody)", f"Group:{GROUP}")] * 4  # type: ignore[attr-defined]
+    assert [(one.who, one.resource) for one in told] == [("(anonymous)", f"Group:{GROUP}")] * 4  # type: ignore[attr-defined]
     outcomes = [one.msg for one in told]
     assert outcomes == ["admin_request.refused"] * 2 + ["admin_request.allowed"] * 2, "one line each"
     assert "--living-master" in told[0].reason  # type: ignore[attr-defined]

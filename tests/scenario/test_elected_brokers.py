@@ -165,7 +165,7 @@ async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
     await until(lambda: are_places(group.address(1), group.address(2)), "both are registered")
     assert (await places())[0] == group.address(1)
 
-    # A table of an earlier term is not applied, whoever sends it.
+    # A table of an earlier term is not applied, from any sender.
     old = first.topics.data_version
     await group.stop(1)
     assert await group.master() == 2

@@ -103,7 +103,7 @@ async def test_broker_with_access_control_takes_signed_notices_only(
         await until(is_registered)
         assert (await register_master(client, name_server)).code == ResponseCode.SUCCESS
         await until(verdicts)
-        signed, unsigned = ("admin_request.allowed", "inner"), ("access.denied", "(nobody)")
+        signed, unsigned = ("admin_request.allowed", "inner"), ("access.denied", "(anonymous)")
         assert verdicts() == [unsigned if credentials is None else signed]
     finally:
         await client.close()

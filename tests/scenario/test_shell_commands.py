@@ -207,7 +207,8 @@ def test_a_body_that_does_not_decode_stops_no_command(shell: Shell) -> None:
     for command in commands:
         rows = shell.rows(*command)
         assert sorted(row["body"] for row in rows) == ["before", "behind", *["no stream"] * 4]
-        assert {"no zlib stream" in row.get("body_fault", "") for row in rows if " " in row["body"]} == {True}
+        faults = [row.get("body_fault", "") for row in rows if " " in row["body"]]
+        assert all("not a zlib stream" in fault for fault in faults)
     with BlockingConsumer("odd-letters", state.namesrv, options=LETTERS) as consumer:
         consumer.subscribe("Odd")
         messages: list[ReceivedMessage] = []

@@ -61,7 +61,7 @@ def test_every_kind_of_work_can_be_drawn() -> None:
 
 def test_a_broker_that_does_not_find_numbered_sends_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Planted bug: a broker that was restarted, or was a slave, does not find the last number. A master with
-    an empty disk in between excuses nothing that follows.
+    an empty disk in between excuses no later loss.
     """
     monkeypatch.setattr(NumberedSends, "_find", lambda *_: None)
 

@@ -17,7 +17,7 @@ from sim.image import Tear
 from tandemmq.client import ReceivedMessage
 
 ALONE = replace(ASYNC_COPY, slave_count=0, wait_percent=0)
-"""One broker that flushes twice a second; nothing that a power cut loses was promised."""
+"""One broker that flushes twice a second; no lost message was acknowledged as durable."""
 PAIR = replace(ASYNC_COPY, wait_percent=0)
 
 

@@ -227,7 +227,7 @@ class NameServerLink:
         self._wake.set()
 
     async def run(self) -> None:
-        """Registers again and again. Returns only when the owner may no longer register."""
+        """Registers repeatedly. Returns only when the owner may no longer register."""
         is_full = True
         while await self._owner.may_register(self.address):
             self._wake.clear()

@@ -296,7 +296,7 @@ class Elections:
         if not missing:
             return "no member of the in-sync set that is heard may lead"
         ids = ", ".join(map(str, sorted(missing)))
-        return f"the brokers {ids} may hold confirmed messages alone, and have not told their logs"
+        return f"the brokers {ids} may hold confirmed messages alone, and have not reported their logs"
 
     async def elect(
         self,

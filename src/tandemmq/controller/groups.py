@@ -427,7 +427,7 @@ class Groups:
             )
         if command.master_epoch not in (None, group.master_epoch):
             return CommandOutcome(
-                Code.CONTROLLER_FENCED_MASTER_EPOCH, "somebody was elected meanwhile", group
+                Code.CONTROLLER_FENCED_MASTER_EPOCH, "another master was elected meanwhile", group
             )
         choice = choose_master(group, command)
         epoch = max(group.master_epoch, command.epoch_known) + 1
@@ -736,7 +736,7 @@ class LiveTable:
             timeout_s=max(1, header.heartbeat_timeout_ms or TIMEOUT_MS_DEFAULT) / 1000,
             since_term=before.since_term if before is not None and is_same_run else term,
         )
-        # The floor is told by heartbeats, so it may be older than what the term has confirmed by now.
+        # The floor is reported by heartbeats, so it may be older than what the term has confirmed by now.
         holds_all = was_whole or (facts.holds(floor or NO_FLOOR) and heard.knows_term(term))
         heard.facts = msgspec.structs.replace(facts, is_whole=floor is not None and holds_all)
         return is_new

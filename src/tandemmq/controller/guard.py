@@ -8,7 +8,7 @@ carry a proof of the secret themselves (`Peers`).
 
 Invariants:
 - A request that changes the agreed state, or the facts recorded about a broker, must be signed. A request
-  that only reads is open to everybody: brokers, proxies and dashboards look up the leader and the master.
+  that only reads needs no signature: brokers, proxies and dashboards look up the leader and the master.
 - A code without a row needs a signature, so an omission never opens a request.
 - A change is recorded when its outcome is known: as allowed if it was made, else as refused with the reason.
 At a bound: see `AccessLog`. A broker that repeats a request is recorded once per REPEAT_S.

@@ -189,6 +189,6 @@ def unseal_json(data: bytes) -> bytes:
     if crc32(content) != int(found[1], 16):
         raise ValueError(
             "its content is not what its checksum says: it is damaged, or was changed by hand"
-            " (whoever changes it takes the key tandemCrc32 out)"
+            " (to edit the file, remove its key tandemCrc32)"
         )
     return content

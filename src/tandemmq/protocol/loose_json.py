@@ -123,7 +123,7 @@ def _is_shallow(value: Any) -> bool:
 def _require_short(source: str, bound: TextBound) -> None:
     if len(source) > bound.characters:
         raise RemoteProtocolError(
-            f"a text of {len(source)} characters that is no strict JSON is not read: at most"
+            f"a text of {len(source)} characters that is not strict JSON is rejected: at most"
             f" {bound.characters} are"
         )
 
@@ -309,7 +309,7 @@ class _Reader:
         self._steps_left -= 1
         if self._steps_left < 0:
             raise self._error(
-                f"more than {self._steps_max} keys, values and escapes in a text that is no strict JSON"
+                f"more than {self._steps_max} keys, values and escapes in a text that is not strict JSON"
             )
 
     def _skip(self, mark: str) -> bool:
@@ -384,4 +384,4 @@ def _count_step(value: Any, step: re.Match[str]) -> Any:
     key = next((part for part in (name, index, double_quoted, single_quoted) if part is not None), "")
     if isinstance(value, dict) and key in value:
         return value[key]
-    raise RemoteProtocolError(f"a JSON reference names {key[:64]!r}, which is not there")
+    raise RemoteProtocolError(f"a JSON reference names {key[:64]!r}, which does not exist")

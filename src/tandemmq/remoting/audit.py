@@ -93,4 +93,4 @@ class AccessLog:
 
 
 def _facts(who: str, peer: Address, code: int, resource: str) -> dict[str, object]:
-    return {"who": who or "(nobody)", "peer": render_address(peer), "code": code, "resource": resource}
+    return {"who": who or "(anonymous)", "peer": render_address(peer), "code": code, "resource": resource}

@@ -344,7 +344,7 @@ async def judge_controllers(
         try:
             leaders[await controller.find_leader(client, address)] = address
         except NotLeader as error:
-            fix = "start most of the controllers: without a leader no master is replaced; sends go on"
+            fix = "start most of the controllers: without a leader no master is replaced; sends continue"
             findings.append(DoctorLine("problem", "controllers", str(error), fix))
         except TandemError as error:
             fix = "start it, or take it out of controllerAddr of the brokers"

@@ -457,7 +457,7 @@ def server_environment(folder: Path) -> dict[str, str]:
 
 
 def server_pids(folder: Path) -> list[int]:
-    """Returns the running servers of the folder, whoever started them."""
+    """Returns all running servers of the folder."""
     mark = f"{MARK}={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():

@@ -117,7 +117,7 @@ def up(
 
 
 def _is_given(context: typer.Context, name: str) -> bool:
-    """Returns True for an option on the command line; other values are defaults, which nobody asked for."""
+    """Returns True for an option on the command line; other values are defaults."""
     source = context.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"
 

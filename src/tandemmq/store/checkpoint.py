@@ -244,7 +244,7 @@ class EpochFile:
     def load(self) -> None:
         """Reads the list; without files it is empty.
 
-        Raises:  Corrupt when the file is damaged, and neither it nor its backup can be told.
+        Raises:  Corrupt when the file is damaged, and neither its backup nor the ids can restore it.
         """
         ids = self._load_ids()
         backup, damaged, reason = EpochList(), None, ""

@@ -83,7 +83,7 @@ class AckTable:
         if not 0 < count <= len(valid):
             return 0
         valid.sort(reverse=True)
-        assert valid[0] <= log_end, "nobody holds more than there is"
+        assert valid[0] <= log_end, "no replica holds more than the log"
         return valid[count - 1]
 
     def _held_by_all(self, replicas: frozenset[ReplicaId], log_end: int, since: int | None) -> int:
@@ -215,7 +215,7 @@ class WaitLines:
         self._both = deque(waits)
         self._flush.clear()
         assert _is_ordered(self._both)
-        assert len(self) == count, "nobody stops waiting for that"
+        assert len(self) == count, "no wait ends by that"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """Returns the sends whose conditions are met, oldest first within each line.
@@ -260,7 +260,7 @@ class WaitLines:
             assert not line or line[0].flush_deadline <= line[-1].flush_deadline
             while line and line[0].flush_deadline <= now:
                 answers.append((line.popleft().on_done, PutStatus.FLUSH_DISK_TIMEOUT))
-        assert len(answers) + len(self) == count, "each send is told once or goes on waiting"
+        assert len(answers) + len(self) == count, "each send is answered once or keeps waiting"
         return answers
 
     def next_deadline(self) -> float | None:

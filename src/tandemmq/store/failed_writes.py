@@ -87,7 +87,7 @@ class FailedWrites:
         if not self.zero():
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
             return
-        assert self._unsynced, "the sends would be told by nobody"
+        assert self._unsynced, "no writer would answer the sends"
         self._sends += sends
 
     def zero(self) -> bool:
@@ -204,5 +204,5 @@ class FailStopClock:
     def _run(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
         try:
             fn(*args)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the store's state is in doubt)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the store's state is unknown)
             self._on_error(error)

@@ -154,7 +154,7 @@ class Flusher:
         """Flushes once. Returns False if the log was cut meanwhile, since other bytes than the synced ones
         may be there.
 
-        Raises:  NotOpened: nothing is known to be flushed, and nothing is in doubt.
+        Raises:  NotOpened: nothing is known to be flushed, and no bytes are unverified.
         """
         if self.is_failed:
             return True  # the failed pages count as clean by now: a second fsync proves nothing

@@ -958,7 +958,7 @@ class MessageStore:
 
     def _on_raw_written(self, end: int) -> None:
         assert end == self._log.end, (end, self._log.end)
-        # No file is created ahead: a send can be told to retry meanwhile, a master's bytes cannot.
+        # No file is created ahead: a send can be rejected with a retry, a master's bytes cannot.
         self.appended.raise_to(end)
 
     def _on_refused(self, sends: Sends, status: PutStatus) -> None:

@@ -134,9 +134,7 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
             rows = others
         rest.append(rows)
     others = np.sort(np.concatenate(rest)) if rest else np.zeros(0, dtype=np.int64)
-    assert sum(len(layout.rows) for layout in layouts) + len(others) == len(columns), (
-        "each record stands in one"
-    )
+    assert sum(len(layout.rows) for layout in layouts) + len(others) == len(columns), "each record is in one"
     return layouts, others
 
 

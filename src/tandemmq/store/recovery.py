@@ -73,7 +73,7 @@ class RecoveryCase(Enum):
 
     NEW = "nothing is there yet, or no more"
     LOG_LOST = "queues of a log that was never on disk: a power cut took it"
-    LOG_MISSING = "queues of a log that was on disk: somebody moved it away"
+    LOG_MISSING = "queues of a log that was on disk: it was moved or deleted"
     CLEAN = "a clean stop"
     CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing"
     CLEAN_WITH_OTHER_QUEUES = "a clean stop, and queues were damaged or taken away since"

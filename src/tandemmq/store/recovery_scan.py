@@ -218,7 +218,7 @@ class RecoveryScan:
                 if checked.outcome is not RecordOutcome.OK:
                     return segment.base + at, False
                 at += checked.size
-            assert at <= segment.size, "a record lies in one file"
+            assert at <= segment.size, "a record is in one file"
             await next_turn(self._clock)
         return segment.end, True
 

@@ -295,7 +295,7 @@ class Cleaner:
                 break
             times.append(record.stored_at_ms)
             at += record.size
-        assert segment.base <= at <= segment.end, "a record lies in one file"
+        assert segment.base <= at <= segment.end, "a record is in one file"
         return times
 
     def _set_full(self, is_full: bool) -> None:

@@ -327,7 +327,7 @@ class Segment:
         elif self._file is not None:
             self._files.forget(self)
             self.shut()
-        assert self._file is None or self._pins > 0, f"{self} is open though nobody works on it"
+        assert self._file is None or self._pins > 0, f"{self} is open without a user"
 
     def is_closable(self, newest: Segment) -> bool:
         """Returns True if eviction may close the handle; False uses up the second chance."""

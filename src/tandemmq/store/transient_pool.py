@@ -169,7 +169,7 @@ class TransientPool:
             last = min(end - segment.base, lent.written)
             if first < last:
                 found.append(PooledBytes(segment, first, lent.memory.view[first:last]))
-        assert found or begin == end, "whatever was accepted lies in a buffer"
+        assert found or begin == end, "accepted bytes are in a buffer"
         return found
 
     def release_below(self, committed: int) -> None:

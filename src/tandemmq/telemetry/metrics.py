@@ -229,7 +229,7 @@ PULLS: Final = _counter(
 )
 CONSUMER_REFUSALS: Final = _counter(
     "tandemmq_consumer_refusals_total",
-    "heartbeats, pulls and pops that were refused, and parts of heartbeats that were passed over",
+    "heartbeats, pulls and pops that were refused, and parts of heartbeats that were skipped",
     "request",
     "code",
     bound="4 requests, response codes",

@@ -56,7 +56,7 @@ Answer = Callable[[str, bytes], bytes]
 
 
 class Server:
-    """Answers what a client publishes by `answer`, which is told the subject, until the client is gone."""
+    """Answers what a client publishes by `answer`, which receives the subject, until the client is gone."""
 
     def __init__(self, answer: Answer) -> None:
         self.asked: list[str] = []

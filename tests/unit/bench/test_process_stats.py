@@ -10,7 +10,7 @@ import time
 from tandemmq.bench.process_stats import age_seconds, processor_seconds, tree_seconds
 
 # Uses some processor time; with arguments, starts a child that does what the first of them says, tells its
-# number, and waits until nobody writes any more.
+# number, and waits until no process writes any more.
 BURN = """
 import subprocess, sys, time
 while time.process_time() < 0.2: pass

@@ -296,9 +296,9 @@ def test_name_servers_are_split():
     assert parse_name_servers(("[::1];http://a",)) == ("[::1]:9876", "a:9876")
     for text in ("", " ; ", "a:b", "a:0", "a:70000", ":1", [], [" "], ["a:b"], ["a", 5]):
         with pytest.raises(ConfigError):
-            parse_name_servers(text)  # type: ignore[arg-type]  # 5 is no text
+            parse_name_servers(text)  # type: ignore[arg-type]  # 5 is not a text
     with pytest.raises(ConfigError, match="name servers None"):
-        parse_name_servers(None)  # type: ignore[arg-type]  # an environment variable that is not there
+        parse_name_servers(None)  # type: ignore[arg-type]  # an environment variable that is not set
 
 
 async def later(event: object) -> None:

@@ -356,7 +356,7 @@ def chosen(live: LiveTable, group: ReplicaGroup, **reason: Any) -> int | None:
 
 @pytest.mark.parametrize("broker_id", [1, 2])
 def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set(broker_id: int) -> None:
-    """The master (1) and the other member (2) died before a heartbeat told what term 3 confirmed, and the
+    """The master (1) and the other member (2) died before a heartbeat reported what term 3 confirmed, and the
     disk of one of them is of the time before that term.
     """
     group, live, other_id = recorded(floor=(2, 100)), LiveTable(), 3 - broker_id

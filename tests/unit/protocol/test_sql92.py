@@ -30,7 +30,7 @@ def matches(expression: str, **properties: str) -> bool:
         ("a > 5", {"a": "5"}, False),
         ("a > 5", {}, False),
         ("a > 5", {"a": "six"}, False),
-        ("NOT (a > 5)", {"a": "six"}, False),  # an evaluation error is no match, negated or not
+        ("NOT (a > 5)", {"a": "six"}, False),  # an evaluation error never matches, negated or not
         ("a > 5 OR b = 'x'", {"a": "six", "b": "x"}, False),  # nor is it with OR
         ("b = 'x' OR a > 5", {"a": "six", "b": "x"}, True),  # unless it is not reached
         ("a > 5", {"a": "3000000000"}, False),  # not an Integer of Java

@@ -156,7 +156,7 @@ async def heal_disturbed(
 ) -> int:
     """Returns how many damaged ranges remain after a heal from `sound`, the bytes of the log.
 
-    After the fetch, `disturb` runs before the disk operation number `turn`, if so many follow.
+    After the fetch, `disturb` runs before the disk operation number `turn`, if that many follow.
     """
     offload = rig.disk.offload
     turns_left = -1

@@ -247,7 +247,7 @@ async def test_what_was_perhaps_never_synced_before_a_blank_is_cut_when_no_durab
 async def test_recovery_vouches_for_no_entries_behind_the_end_of_the_log(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The checkpoint vouched for them when the log was longer; files with records without entries must not be
+    """The checkpoint confirmed them when the log was longer; files with records without entries must not be
     cleaned.
     """
     recovered: list[Recovered] = []

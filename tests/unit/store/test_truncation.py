@@ -157,7 +157,7 @@ async def test_the_end_is_cut_at_once_and_stays_cut() -> None:
 
 
 async def test_no_record_of_the_next_master_need_end_where_one_of_the_cut_part_did() -> None:
-    """The future durable mark, and the end that the tables vouch for, are lowered with the log."""
+    """The future durable mark, and the end that the tables confirm, are lowered with the log."""
     rig = TermRig()
     store, point = await open_deposed(rig)
     flusher = store._writers.table_flusher

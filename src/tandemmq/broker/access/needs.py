@@ -266,14 +266,14 @@ def _body_group(actions: int) -> Rule:
 def _body(command: Command) -> dict[str, Any]:
     body = decode_plain(command.body)
     if not isinstance(body, dict):
-        raise RemoteProtocolError("the body is no JSON object")
+        raise RemoteProtocolError("the body is not a JSON object")
     return body
 
 
 def _list_of(value: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     found = value.get(key) or []
     if not isinstance(found, list) or not all(isinstance(item, dict) for item in found):
-        raise RemoteProtocolError(f"{key} is no list of objects")
+        raise RemoteProtocolError(f"{key} is not a list of objects")
     return found
 
 

@@ -491,7 +491,7 @@ def _parse_file(path: Path, data: bytes) -> Any:
     try:
         return yaml.safe_load(data)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError) as error:
-        raise ConfigError(f"{path}: is no YAML: {' '.join(str(error).split())}") from None
+        raise ConfigError(f"{path}: is not YAML: {' '.join(str(error).split())}") from None
 
 
 def _log_refused(reason: str) -> None:

@@ -5,7 +5,7 @@ that replaces it, reuses the lost messages' queue offsets for other messages. A 
 old offset would skip those, unnoticed once the queue has grown past it.
 
 Invariants: each queue records its end at the start of this broker run (its run start). A client's claims in
-            a queue are trusted once this run has told the client its position. That is: the client queried
+            a queue are trusted once this run has sent the client its position. That is: the client queried
             the group's offset, pulled at or below the run start, was reset, presented a record that this
             log contains, or, in a broadcasting group, begins at the end or the offset by time that its
             connection was answered: such a client has no progress at the broker to query.

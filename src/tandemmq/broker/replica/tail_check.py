@@ -288,7 +288,7 @@ class TailWait:
         return ""
 
     async def _check_slave(self, address: str) -> str:
-        """Returns "" if this slave holds nothing that this log lacks, at least now; else the reason."""
+        """Returns "" if this log contains all records of this slave, at least now; else the reason."""
         try:
             return await self._copy_missing(address)
         except StoreError as error:

@@ -252,7 +252,7 @@ class CheckVerdict(Enum):
     WAIT = "it is young, and so is all behind it"
     RENEW = "it is to be left alone for a time of its own"
     CHECK = "ask its producer"
-    DISCARD = "nobody decided"
+    DISCARD = "no decision"
 
 
 class CheckLimits(NamedTuple):

@@ -17,7 +17,7 @@ from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 
 Allocate = Callable[[Collection[MessageQueue], Collection[str], str], list[MessageQueue]]
-"""A strategy: the queues of one topic, the ids of the group's members, the own id -> the own share."""
+"""A strategy: the queues of one topic, the ids of the group's members, this member's id -> its share."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ def allocate_averagely(
 ) -> list[MessageQueue]:
     """Returns a consecutive share of the queues; the first consumers get one more when the split is uneven.
 
-    The share is empty when there are fewer queues than consumers before this one, or when the own id is not
+    The share is empty when there are fewer queues than consumers before this one, or when its id is not
     in the list: the broker has not seen this client's heartbeat, and a guess would assign queues to two
     consumers.
     """

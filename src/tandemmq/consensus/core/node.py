@@ -6,7 +6,7 @@ Invariants: a server votes once per term; a leader never changes or cuts its own
             leader's own term is confirmed by majority, and everything before it with it; a confirmed entry is
             never cut.
             - A leader that no majority has answered within an election timeout steps down. A server that has
-              heard a leader within an election timeout votes for nobody, unless the leader itself hands over.
+              heard a leader within an election timeout votes for none, unless the leader itself hands over.
               Therefore two leaders never both have a majority behind them (`grants`).
             - A server that has started does not vote, stand or acknowledge before a majority of voters
               besides itself has reported its terms and logs. From then on it votes only for logs that reach
@@ -312,7 +312,7 @@ class RaftNode:
         """Hands the leadership over to another voter once that voter has the whole log.
 
         This leadership ends within an election timeout in either case. A delayed order to stand must not meet
-        a leader that believes nobody else can be elected.
+        a leader that relies on no other server being electable.
         """
         self._now_ms = now_ms
         if self.role is not RaftRole.LEADER:
@@ -383,7 +383,7 @@ class RaftNode:
             self._proof = proof
 
     def _known_groups(self, proof: _Proof) -> set[frozenset[str]]:
-        """The sets of voters by the own log, by the settings and by each answer."""
+        """The sets of voters by this server's log, by the settings and by each answer."""
         groups = {frozenset(self.members.voters), self._configured_peers | {self.name}}
         return groups.union(frozenset(one.voters) for one in proof.answers.values())
 
@@ -464,15 +464,15 @@ class RaftNode:
 
     def _may_campaign(self) -> bool:
         """Returns True if this server may stand for leader. A voter whose removal is not known to be
-        confirmed may stand too: perhaps only this server has the entry of the removal, and then nobody else
-        can be elected.
+        confirmed may stand too: perhaps only this server has the entry of the removal, and then no other
+        server can be elected.
         """
         is_voter = self.name in self.members.voters or self.name in self.log.members_at(self.commit).voters
         return self.role is not RaftRole.LEADER and is_voter and self._is_caught_up()
 
     def _campaign(self, *, is_trial: bool, is_handover: bool = False) -> None:
         """Asks all voters for their votes. A trial comes first, so that an election that cannot be won raises
-        nobody's term.
+        no server's term.
         """
         self._leave_leadership()
         self.leader = None

@@ -178,7 +178,7 @@ class RaftFiles:
         while (frame := _read_frame(data, position)) is not None:
             found_number, payload, end = frame
             if number and found_number != number + 1:
-                raise Corrupt(path, position, f"frame {found_number} stands behind frame {number}")
+                raise Corrupt(path, position, f"frame {found_number} follows frame {number}")
             number = found_number
             try:
                 _put(entries, _ENTRIES.decode(payload))

@@ -280,7 +280,7 @@ def _rises(pairs: list[tuple[int, int]]) -> bool:
 # group comes first, once the master has shown by TANDEM_HISTORY that it knows that frame. Master to slave:
 # the answer to a handshake, with all terms of the master's log, and frames of the log, each with its term and
 # confirmOffset. Every frame begins with the state of its sender. As in frames.py, the decoded values do not
-# depend on how the stream is cut into reads, body bytes are passed on as views, and a decoder that has raised
+# depend on how the stream is cut into reads, body bytes are delivered as views, and a decoder that has raised
 # must not be used again.
 
 _HANDSHAKING: Final = 1

@@ -4,7 +4,7 @@
 Slave to master: reports of 8 bytes, each the slave's max offset. Master to slave: a head of 12 bytes (offset
 of the first byte, size; size 0 is a heartbeat), then that many raw bytes of the CommitLog. The decoded values
 do not depend on how the stream is cut into reads. A decoder holds at most an incomplete head: body bytes are
-passed on as they arrive, as views into the fed buffer. After a decoder has raised it must not be used again,
+delivered as they arrive, as views into the fed buffer. After a decoder has raised it must not be used again,
 and its connection must be closed.
 """
 
@@ -150,7 +150,7 @@ def _check_head(head: TransferHead) -> None:
 #     master -> slave   GREETING (12 bytes), master's nonce (16)
 #     slave  -> master  ANSWER (8 bytes), slave's nonce (16), HMAC-SHA256 over "slave", both nonces (32)
 #     master -> slave   HMAC-SHA256 over "master", both nonces (32)
-# The master speaks first, so a slave with a secret sends nothing that a RocketMQ master could mistake for a
+# The master speaks first, so a slave with a secret sends no bytes that a RocketMQ master could mistake for a
 # report. To a slave without the secret, the greeting is the head of an endless frame at a negative offset.
 # The handshake proves who opened the connection. The bytes that follow are neither encrypted nor signed, so
 # it does not protect against an attacker who can modify traffic.
@@ -209,7 +209,7 @@ class MasterHandshake:
     __slots__ = ("_buffer", "_nonce", "_secret")
 
     def __init__(self, secret: str, nonce: bytes) -> None:
-        assert secret, "everybody knows an empty secret"
+        assert secret, "an empty secret protects nothing"
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
         self._nonce = nonce
@@ -245,7 +245,7 @@ class SlaveHandshake:
     __slots__ = ("_buffer", "_expected", "_nonce", "_secret")
 
     def __init__(self, secret: str, nonce: bytes) -> None:
-        assert secret, "everybody knows an empty secret"
+        assert secret, "an empty secret protects nothing"
         assert len(nonce) == NONCE_BYTES
         self._secret = secret
         self._nonce = nonce

@@ -148,8 +148,8 @@ class MasterCause(Enum):
     """The cause of a transition of a master's session."""
 
     STARTED = "the first report named a place in our log"
-    FOUND_AHEAD = "the first report lies behind our end"
-    FOUND_TOO_OLD = "the next byte to send lies before our start"
+    FOUND_AHEAD = "the first report is beyond our end"
+    FOUND_TOO_OLD = "the next byte to send is before our start"
     ENDED = "either side closed, or the slave fell silent or broke a rule"
 
 
@@ -176,7 +176,7 @@ class SlaveCause(Enum):
     FAILED = "connecting failed, the connection broke, or a frame did not fit"
     SILENT = "the master sent nothing for too long"
     RESUMED = "the pause is over"
-    REFUSED = "going on would damage the copy"
+    REFUSED = "continuing would damage the copy"
     STOPPED = "the owner stops"
 
 

@@ -53,7 +53,7 @@ class HistoryComparer(Protocol):
 
     @property
     def group_id(self) -> str | None:
-        """The id of the own group; None while it is unknown."""
+        """The id of this broker's group; None while it is unknown."""
 
     async def ask(self) -> MasterHistory | None:
         """Returns the master's history, or None if the master does not support it. Raises TandemError."""

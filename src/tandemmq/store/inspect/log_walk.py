@@ -33,7 +33,7 @@ CLOCK_STEP_MS_MAX = 3_600_000
 """The limit in milliseconds for a falling store time: less is a clock set back, more is a damaged field."""
 SEAL_AT = 20
 _SEAL_NAME = int.from_bytes(b"__CRC32#", "big")
-assert SEAL_AT == SEAL_BYTES < RECORD_BYTES_MIN, "a record's seal lies in it"
+assert SEAL_AT == SEAL_BYTES < RECORD_BYTES_MIN, "a record's seal is within the record"
 
 Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""

@@ -87,7 +87,7 @@ class QueueBuilder:
     def fill(self, key: Key, end: int, count_max: int) -> None:
         """Extends the queue to `end` with fillers.
 
-        Nothing is done if more than `count_max` fillers would be needed, since the queue never had so many
+        Nothing is done if more than `count_max` fillers would be needed, since the queue never had that many
         messages.
         """
         assert end > 0, (key, end)

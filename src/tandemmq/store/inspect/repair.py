@@ -299,7 +299,7 @@ class _Repair:
         for damage in middle:
             if damage.file == last:
                 self._report.warnings.append(
-                    f"the damage at log offset {damage.log_offset} lies in the last file: a broker that "
+                    f"the damage at log offset {damage.log_offset} is in the last file: a broker that "
                     "starts here takes no messages until it is healed, or sealed by --skip-damaged"
                 )
         return bool(middle) and not self._options.accepts_damage
@@ -341,7 +341,7 @@ class _Repair:
                 self._report.changes.append(change)
 
     def _write_checkpoint(self, index_ms: int) -> None:
-        """Writes the checkpoint, last, because it vouches for the other files."""
+        """Writes the checkpoint, last, because it confirms the other files."""
         stored_at_ms = self._walk.stored_at_ms
         is_there = self._checkpoint.is_file()
         queues = list_queues(self._queue_dir)
