@@ -162,7 +162,7 @@ class FrameReader:
         length, mark = _HEAD.unpack_from(self._read, self._begin)
         header_size = mark & _HEADER_BYTES_MAX
         if not 4 + header_size <= length <= FRAME_BYTES_MAX - 4 or mark >> 24 > SERIALIZE_ROCKETMQ:
-            raise RemoteProtocolError(f"invalid frame length {length} and the header mark {mark:#x}")
+            raise RemoteProtocolError(f"invalid frame: length {length}, header mark {mark:#x}")
         frame = memoryview(bytearray(4 + length))
         filled = min(len(frame), self.buffered_bytes)
         frame[:filled] = memoryview(self._read)[self._begin : self._begin + filled]

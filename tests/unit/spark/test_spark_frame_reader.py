@@ -51,5 +51,5 @@ def test_frames_come_whole_and_in_order(step: int) -> None:
     ],
 )
 def test_what_is_no_frame_is_refused(head: bytes) -> None:
-    with pytest.raises(RemoteProtocolError, match="no frame begins"):
+    with pytest.raises(RemoteProtocolError, match="invalid frame: length"):
         FrameReader().next_command(Source(head, 100).receive_into)

@@ -305,7 +305,9 @@ def check_place(kind: LakeFormat, root: Path, place: Path, wanted: range) -> Non
 
 def test_an_iceberg_table_may_belong_to_a_catalog(shop: Any, tmp_path: Path) -> None:
     root, place = tmp_path / "lake", f"file://{tmp_path}/warehouse/orders"
-    with pytest.raises(ConfigError, match=r"no table eu.orders in the catalog shop: say with --data"):
+    with pytest.raises(
+        ConfigError, match=r"catalog shop has no table eu.orders; set the address of its files with --data"
+    ):
         make_home("iceberg", "", "shop", "eu.orders")
     home = make_home("iceberg", place, "shop", "eu.orders")
     assert land(root, home, 0, make_rows(0, 10)) is CommitOutcome.COMMITTED

@@ -112,7 +112,7 @@ def test_a_topic_made_anew_is_not_taken_for_what_follows_the_lake(net: FakeNet, 
     seam = Seam(view=LakeView(root=tmp_path, kind=LakeFormat.PARQUET), end=landed)
     assert _bound(seam) == ({0: 50, 1: 10}, {0: 60, 1: 10})
     queue.end, queue.time_of = 80, lambda offset: 500_000 + offset
-    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* another message than was read"):
+    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* not the one that was read"):
         _bound(seam)
     assert _bound(seam, failOnDataLoss="false") == ({0: 0, 1: 10}, {0: 80, 1: 10})
     net.queue_counts["T"]["b"] = 1

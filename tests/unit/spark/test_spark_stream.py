@@ -243,7 +243,7 @@ def _read_50(net: FakeNet, **raw: str) -> tuple[FakeQueue, dict[str, Any]]:
 def test_a_topic_made_again_is_found_when_it_has_grown_past_the_checkpoint(net: FakeNet, end: int) -> None:
     queue, start = _read_50(net)
     queue.end, queue.time_of = end, _later
-    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* another message than was read"):
+    with pytest.raises(OffsetOutOfRange, match=r"at queue offset 50, .* not the one that was read"):
         _stream().latestOffset(start, ALL)
     reader = _stream(failOnDataLoss="false")
     again = _store(reader.latestOffset(start, ALL))
@@ -259,7 +259,7 @@ def test_a_topic_made_again_is_found_while_the_query_runs(net: FakeNet) -> None:
     queue.end = 60
     start = _store(reader.latestOffset(start, ALL))
     queue.end, queue.time_of = 80, _later
-    with pytest.raises(OffsetOutOfRange, match="another message than was read"):
+    with pytest.raises(OffsetOutOfRange, match="not the one that was read"):
         reader.latestOffset(start, ALL)
 
 
@@ -272,7 +272,7 @@ def test_a_batch_of_an_earlier_run_is_not_read_from_another_life(net: FakeNet, i
         queue.end = 60
         end = _store(_stream().latestOffset(start, ALL))
     queue.end, queue.time_of = 80, _later
-    with pytest.raises(OffsetOutOfRange, match="another message than was read"):
+    with pytest.raises(OffsetOutOfRange, match="not the one that was read"):
         _stream().partitions(start, end)
     reader = _stream(failOnDataLoss="false")
     assert reader.partitions(start, end) == []

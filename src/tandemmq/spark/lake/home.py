@@ -258,7 +258,7 @@ def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
         return
     found = "in that directory" if known is None else f"at {known.address or known.table}"
     raise ConfigError(
-        f"the table of {root} lies {found}, not at {home.address or home.table or 'the directory'}: give the"
+        f"the table of {root} is {found}, not at {home.address or home.table or 'the directory'}: give the"
         " same --data, --catalog and --table as before, or another directory"
     )
 
