@@ -48,10 +48,10 @@ PHRASES = {
 
 DOCUMENTS = sorted(
     str(path.relative_to(ROOT).with_suffix(""))
-    for path in (ROOT / "docs").glob("*.md")
-    if path.stem not in ("simulation", "compatibility")
+    for path in (ROOT / "docs").rglob("*.md")
+    if "spec" not in path.parts
 )
-"""The pages of the first level; two of them quote sources and bugs by name."""
+"""All pages but the specification, which quotes RocketMQ."""
 QUOTES_SOURCES = "plant_catalogue"
 """The start of the names of modules that quote lines of other files."""
 

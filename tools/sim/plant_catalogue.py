@@ -126,14 +126,14 @@ _STORE: Final = (
         proofs=("crash",),
     ),
     Plant(
-        name="the checkpoint vouches for queues that were not fsynced",
+        name="the checkpoint covers queues that were not fsynced",
         path="store/table_flusher.py",
         sound="await self._sync(due)",
         bug="await self._sync(due[:0])",
         proofs=("crash",),
     ),
     Plant(
-        name="the checkpoint vouches for records that came during the round",
+        name="the checkpoint covers records that came during the round",
         path="store/table_flusher.py",
         sound="queues_ms=stored_at_ms if is_complete else 0",
         bug="queues_ms=self._dispatcher.stored_at_ms if is_complete else 0",

@@ -286,7 +286,7 @@ class PopHandlers:
         now_ms = self._clock.now_ms()
         born_at_ms = header.born_at_ms or now_ms
         if is_late(born_at_ms, header.poll_ms, now_ms):
-            return self._nothing(command, ResponseCode.POLLING_TIMEOUT, "the poll time had passed on arrival")
+            return self._nothing(command, ResponseCode.POLLING_TIMEOUT, "the poll time was over on arrival")
         self._admission.require_master(self._log.is_ready)
         check_count(header.count_max)
         check_invisible(header.invisible_ms)

@@ -147,7 +147,7 @@ class MasterState(Enum):
 class MasterCause(Enum):
     """The cause of a transition of a master's session."""
 
-    STARTED = "the first report named a place in our log"
+    STARTED = "the first report named an offset in our log"
     FOUND_AHEAD = "the first report is beyond our end"
     FOUND_TOO_OLD = "the next byte to send is before our start"
     ENDED = "either side closed, or the slave fell silent or broke a rule"

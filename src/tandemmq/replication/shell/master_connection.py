@@ -194,7 +194,7 @@ class Dialler:
 
     def release_connection(self) -> None:
         """Hands the connection over to the owner, which closes it."""
-        assert self._attempt is not None, "who is connected was dialled"
+        assert self._attempt is not None, "a connection follows a dial"
         assert self._attempt[1].is_ready.is_set(), "and its owner is notified"
         self._attempt = None
         self._failure_count = 0
