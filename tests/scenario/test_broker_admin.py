@@ -581,7 +581,7 @@ async def test_a_topic_is_made_when_the_name_servers_know_it(
         gate.set()
         assert (await asked).code == ResponseCode.SUCCESS
         gate.clear()
-        monkeypatch.setattr(registration, "TELL_WAIT_S", 0.1)
+        monkeypatch.setattr(registration, "REGISTRATION_WAIT_S", 0.1)
         answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("Later"))
         assert answer.code == ResponseCode.SUCCESS
         gate.set()
@@ -651,4 +651,4 @@ async def test_a_topic_that_shrinks_tells_what_nobody_has_read(broker: Broker, p
     offsets.commit("done", "Wide", 3, 1, 0)
     assert not await shrink()
     offsets.commit("behind", "Wide", 3, 1, 0)
-    assert "the group behind has not read 1 messages" in await shrink()
+    assert "the group behind has not read 1 of their messages" in await shrink()

@@ -116,7 +116,7 @@ async def test_a_new_group_begins_at_the_end_and_says_so_at_once(tmp_path: Path)
             offsets = await admin.committed_offsets("CG", "T")
             assert list(offsets.values()) == [1, 1, 1, 1]
             assert await admin.lag("CG", "T") == 0
-        with pytest.raises(GroupNotFound, match="'typo' has no offset of topic 'T'"):
+        with pytest.raises(GroupNotFound, match="'typo' has no offset in topic 'T'"):
             await admin.lag("typo", "T")
 
 

@@ -172,7 +172,7 @@ def test_brokers_are_told_that_no_queue_is_owned() -> None:
     assert consumer.handle_broker_request(Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED)) is None
     answer = consumer.handle_broker_request(Command.request(RequestCode.GET_CONSUMER_STATUS_FROM_CLIENT))
     assert answer is not None
-    assert "owns no queues" in (answer.remark or "")
+    assert "it has no queues" in (answer.remark or "")
 
 
 async def test_tags_are_compared_by_text(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ async def test_another_history_at_the_slave_is_for_a_person_to_judge(group: Grou
     assert doubt_of(master)
     async with Peer(master) as peer:
         assert (await peer.send("T", b"too early")).code == ResponseCode.SERVICE_NOT_AVAILABLE
-        assert "is used as it is" in await accept_log(peer.client, peer.address)
+        assert "is accepted as it is" in await accept_log(peer.client, peer.address)
         await until(lambda: not doubt_of(master), "the master serves")
         assert records_of(await peer.pull("T"))[0].body == b"old 0"
         with pytest.raises(RequestRejected, match="nothing to accept"):

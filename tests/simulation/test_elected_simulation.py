@@ -368,7 +368,7 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
         answers.append(answer)
         return answer
 
-    monkeypatch.setattr("tandemmq.broker.autoswitch.controllers.vouch", note)
+    monkeypatch.setattr("tandemmq.broker.autoswitch.controllers.send_peer_lease", note)
     play(script)
 
 
