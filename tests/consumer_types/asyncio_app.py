@@ -127,7 +127,7 @@ async def push() -> None:
     options = PushOptions(allocate=allocate_averagely, on_consume=note_consume)
     async with PushConsumer("billing", NAME_SERVERS, bill, options=options) as consumer:
         consumer.subscribe("Orders")
-        await asyncio.sleep(1)
+        await asyncio.Event().wait()  # until the task is cancelled
 
 
 async def pop() -> None:

@@ -9,10 +9,10 @@ import pytest
 from controller_rig import CLUSTER, GROUP, FakeBroker, Rig
 
 from sim.memory import MemoryDisk
-from tandemmq.admin.targets import Target
+from tandemmq.admin.targets import Target, Tools
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.shell import local
-from tandemmq.shell.doctor import Checkup, DoctorLine, find_controllers, judge_controllers
+from tandemmq.shell.doctor import Checkup, DoctorLine, examine, find_controllers, judge_controllers
 
 OTHER_ID = "cd" * 16
 
@@ -43,6 +43,12 @@ async def master(rig: Rig) -> FakeBroker:
     one.history |= {"members": "1", "set_epoch": group.set_epoch}
     await one.beat()
     return one
+
+
+async def test_a_controller_given_as_name_server_is_not_to_be_started(rig: Rig) -> None:
+    (line,) = await examine(Tools(None, rig.client), [rig.address("n0")])
+    assert f"{rig.address('n0')} is a controller, not a name server" in line.text
+    assert line.fix == "list only name servers in namesrvAddr and --namesrv"
 
 
 async def test_a_leader_with_sound_groups_is_ok(rig: Rig) -> None:

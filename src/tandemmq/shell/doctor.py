@@ -18,7 +18,7 @@ from tandemmq.admin.targets import Target, Tools, open_tools, targets_of, tools_
 from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
-from tandemmq.errors import NotLeader, NotPermitted, TandemError
+from tandemmq.errors import NotLeader, NotNameServer, NotPermitted, TandemError
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
     HISTORY_DIFFERED_KEY,
@@ -119,6 +119,9 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
     for address in servers:
         try:
             infos[address] = await nameserver.query_cluster_info(tools.remoting, address)
+        except NotNameServer as error:
+            fix = "list only name servers in namesrvAddr and --namesrv"
+            findings.append(DoctorLine("problem", "name servers", str(error), fix))
         except TandemError as error:
             fix = "start it, or remove it from namesrvAddr and --namesrv"
             findings.append(DoctorLine("problem", "name servers", f"{address} does not answer: {error}", fix))
