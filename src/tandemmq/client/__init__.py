@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         allocate_by_circle,
     )
     from tandemmq.client.consumer.workers import ConsumeResult
+    from tandemmq.client.hooks import ConsumeEvent, SendEvent
     from tandemmq.client.instance import ClientInstance
     from tandemmq.client.options import (
         ClientOptions,
@@ -51,7 +52,6 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
-    from tandemmq.client.tracing import ConsumeEvent, SendEvent
     from tandemmq.protocol.bodies import MessageQueue
     from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
     from tandemmq.remoting.options import TlsClientOptions
@@ -140,7 +140,7 @@ __getattr__, __dir__ = names_on_demand(
         "producer.producer": ("Producer", "SendSummary"),
         "producer.results": ("SendResult", "SendStatus"),
         "producer.transactions": ("TransactionProducer", "TransactionResult", "TransactionState"),
-        "tracing": ("ConsumeEvent", "SendEvent"),
+        "hooks": ("ConsumeEvent", "SendEvent"),
         "tandemmq.protocol.bodies": ("MessageQueue",),
         "tandemmq.protocol.message": ("Message", "PoppedMessage", "ReceivedMessage"),
         "tandemmq.remoting.options": ("TlsClientOptions",),

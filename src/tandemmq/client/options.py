@@ -23,7 +23,7 @@ from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from tandemmq.client.tracing import ConsumeEvent, SendEvent
+    from tandemmq.client.hooks import ConsumeEvent, SendEvent
     from tandemmq.protocol.message import Message
 
 __all__ = [

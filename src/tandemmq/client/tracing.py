@@ -1,4 +1,4 @@
-"""The application's view of its messages: hooks, and RocketMQ's message trace.
+"""RocketMQ's message trace, and the observers that report each message to it and to the hooks.
 
 The trace of a message consists of records in a topic (RMQ_SYS_TRACE_TOPIC): one of its producer, two of each
 consumer. mqadmin's queryMsgTraceById and the dashboard read them. Records are sent in groups. When too many
@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple
 
+from tandemmq.client.hooks import ConsumeEvent, OnConsume, OnSend, SendEvent, call_hook
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ProducerOptions
@@ -44,30 +45,6 @@ BODY_BYTES_MAX: Final = 128_000
 KEYS_CHARS_MAX: Final = 16 * KIB
 """The longest keys of one trace message: properties must stay below 32 KiB."""
 SEND_TIMEOUT_S: Final = 5.0
-
-
-class SendEvent(NamedTuple):
-    """The outcome of a send: `result` or `error`, never both."""
-
-    message: Message
-    result: SendResult | None
-    error: BaseException | None
-    took_s: float
-
-
-class ConsumeEvent(NamedTuple):
-    """The outcome of handling a message; `error` is the exception that the handler raised, or None when it
-    asked for a retry.
-    """
-
-    message: ReceivedMessage
-    is_success: bool
-    error: BaseException | None
-    took_s: float
-
-
-OnSend = Callable[[SendEvent], object]
-OnConsume = Callable[[ConsumeEvent], object]
 
 
 class _Waiting(NamedTuple):
@@ -322,14 +299,6 @@ class ConsumeObserver:
                 self._group,
             ),
         )
-
-
-def call_hook(hook: Callable[[object], object] | OnSend | OnConsume, event: SendEvent | ConsumeEvent) -> None:
-    """Calls the application's hook; an exception is logged and has no other effect."""
-    try:
-        hook(event)  # type: ignore[arg-type]  # each hook gets the event of its own kind
-    except Exception as error:  # the user's code
-        log.warning(events.HOOK_FAILED, extra={"hook": repr(hook)}, exc_info=error)
 
 
 def _region(message: ReceivedMessage) -> str:

@@ -28,7 +28,7 @@ from tandemmq.client.consumer.membership import Membership, queue_of
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import ConsumerOptions, ServerNames, StartFrom
-from tandemmq.client.producer.results import send_reply
+from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage

@@ -25,7 +25,7 @@ from tandemmq.client.consumer.subscription import ALL
 from tandemmq.client.consumer.workers import Handler, Workers
 from tandemmq.client.instance import Client, ClientInstance
 from tandemmq.client.options import PushOptions, ServerNames
-from tandemmq.client.producer.results import send_reply
+from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage

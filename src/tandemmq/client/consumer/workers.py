@@ -19,13 +19,13 @@ from typing import NamedTuple, cast
 from tandemmq.client.blocking import WorkerThreads
 from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
+from tandemmq.client.hooks import ConsumeEvent
 from tandemmq.client.options import MessageModel, PushOptions
 from tandemmq.client.tracing import (
     EXCEPTION,
     FAILED,
     SUCCESS,
     TIMED_OUT,
-    ConsumeEvent,
     ConsumeObserver,
     Tracer,
 )

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple, Protocol
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
@@ -210,10 +210,6 @@ class Window:
         return self.bytes + size_bytes <= self._bytes_max or self.count == 0
 
 
-if TYPE_CHECKING:
-    from tandemmq.client.tracing import SendObserver
-
-
 def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], Message]:
     """Wraps the application's function; the wrapper raises MessageIllegal for a result that is not a
     message.
@@ -226,6 +222,18 @@ def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], M
         return found
 
     return prepare
+
+
+class BegunSends(Protocol):
+    """The interface of an observer of sends."""
+
+    def watch(
+        self,
+        messages: Sequence[Message],
+        outcome: asyncio.Future[SendResult] | asyncio.Future[list[SendResult]],
+        *,
+        is_half: bool = False,
+    ) -> None: ...
 
 
 class Outbox:
@@ -242,7 +250,7 @@ class Outbox:
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
         self._before_send = None if options.before_send is None else _checked(options.before_send)
-        self.observer: SendObserver | None = None
+        self.observer: BegunSends | None = None
         """Observes each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
         if options.batch_linger_ms is not None:

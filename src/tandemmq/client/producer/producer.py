@@ -20,21 +20,20 @@ from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
-from tandemmq.client.instance import SILENT_S, Client, ClientInstance, InstanceUse
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions, ServerNames
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
-from tandemmq.client.producer.results import SendResult, broker_of_handle, send_reply
+from tandemmq.client.producer.request_reply import Requests, send_reply
+from tandemmq.client.producer.results import SendResult, broker_of_handle
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
-from tandemmq.errors import ClientError, RequestTimeout, TandemError
-from tandemmq.protocol import properties as names
+from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
-from tandemmq.remoting.channel import Channel
 
 Outcome = SendResult | TandemError
 OnResult = Callable[[Message, Outcome], object]
@@ -285,79 +284,6 @@ class Producer(Client):
             template_topic=self.options.default_topic,
             template_queue_count=self.options.default_topic_queue_count,
         )
-
-
-class Requests:
-    """The requests of one producer that wait for a reply."""
-
-    def __init__(self, instance: ClientInstance, outbox: Outbox) -> None:
-        self._instance = instance
-        self._outbox = outbox
-        self._introduced: dict[str, Channel] = {}
-
-    async def ask(self, message: Message, view: RouteView, timeout_s: float) -> ReceivedMessage:
-        """Sends the request and returns the reply.
-
-        Raises:  RequestTimeout when the request was stored and no reply came in time; Busy when too many
-                 requests wait; the errors of sending.
-        """
-        await self._introduce(view)
-        correlation_id = self._instance.chance.token_bytes(16).hex()
-        clock, questions = self._instance.clock, self._instance.questions
-        ends_at = clock.monotonic() + timeout_s
-        system = {
-            names.CORRELATION_ID: correlation_id,
-            names.REPLY_TO_CLIENT: self._instance.client_id,
-            names.TTL: str(int(timeout_s * 1000)),
-        }
-        reply = questions.expect_reply(correlation_id)
-        try:
-            await (await self._outbox.start_system(message, system, 0, timeout_s))
-            while (remaining_s := ends_at - clock.monotonic()) > 0:
-                done, _ = await asyncio.wait((reply,), timeout=min(remaining_s, SILENT_S))
-                if done:
-                    return reply.result()
-                self._refresh_masters(view.topic)
-            raise RequestTimeout(
-                f"the request to topic {message.topic!r} was stored, but no reply came within {timeout_s:g} s"
-            )
-        finally:
-            questions.forget_reply(correlation_id)
-
-    async def _introduce(self, view: RouteView) -> None:
-        """Sends a heartbeat if a master of the topic may not know this client, so that it can deliver a
-        reply. Each connection needs one, because a broker forgets its clients with their connections.
-        """
-        if self._strangers(view):
-            await self._instance.beat()
-            for address in _masters(view):
-                channel = self._instance.remoting.open_channel(address)
-                if channel is not None:
-                    self._introduced[address] = channel
-
-    def _refresh_masters(self, topic: str) -> None:
-        """Refreshes the route, because the reply comes from the group's master, and another broker may be
-        master by now.
-        """
-        routes = self._instance.routes
-        routes.refresh_soon(topic)
-        view = routes.get(topic)
-        if view is not None and self._strangers(view):
-            self._instance.tasks.start("introduce", self._introduce(view))
-
-    def _strangers(self, view: RouteView) -> bool:
-        """Returns True if a master does not know this client yet, or not over its present connection."""
-        open_channel = self._instance.remoting.open_channel
-        for address in _masters(view):
-            channel = open_channel(address)
-            if channel is None or self._introduced.get(address) is not channel:
-                return True
-        return False
-
-
-def _masters(view: RouteView) -> set[str]:
-    addresses = (view.master_address(queue.broker_name) for queue in view.publish_queues)
-    return {address for address in addresses if address is not None}
 
 
 # Many messages at once: they are cut into batches, which is pure, and several batches are in flight.

@@ -5,79 +5,13 @@ properties and broker (spec semantics 3.10).
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import msgspec
 
-from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendAnswer, SendStatus
-from tandemmq.client.instance import ClientInstance
-from tandemmq.errors import ClientError, MessageIllegal, NotServed, RequestRejected
-from tandemmq.protocol import properties as names
+from tandemmq.errors import ClientError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.message import Message, ReceivedMessage, check_message, wire_properties
-from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.protocol.topic_names import reply_topic
-from tandemmq.remoting.options import render_address
-
-REPLY_TYPE = "reply"
-_COPIED = (names.CORRELATION_ID, names.REPLY_TO_CLIENT, names.TTL)
-
-
-async def send_reply(
-    instance: ClientInstance,
-    group: str,
-    request: ReceivedMessage,
-    body: bytes,
-    *,
-    properties: Mapping[str, str] | None = None,
-    timeout_s: float,
-) -> None:
-    """Sends a reply; returns once the requester has received it.
-
-    The reply goes to the broker group that the request came from, because the requester is connected to the
-    group's master. If the master has changed since the request was stored, the requester connects to the new
-    master within a moment: the reply is repeated until then, or until the deadline.
-
-    Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
-             RequestRejected when the requester is no longer connected.
-    """
-    asked = request.properties
-    missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]
-    if missing:
-        raise MessageIllegal(f"the message requests no reply: it lacks the property {missing[0]}")
-    message = Message(topic=reply_topic(asked[names.CLUSTER]), body=body, properties=properties or {})
-    check_message(message)
-    now_ms = instance.clock.now_ms()
-    pairs = wire_properties(message, instance.unique_keys.next(now_ms))
-    pairs |= {name: asked[name] for name in _COPIED if name in asked}
-    pairs[names.MESSAGE_TYPE] = REPLY_TYPE
-    header = SendRequestV2(
-        producer_group=group,
-        topic=message.topic,
-        default_topic="TBW102",
-        default_topic_queue_count=1,
-        queue_id=0,
-        sys_flag=0,
-        born_at_ms=now_ms,
-        flag=0,
-        properties=encode_properties(pairs).decode(),
-        broker_name=request.broker_name,
-    )
-    stored_at = render_address(request.record.store_address)
-
-    async def ask(address: str, remaining_s: float) -> None:
-        try:
-            await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=remaining_s)
-        except RequestRejected as error:
-            if error.code != ResponseCode.SYSTEM_ERROR or address == stored_at:
-                raise
-            raise NotServed(error.remark, code=error.code) from None
-
-    await instance.call_master(request.record.topic, request.broker_name, ask, timeout_s=timeout_s)
-
 
 __all__ = ["SendResult", "SendStatus", "broker_of_handle", "split_answer"]
 

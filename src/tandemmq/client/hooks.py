@@ -1,0 +1,45 @@
+"""The hooks of the application: what `on_send` and `on_consume` are called with, and the call itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from tandemmq.client.producer.results import SendResult
+from tandemmq.protocol.message import Message, ReceivedMessage
+from tandemmq.telemetry import events
+from tandemmq.telemetry.log_lines import event_logger
+
+log = event_logger(__name__)
+
+
+class SendEvent(NamedTuple):
+    """The outcome of a send: `result` or `error`, never both."""
+
+    message: Message
+    result: SendResult | None
+    error: BaseException | None
+    took_s: float
+
+
+class ConsumeEvent(NamedTuple):
+    """The outcome of handling a message; `error` is the exception that the handler raised, or None when it
+    asked for a retry.
+    """
+
+    message: ReceivedMessage
+    is_success: bool
+    error: BaseException | None
+    took_s: float
+
+
+OnSend = Callable[[SendEvent], object]
+OnConsume = Callable[[ConsumeEvent], object]
+
+
+def call_hook(hook: Callable[[object], object] | OnSend | OnConsume, event: SendEvent | ConsumeEvent) -> None:
+    """Calls the application's hook; an exception is logged and has no other effect."""
+    try:
+        hook(event)  # type: ignore[arg-type]  # each hook gets the event of its own kind
+    except Exception as error:  # the user's code
+        log.warning(events.HOOK_FAILED, extra={"hook": repr(hook)}, exc_info=error)
