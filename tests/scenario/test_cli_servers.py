@@ -132,7 +132,7 @@ def test_a_controller_runs_alone_and_inside_a_name_server(processes: Processes) 
     other = processes.start("controller", *settings("controllerDLegerGroup=other"))
     assert "belongs to n0 of the controller group g, not to n0 of other" in failure(other)
     even = settings("controllerDLegerPeers=n0-127.0.0.1:1;n1-127.0.0.1:2")
-    assert "2 controllers survive no more than 1" in failure(processes.start("controller", *even))
+    assert "2 controllers tolerate no more failures than 1" in failure(processes.start("controller", *even))
 
     kv = f"kvConfigPath={processes.directory / 'kv.json'}"
     inside = settings("controllerDLegerGroup=g", "enableControllerInNamesrv=true", "listenPort=0", kv)

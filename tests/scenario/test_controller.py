@@ -156,7 +156,7 @@ async def test_no_lease_is_granted_while_somebody_else_is_being_elected(rig: Rig
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
     assert "tmLease" in (await one.beat()).fields
     electing = asyncio.ensure_future(two.elect(is_designated=True))
-    await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
+    await until(lambda: GROUP in rig.controllers["n0"]._elections._in_progress, "the lease is waited for")
     assert "tmLease" not in (await one.beat()).fields
     assert master_of(await electing) == (2, 2)
 
@@ -175,9 +175,9 @@ async def test_no_lease_is_ended_by_a_mark_from_elsewhere_or_by_a_second_process
     for forged in (0, 2, 10**9):
         assert (await hand_over(forged)).code == ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH
     await one.beat()
-    heard = rig.controllers["n0"].live.get(GROUP, 1)
-    assert heard is not None
-    heard.connection = object()  # of another host than the one that asks
+    heartbeat = rig.controllers["n0"].heartbeats.get(GROUP, 1)
+    assert heartbeat is not None
+    heartbeat.connection = object()  # of another host than the one that asks
     begun = rig.clock.monotonic()
     assert master_of(await hand_over(1)) == (2, 2)
     assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
@@ -210,21 +210,21 @@ async def test_an_id_belongs_to_one_address_while_its_broker_lives(rig: Rig) -> 
     copied.address = "127.0.0.1:13911"
     refused = await copied.register()
     assert refused.code == ResponseCode.SYSTEM_ERROR
-    assert refused.remark == f"a broker with the id 1 lives at {one.address}"
+    assert refused.remark == f"a broker with the id 1 is alive at {one.address}"
     assert "tmLease" not in (await copied.beat()).fields
-    heard = rig.controllers["n0"].live.get(GROUP, 1)
-    assert heard is not None
-    assert (heard.address, heard.facts.max_offset) == (one.address, 100)
+    heartbeat = rig.controllers["n0"].heartbeats.get(GROUP, 1)
+    assert heartbeat is not None
+    assert (heartbeat.address, heartbeat.facts.max_offset) == (one.address, 100)
     assert epochs(rig)[:2] == (1, 1)
     await one._server.stop()
     await one.cut_connections()
-    await until(lambda: not rig.controllers["n0"].live.is_alive(GROUP, 1, rig.clock.monotonic()))
+    await until(lambda: not rig.controllers["n0"].heartbeats.is_alive(GROUP, 1, rig.clock.monotonic()))
     assert (await copied.register()).code == 0
     await copied.beat()
     assert "tmLease" not in (await one.beat()).fields
-    heard = rig.controllers["n0"].live.get(GROUP, 1)
-    assert heard is not None
-    assert heard.address == copied.address
+    heartbeat = rig.controllers["n0"].heartbeats.get(GROUP, 1)
+    assert heartbeat is not None
+    assert heartbeat.address == copied.address
     await copied.close()
 
 
@@ -295,13 +295,13 @@ async def test_a_master_that_is_lost_with_the_leader_is_not_waited_for(
     """The next leader has never heard from the master; its address refuses connections, which proves that it
     is gone.
     """
-    monkeypatch.setattr(elections, "UNHEARD_S", 3600.0)
+    monkeypatch.setattr(elections, "UNHEARD_MASTER_S", 3600.0)
     one, _ = [await three.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
     await until(lambda: all(epochs(three, name)[3] == 2 for name in three.names), "all know the set")
     for name in three.names:
-        three.controllers[name].live._heard.pop((GROUP, 1), None)  # as after its start
+        three.controllers[name].heartbeats._by_broker.pop((GROUP, 1), None)  # as after its start
     await one.close()
     await three.stop(await three.leader())
     second = await three.leader()
@@ -395,7 +395,7 @@ async def test_a_master_that_a_new_leader_has_not_heard_is_not_cleaned(rig: Rig)
     await one.elect()
     controller = rig.controllers["n0"]
     controller._elections._leader_since_s = rig.clock.monotonic()
-    controller.live.keep(GROUP, ())
+    controller.heartbeats.retain(GROUP, ())
     header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=False)
     answer = await rig.ask(Code.CLEAN_BROKER_DATA, header)
     assert answer.code == ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
@@ -414,11 +414,11 @@ async def test_a_silent_master_may_write_for_as_long_as_the_leader_before_has_gr
     controller._elections._leader_since_s = rig.clock.monotonic() + 3600
     one.timeout_ms = 1
     await one.beat()
-    await until(lambda: not controller.live.is_alive(GROUP, 1, rig.clock.monotonic()), "it is silent")
+    await until(lambda: not controller.heartbeats.is_alive(GROUP, 1, rig.clock.monotonic()), "it is silent")
     header = headers.CleanBrokerDataRequest(cluster_name=CLUSTER, broker_name=GROUP, ids="1", is_forced=False)
     answer = await rig.ask(Code.CLEAN_BROKER_DATA, header)
     assert answer.code == ResponseCode.CONTROLLER_INVALID_CLEAN_BROKER_METADATA
-    assert GROUP not in controller._elections._open
+    assert GROUP not in controller._elections._in_progress
     assert epochs(rig) == (1, 1, (1, 2), 2)
     controller._elections._leader_since_s = rig.clock.monotonic() - elections.LEASE_END_S
     await until(lambda: epochs(rig)[:2] == (2, 2), "it is replaced")
@@ -437,7 +437,7 @@ async def test_a_living_master_that_is_cleaned_by_force_is_followed_when_its_lea
         broker_name=GROUP, ids="1", is_forced=True, forgets_living_master=True
     )
     cleaning = asyncio.ensure_future(rig.ask(Code.CLEAN_BROKER_DATA, header))
-    await until(lambda: GROUP in rig.controllers["n0"]._elections._open, "the lease is waited for")
+    await until(lambda: GROUP in rig.controllers["n0"]._elections._in_progress, "the lease is waited for")
     assert "tmLease" not in (await one.beat()).fields
     assert (await cleaning).code == 0
     assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
@@ -463,7 +463,7 @@ async def test_tools_clean_and_change_settings(rig: Rig) -> None:
     assert await clean("2") == refused
     assert await clean("x") == ResponseCode.SYSTEM_ERROR
     await two.cut_connections()
-    await until(lambda: not rig.controllers["n0"].live.is_alive(GROUP, 2, rig.clock.monotonic()))
+    await until(lambda: not rig.controllers["n0"].heartbeats.is_alive(GROUP, 2, rig.clock.monotonic()))
     assert await clean("2") == 0
     states = await rig.ask(Code.CONTROLLER_GET_SYNC_STATE_DATA, body=b'["broker-a","none"]')
     told = json.loads(bytes(states.body))["replicasInfoTable"]

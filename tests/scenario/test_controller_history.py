@@ -173,7 +173,7 @@ async def test_an_unproven_group_is_not_made_a_second_time(rig: Rig, monkeypatch
     one, _ = await two_in_sync(rig)
     await restart(rig, MemoryDisk())
     await one.beat()
-    monkeypatch.setattr(history_keeper, "UNHEARD_S", 0.3)
+    monkeypatch.setattr(history_keeper, "UNHEARD_MASTER_S", 0.3)
     refused = await rig.ask(Code.CONTROLLER_APPLY_BROKER_ID, one.application())
     assert refused.code == ResponseCode.CONTROLLER_BROKER_METADATA_NOT_EXIST
     assert rig.controllers["n0"].groups.get(GROUP) is None
@@ -380,7 +380,9 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
         patch.setattr("tandemmq.controller.controller.Groups", YesterdaysGroups)
         await rig.start("n2")
     assert isinstance(rig.controllers["n2"].groups, YesterdaysGroups)
-    rig.controllers["n2"]._history.knows_history = lambda: False  # as leader, too, it proposes old commands
+    rig.controllers["n2"]._history.supports_history = lambda: (
+        False
+    )  # as leader, too, it proposes old commands
     await rig.leader()
     one, two = await rig.broker(1, is_ours=True), await rig.broker(2, is_ours=True)
     await one.elect()
@@ -434,8 +436,8 @@ async def test_the_log_of_a_former_life_counts_no_more_as_soon_as_the_broker_is_
     propose, ends = controller.raft.propose, []
 
     async def propose_and_look(*args: Any) -> Any:
-        heard = controller.live.get(GROUP, two.broker_id)
-        ends.append(None if heard is None else heard.facts.max_offset)
+        heartbeat = controller.heartbeats.get(GROUP, two.broker_id)
+        ends.append(None if heartbeat is None else heartbeat.facts.max_offset)
         return await propose(*args)
 
     monkeypatch.setattr(controller.raft, "propose", propose_and_look)

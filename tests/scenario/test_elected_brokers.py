@@ -253,7 +253,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     group.disks[2].write_atomically(identity, group.disks[1].read_bytes(identity))
     second = await group.start(2)
     assert second.broker_id == first.broker_id
-    told = f"a broker with the id 1 lives at {group.address(1)}"
+    told = f"a broker with the id 1 is alive at {group.address(1)}"
     await until(
         lambda: any(told in reason for reason in second._logged_refusals), "it is refused, and says so"
     )
@@ -273,7 +273,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     refused = await group.send(1, b"to the first one")
     assert refused.code != ResponseCode.SUCCESS
     assert (await group.send(2, b"to who leads")).code == ResponseCode.SUCCESS
-    told = f"a broker with the id 1 lives at {group.address(2)}"
+    told = f"a broker with the id 1 is alive at {group.address(2)}"
     await until(lambda: any(told in reason for reason in first._logged_refusals), "it says why")
     # When the other broker is gone, the first one gets its id back.
     await group.stop(2)
@@ -367,7 +367,7 @@ async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
     if silence_ms_max == 600:
         await until(lambda: 2 in group.masters(), "the other is master")
         return
-    live, group_row = rig.controllers["n0"].live, (GROUP, first.broker_id)
+    live, group_row = rig.controllers["n0"].heartbeats, (GROUP, first.broker_id)
     await until(lambda: not first._lease.is_valid(rig.clock.monotonic()), "no lease")
     paused_s = rig.clock.monotonic()
     await until(lambda: rig.clock.monotonic() - paused_s > 2 * LEASE_MS / 1000, "a pause of some leases")

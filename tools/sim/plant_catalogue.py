@@ -766,8 +766,8 @@ _TABLES: Final = (
     Plant(
         name="a master that was lost with the leader is waited for as one that is slow",
         path="controller/elections.py",
-        sound="(LEASE_END_S if is_refusing else UNHEARD_S)",
-        bug="UNHEARD_S",
+        sound="(LEASE_END_S if refuses_connections else UNHEARD_MASTER_S)",
+        bug="UNHEARD_MASTER_S",
         proofs=("scenario/test_controller.py",),
     ),
     Plant(
@@ -1757,7 +1757,7 @@ _HISTORY: Final = (
     Plant(
         name="controllers adopt a group before the members of its set confirm it",
         path="controller/history.py",
-        sound="if all(one in by_id and by_id[one].confirms(master) for one in master.members):",
+        sound="if all(one in by_id and by_id[one].agrees_with(master) for one in master.members):",
         bug="if by_id:",
         proofs=("unit/controller/test_group_history.py",),
     ),
@@ -1771,7 +1771,7 @@ _HISTORY: Final = (
     Plant(
         name="controllers elect by a state that their brokers have proven to be old",
         path="controller/history_keeper.py",
-        sound="return self.knows_history() and self.reports.newer_than(group) is not None",
+        sound="return self.supports_history() and self.reports.newer_than(group) is not None",
         bug="return False",
         proofs=("scenario/test_controller_history.py",),
     ),
@@ -1955,7 +1955,7 @@ _ELECTED: Final = (
     Plant(
         name="whoever says that a master has stopped ends its lease",
         path="controller/handlers.py",
-        sound="has_stopped = handed_over is not None and master is not None and master.speaks_by(channel)",
+        sound="has_stopped = handed_over is not None and master is not None and master.is_host_of(channel)",
         bug="has_stopped = handed_over is not None",
         proofs=("scenario/test_controller.py",),
     ),
@@ -2054,7 +2054,7 @@ _ELECTED: Final = (
     Plant(
         name="a new leader of the controllers waits for no lease of the one before",
         path="controller/elections.py",
-        sound="return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S",
+        sound="return is_ended or not heartbeat.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S",
         bug="return True",
         proofs=("scenario/test_controller.py", "elected"),
     ),
@@ -2138,15 +2138,15 @@ _ELECTED: Final = (
     Plant(
         name="a restarted broker is whole though its log lacks the last term",
         path="controller/groups.py",
-        sound="if told[key].is_ours and not alive[key].knows_term(term) and may_know - {key}",
-        bug="if told[key].is_ours and not told[key].tells_its_log",
+        sound="if reported[key].is_ours and alive[key].lacks_term(term) and may_have_term",
+        bug="if reported[key].is_ours and not reported[key].reports_log",
         proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="an older disk is whole by a floor that is older than the term",
         path="controller/groups.py",
-        sound="holds_all = was_whole or (facts.holds(floor or NO_FLOOR) and heard.knows_term(term))",
-        bug="holds_all = was_whole or facts.holds(floor or NO_FLOOR)",
+        sound="(facts.holds(floor or NO_FLOOR) and not heartbeat.lacks_term(term))",
+        bug="facts.holds(floor or NO_FLOOR)",
         proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
@@ -2173,8 +2173,8 @@ _ELECTED: Final = (
     Plant(
         name="a log that was not told is the shortest",
         path="controller/groups.py",
-        sound="told = sum(one.tells_its_log for key, one in live.items() if key in needed)",
-        bug="told = sum(key in needed for key in live)",
+        sound="reported = sum(one.reports_log for key, one in live.items() if key in needed)",
+        bug="reported = sum(key in needed for key in live)",
         proofs=("unit/controller/test_groups.py",),
     ),
     Plant(

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from tandemmq.consensus.core.messages import Message, RoleChanged, decode_message, encode_message
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import Elections
-from tandemmq.controller.groups import Groups, LiveTable
+from tandemmq.controller.groups import Groups, HeartbeatTable
 from tandemmq.controller.guard import ControllerGuard, accounts_of
 from tandemmq.controller.handlers import ControllerHandlers
 from tandemmq.controller.history_keeper import HistoryKeeper
@@ -48,7 +48,7 @@ SILENT_S = 2.0
 CONNECT_TIMEOUT_S = 1.0
 HAND_OVER_S_MAX = 1.0
 HISTORY = "history"
-"""The capability that controllers announce to each other: they know the commands and fields of histories."""
+"""The capability that controllers announce to each other: support of the commands and fields of histories."""
 
 
 class Controller:
@@ -86,18 +86,18 @@ class Controller:
         )
         self._configured = options.peer_addresses
         self.groups = Groups()
-        self.live = LiveTable()
+        self.heartbeats = HeartbeatTable()
         self._history = HistoryKeeper(
             self.groups,
-            self.live,
-            knows_history=self._knows_history,
+            self.heartbeats,
+            supports_history=self._supports_history,
             chance=chance,
             clock=clock,
             scope=self._scope,
         )
         self._elections = Elections(
             self.groups,
-            self.live,
+            self.heartbeats,
             history=self._history,
             options=lambda: self._settings.options,
             client=self._client,
@@ -132,7 +132,7 @@ class Controller:
             options=options.raft,
             snapshot_entries=options.snapshot_entries,
         )
-        self._elections.use(self.raft)
+        self._elections.attach(self.raft)
         routes = self._build_routes(options)
         self.served_codes = frozenset(routes)
         accounts = accounts_of(options.shared_secret, credentials)
@@ -210,26 +210,26 @@ class Controller:
     def _on_role(self, change: RoleChanged) -> None:
         self._elections.on_role(change)
 
-    def _knows_history(self) -> bool:
-        """Returns True if every controller knows the commands and fields of histories. A silent controller is
-        assumed to know them if the group has used them.
+    def _supports_history(self) -> bool:
+        """Returns True if every controller supports the commands and fields of histories. A silent controller
+        is assumed to support them if the group has used them.
         """
         has_used = bool(self.groups.controllers_id)
         others = self.raft.members.others(self.raft.name)
-        return all(self._peers.knows_history(one, otherwise=has_used) for one in others)
+        return all(self._peers.supports_history(one, otherwise=has_used) for one in others)
 
     def _address_of(self, name: str) -> str | None:
         """Prefers the configured address: a controller may have moved since the group was created."""
         members = self.raft.members
         if members.address(name) is None and members.voters and self.raft.node.is_proven:
-            return None  # before that, its members may come from an older disk
+            return None  # before that, the members may be those of an older disk
         return self._configured.get(name) or members.address(name)
 
     def _build_routes(self, options: ControllerOptions) -> Mapping[int, Handler]:
         """Returns the handlers by request code (spec controller 2)."""
         handlers = ControllerHandlers(
             self.groups,
-            self.live,
+            self.heartbeats,
             self._elections,
             self._history,
             raft=lambda: self.raft,
@@ -287,7 +287,7 @@ class Peers:
         self._refused: set[str] = set()
         self._capabilities: dict[str, bool] = {}
 
-    def knows_history(self, name: str, *, otherwise: bool) -> bool:
+    def supports_history(self, name: str, *, otherwise: bool) -> bool:
         """Returns True if the newest message of the controller announced the capability; `otherwise` if there
         was none.
         """
@@ -304,7 +304,7 @@ class Peers:
             if now_s - since_s < SILENT_S:
                 channel.send(self._command(message))
                 return
-            channel.abort(f"nothing heard of {to} for {now_s - since_s:.0f} s")
+            channel.abort(f"no message from {to} for {now_s - since_s:.0f} s")
         if to not in self._connecting:
             self._connecting.add(to)
             self._scope.start(f"connect-{to}", self._connect(to, address, message))
@@ -361,10 +361,10 @@ class Peers:
                     "peer": channel.peer,
                     "sender": header.sender,
                     "group": header.group,
-                    "reason": reason or "no controller of this group",
+                    "reason": reason or "the sender is not a controller of this group",
                 },
             )
-        raise NotPermitted(reason or "no controller of this group")
+        raise NotPermitted(reason or "the sender is not a controller of this group")
 
     def _command(self, message: Message) -> Command:
         body = encode_message(message)

@@ -1,4 +1,4 @@
-"""Elections: notices that a master is gone, lets the group elect the next one, and notifies its brokers.
+"""Elections: detects the loss of a master, proposes the election of the next one, and notifies its brokers.
 
 Invariants: no other broker is elected before the lease of a TandemMQ master has ended, unless its process is
             known to be gone or it hands over. No lease is granted during an election. No broker is elected by
@@ -19,18 +19,18 @@ from tandemmq.consensus.core.messages import RaftRole, RoleChanged
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.groups import (
     NO_ID,
+    BrokerHeartbeat,
     Clean,
     CommandOutcome,
     Elect,
     Groups,
-    Heard,
-    LiveTable,
+    HeartbeatTable,
     ReplicaGroup,
     choose_master,
     encode_command,
-    witnesses,
+    possible_last_holders,
 )
-from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, UNHEARD_S, HistoryKeeper
+from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, UNHEARD_MASTER_S, HistoryKeeper
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, encode_sync_state_set
@@ -60,7 +60,7 @@ PROMOTION_S = 2.0
 member of the set is elected. Each failure doubles the time for the next master: all of them may be slow.
 """
 PROMOTION_S_MAX = 32.0
-CLOSED_S = 0.05
+CLOSED_CHECK_S = 0.05
 """The delay in seconds between a closed connection and the check of its group."""
 
 
@@ -70,7 +70,7 @@ class Elections:
     def __init__(
         self,
         groups: Groups,
-        live: LiveTable,
+        heartbeats: HeartbeatTable,
         *,
         history: HistoryKeeper,
         options: Callable[[], ControllerOptions],
@@ -80,23 +80,23 @@ class Elections:
         scope: TaskScope,
     ) -> None:
         self._groups = groups
-        self._live = live
+        self._heartbeats = heartbeats
         self._history = history
-        history.on_adopted = self._await_promotion
+        history.on_adopted = self._schedule_promotion_check
         self._options = options
         self._client = client
         self._network = network
         self._clock = clock
         self._scope = scope
-        self._open: dict[str, int] = {}
+        self._in_progress: dict[str, int] = {}
         self._granted_s: dict[str, float] = {}
         self._promotion_s: dict[str, float] = {}
         self._leader_since_s = 0.0
         self._refusing: set[tuple[str, int]] = set()
-        """Masters that this leader has never heard and that refuse connections."""
+        """Masters that have sent this leader no heartbeat and that refuse connections."""
         self._raft: RaftServer | None = None
 
-    def use(self, raft: RaftServer) -> None:
+    def attach(self, raft: RaftServer) -> None:
         self._raft = raft
         self._history.raft = raft
 
@@ -112,8 +112,8 @@ class Elections:
             self._refusing.clear()
             self._history.begin_leadership(self._leader_since_s)
             for group in self._groups.all():
-                self._await_promotion(group)
-                if group.master_id is not None and self._live.get(group.name, group.master_id) is None:
+                self._schedule_promotion_check(group)
+                if group.master_id is not None and self._heartbeats.get(group.name, group.master_id) is None:
                     self._scope.start(f"probe-{group.name}", self._probe_unheard(group))
 
     # Liveness.
@@ -124,19 +124,19 @@ class Elections:
         """
         assert group.master_id is not None
         now_s = self._clock.monotonic()
-        heard = self._live.get(group.name, group.master_id)
-        if heard is not None and self._is_follower(group):
+        heartbeat = self._heartbeats.get(group.name, group.master_id)
+        if heartbeat is not None and self._has_been_replaced(group):
             return True
-        if heard is None:
-            is_refusing = (group.name, group.master_id) in self._refusing
+        if heartbeat is None:
+            refuses_connections = (group.name, group.master_id) in self._refusing
             since_s = max(self._leader_since_s, self._history.adopted_s(group.name))
-            return now_s >= since_s + (LEASE_END_S if is_refusing else UNHEARD_S)
-        if now_s < heard.heard_s + heard.timeout_s:
+            return now_s >= since_s + (LEASE_END_S if refuses_connections else UNHEARD_MASTER_S)
+        if now_s < heartbeat.received_s + heartbeat.timeout_s:
             return False
-        is_ended = heard.timeout_s == 0.0
-        return is_ended or not heard.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
+        is_ended = heartbeat.timeout_s == 0.0
+        return is_ended or not heartbeat.facts.is_ours or now_s >= self._leader_since_s + LEASE_END_S
 
-    def _is_follower(self, group: ReplicaGroup) -> bool:
+    def _has_been_replaced(self, group: ReplicaGroup) -> bool:
         """Returns True if the recorded master itself reports another master of a later epoch."""
         assert group.master_id is not None
         report = self._history.reports.get(group.name, group.master_id)
@@ -144,18 +144,18 @@ class Elections:
             return False
         return report.master != group.master_id
 
-    def alive(self, group: ReplicaGroup) -> list[Heard]:
-        return self._live.alive(group.name, group.replicas, self._clock.monotonic())
+    def alive(self, group: ReplicaGroup) -> list[BrokerHeartbeat]:
+        return self._heartbeats.alive(group.name, group.replicas, self._clock.monotonic())
 
-    def _hears_all(self, group: ReplicaGroup) -> bool:
+    def _all_have_reported(self, group: ReplicaGroup) -> bool:
         """Returns True if every living broker has had time to report its log."""
         now_s = self._clock.monotonic()
-        told = sum(heard.facts.tells_its_log for heard in self.alive(group))
-        return now_s >= self._leader_since_s + UNHEARD_S or told == len(group.replicas)
+        reported = sum(heartbeat.facts.reports_log for heartbeat in self.alive(group))
+        return now_s >= self._leader_since_s + UNHEARD_MASTER_S or reported == len(group.replicas)
 
-    def grant(self, group: ReplicaGroup, broker_id: int) -> bool:
+    def grant_lease(self, group: ReplicaGroup, broker_id: int) -> bool:
         """Returns True if this broker may remain master for LEASE_MS from its request."""
-        if group.master_id != broker_id or group.name in self._open or not self.raft.is_leader:
+        if group.master_id != broker_id or group.name in self._in_progress or not self.raft.is_leader:
             return False
         if not self.raft.grants(GRANT_WITHIN_MS):
             return False
@@ -166,17 +166,17 @@ class Elections:
         """Handles the end of a connection that carried heartbeats. A RocketMQ broker is then gone; a TandemMQ
         broker is probed.
         """
-        heard = self._live.get(name, broker_id)
-        if heard is None or heard.connection is not connection:
+        heartbeat = self._heartbeats.get(name, broker_id)
+        if heartbeat is None or heartbeat.connection is not connection:
             return
-        if heard.facts.is_ours:
-            self._scope.start(f"probe-{name}-{broker_id}", self._probe(name, broker_id, heard))
+        if heartbeat.facts.is_ours:
+            self._scope.start(f"probe-{name}-{broker_id}", self._probe(name, broker_id, heartbeat))
         else:
-            self._end(name, broker_id)
+            self._record_gone(name, broker_id)
 
-    async def _probe(self, name: str, broker_id: int, heard: Heard) -> None:
-        if await self._is_refused(heard.address) and self._live.get(name, broker_id) is heard:
-            self._end(name, broker_id)
+    async def _probe(self, name: str, broker_id: int, heartbeat: BrokerHeartbeat) -> None:
+        if await self._is_refused(heartbeat.address) and self._heartbeats.get(name, broker_id) is heartbeat:
+            self._record_gone(name, broker_id)
 
     async def _probe_unheard(self, group: ReplicaGroup) -> None:
         """Shortens the wait for a master that was lost together with the previous leader: if it refuses
@@ -186,7 +186,7 @@ class Elections:
         if await self._is_refused(group.master_address):
             self._refusing.add((group.name, group.master_id))
             rest_s = self._leader_since_s + LEASE_END_S - self._clock.monotonic()
-            self._clock.call_later(max(CLOSED_S, rest_s), self.look_at, group.name)
+            self._clock.call_later(max(CLOSED_CHECK_S, rest_s), self.check_group, group.name)
 
     async def _is_refused(self, address: str | None) -> bool:
         """Returns True if the connection is refused; nothing else proves that a process is gone."""
@@ -200,12 +200,12 @@ class Elections:
             pass
         return False
 
-    def _end(self, name: str, broker_id: int) -> None:
-        self._live.end(name, broker_id)
+    def _record_gone(self, name: str, broker_id: int) -> None:
+        self._heartbeats.mark_gone(name, broker_id)
         log.info(events.BROKER_GONE, extra={"broker": name, "broker_id": broker_id})
         group = self._groups.get(name)
         if group is not None and group.master_id == broker_id:
-            self._clock.call_later(CLOSED_S, self.look_at, name)
+            self._clock.call_later(CLOSED_CHECK_S, self.check_group, name)
 
     # Elections.
 
@@ -216,13 +216,18 @@ class Elections:
             if not self.raft.is_leader:
                 continue
             for group in self._groups.all():
-                self.look_at(group.name)
-            self._history.note_facts()
+                self.check_group(group.name)
+            self._history.propose_facts()
 
-    def look_at(self, name: str) -> None:
+    def check_group(self, name: str) -> None:
         """Starts an election if the group needs one and it can be decided."""
         group = self._groups.get(name)
-        if group is None or name in self._open or not self.raft.is_leader or self._history.is_outdated(group):
+        if (
+            group is None
+            or name in self._in_progress
+            or not self.raft.is_leader
+            or self._history.is_outdated(group)
+        ):
             return
         if group.master_id is not None:
             is_due = self.is_gone(group)
@@ -230,7 +235,7 @@ class Elections:
             command = self._election(group)
             is_due = group.master_epoch > 0 and choose_master(group, command) is not None
         if is_due:
-            self._open[name] = self._open.get(name, 0) + 1
+            self._in_progress[name] = self._in_progress.get(name, 0) + 1
             self._scope.start(f"elect-{name}", self._elect_for(group))
 
     async def _elect_for(self, group: ReplicaGroup, *, is_passed_over: bool = False) -> None:
@@ -239,64 +244,66 @@ class Elections:
         except RequestRejected as error:
             log.info(events.BROKER_MASTER_NOT_ELECTED, extra={"broker": group.name, "reason": str(error)})
         finally:
-            self._close(group.name)
+            self._end_election(group.name)
 
-    def _await_promotion(self, group: ReplicaGroup) -> None:
+    def _schedule_promotion_check(self, group: ReplicaGroup) -> None:
         if group.master_id is not None:
             after_s = self._promotion_s.get(group.name, PROMOTION_S)
-            self._clock.call_later(after_s, self._look_at_promotion, group.name, group.master_epoch)
+            self._clock.call_later(after_s, self._check_promotion, group.name, group.master_epoch)
 
-    def _look_at_promotion(self, name: str, epoch: int) -> None:
-        """Elects another member if a TandemMQ master has not begun its term, as its heartbeats show. A silent
-        master is found to be gone otherwise, and a RocketMQ master reports nothing.
+    def _check_promotion(self, name: str, epoch: int) -> None:
+        """Elects another member if the heartbeats of a TandemMQ master show that it has not begun its term. A
+        silent master is detected by its timeout instead, and a RocketMQ master does not report its term.
         """
         group = self._groups.get(name)
         if group is None or group.master_id is None or group.master_epoch != epoch or not self.raft.is_leader:
             return
-        heard = self._live.get(name, group.master_id)
-        if heard is None or not heard.facts.is_ours or self._has_begun(group, heard):
+        heartbeat = self._heartbeats.get(name, group.master_id)
+        if heartbeat is None or not heartbeat.facts.is_ours or self._has_begun_term(group, heartbeat):
             self._promotion_s.pop(name, None)
             return
         alive = {one.facts.broker_id for one in self.alive(group)}
-        is_open = name in self._open or self._history.is_outdated(group)
+        is_open = name in self._in_progress or self._history.is_outdated(group)
         if is_open or not alive & set(group.sync_set) - {group.master_id}:
-            self._await_promotion(group)
+            self._schedule_promotion_check(group)
             return
         self._promotion_s[name] = min(2 * self._promotion_s.get(name, PROMOTION_S), PROMOTION_S_MAX)
-        self._open[name] = self._open.get(name, 0) + 1
+        self._in_progress[name] = self._in_progress.get(name, 0) + 1
         self._scope.start(f"elect-{name}", self._elect_for(group, is_passed_over=True))
 
-    def _has_begun(self, group: ReplicaGroup, heard: Heard) -> bool:
+    def _has_begun_term(self, group: ReplicaGroup, heartbeat: BrokerHeartbeat) -> bool:
         """Returns True if the recorded master has begun the recorded epoch. A later epoch is another
         master's.
         """
-        report = self._history.reports.get(group.name, heard.facts.broker_id)
+        report = self._history.reports.get(group.name, heartbeat.facts.broker_id)
         if report is not None and report.epoch > group.master_epoch:
             return False
-        return heard.facts.epoch >= group.master_epoch
+        return heartbeat.facts.epoch >= group.master_epoch
 
     def _election(self, group: ReplicaGroup) -> Elect:
-        """Returns an election by the facts that this controller hears now; the caller adds its reason."""
+        """Returns an election by the facts reported to this controller; the caller adds the reason."""
         command = Elect(
             name=group.name,
             is_unclean_allowed=self._options().elects_unclean_master,
-            takes_incomplete=self._hears_all(group),
-            live=self._live.facts_for(group, self._clock.monotonic()),
+            all_have_reported=self._all_have_reported(group),
+            live=self._heartbeats.candidates_for(group, self._clock.monotonic()),
         )
-        return self._history.complete(command, group)
+        return self._history.with_facts(command, group)
 
-    def waits_for(self, group: ReplicaGroup) -> str | None:
+    def reason_without_master(self, group: ReplicaGroup) -> str | None:
         """Returns the reason why the group has no master now, for tools; None if it has one, or never had
         one.
         """
         if group.master_id is not None or not group.master_epoch:
             return None
-        told = {heard.facts.broker_id for heard in self.alive(group) if heard.facts.tells_its_log}
-        missing = witnesses(group, self._history.floor_of(group)) - told
+        reported = {
+            heartbeat.facts.broker_id for heartbeat in self.alive(group) if heartbeat.facts.reports_log
+        }
+        missing = possible_last_holders(group, self._history.floor_of(group)) - reported
         if not missing:
-            return "no member of the in-sync set that is heard may lead"
+            return "no living member of the in-sync set may become master"
         ids = ", ".join(map(str, sorted(missing)))
-        return f"the brokers {ids} may hold confirmed messages alone, and have not reported their logs"
+        return f"the brokers {ids} have not reported their logs, and may be the last to hold confirmed data"
 
     async def elect(
         self,
@@ -317,10 +324,10 @@ class Elections:
 
         Raises:  NotLeader, Busy, OutcomeUnknown.
         """
-        self._open[group.name] = self._open.get(group.name, 0) + 1
+        self._in_progress[group.name] = self._in_progress.get(group.name, 0) + 1
         try:
             if not has_stopped:
-                await self._await_lease(group)
+                await self._await_lease_end(group)
             command = msgspec.structs.replace(
                 self._election(group),
                 caller=caller,
@@ -331,56 +338,56 @@ class Elections:
             )
             outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         finally:
-            self._close(group.name)
+            self._end_election(group.name)
         if is_handed_over:
             cause = "handed over"
         elif is_passed_over:
             cause = "does not take office"
         else:
             cause = "restart" if is_restart else "asked" if caller != NO_ID else "gone"
-        self._tell_outcome(group, outcome, cause)
+        self._report_outcome(group, outcome, cause)
         return outcome
 
     async def clean(self, group: ReplicaGroup, command: Clean) -> CommandOutcome:
         """Removes brokers and returns the outcome. A master that is removed by force may write until its
         lease has ended, and its successor would not wait for that. Raises what `elect` raises.
         """
-        self._open[group.name] = self._open.get(group.name, 0) + 1
+        self._in_progress[group.name] = self._in_progress.get(group.name, 0) + 1
         try:
             if command.is_forced and (not command.ids or group.master_id in command.ids):
-                await self._await_lease(group)
+                await self._await_lease_end(group)
             outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         finally:
-            self._close(group.name)
+            self._end_election(group.name)
         return outcome
 
-    def _close(self, name: str) -> None:
-        self._open[name] -= 1
-        if not self._open[name]:
-            del self._open[name]
+    def _end_election(self, name: str) -> None:
+        self._in_progress[name] -= 1
+        if not self._in_progress[name]:
+            del self._in_progress[name]
 
-    async def _await_lease(self, group: ReplicaGroup) -> None:
+    async def _await_lease_end(self, group: ReplicaGroup) -> None:
         """Waits until the lease that this leader or the previous one granted the master has ended. No lease
         is granted meanwhile.
         """
         if group.master_id is None:
             return
-        heard = self._live.get(group.name, group.master_id)
-        if heard is None or heard.timeout_s == 0.0:
+        heartbeat = self._heartbeats.get(group.name, group.master_id)
+        if heartbeat is None or heartbeat.timeout_s == 0.0:
             return
         granted_s = self._granted_s.get(group.name)
-        if granted_s is None and heard.facts.is_ours:
+        if granted_s is None and heartbeat.facts.is_ours:
             granted_s = self._leader_since_s
         if granted_s is not None:
             rest_s = granted_s + LEASE_END_S - self._clock.monotonic()
             if rest_s > 0:
                 await self._clock.sleep(rest_s)
 
-    def _tell_outcome(self, before: ReplicaGroup, outcome: CommandOutcome, cause: str) -> None:
+    def _report_outcome(self, before: ReplicaGroup, outcome: CommandOutcome, cause: str) -> None:
         group = outcome.group
         if group is None or group.master_epoch == before.master_epoch:
             return
-        self._await_promotion(group)
+        self._schedule_promotion_check(group)
         facts = {
             "broker": group.name,
             "master_epoch": group.master_epoch,
@@ -405,11 +412,11 @@ class Elections:
             },
         )
         if self._options().notifies_brokers:
-            addresses = [heard.address for heard in self.alive(group)]
+            addresses = [heartbeat.address for heartbeat in self.alive(group)]
             self._scope.start(f"notify-{group.name}", self._notify(addresses, group))
 
     async def _notify(self, addresses: Iterable[str], group: ReplicaGroup) -> None:
-        """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to all brokers of the group that are heard."""
+        """Sends NOTIFY_BROKER_ROLE_CHANGED (1008) to all living brokers of the group."""
         header = MasterResponse(
             master_id=group.master_id,
             master_address=group.master_address,

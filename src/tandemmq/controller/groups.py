@@ -1,6 +1,6 @@
-"""The controllers' knowledge of brokers. `Groups` is the state that all controllers agree on, with the
-commands that change it: pure and deterministic. `LiveTable` contains the brokers that one controller hears,
-on which controllers do not agree.
+"""The controllers' records of brokers. `Groups` is the replicated state of all controllers, with the commands
+that change it: pure and deterministic. `HeartbeatTable` contains the heartbeats that one controller has
+received; it is not replicated.
 
 Owns:       per group its random id, the brokers and their ids, the recorded master with the id of its term,
             the SyncStateSet, both epochs, the highest known confirmed offset.
@@ -9,8 +9,8 @@ Invariants: epochs and ids never decrease, and the id of a cleaned broker is not
             set with a log that reaches the confirmed offset. A group keeps its id. A refused command changes
             nothing. Fields and commands that the previous release does not know are proposed only if no voter
             runs that release, and their defaults keep its behaviour.
-Strategy:   a command carries the proposer's knowledge (the living brokers, the lengths of their logs) and is
-            judged when it is applied. Therefore every controller judges the same facts on the same state.
+Strategy:   a command carries the facts of its proposer (the living brokers, the lengths of their logs), and
+            is decided when it is applied. Therefore every controller decides by the same facts and state.
 Bounds:     brokers of all groups, brokers of one group, and the length of names: a snapshot fits into one
             frame.
 Source:     spec controller 2, 5.2, 5.3, 10.5, 10.7, 10.16.
@@ -65,12 +65,12 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
     sync_set: tuple[int, ...] = ()
     set_epoch: int = 0
     group_id: str = ""
-    """A random id, created with the group; empty while a controller of the group may not know of ids."""
+    """A random id, created with the group; empty while a controller's release may lack group ids."""
     term_id: int = 0
     """The random id of the master epoch in force; 0: unknown, or no master."""
     floor: Floor = NO_FLOOR
     floor_since: int = 0
-    """The master epoch that began with a log below the floor of its time. Older floors are void."""
+    """The master epoch that began with a log below the floor of that time. Older floors are void."""
     former_members: tuple[int, ...] = ()
     """Members of the set that an election left out. Each has everything that was confirmed, until the new
     master confirms something in its own term.
@@ -90,8 +90,10 @@ class ReplicaGroup(msgspec.Struct, frozen=True, kw_only=True):
         return None if self.master_id is None else self.replicas[self.master_id].address
 
 
-class Live(msgspec.Struct, frozen=True, array_like=True):
-    """A broker that the proposer hears: the end of its log, and `is_ours` if it is a TandemMQ broker."""
+class Candidate(msgspec.Struct, frozen=True, array_like=True):
+    """A living broker as the proposer of an election knows it: the end of its log, and `is_ours` if it is a
+    TandemMQ broker.
+    """
 
     broker_id: int
     epoch: int = -1
@@ -100,20 +102,21 @@ class Live(msgspec.Struct, frozen=True, array_like=True):
     is_ours: bool = False
     is_incomplete: bool = False
     """True if the broker may have lost acknowledged messages."""
-    is_whole: bool = False
-    """True if the broker followed the recorded master when it reported, and held all that was known to be
-    confirmed then. Later confirmations wait for the broker while it is in the set; a restart makes it
-    False."""
+    holds_confirmed: bool = False
+    """True if the broker followed the recorded master when it reported, and its log reached the confirmed
+    offset of that moment. Later confirmations wait for the broker while it is in the set; a restart resets
+    the field.
+    """
 
     @property
-    def tells_its_log(self) -> bool:
+    def reports_log(self) -> bool:
         """False for a broker of the previous release, or of RocketMQ, that has only registered."""
         return self.max_offset >= 0
 
     def holds(self, floor: Floor) -> bool:
         """Returns True if the broker's log reaches a confirmed offset."""
-        reaches = self.tells_its_log and (self.epoch, self.max_offset) >= floor
-        return floor == NO_FLOOR or self.is_whole or reaches
+        reaches = self.reports_log and (self.epoch, self.max_offset) >= floor
+        return floor == NO_FLOOR or self.holds_confirmed or reaches
 
 
 class ApplyId(msgspec.Struct, frozen=True, tag="apply id"):
@@ -139,7 +142,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
 
 
 class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
-    """A change of the SyncStateSet. `alive` are the wanted members that the proposer hears."""
+    """A change of the SyncStateSet. `alive` are the wanted members whose heartbeats the proposer receives."""
 
     name: str
     master_id: int
@@ -152,32 +155,32 @@ class AlterSet(msgspec.Struct, frozen=True, tag="alter set"):
 class Elect(msgspec.Struct, frozen=True, tag="elect", kw_only=True):
     """The election of a master.
 
-    `caller` is the broker that asks, or is designated; NO_ID if a controller noticed that the master is gone.
-    If `master_epoch` is set, the election takes place only while it is the recorded epoch. `is_restart`: the
-    caller is the recorded master in a new run. `takes_incomplete`: every living broker has had time to report
-    its log. `is_passed_over`: the recorded master lives but does not take office; another member is elected
-    if one lives.
+    `caller` is the broker that requests the election, or is designated; NO_ID if a controller has detected
+    the loss of the master. If `master_epoch` is set, the election takes place only while it is the recorded
+    epoch. `is_restart`: the caller is the recorded master in a new run. `all_have_reported`: every living
+    broker has had time to report its log. `is_passed_over`: the recorded master is alive but has not become
+    active; another member is elected if one is alive.
     """
 
     name: str
     caller: int = NO_ID
     is_designated: bool = False
     is_restart: bool = False
-    takes_incomplete: bool = False
+    all_have_reported: bool = msgspec.field(default=False, name="takes_incomplete")
     is_passed_over: bool = False
     is_unclean_allowed: bool = False
     master_epoch: int | None = None
-    live: tuple[Live, ...] = ()
+    live: tuple[Candidate, ...] = ()
     term_id: int = 0
     epoch_known: int = 0
     """The highest master epoch that a broker of the group has reported; the new epoch is above it."""
     floor: Floor | None = None
-    """The highest confirmed offset that the proposer has heard; None if a voter does not know of floors."""
+    """The highest confirmed offset reported to the proposer; None if a voter's release lacks floors."""
 
 
 class Clean(msgspec.Struct, frozen=True, tag="clean"):
-    """The removal of brokers. Empty `ids` mean the whole group. `alive` are all ids of the group that the
-    proposer hears.
+    """The removal of brokers. Empty `ids` mean the whole group. `alive` are the ids of all living brokers
+    of the group, as far as the proposer knows.
     """
 
     cluster: str
@@ -187,7 +190,7 @@ class Clean(msgspec.Struct, frozen=True, tag="clean"):
     alive: tuple[int, ...]
 
 
-class Note(msgspec.Struct, frozen=True, tag="note", kw_only=True):
+class RecordFacts(msgspec.Struct, frozen=True, tag="note", kw_only=True):
     """Facts about a group: an id, if it has none, and a confirmed offset."""
 
     name: str
@@ -214,13 +217,13 @@ class Adopt(msgspec.Struct, frozen=True, tag="adopt", kw_only=True):
     set_epoch_before: int = 0
 
 
-class NameControllers(msgspec.Struct, frozen=True, tag="name controllers"):
+class AssignControllersId(msgspec.Struct, frozen=True, tag="name controllers"):
     """A random id for the group of controllers itself, if it has none."""
 
     controllers_id: str
 
 
-Command = ApplyId | Register | AlterSet | Elect | Clean | Note | Adopt | NameControllers
+Command = ApplyId | Register | AlterSet | Elect | Clean | RecordFacts | Adopt | AssignControllersId
 _COMMANDS = msgspec.msgpack.Decoder(Command)
 
 
@@ -267,11 +270,11 @@ class Groups:
             return self._alter_set(decoded)
         if isinstance(decoded, Elect):
             return self._elect(decoded)
-        if isinstance(decoded, Note):
-            return self._note(decoded)
+        if isinstance(decoded, RecordFacts):
+            return self._record_facts(decoded)
         if isinstance(decoded, Adopt):
             return self._adopt(decoded)
-        if isinstance(decoded, NameControllers):
+        if isinstance(decoded, AssignControllersId):
             self.controllers_id = self.controllers_id or decoded.controllers_id
             return CommandOutcome(Code.SUCCESS)
         return self._clean(decoded)
@@ -284,7 +287,7 @@ class Groups:
         return msgspec.json.encode(_Snapshot(groups, self.controllers_id))
 
     def restore(self, data: bytes) -> None:
-        """Replaces the state; empty `data` is the state before the first command."""
+        """Replaces the state; empty `data` restores the state before the first command."""
         snapshot = msgspec.json.decode(data, type=_Snapshot) if data else _Snapshot([])
         self.controllers_id = snapshot.controllers_id
         self._groups = {group.name: group for group in snapshot.groups}
@@ -299,7 +302,7 @@ class Groups:
             return CommandOutcome(Code.SYSTEM_ERROR, fault)
         if group is None:
             if command.broker_id != 1:
-                return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group is 1")
+                return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "the first id of a group must be 1")
             group = ReplicaGroup(cluster=command.cluster, name=command.name, group_id=command.group_id)
         elif group.cluster != command.cluster:
             return _other_cluster(group, Code.CONTROLLER_BROKER_ID_INVALID)
@@ -308,20 +311,23 @@ class Groups:
             if taken.check_code == command.check_code:
                 return CommandOutcome(Code.SUCCESS, group=group)
             if not taken.check_code and taken.address == command.check_code.partition(";")[0]:
-                # Its proof was lost with the state before the adoption; its address is known.
+                # The proof was lost with the state before the adoption; the address identifies the broker.
                 proven = Replica(taken.address, command.check_code)
                 return self._put(group, replicas={**group.replicas, command.broker_id: proven})
             return CommandOutcome(
                 Code.CONTROLLER_BROKER_ID_INVALID, f"the id {command.broker_id} is taken", group
             )
         if command.broker_id < 1:
-            return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id is 1 or more", group)
+            return CommandOutcome(Code.CONTROLLER_BROKER_ID_INVALID, "an id must be at least 1", group)
         replica = Replica(command.check_code.partition(";")[0], command.check_code)
         return self._add(group, command.broker_id, replica)
 
     def _add(self, group: ReplicaGroup, broker_id: int, replica: Replica) -> CommandOutcome:
         if len(group.replicas) >= BROKERS_PER_GROUP_MAX or self._broker_count >= BROKERS_MAX:
-            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers")
+            return CommandOutcome(
+                Code.SYSTEM_ERROR,
+                f"too many brokers: at most {BROKERS_PER_GROUP_MAX} per group and {BROKERS_MAX} in all",
+            )
         self._broker_count += 1
         return self._put(
             group,
@@ -343,15 +349,15 @@ class Groups:
             return CommandOutcome(Code.CONTROLLER_INVALID_REQUEST, foreign, group)
         replica = group.replicas.get(command.broker_id)
         if replica is None:
-            return self._add_returning(group, command)
+            return self._readmit(group, command)
         if replica.address == command.address:
             return CommandOutcome(Code.SUCCESS, group=group)
         moved = Replica(command.address, replica.check_code)
         return self._put(group, replicas={**group.replicas, command.broker_id: moved})
 
-    def _add_returning(self, group: ReplicaGroup, command: Register) -> CommandOutcome:
+    def _readmit(self, group: ReplicaGroup, command: Register) -> CommandOutcome:
         """Adds a broker that received its id from a lost state of the controllers: it knows the group id, and
-        its id was not cleaned here.
+        its id was not removed here.
         """
         is_lost = command.broker_id >= group.next_id or command.broker_id < group.adopted_below
         if not command.group_id or command.group_id != group.group_id or not is_lost:
@@ -359,7 +365,7 @@ class Groups:
             return CommandOutcome(Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED, remark)
         return self._add(group, command.broker_id, Replica(command.address, ""))
 
-    def _note(self, command: Note) -> CommandOutcome:
+    def _record_facts(self, command: RecordFacts) -> CommandOutcome:
         group = self._groups.get(command.name)
         if group is None:
             return CommandOutcome(Code.CONTROLLER_BROKER_METADATA_NOT_EXIST, "no such group")
@@ -373,7 +379,9 @@ class Groups:
             return CommandOutcome(Code.CONTROLLER_FENCED_MASTER_EPOCH, "the group has changed", group)
         fault = _text_fault(command.cluster, command.name, *command.replicas.values())
         if fault or not set(command.sync_set) <= command.replicas.keys():
-            return CommandOutcome(Code.SYSTEM_ERROR, fault or "a member of the set is unknown", group)
+            return CommandOutcome(
+                Code.SYSTEM_ERROR, fault or "a member of the set is not a broker of the group", group
+            )
         if group is not None and group.master_epoch and group.group_id not in ("", command.group_id):
             remark = f"the group has the id {group.group_id}, not {command.group_id}"
             return CommandOutcome(Code.CONTROLLER_INVALID_REQUEST, remark, group)
@@ -387,7 +395,11 @@ class Groups:
         replicas = {**known_replicas, **replicas}
         count = self._broker_count + len(replicas) - (0 if group is None else len(group.replicas))
         if len(replicas) > BROKERS_PER_GROUP_MAX or count > BROKERS_MAX:
-            return CommandOutcome(Code.SYSTEM_ERROR, "too many brokers", group)
+            return CommandOutcome(
+                Code.SYSTEM_ERROR,
+                f"too many brokers: at most {BROKERS_PER_GROUP_MAX} per group and {BROKERS_MAX} in all",
+                group,
+            )
         self._broker_count = count
         next_id = max(max(replicas) + 1 + ADOPTED_ID_GAP, 1 if group is None else group.next_id)
         adopted = ReplicaGroup(
@@ -442,11 +454,11 @@ class Groups:
                 )
             if is_internal:
                 return CommandOutcome(
-                    Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the set lives", group
+                    Code.CONTROLLER_MASTER_NOT_AVAILABLE, "no member of the in-sync set is alive", group
                 )
             return CommandOutcome(Code.CONTROLLER_ELECT_MASTER_FAILED, "no broker may be elected", group)
         if choice == group.master_id and not command.is_restart:
-            return CommandOutcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master lives", group)
+            return CommandOutcome(Code.CONTROLLER_MASTER_STILL_EXIST, "the master is alive", group)
         sync_set = _set_after(group, command, choice)
         return self._put(
             group,
@@ -469,7 +481,7 @@ class Groups:
                 return CommandOutcome(refused, "the group has a master", group)
             living = [broker_id for broker_id in command.ids if broker_id in command.alive]
             if living:
-                return CommandOutcome(refused, f"the broker {living[0]} lives", group)
+                return CommandOutcome(refused, f"the broker {living[0]} is alive", group)
         gone = set(command.ids) or set(group.replicas)
         if not gone <= group.replicas.keys():
             return CommandOutcome(refused, "no such broker", group)
@@ -477,7 +489,7 @@ class Groups:
         if gone == group.replicas.keys():
             del self._groups[command.name]
             return CommandOutcome(Code.SUCCESS)
-        former = tuple(sorted(witnesses(group, group.floor) - set(group.sync_set) - gone))
+        former = tuple(sorted(possible_last_holders(group, group.floor) - set(group.sync_set) - gone))
         group = self._change(group, former_members=former)
         if group.master_id in gone:
             group = self._change(group, master_id=None, master_epoch=group.master_epoch + 1, term_id=0)
@@ -502,27 +514,27 @@ def encode_command(command: Command) -> bytes:
 
 
 def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
-    """Returns the broker that should be master (spec controller 5.2 and 10.7). This is the present master if
-    it may remain; None if no broker may be master.
+    """Returns the broker that should be master (spec controller 5.2 and 10.7). The present master
+    stays if it may; None if no broker may be master.
     """
     live = {one.broker_id: one for one in command.live if one.broker_id in group.replicas}
     if group.master_epoch == 0 and command.caller != NO_ID:
         # There was never a master, so no log is complete: choose the best living broker, or the designated
         # one.
-        live.setdefault(command.caller, Live(command.caller))
+        live.setdefault(command.caller, Candidate(command.caller))
         return command.caller if command.is_designated else _best(live.values())
     floor = _floor_of(group, command)
     if command.is_restart:
-        # Not all brokers have reported their logs, so logs cannot be compared: only a complete one may lead
-        # at once.
-        pool = _electable(group, live, floor, takes_incomplete=False)
+        # Not all brokers have reported their logs, so logs cannot be compared: only a broker with a complete
+        # log may become master at once.
+        pool = _electable(group, live, floor, all_have_reported=False)
         others = [one for key, one in pool.items() if key != command.caller]
         if others:
             return _best(others)
-        caller = live.get(command.caller, Live(command.caller))
-        is_whole = not caller.is_incomplete and caller.holds(floor)
-        return command.caller if is_whole or len(group.replicas) == 1 else None
-    pool = _electable(group, live, floor, takes_incomplete=command.takes_incomplete)
+        caller = live.get(command.caller, Candidate(command.caller))
+        is_complete = not caller.is_incomplete and caller.holds(floor)
+        return command.caller if is_complete or len(group.replicas) == 1 else None
+    pool = _electable(group, live, floor, all_have_reported=command.all_have_reported)
     if command.is_passed_over:
         others = [one for key, one in pool.items() if key != group.master_id]
         return _best(others) if others else group.master_id
@@ -532,9 +544,10 @@ def choose_master(group: ReplicaGroup, command: Elect) -> int | None:
     return choice
 
 
-def witnesses(group: ReplicaGroup, floor: Floor) -> set[int]:
-    """Returns the brokers that may be the only ones with everything that was confirmed: the set, and the
-    members that the last elections left out, until a winner has confirmed something (spec controller 10.7).
+def possible_last_holders(group: ReplicaGroup, floor: Floor) -> set[int]:
+    """Returns the brokers of which one may be the last to hold everything that was confirmed: the set, and
+    the members that the last elections left out, until a new master has confirmed something (spec controller
+    10.7).
     """
     has_confirmed = floor[0] >= group.master_epoch
     return set(group.sync_set) | (set() if has_confirmed else set(group.former_members))
@@ -552,29 +565,30 @@ def _floor_after(group: ReplicaGroup, command: Elect, choice: int, epoch: int) -
     if command.floor is None:
         return {}
     floor = _floor_of(group, command)
-    winner = next((one for one in command.live if one.broker_id == choice), Live(choice))
+    winner = next((one for one in command.live if one.broker_id == choice), Candidate(choice))
     if winner.holds(floor):
         return {"floor": floor}
     return {"floor": (winner.epoch, winner.max_offset), "floor_since": epoch}
 
 
 def _electable(
-    group: ReplicaGroup, live: dict[int, Live], floor: Floor, *, takes_incomplete: bool
-) -> dict[int, Live]:
-    """Returns the brokers that may lead. These are the members of the set with complete logs: the end was not
-    lost, and the log reaches the confirmed offset. If no member has one but all witnesses have reported their
-    logs, the longest log of the group is the best one, and any member or TandemMQ broker may lead.
+    group: ReplicaGroup, live: dict[int, Candidate], floor: Floor, *, all_have_reported: bool
+) -> dict[int, Candidate]:
+    """Returns the brokers that may become master: the members of the set whose log is complete, which means
+    that its end was not lost and that it reaches the confirmed offset. If no log is complete but all
+    `possible_last_holders` have reported theirs, the longest log of the group wins, and any member or
+    TandemMQ broker may become master.
     """
     members = {key: one for key, one in live.items() if key in group.sync_set}
-    whole = {key: one for key, one in members.items() if not one.is_incomplete and one.holds(floor)}
-    needed = witnesses(group, floor)
-    told = sum(one.tells_its_log for key, one in live.items() if key in needed)
-    if whole or not takes_incomplete or told < len(needed):
-        return whole
+    complete = {key: one for key, one in members.items() if not one.is_incomplete and one.holds(floor)}
+    needed = possible_last_holders(group, floor)
+    reported = sum(one.reports_log for key, one in live.items() if key in needed)
+    if complete or not all_have_reported or reported < len(needed):
+        return complete
     return {key: one for key, one in live.items() if one.is_ours} | members
 
 
-def _choose_from(pool: dict[int, Live], group: ReplicaGroup, command: Elect) -> int | None:
+def _choose_from(pool: dict[int, Candidate], group: ReplicaGroup, command: Elect) -> int | None:
     if group.master_id in pool and (not command.is_designated or command.caller == group.master_id):
         return group.master_id
     if command.is_designated:
@@ -582,7 +596,7 @@ def _choose_from(pool: dict[int, Live], group: ReplicaGroup, command: Elect) -> 
     return _best(pool.values()) if pool else None
 
 
-def _best(candidates: Iterable[Live]) -> int:
+def _best(candidates: Iterable[Candidate]) -> int:
     """Chooses by the newest epoch, then the longest log, then the priority, then the smallest id."""
     best = min(candidates, key=lambda one: (-one.epoch, -one.max_offset, one.priority, one.broker_id))
     return best.broker_id
@@ -601,10 +615,12 @@ def _set_after(group: ReplicaGroup, command: Elect, winner: int) -> tuple[int, .
 
 
 def _former_after(group: ReplicaGroup, command: Elect, sync_set: tuple[int, ...]) -> tuple[int, ...]:
-    """Returns the witnesses outside the set of a new term; none while a voter does not know of floors."""
+    """Returns the `possible_last_holders` outside the set of a new term; none while a voter's release lacks
+    floors.
+    """
     if command.floor is None:
         return ()
-    return tuple(sorted(witnesses(group, _floor_of(group, command)) - set(sync_set)))
+    return tuple(sorted(possible_last_holders(group, _floor_of(group, command)) - set(sync_set)))
 
 
 def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) -> tuple[int, str] | None:
@@ -612,7 +628,7 @@ def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) 
     need not live.
     """
     if wanted == group.sync_set:
-        return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the set is the same"
+        return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the set is unchanged"
     if command.master_id != group.master_id:
         return Code.CONTROLLER_INVALID_MASTER, f"the master is {group.master_id}"
     if command.master_epoch != group.master_epoch:
@@ -623,7 +639,7 @@ def _set_fault(group: ReplicaGroup, command: AlterSet, wanted: tuple[int, ...]) 
         if broker_id not in group.replicas:
             return Code.CONTROLLER_INVALID_REPLICAS, f"the broker {broker_id} is unknown"
         if broker_id not in group.sync_set and broker_id not in command.alive:
-            return Code.CONTROLLER_BROKER_NOT_ALIVE, f"the broker {broker_id} is not heard"
+            return Code.CONTROLLER_BROKER_NOT_ALIVE, f"the broker {broker_id} sends no heartbeats"
     if group.master_id not in wanted:
         return Code.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED, "the master must stay in the set"
     return None
@@ -650,29 +666,33 @@ def _other_cluster(group: ReplicaGroup, code: int) -> CommandOutcome:
 
 
 def _text_fault(*texts: str) -> str:
-    return "a name is empty or too long" if any(not 0 < len(text) <= TEXT_MAX for text in texts) else ""
+    return (
+        f"a name must have 1 to {TEXT_MAX} characters"
+        if any(not 0 < len(text) <= TEXT_MAX for text in texts)
+        else ""
+    )
 
 
 @dataclass(slots=True, kw_only=True)
-class Heard:
-    """The last heartbeat of a broker, and the connection by which it arrived."""
+class BrokerHeartbeat:
+    """The last heartbeat of a broker, and the connection on which it arrived."""
 
-    facts: Live
+    facts: Candidate
     address: str
     connection: object
     confirmed_offset: int
-    heard_s: float
+    received_s: float
     timeout_s: float
-    since_term: int
+    start_term: int
     """The last term of the group when the broker started, as far as this controller knows; NO_TERM if the
-    broker's master has made it a member of the set since.
+    broker's master has added the broker to the set since.
     """
 
-    def knows_term(self, term: int) -> bool:
-        """Returns True unless the broker was started after this term had begun, and its log lacks the term:
-        the disk is one of an earlier moment, or the broker never copied a byte of the term.
+    def lacks_term(self, term: int) -> bool:
+        """Returns True if the broker was started after this term had begun, and its log has no byte of the
+        term: the disk is a copy of an earlier moment, or the broker never copied a byte of the term.
         """
-        return self.since_term < term or self.facts.epoch >= term or not term
+        return self.start_term >= term > self.facts.epoch and term > 0
 
     @property
     def is_connected(self) -> bool:
@@ -681,24 +701,24 @@ class Heard:
         """
         return isinstance(self.connection, Channel) and not self.connection.is_closed
 
-    def speaks_by(self, channel: Channel) -> bool:
+    def is_host_of(self, channel: Channel) -> bool:
         """Returns True if the peer of the connection is the host that sends the broker's heartbeats."""
         return isinstance(self.connection, Channel) and self.connection.peer[0] == channel.peer[0]
 
 
-class LiveTable:
-    """The brokers that this controller hears, by name and id. Times are monotonic seconds.
+class HeartbeatTable:
+    """The newest heartbeat of each broker, by name and id. Times are monotonic seconds.
 
-    The newest heartbeat counts, even if it reports a shorter log than the previous one: the broker may have
-    truncated its log.
+    A heartbeat replaces the previous one even if it reports a shorter log: the broker may have truncated its
+    log.
     Bounds:  only brokers that have an id are kept, so there are at most as many entries as brokers in
              `Groups`.
     """
 
     def __init__(self) -> None:
-        self._heard: dict[Key, Heard] = {}
+        self._by_broker: dict[Key, BrokerHeartbeat] = {}
 
-    def hear(
+    def record(
         self,
         header: BrokerHeartbeatRequest,
         connection: object,
@@ -716,7 +736,7 @@ class LiveTable:
         key = header.broker_name, header.broker_id
         is_new = not self.is_alive(*key, now_s)
         priority = PRIORITY_DEFAULT if header.election_priority is None else header.election_priority
-        facts = Live(
+        facts = Candidate(
             header.broker_id,
             -1 if header.epoch is None else header.epoch,
             -1 if header.max_log_offset is None else header.max_log_offset,
@@ -724,33 +744,35 @@ class LiveTable:
             is_ours,
             bool(header.is_incomplete),
         )
-        before = self._heard.get(key)
+        before = self._by_broker.get(key)
         is_same_run = before is not None and before.connection in (None, connection)
-        was_whole = before is not None and before.facts.is_whole and before.connection is connection
-        heard = self._heard[key] = Heard(
+        held_confirmed = (
+            before is not None and before.facts.holds_confirmed and before.connection is connection
+        )
+        heartbeat = self._by_broker[key] = BrokerHeartbeat(
             facts=facts,
             address=header.broker_address,
             connection=connection,
             confirmed_offset=-1 if header.confirmed_offset is None else header.confirmed_offset,
-            heard_s=now_s,
+            received_s=now_s,
             timeout_s=max(1, header.heartbeat_timeout_ms or TIMEOUT_MS_DEFAULT) / 1000,
-            since_term=before.since_term if before is not None and is_same_run else term,
+            start_term=before.start_term if before is not None and is_same_run else term,
         )
         # The floor is reported by heartbeats, so it may be older than what the term has confirmed by now.
-        holds_all = was_whole or (facts.holds(floor or NO_FLOOR) and heard.knows_term(term))
-        heard.facts = msgspec.structs.replace(facts, is_whole=floor is not None and holds_all)
+        holds_all = held_confirmed or (facts.holds(floor or NO_FLOOR) and not heartbeat.lacks_term(term))
+        heartbeat.facts = msgspec.structs.replace(facts, holds_confirmed=floor is not None and holds_all)
         return is_new
 
-    def note_started(self, header: RegisterReplicaRequest, now_s: float, *, term: int = 0) -> None:
+    def record_start(self, header: RegisterReplicaRequest, now_s: float, *, term: int = 0) -> None:
         """Records that the broker has restarted: its earlier facts no longer count. A registration that
         reports neither a log nor a possible loss, as from the previous release, changes nothing. `term` is
         the last term of the group.
         """
         if header.max_log_offset is None and not header.is_incomplete:
             return
-        before = self._heard.get((header.broker_name, header.broker_id))
-        self._heard[header.broker_name, header.broker_id] = Heard(
-            facts=Live(
+        before = self._by_broker.get((header.broker_name, header.broker_id))
+        self._by_broker[header.broker_name, header.broker_id] = BrokerHeartbeat(
+            facts=Candidate(
                 header.broker_id,
                 -1 if header.epoch is None else header.epoch,
                 -1 if header.max_log_offset is None else header.max_log_offset,
@@ -761,61 +783,61 @@ class LiveTable:
             address=header.broker_address,
             connection=None,
             confirmed_offset=-1,
-            heard_s=now_s,
+            received_s=now_s,
             timeout_s=FIRST_HEARTBEAT_S,
-            since_term=term,
+            start_term=term,
         )
 
-    def vouch(self, name: str, ids: Iterable[int]) -> None:
-        """Records that these brokers hold all that is confirmed: their master has made them members of the
-        set. A broker that has only registered since is left out.
+    def mark_in_sync(self, name: str, ids: Iterable[int]) -> None:
+        """Records that these brokers hold everything confirmed: their master has added them to the set. A
+        broker that has only registered since is left out.
         """
         for one in ids:
-            heard = self._heard.get((name, one))
-            if heard is not None and heard.connection is not None:
-                heard.facts = msgspec.structs.replace(heard.facts, is_whole=True)
-                heard.since_term = NO_TERM
+            heartbeat = self._by_broker.get((name, one))
+            if heartbeat is not None and heartbeat.connection is not None:
+                heartbeat.facts = msgspec.structs.replace(heartbeat.facts, holds_confirmed=True)
+                heartbeat.start_term = NO_TERM
 
-    def facts_for(self, group: ReplicaGroup, now_s: float) -> tuple[Live, ...]:
-        """Returns the facts of the living brokers for an election. A member of the set that does not know the
-        last term counts as incomplete while another member may know the term, because the other member may
-        have everything that the term confirmed. If no member knows the term, no confirmed bytes of it remain.
+    def candidates_for(self, group: ReplicaGroup, now_s: float) -> tuple[Candidate, ...]:
+        """Returns the living brokers as candidates of an election. A member of the set that lacks the last
+        term counts as incomplete while another member may have the term, because the other member may hold
+        everything that the term confirmed. If no member has the term, no confirmed bytes of it remain.
         """
         term = group.last_term
         alive = {one.facts.broker_id: one for one in self.alive(group.name, group.replicas, now_s)}
-        told = {key: one.facts for key, one in alive.items() if one.facts.tells_its_log}
-        may_know = {key for key in group.sync_set if key not in told or told[key].epoch >= term}
-        doubted = {
+        reported = {key: one.facts for key, one in alive.items() if one.facts.reports_log}
+        may_have_term = {key for key in group.sync_set if key not in reported or reported[key].epoch >= term}
+        unproven = {
             key
-            for key in told.keys() & set(group.sync_set)
-            if told[key].is_ours and not alive[key].knows_term(term) and may_know - {key}
+            for key in reported.keys() & set(group.sync_set)
+            if reported[key].is_ours and alive[key].lacks_term(term) and may_have_term
         }
         return tuple(
-            msgspec.structs.replace(one.facts, is_incomplete=True) if key in doubted else one.facts
+            msgspec.structs.replace(one.facts, is_incomplete=True) if key in unproven else one.facts
             for key, one in alive.items()
         )
 
-    def get(self, name: str, broker_id: int) -> Heard | None:
-        return self._heard.get((name, broker_id))
+    def get(self, name: str, broker_id: int) -> BrokerHeartbeat | None:
+        return self._by_broker.get((name, broker_id))
 
     def is_alive(self, name: str, broker_id: int, now_s: float) -> bool:
-        heard = self._heard.get((name, broker_id))
-        return heard is not None and now_s < heard.heard_s + heard.timeout_s
+        heartbeat = self._by_broker.get((name, broker_id))
+        return heartbeat is not None and now_s < heartbeat.received_s + heartbeat.timeout_s
 
-    def alive(self, name: str, ids: Iterable[int], now_s: float) -> list[Heard]:
-        """Returns the given brokers that are heard."""
-        return [self._heard[name, one] for one in ids if self.is_alive(name, one, now_s)]
+    def alive(self, name: str, ids: Iterable[int], now_s: float) -> list[BrokerHeartbeat]:
+        """Returns the heartbeats of those given brokers that are alive."""
+        return [self._by_broker[name, one] for one in ids if self.is_alive(name, one, now_s)]
 
-    def end(self, name: str, broker_id: int) -> None:
+    def mark_gone(self, name: str, broker_id: int) -> None:
         """Records that the broker is known to be gone, not only silent."""
-        heard = self._heard.get((name, broker_id))
-        if heard is not None:
-            heard.timeout_s = 0.0
+        heartbeat = self._by_broker.get((name, broker_id))
+        if heartbeat is not None:
+            heartbeat.timeout_s = 0.0
 
-    def keep(self, name: str, ids: Container[int]) -> None:
+    def retain(self, name: str, ids: Container[int]) -> None:
         """Removes all other brokers of the group."""
-        for key in [key for key in self._heard if key[0] == name and key[1] not in ids]:
-            del self._heard[key]
+        for key in [key for key in self._by_broker if key[0] == name and key[1] not in ids]:
+            del self._by_broker[key]
 
-    def of_connection(self, connection: object) -> list[Key]:
-        return [key for key, heard in self._heard.items() if heard.connection is connection]
+    def by_connection(self, connection: object) -> list[Key]:
+        return [key for key, heartbeat in self._by_broker.items() if heartbeat.connection is connection]

@@ -141,7 +141,7 @@ class ControllerGuard:
             )
         secret = self._accounts.get(name)
         if secret is None:
-            return f"the controllers know no access key {name}"
+            return f"unknown access key {name}"
         fault = signature_fault(command, secret, admits_weak=self._admits_weak)
         return None if fault is None else f"access key {name}: {fault}"
 
@@ -154,11 +154,11 @@ class ControllerGuard:
             if len(self._recorded) >= REMEMBERED_MAX:
                 self._recorded.clear()
             self._recorded[key] = now_s + REPEAT_S
-        who = _signer(command) if not self._is_open or self._fault(command) is None else ""
+        account = _signer(command) if not self._is_open or self._fault(command) is None else ""
         if outcome == ResponseCode.SUCCESS:
-            self._audit.allowed(who, channel.peer, command.code, resource)
+            self._audit.allowed(account, channel.peer, command.code, resource)
         else:
-            self._audit.refused(who, channel.peer, command.code, resource, reason[:TEXT_CHARS_MAX])
+            self._audit.refused(account, channel.peer, command.code, resource, reason[:TEXT_CHARS_MAX])
 
 
 def _signer(command: Command) -> str:

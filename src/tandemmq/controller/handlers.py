@@ -21,7 +21,7 @@ from tandemmq.controller.groups import (
     Clean,
     CommandOutcome,
     Groups,
-    LiveTable,
+    HeartbeatTable,
     Register,
     ReplicaGroup,
     encode_command,
@@ -43,17 +43,17 @@ CAPABILITIES: Final = "lease"
 """The value of the field tmCaps between TandemMQ servers; other servers do not know the field."""
 FIRST_ELECTION_WAIT_S: Final = 1.0
 PROMOTION_PAUSE_S: Final = 0.1
-_MAY_PASS: Final = (ProposalRefusal.NOT_LEVEL, ProposalRefusal.CHANGE_OPEN)
-"""Refusals that may no longer apply a moment later."""
+_TRANSIENT_REFUSALS: Final = (ProposalRefusal.NOT_LEVEL, ProposalRefusal.CHANGE_OPEN)
+"""Refusals that a retry may overcome."""
 
 
 class ControllerHandlers:
-    """The requests on the agreed state and on the facts that this controller hears."""
+    """The requests on the replicated state and on the facts that brokers report to this controller."""
 
     def __init__(
         self,
         groups: Groups,
-        live: LiveTable,
+        heartbeats: HeartbeatTable,
         elections: Elections,
         history: HistoryKeeper,
         *,
@@ -63,7 +63,7 @@ class ControllerHandlers:
         clock: Clock,
     ) -> None:
         self._groups = groups
-        self._live = live
+        self._heartbeats = heartbeats
         self._elections = elections
         self._history = history
         self._raft = raft
@@ -97,35 +97,37 @@ class ControllerHandlers:
         group = self._groups.get(header.broker_name)
         replica = None if group is None else group.replicas.get(header.broker_id)
         is_ours = "tmCaps" in command.fields
-        self._hear_history(header, group, is_known=replica is not None)
+        self._record_history(header, group, is_known=replica is not None)
         if group is None or replica is None or replica.address != header.broker_address:
             if group is not None:
-                self._history.register_again(group, header)
-            return command.reply(remark=remark)  # it must register first; until then it cannot be elected
+                self._history.reregister(group, header)
+            return command.reply(remark=remark)  # must register first; until then it cannot be elected
         follows = (header.epoch_known, header.master_known) == (group.master_epoch, group.master_id)
         floor = self._history.floor_of(group) if follows else None
         now_s = self._clock.monotonic()
-        is_new = self._live.hear(header, channel, now_s, is_ours=is_ours, floor=floor, term=group.last_term)
+        is_new = self._heartbeats.record(
+            header, channel, now_s, is_ours=is_ours, floor=floor, term=group.last_term
+        )
         if channel not in self._watched:
             self._watched.add(channel)
             channel.on_close.append(self._on_close)
         if is_new and group.master_id is None:
-            self._elections.look_at(group.name)
+            self._elections.check_group(group.name)
         fields = {}
         if is_ours:
             fields = {"tmMasterEpoch": str(group.master_epoch), "tmMaster": str(group.master_id or 0)}
             if group.group_id:
                 fields["tmGroup"] = group.group_id
-            if not command.is_oneway and self._elections.grant(group, header.broker_id):
+            if not command.is_oneway and self._elections.grant_lease(group, header.broker_id):
                 fields["tmLease"] = str(LEASE_MS)
         return command.reply(remark=remark, fields=fields)
 
     def _on_close(self, channel: Channel) -> None:
         self._watched.discard(channel)
-        for name, broker_id in self._live.of_connection(channel):
+        for name, broker_id in self._heartbeats.by_connection(channel):
             self._elections.on_connection_closed(name, broker_id, channel)
 
-    def _hear_history(
+    def _record_history(
         self,
         header: BrokerHeartbeatRequest | headers.RegisterReplicaRequest,
         group: ReplicaGroup | None,
@@ -140,17 +142,17 @@ class ControllerHandlers:
         except RequestRejected as error:
             reason = f"{error.remark} (it is at {header.broker_address})"
             now_s = self._clock.monotonic()
-            self._history.reports.refuse(header.broker_name, header.broker_id or 0, reason, now_s)
+            self._history.reports.record_refusal(header.broker_name, header.broker_id or 0, reason, now_s)
             raise
-        self._history.reports.hear(header, self._clock.monotonic(), is_known=is_known)
-        self._history.look_at_history(header.broker_name)
+        self._history.reports.record(header, self._clock.monotonic(), is_known=is_known)
+        self._history.check_history(header.broker_name)
 
     # Ids and registration.
 
     def handle_next_id(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_GET_NEXT_BROKER_ID (1012). Changes nothing."""
         header = command.decode(headers.NextBrokerIdRequest)
-        self._check_leads()
+        self._require_leader()
         group = self._groups.get(header.broker_name)
         if group is not None and group.cluster != header.cluster_name:
             raise RequestRejected(f"{group.name} belongs to the cluster {group.cluster}")
@@ -164,7 +166,7 @@ class ControllerHandlers:
     async def handle_apply_id(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_APPLY_BROKER_ID (1013)."""
         header = command.decode(headers.ApplyBrokerIdRequest)
-        self._check_leads()
+        self._require_leader()
         _require_group(self._groups.get(header.broker_name), header.broker_id, header.group_id)
         await self._history.await_adoption(header.broker_name)
         new_id = self._history.new_id()
@@ -187,39 +189,39 @@ class ControllerHandlers:
         restarted. It never continues under its old epoch, because its log may have lost its end.
         """
         header = command.decode(headers.RegisterReplicaRequest)
-        self._check_leads()
+        self._require_leader()
         known = self._groups.get(header.broker_name)
-        self._hear_history(header, known, is_known=known is not None and header.broker_id in known.replicas)
-        heard = self._live.get(header.broker_name, header.broker_id)
-        is_alive = self._live.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
-        if heard is not None and is_alive and heard.address != header.broker_address:
-            raise RequestRejected(f"a broker with the id {header.broker_id} lives at {heard.address}")
-        is_connected = heard is not None and heard.is_connected
-        is_in_office = header.members is not None and header.master_known == header.broker_id
-        if heard is not None and not is_in_office:
+        self._record_history(header, known, is_known=known is not None and header.broker_id in known.replicas)
+        heartbeat = self._heartbeats.get(header.broker_name, header.broker_id)
+        is_alive = self._heartbeats.is_alive(header.broker_name, header.broker_id, self._clock.monotonic())
+        if heartbeat is not None and is_alive and heartbeat.address != header.broker_address:
+            raise RequestRejected(f"a broker with the id {header.broker_id} is alive at {heartbeat.address}")
+        is_connected = heartbeat is not None and heartbeat.is_connected
+        is_active_master = header.members is not None and header.master_known == header.broker_id
+        if heartbeat is not None and not is_active_master:
             # An election may begin during the proposal: the log of the previous run must not win it.
             term = 0 if known is None else known.last_term
-            self._live.note_started(header, self._clock.monotonic(), term=term)
+            self._heartbeats.record_start(header, self._clock.monotonic(), term=term)
         outcome = await self._propose(
             Register(
                 header.cluster_name,
                 header.broker_name,
                 header.broker_id,
                 header.broker_address,
-                (header.group_id or "") if self._history.knows_history() else "",
+                (header.group_id or "") if self._history.supports_history() else "",
             )
         )
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, _master_header(None), remark=outcome.remark)
-        if not is_in_office:
-            self._live.note_started(header, self._clock.monotonic(), term=group.last_term)
-        if group.master_id == header.broker_id and not is_in_office:
+        if not is_active_master:
+            self._heartbeats.record_start(header, self._clock.monotonic(), term=group.last_term)
+        if group.master_id == header.broker_id and not is_active_master:
             await self._history.await_reports(group)
             group = self._groups.get(group.name) or group
         if self._history.is_outdated(group):
             return command.reply(header=_master_header(group, with_master=False), body=encode_set(group))
-        if group.master_id == header.broker_id and not is_in_office:
+        if group.master_id == header.broker_id and not is_active_master:
             elected = await self._elections.elect(
                 group,
                 caller=header.broker_id,
@@ -230,7 +232,7 @@ class ControllerHandlers:
             group = elected.group or group
         is_master_heard = group.master_id is not None and (
             group.master_id == header.broker_id
-            or self._live.is_alive(group.name, group.master_id, self._clock.monotonic())
+            or self._heartbeats.is_alive(group.name, group.master_id, self._clock.monotonic())
         )
         answer = _master_header(group, with_master=is_master_heard)
         return command.reply(header=answer, body=encode_set(group))
@@ -242,7 +244,7 @@ class ControllerHandlers:
         designates one.
         """
         header = command.decode(headers.ElectMasterRequest)
-        self._check_leads()
+        self._require_leader()
         group = self._groups.get(header.broker_name)
         _require_group(group, header.broker_id, header.group_id)
         if group is None and header.is_designated:
@@ -253,18 +255,18 @@ class ControllerHandlers:
             )
         if not header.is_designated and self._history.is_outdated(group):
             raise RequestRejected(
-                "the brokers know a later history of the group than the controllers",
+                "the brokers have reported a later state of the group than the controllers have recorded",
                 code=Code.CONTROLLER_MASTER_NOT_AVAILABLE,
             )
-        alive = {heard.facts.broker_id for heard in self._elections.alive(group)}
+        alive = {heartbeat.facts.broker_id for heartbeat in self._elections.alive(group)}
         if (
             group.master_id is not None
             and group.master_id not in alive
             and not self._elections.is_gone(group)
         ):
-            raise RequestRejected("the master may still live", code=Code.CONTROLLER_ELECT_MASTER_FAILED)
+            raise RequestRejected("the master may still be alive", code=Code.CONTROLLER_ELECT_MASTER_FAILED)
         if group.master_epoch == 0 and not header.is_designated and group.replicas.keys() - alive:
-            caller = self._live.get(group.name, header.broker_id)
+            caller = self._heartbeats.get(group.name, header.broker_id)
             if caller is None or caller.facts.max_offset <= 0:
                 # The caller's disk is empty, and other brokers are known that may have data: they get time to
                 # report.
@@ -273,8 +275,8 @@ class ControllerHandlers:
         if handed_over not in (None, str(group.master_epoch)):
             raise RequestRejected("another master was elected", code=Code.CONTROLLER_FENCED_MASTER_EPOCH)
         # Any host could send the field; from another host it does not end the lease.
-        master = None if group.master_id is None else self._live.get(group.name, group.master_id)
-        has_stopped = handed_over is not None and master is not None and master.speaks_by(channel)
+        master = None if group.master_id is None else self._heartbeats.get(group.name, group.master_id)
+        has_stopped = handed_over is not None and master is not None and master.is_host_of(channel)
         outcome = await self._elections.elect(
             group,
             caller=header.broker_id,
@@ -301,25 +303,25 @@ class ControllerHandlers:
         return command.reply(header=answer, body=bodies.encode_election(election))
 
     async def _adopt_by_hand(self, name: str, broker_id: int) -> ReplicaGroup | None:
-        """Adopts a group that these controllers do not know: an operator designates its master."""
+        """Adopts a group that these controllers have not recorded: an operator designates its master."""
         now_s = self._clock.monotonic()
         command = self._history.reports.force_adoption(name, broker_id, now_s)
-        if command is None or not self._history.knows_history():
+        if command is None or not self._history.supports_history():
             return None
         group = (await self._history.adopt(command)).group
         await self._history.await_heartbeat(name, broker_id)
         return group
 
     async def handle_alter_set(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): installs the wanted set if the caller knows the present
+        """CONTROLLER_ALTER_SYNC_STATE_SET (1001): installs the wanted set if the caller knows the current
         one.
         """
         header = command.decode(headers.AlterSyncStateSetRequest)
         wanted = bodies.decode_sync_state_set(command.body)
-        self._check_leads()
+        self._require_leader()
         _require_group(self._groups.get(header.broker_name), header.master_id, header.group_id)
         now_s = self._clock.monotonic()
-        heard = self._live.alive(header.broker_name, wanted.ids, now_s)
+        alive = self._heartbeats.alive(header.broker_name, wanted.ids, now_s)
         outcome = await self._propose(
             AlterSet(
                 name=header.broker_name,
@@ -327,20 +329,20 @@ class ControllerHandlers:
                 master_epoch=header.master_epoch,
                 set_epoch=wanted.epoch,
                 wanted=wanted.ids,
-                alive=tuple(one.facts.broker_id for one in heard),
+                alive=tuple(one.facts.broker_id for one in alive),
             )
         )
         group = outcome.group
         if not succeeded(outcome) or group is None:
             return command.reply(outcome.code, headers.AlterSyncStateSetResponse(), remark=outcome.remark)
-        self._live.vouch(group.name, group.sync_set)
+        self._heartbeats.mark_in_sync(group.name, group.sync_set)
         answer = headers.AlterSyncStateSetResponse(set_epoch=group.set_epoch)
         return command.reply(header=answer, body=encode_set(group))
 
     def handle_replica_info(self, channel: Channel, command: Command) -> Command:
-        """CONTROLLER_GET_REPLICA_INFO (1004): returns the recorded master, living or not."""
+        """CONTROLLER_GET_REPLICA_INFO (1004): returns the recorded master, alive or not."""
         header = command.decode(headers.ReplicaInfoRequest)
-        self._check_leads()
+        self._require_leader()
         group = self._groups.get(header.broker_name)
         if group is None:
             raise RequestRejected("no such group", code=Code.CONTROLLER_BROKER_METADATA_NOT_EXIST)
@@ -349,9 +351,9 @@ class ControllerHandlers:
 
     def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_GET_SYNC_STATE_DATA (1006): describes several groups, for mqadmin. With `tandemAll` it
-        describes all of them, and those that only brokers know.
+        describes all of them, and those that only brokers report.
         """
-        self._check_leads()
+        self._require_leader()
         if not command.body:
             raise BadRequest("the body names no groups", code=Code.SYSTEM_ERROR)
         names, unknown = bodies.decode_broker_names(command.body), None
@@ -367,19 +369,19 @@ class ControllerHandlers:
     async def handle_clean(self, channel: Channel, command: Command) -> Command:
         """CLEAN_BROKER_DATA (1011)."""
         header = command.decode(headers.CleanBrokerDataRequest)
-        self._check_leads()
+        self._require_leader()
         group = self._groups.get(header.broker_name)
         if group is None:
             raise RequestRejected("no such group", code=Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA)
         alive = {one.facts.broker_id for one in self._elections.alive(group)}
         if group.master_id is not None and not self._elections.is_gone(group):
-            alive.add(group.master_id)  # this leader may not have heard it yet
+            alive.add(group.master_id)  # this leader may not have received a heartbeat yet
         ids = _parse_ids(header.ids or "")
-        takes_master = group.master_id in alive and (not ids or group.master_id in ids)
-        if takes_master and not header.forgets_living_master:
+        removes_master = group.master_id in alive and (not ids or group.master_id in ids)
+        if removes_master and not header.forgets_living_master:
             raise RequestRejected(
-                f"the master {group.master_id} of {group.name} lives: stop it first, or let"
-                " `tandemmq admin cleanBrokerMetadata --living-master` forget it all the same",
+                f"the master {group.master_id} of {group.name} is alive: stop it first, or remove it"
+                " anyway with `tandemmq admin cleanBrokerMetadata --living-master`",
                 code=Code.CONTROLLER_INVALID_CLEAN_BROKER_METADATA,
             )
         outcome = await self._elections.clean(
@@ -394,7 +396,7 @@ class ControllerHandlers:
         )
         if succeeded(outcome):
             left = outcome.group.replicas if outcome.group else {}
-            self._live.keep(header.broker_name, left)
+            self._heartbeats.retain(header.broker_name, left)
             self._history.reports.forget(header.broker_name, group.replicas.keys() - left.keys())
         return command.reply(outcome.code, remark=outcome.remark or None)
 
@@ -407,7 +409,7 @@ class ControllerHandlers:
         the change is in force, which is as soon as it is in the leader's log.
         """
         header = command.decode(headers.ChangeControllersRequest)
-        self._check_leads()
+        self._require_leader()
         name, raft = header.name, self._raft()
         if header.action == "add":
             parse_address(header.address)
@@ -419,7 +421,7 @@ class ControllerHandlers:
                     lambda node, now_ms: node.promote(name, now_ms), PROPOSAL_TIMEOUT_S
                 )
                 is_late = self._clock.monotonic() > deadline_s
-                if refusal is not None and (is_late or refusal not in _MAY_PASS):
+                if refusal is not None and (is_late or refusal not in _TRANSIENT_REFUSALS):
                     raise RequestRejected(f"{name} is a learner: {refusal.value}")
                 await self._clock.sleep(PROMOTION_PAUSE_S)
         elif header.action == "remove":
@@ -446,12 +448,12 @@ class ControllerHandlers:
 
     # Helpers.
 
-    def _check_leads(self) -> None:
+    def _require_leader(self) -> None:
         if not self._raft().is_leader:
-            raise NotLeader("this controller does not lead")
+            raise NotLeader("this controller is not the leader")
 
     async def _propose(self, command: GroupCommand) -> CommandOutcome:
-        self._check_leads()
+        self._require_leader()
         outcome: CommandOutcome = await self._raft().propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         return outcome
 
@@ -459,7 +461,7 @@ class ControllerHandlers:
         now_s = self._clock.monotonic()
         replicas = [
             bodies.ReplicaIdentity(
-                is_alive=self._live.is_alive(group.name, broker_id, now_s),
+                is_alive=self._heartbeats.is_alive(group.name, broker_id, now_s),
                 address=replica.address,
                 broker_id=broker_id,
                 broker_name=group.name,
@@ -476,8 +478,8 @@ class ControllerHandlers:
             group_id=group.group_id or None,
             term_id=str(group.term_id) if group.term_id else None,
             contradiction=self._history.contradiction(group),
-            waits_for=self._elections.waits_for(group),
-            refused=self._history.reports.refused(group.name, now_s) or None,
+            waits_for=self._elections.reason_without_master(group),
+            refused=self._history.reports.refusals(group.name, now_s) or None,
         )
 
 
@@ -491,16 +493,16 @@ def _require_group(group: ReplicaGroup | None, broker_id: int | None, group_id: 
 def _master_header(group: ReplicaGroup | None, *, with_master: bool = True) -> headers.MasterResponse:
     if group is None:
         return headers.MasterResponse()
-    is_told = with_master and group.master_id is not None
+    includes_master = with_master and group.master_id is not None
     return headers.MasterResponse(
         cluster_name=group.cluster,
         broker_name=group.name,
-        master_id=group.master_id if is_told else None,
-        master_address=group.master_address if is_told else None,
-        master_epoch=group.master_epoch if is_told else None,
-        set_epoch=group.set_epoch if is_told else None,
+        master_id=group.master_id if includes_master else None,
+        master_address=group.master_address if includes_master else None,
+        master_epoch=group.master_epoch if includes_master else None,
+        set_epoch=group.set_epoch if includes_master else None,
         group_id=group.group_id or None,
-        term_id=(group.term_id or None) if is_told else None,
+        term_id=(group.term_id or None) if includes_master else None,
     )
 
 

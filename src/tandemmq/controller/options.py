@@ -23,24 +23,24 @@ class ControllerOptions:
 
     group: str = field(default="DefaultController", metadata={"key": "controllerDLegerGroup"})
     peers: str = field(default="n0-127.0.0.1:9878", metadata={"key": "controllerDLegerPeers"})
-    """`n0-host:port;n1-host:port`: all controllers with which the group begins."""
+    """`n0-host:port;n1-host:port`: the initial controllers of the group."""
     self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
     """The name of this controller among the peers. It listens on the port of its entry."""
     joins: bool = field(default=False, metadata={"key": "controllerJoin"})  # ours
-    """True if the controller begins with an empty store and waits until the group adds it; the others are
-    among its peers.
+    """True if the controller starts with an empty store and waits until the group adds it; `peers` then lists
+    it and the others.
     """
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
     store_path: Path = field(default=STORE_PATH, metadata={"key": "controllerStorePath"})
     config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
-    """The file that keeps the changes by UPDATE_CONTROLLER_CONFIG."""
+    """The file in which changes by UPDATE_CONTROLLER_CONFIG are stored."""
     config_black_list: str = field(
         default="configBlackList;configStorePath", metadata={"key": "configBlackList"}
     )
     scan_inactive_master_ms: int = field(default=500, metadata={"key": "scanInactiveMasterInterval"})
     """The interval of the scan for groups without a living master. RocketMQ: 5000."""
     elects_unclean_master: bool = field(default=False, metadata={"key": "enableElectUncleanMaster"})
-    """True if a broker outside the SyncStateSet may become master when no member lives."""
+    """True if a broker outside the SyncStateSet may become master when no member is alive."""
     notifies_brokers: bool = field(default=True, metadata={"key": "notifyBrokerRoleChanged"})
     raft_heartbeat_ms: int = field(default=100, metadata={"key": "raftHeartbeatMillis"})  # ours
     raft_election_timeout_ms: int = field(default=500, metadata={"key": "raftElectionTimeoutMillis"})  # ours
@@ -57,11 +57,13 @@ class ControllerOptions:
     def __post_init__(self) -> None:
         peers = self.peer_addresses
         if self.self_id not in peers:
-            raise ConfigError(f"controllerDLegerSelfId: {self.self_id} is none of {', '.join(sorted(peers))}")
+            raise ConfigError(
+                f"controllerDLegerSelfId: {self.self_id} is not among the peers {', '.join(sorted(peers))}"
+            )
         if len(peers) % 2 == 0 and not self.joins:
             raise ConfigError(
-                f"controllerDLegerPeers: {len(peers)} controllers survive no more than {len(peers) - 1}; "
-                "give 1, 3 or 5"
+                f"controllerDLegerPeers: {len(peers)} controllers tolerate no more failures than"
+                f" {len(peers) - 1}; configure 1, 3 or 5"
             )
         for name in ("scan_inactive_master_ms", "snapshot_entries"):
             if getattr(self, name) < 1:
@@ -81,7 +83,7 @@ class ControllerOptions:
                 raise ConfigError(f"controllerDLegerPeers: {text!r} is not like n0-host:port")
             parse_address(address)
             if name in peers:
-                raise ConfigError(f"controllerDLegerPeers: {name} stands there twice")
+                raise ConfigError(f"controllerDLegerPeers: {name} is listed twice")
             peers[name] = address
         return peers
 

@@ -13,13 +13,13 @@ from tandemmq.controller import history
 from tandemmq.controller.groups import (
     NO_FLOOR,
     ApplyId,
+    Candidate,
     Command,
     CommandOutcome,
     Elect,
     Groups,
-    Live,
-    LiveTable,
-    Note,
+    HeartbeatTable,
+    RecordFacts,
     Register,
     ReplicaGroup,
     choose_master,
@@ -70,7 +70,7 @@ def apply(groups: Groups, command: Command) -> CommandOutcome:
 def reports_of(*beats: BrokerHeartbeatRequest) -> HistoryReports:
     reports = HistoryReports()
     for header in beats:
-        reports.hear(header, 0.0, is_known=True)
+        reports.record(header, 0.0, is_known=True)
     return reports
 
 
@@ -108,9 +108,9 @@ def test_a_state_is_adopted_when_every_member_of_the_set_confirms_it(
 
 def test_a_report_of_a_silent_broker_still_proves_its_epoch() -> None:
     reports = reports_of(beat(3, 9, master=3))
-    reports.hear(beat(2, members="2"), 5.0, is_known=True)
+    reports.record(beat(2, members="2"), 5.0, is_known=True)
     assert reports.find_adoption(NAME, recorded(), 5.0) is None, "broker 3 knew a later epoch"
-    assert reports.epoch_known(NAME) == 9
+    assert reports.highest_epoch(NAME) == 9
     newer = reports.newer_than(recorded())
     assert newer is not None
     assert newer.broker_id == 3
@@ -158,7 +158,7 @@ def test_without_a_master_the_longest_log_of_all_known_brokers_is_the_only_membe
     ]
     reports = reports_of(*logs)
     assert reports.find_adoption(NAME, recorded(), 0.5) is None, "broker 4 was master and is not heard"
-    reports.hear(beat(4, 4, max_log_offset=250, epoch=4), 0.5, is_known=False)
+    reports.record(beat(4, 4, max_log_offset=250, epoch=4), 0.5, is_known=False)
     command = reports.find_adoption(NAME, recorded(), 0.5)
     assert command is not None
     assert (command.master_id, command.sync_set, command.master_epoch, command.term_id) == (None, (3,), 5, 0)
@@ -222,7 +222,7 @@ def made_with_floor() -> Groups:
     twin = Groups()
     snapshot = groups.take_snapshot().replace(b'"sync_set":[1]', b'"sync_set":[1,2]')
     twin.restore(snapshot)
-    apply(twin, Note(name=NAME, floor=(1, 500)))
+    apply(twin, RecordFacts(name=NAME, floor=(1, 500)))
     return twin
 
 
@@ -232,14 +232,20 @@ def made_with_floor() -> Groups:
         (
             "the restored one came first",
             Elect(
-                name=NAME, caller=1, is_restart=True, floor=NO_FLOOR, live=(Live(1, 1, 300, is_ours=True),)
+                name=NAME,
+                caller=1,
+                is_restart=True,
+                floor=NO_FLOOR,
+                live=(Candidate(1, 1, 300, is_ours=True),),
             ),
             None,
             (1, 500),
         ),
         (
             "the restored one is heard, the other member is not",
-            Elect(name=NAME, takes_incomplete=True, floor=NO_FLOOR, live=(Live(1, 1, 300, is_ours=True),)),
+            Elect(
+                name=NAME, all_have_reported=True, floor=NO_FLOOR, live=(Candidate(1, 1, 300, is_ours=True),)
+            ),
             None,
             (1, 500),
         ),
@@ -247,9 +253,12 @@ def made_with_floor() -> Groups:
             "the other member holds everything, though it was killed",
             Elect(
                 name=NAME,
-                takes_incomplete=True,
+                all_have_reported=True,
                 floor=NO_FLOOR,
-                live=(Live(1, 1, 300, is_ours=True), Live(2, 1, 600, is_ours=True, is_incomplete=True)),
+                live=(
+                    Candidate(1, 1, 300, is_ours=True),
+                    Candidate(2, 1, 600, is_ours=True, is_incomplete=True),
+                ),
             ),
             2,
             (1, 500),
@@ -258,28 +267,28 @@ def made_with_floor() -> Groups:
             "all have told, and none holds it",
             Elect(
                 name=NAME,
-                takes_incomplete=True,
+                all_have_reported=True,
                 floor=(1, 700),
-                live=(Live(1, 1, 300, is_ours=True), Live(2, 1, 600, is_ours=True)),
+                live=(Candidate(1, 1, 300, is_ours=True), Candidate(2, 1, 600, is_ours=True)),
             ),
             2,
             (1, 600),
         ),
         (
             "the offset that the leader has heard is higher",
-            Elect(name=NAME, floor=(1, 700), live=(Live(2, 1, 600, is_ours=True),)),
+            Elect(name=NAME, floor=(1, 700), live=(Candidate(2, 1, 600, is_ours=True),)),
             None,
             (1, 500),
         ),
         (
             "a log of a later epoch is above it",
-            Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 2, 400, is_ours=True),)),
+            Elect(name=NAME, floor=NO_FLOOR, live=(Candidate(2, 2, 400, is_ours=True),)),
             2,
             (1, 500),
         ),
         (
             "a voter of yesterday does not judge it",
-            Elect(name=NAME, live=(Live(2, 1, 300, is_ours=True),)),
+            Elect(name=NAME, live=(Candidate(2, 1, 300, is_ours=True),)),
             2,
             (1, 500),
         ),
@@ -302,7 +311,7 @@ def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_tol
 def test_a_member_that_followed_the_master_is_whole_though_its_last_report_is_older_than_the_floor() -> None:
     groups = made_with_floor()
     apply(groups, Elect(name=NAME, floor=NO_FLOOR))  # the master is gone
-    late = Live(2, 1, 400, is_ours=True, is_whole=True)
+    late = Candidate(2, 1, 400, is_ours=True, holds_confirmed=True)
     elected = apply(groups, Elect(name=NAME, floor=(1, 900), live=(late,))).group
     assert elected is not None
     assert (elected.master_id, elected.floor) == (2, (1, 900))
@@ -310,15 +319,15 @@ def test_a_member_that_followed_the_master_is_whole_though_its_last_report_is_ol
 
 def test_a_member_that_an_election_left_out_is_waited_for_until_its_winner_confirms_something() -> None:
     groups = made_with_floor()
-    elected = apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 1, 600, is_ours=True),)))
+    elected = apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Candidate(2, 1, 600, is_ours=True),)))
     assert elected.group is not None
     assert (elected.group.master_id, elected.group.sync_set, elected.group.former_members) == (2, (2,), (1,))
-    restored = Live(2, 1, 300, is_ours=True)
+    restored = Candidate(2, 1, 300, is_ours=True)
     restart = Elect(name=NAME, caller=2, is_restart=True, floor=NO_FLOOR, live=(restored,))
     assert apply(groups, restart).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    asked = Elect(name=NAME, caller=2, takes_incomplete=True, floor=NO_FLOOR, live=(restored,))
+    asked = Elect(name=NAME, caller=2, all_have_reported=True, floor=NO_FLOOR, live=(restored,))
     assert apply(groups, asked).code == Code.CONTROLLER_ELECT_MASTER_FAILED, "broker 1 has not told its log"
-    both = msgspec.structs.replace(asked, live=(restored, Live(1, 1, 700, is_ours=True)))
+    both = msgspec.structs.replace(asked, live=(restored, Candidate(1, 1, 700, is_ours=True)))
     back = apply(groups, both).group
     assert back is not None
     assert back.master_id == 1
@@ -326,12 +335,12 @@ def test_a_member_that_an_election_left_out_is_waited_for_until_its_winner_confi
 
 def test_a_winner_that_has_confirmed_something_waits_for_nobody_that_it_left_out() -> None:
     groups = made_with_floor()
-    apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Live(2, 1, 600, is_ours=True),)))
-    apply(groups, Note(name=NAME, floor=(2, 900)))
-    lost = Live(2, 2, 800, is_ours=True, is_incomplete=True)
+    apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Candidate(2, 1, 600, is_ours=True),)))
+    apply(groups, RecordFacts(name=NAME, floor=(2, 900)))
+    lost = Candidate(2, 2, 800, is_ours=True, is_incomplete=True)
     apply(groups, Elect(name=NAME, floor=NO_FLOOR))
     alone = apply(
-        groups, Elect(name=NAME, caller=2, takes_incomplete=True, floor=NO_FLOOR, live=(lost,))
+        groups, Elect(name=NAME, caller=2, all_have_reported=True, floor=NO_FLOOR, live=(lost,))
     ).group
     assert alone is not None
     assert (alone.master_id, alone.former_members) == (2, ())
@@ -349,9 +358,11 @@ def started(broker_id: int, log_epoch: int, log_end: int) -> RegisterReplicaRequ
     )
 
 
-def chosen(live: LiveTable, group: ReplicaGroup, **reason: Any) -> int | None:
-    facts = live.facts_for(group, 0.5)
-    return choose_master(group, Elect(name=NAME, live=facts, takes_incomplete=True, floor=(2, 100), **reason))
+def chosen(heartbeats: HeartbeatTable, group: ReplicaGroup, **reason: Any) -> int | None:
+    facts = heartbeats.candidates_for(group, 0.5)
+    return choose_master(
+        group, Elect(name=NAME, live=facts, all_have_reported=True, floor=(2, 100), **reason)
+    )
 
 
 @pytest.mark.parametrize("broker_id", [1, 2])
@@ -359,13 +370,13 @@ def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set
     """The master (1) and the other member (2) died before a heartbeat reported what term 3 confirmed, and the
     disk of one of them is of the time before that term.
     """
-    group, live, other_id = recorded(floor=(2, 100)), LiveTable(), 3 - broker_id
+    group, heartbeats, other_id = recorded(floor=(2, 100)), HeartbeatTable(), 3 - broker_id
     for one in (1, 2):
-        live.hear(beat(one, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
-    live.note_started(started(broker_id, 2, 100), 0.1, term=group.last_term)
-    live.end(NAME, other_id)
+        heartbeats.record(beat(one, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
+    heartbeats.record_start(started(broker_id, 2, 100), 0.1, term=group.last_term)
+    heartbeats.mark_gone(NAME, other_id)
     restart = {"caller": 1, "is_restart": True} if broker_id == 1 else {}
-    assert chosen(live, group, **restart) is None
+    assert chosen(heartbeats, group, **restart) is None
     # The wait outlives the record of the master, and later heartbeats of the same run.
     groups = Groups()
     groups.restore(twin_of(group))
@@ -373,51 +384,53 @@ def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set
     assert waiting is not None
     assert (waiting.master_id, waiting.master_epoch, waiting.last_term) == (None, 4, 3)
     again = beat(broker_id, 2, master=1)
-    live.hear(again, object(), 0.2, is_ours=True, floor=None, term=waiting.last_term)
-    assert chosen(live, waiting) is None
+    heartbeats.record(again, object(), 0.2, is_ours=True, floor=None, term=waiting.last_term)
+    assert chosen(heartbeats, waiting) is None
     # Neither does a change of the record in the meantime end it.
     assert apply(groups, ApplyId("C", NAME, 4, "h4:1;7", ID)).code == 0
     waiting = groups.get(NAME)
     assert waiting is not None
     assert waiting.last_term == 3
-    live.note_started(started(other_id, 3, 200), 0.3, term=waiting.last_term)
-    assert chosen(live, waiting) == other_id
+    heartbeats.record_start(started(other_id, 3, 200), 0.3, term=waiting.last_term)
+    assert chosen(heartbeats, waiting) == other_id
 
 
 def test_a_broker_that_is_heard_over_another_connection_may_have_restarted() -> None:
-    group, live = recorded(floor=(2, 100)), LiveTable()
-    live.hear(beat(2, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
-    live.hear(beat(2, 2, master=1), object(), 0.1, is_ours=True, floor=None, term=group.last_term)
-    assert chosen(live, group) is None
+    group, heartbeats = recorded(floor=(2, 100)), HeartbeatTable()
+    heartbeats.record(beat(2, 2, master=1), object(), 0.0, is_ours=True, floor=(2, 100), term=2)
+    heartbeats.record(beat(2, 2, master=1), object(), 0.1, is_ours=True, floor=None, term=group.last_term)
+    assert chosen(heartbeats, group) is None
 
 
 def test_a_term_that_no_member_of_the_set_knows_is_waited_for_by_nobody() -> None:
-    group, live = recorded(floor=(2, 100)), LiveTable()
+    group, heartbeats = recorded(floor=(2, 100)), HeartbeatTable()
     for one in (1, 2):
-        live.note_started(started(one, 2, 100), 0.1, term=group.last_term)
-    assert chosen(live, group, caller=1, is_restart=True) == 2, "the elected master never began its term"
-    alone, live = recorded(floor=(2, 100), sync_set=(1,), former_members=(2,)), LiveTable()
-    live.note_started(started(1, 2, 100), 0.1, term=alone.last_term)
-    assert chosen(live, alone, caller=1, is_restart=True) == 1, "only its own disk had the term"
+        heartbeats.record_start(started(one, 2, 100), 0.1, term=group.last_term)
+    assert chosen(heartbeats, group, caller=1, is_restart=True) == 2, (
+        "the elected master never began its term"
+    )
+    alone, heartbeats = recorded(floor=(2, 100), sync_set=(1,), former_members=(2,)), HeartbeatTable()
+    heartbeats.record_start(started(1, 2, 100), 0.1, term=alone.last_term)
+    assert chosen(heartbeats, alone, caller=1, is_restart=True) == 1, "only its own disk had the term"
 
 
 def test_a_member_that_runs_since_before_the_term_needs_not_know_it() -> None:
-    group, live, connection = recorded(floor=(2, 100)), LiveTable(), object()
-    live.hear(beat(2, 2, master=1), connection, 0.0, is_ours=True, floor=(2, 100), term=2)
-    live.hear(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
-    assert chosen(live, group) == 2, "the master died before this member met it: nothing was confirmed"
+    group, heartbeats, connection = recorded(floor=(2, 100)), HeartbeatTable(), object()
+    heartbeats.record(beat(2, 2, master=1), connection, 0.0, is_ours=True, floor=(2, 100), term=2)
+    heartbeats.record(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
+    assert chosen(heartbeats, group) == 2, "the master died before this member met it: nothing was confirmed"
 
 
 def test_an_older_disk_is_not_whole_by_a_floor_that_is_older_than_the_term() -> None:
-    group, live, connection = recorded(floor=(2, 100)), LiveTable(), object()
-    live.note_started(started(2, 2, 100), 0.0, term=group.last_term)
-    live.hear(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
+    group, heartbeats, connection = recorded(floor=(2, 100)), HeartbeatTable(), object()
+    heartbeats.record_start(started(2, 2, 100), 0.0, term=group.last_term)
+    heartbeats.record(beat(2, 3, master=1, epoch=2), connection, 0.1, is_ours=True, floor=(2, 100), term=3)
     # It has met the master, so its list has the term; the bytes are still to come.
-    live.hear(beat(2, 3, master=1, epoch=3), connection, 0.2, is_ours=True, floor=(3, 400), term=3)
-    assert not live.facts_for(group, 0.3)[0].is_whole
-    live.vouch(NAME, (2,))
-    assert live.facts_for(group, 0.3)[0].is_whole
-    assert not live.facts_for(group, 0.3)[0].is_incomplete
+    heartbeats.record(beat(2, 3, master=1, epoch=3), connection, 0.2, is_ours=True, floor=(3, 400), term=3)
+    assert not heartbeats.candidates_for(group, 0.3)[0].holds_confirmed
+    heartbeats.mark_in_sync(NAME, (2,))
+    assert heartbeats.candidates_for(group, 0.3)[0].holds_confirmed
+    assert not heartbeats.candidates_for(group, 0.3)[0].is_incomplete
 
 
 def twin_of(group: ReplicaGroup) -> bytes:
@@ -431,7 +444,7 @@ def test_the_floor_is_the_highest_of_the_masters_and_void_before_an_unclean_term
         beat(1, 3, members="1;2", confirmed_offset=80, confirmed_epoch=3),
     )
     assert reports.floor_of(recorded()) == (3, 90)
-    reports.hear(beat(2, 4, members="2", confirmed_offset=40, confirmed_epoch=2), 0.0, is_known=True)
+    reports.record(beat(2, 4, members="2", confirmed_offset=40, confirmed_epoch=2), 0.0, is_known=True)
     assert reports.floor_of(recorded()) == (3, 90)
     assert reports.floor_of(recorded(floor_since=4)) == (2, 40)
 
@@ -451,7 +464,7 @@ def test_a_broker_that_has_just_started_tells_what_was_confirmed() -> None:
         confirmed_epoch=2,
     )
     reports = reports_of(beat(1, 3, members="1;2", confirmed_offset=90, confirmed_epoch=2))
-    reports.hear(started, 0.0, is_known=True)
+    reports.record(started, 0.0, is_known=True)
     assert reports.floor_of(recorded()) == (2, 400)
     assert reports.floor_of(recorded(floor_since=3)) == (2, 90), "an unclean term was without it"
 
@@ -459,17 +472,17 @@ def test_a_broker_that_has_just_started_tells_what_was_confirmed() -> None:
 def test_reports_are_bounded_and_judged(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "REPORTS_MAX", 2)
     reports = reports_of(beat(1))
-    reports.hear(beat(2), 0.0, is_known=False)
-    reports.hear(beat(3, 9), 0.5, is_known=False)
-    assert reports.epoch_known(NAME) == 5, "there is no room for one more that nobody knows"
-    reports.hear(beat(3, 9), 2.0, is_known=False)
-    assert reports.epoch_known(NAME) == 9, "the silent ones have made room"
+    reports.record(beat(2), 0.0, is_known=False)
+    reports.record(beat(3, 9), 0.5, is_known=False)
+    assert reports.highest_epoch(NAME) == 5, "there is no room for one more that nobody knows"
+    reports.record(beat(3, 9), 2.0, is_known=False)
+    assert reports.highest_epoch(NAME) == 9, "the silent ones have made room"
     with pytest.raises(BadRequest, match="above"):
-        reports.hear(beat(1, EPOCH_MAX + 1), 0.0, is_known=True)
+        reports.record(beat(1, EPOCH_MAX + 1), 0.0, is_known=True)
     with pytest.raises(BadRequest, match="joined by"):
-        reports.hear(beat(1, members="1,2"), 0.0, is_known=True)
+        reports.record(beat(1, members="1,2"), 0.0, is_known=True)
     reports.forget(NAME, (3,))
-    assert reports.epoch_known(NAME) == 0
+    assert reports.highest_epoch(NAME) == 0
 
 
 def test_a_registration_is_a_report() -> None:
@@ -477,11 +490,11 @@ def test_a_registration_is_a_report() -> None:
     header = RegisterReplicaRequest(
         cluster_name="C", broker_name=NAME, broker_id=1, broker_address="h1:1", epoch_known=4, group_id=ID
     )
-    reports.hear(header, 0.0, is_known=False)
-    assert reports.is_living(NAME, 1.0)
-    assert not reports.is_living(NAME, 9.0)
-    assert reports.hears(NAME, (1,), 1.0)
-    assert not reports.hears(NAME, (1, 2), 1.0)
+    reports.record(header, 0.0, is_known=False)
+    assert reports.report_history(NAME, 1.0)
+    assert not reports.report_history(NAME, 9.0)
+    assert reports.have_arrived(NAME, (1,), 1.0)
+    assert not reports.have_arrived(NAME, (1, 2), 1.0)
 
 
 def test_snapshots_of_yesterday_are_read() -> None:
@@ -493,8 +506,8 @@ def test_snapshots_of_yesterday_are_read() -> None:
     group = groups.get(NAME)
     assert group is not None
     assert (group.master_epoch, group.group_id, group.term_id, group.floor) == (4, "", 0, NO_FLOOR)
-    apply(groups, Note(name=NAME, group_id=ID))
-    apply(groups, Note(name=NAME, group_id="cd" * 16, floor=(4, 9)))
+    apply(groups, RecordFacts(name=NAME, group_id=ID))
+    apply(groups, RecordFacts(name=NAME, group_id="cd" * 16, floor=(4, 9)))
     group = groups.get(NAME)
     assert group is not None
     assert (group.group_id, group.floor) == (ID, (4, 9)), "a group keeps its id"

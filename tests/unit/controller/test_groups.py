@@ -10,12 +10,12 @@ from tandemmq.controller.groups import (
     BROKERS_PER_GROUP_MAX,
     AlterSet,
     ApplyId,
+    Candidate,
     Clean,
     Command,
     CommandOutcome,
     Elect,
     Groups,
-    Live,
     Register,
     ReplicaGroup,
     encode_command,
@@ -113,8 +113,8 @@ def test_sets(command: AlterSet, code: int) -> None:
         assert (present(groups).sync_set, present(groups).set_epoch) == (tuple(sorted(command.wanted)), 3)
 
 
-def live(*rows: tuple[int, int, int], is_ours: bool = False, priority: int = 9) -> tuple[Live, ...]:
-    return tuple(Live(broker_id, epoch, end, priority, is_ours) for broker_id, epoch, end in rows)
+def live(*rows: tuple[int, int, int], is_ours: bool = False, priority: int = 9) -> tuple[Candidate, ...]:
+    return tuple(Candidate(broker_id, epoch, end, priority, is_ours) for broker_id, epoch, end in rows)
 
 
 ELECTIONS = [
@@ -179,15 +179,15 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
 
 
 @pytest.mark.parametrize(
-    ("what", "live", "takes_incomplete", "master"),
+    ("what", "live", "all_have_reported", "master"),
     [
-        ("another member is whole", (Live(1, 1, 90, is_incomplete=True), Live(2, 1, 80)), True, 2),
-        ("the whole one is away", (Live(1, 1, 90, is_ours=True, is_incomplete=True),), True, None),
+        ("another member is whole", (Candidate(1, 1, 90, is_incomplete=True), Candidate(2, 1, 80)), True, 2),
+        ("the whole one is away", (Candidate(1, 1, 90, is_ours=True, is_incomplete=True),), True, None),
         (
             "all are heard, and all may have lost something",
             (
-                Live(1, 1, 90, is_ours=True, is_incomplete=True),
-                Live(2, 1, 95, is_ours=True, is_incomplete=True),
+                Candidate(1, 1, 90, is_ours=True, is_incomplete=True),
+                Candidate(2, 1, 95, is_ours=True, is_incomplete=True),
             ),
             True,
             2,
@@ -195,9 +195,9 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
         (
             "somebody outside has more",
             (
-                Live(1, 1, 90, is_ours=True, is_incomplete=True),
-                Live(2, 1, 95, is_ours=True, is_incomplete=True),
-                Live(3, 1, 99, is_ours=True),
+                Candidate(1, 1, 90, is_ours=True, is_incomplete=True),
+                Candidate(2, 1, 95, is_ours=True, is_incomplete=True),
+                Candidate(3, 1, 99, is_ours=True),
             ),
             True,
             3,
@@ -205,8 +205,8 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
         (
             "somebody else may still be heard",
             (
-                Live(1, 1, 90, is_ours=True, is_incomplete=True),
-                Live(2, 1, 95, is_ours=True, is_incomplete=True),
+                Candidate(1, 1, 90, is_ours=True, is_incomplete=True),
+                Candidate(2, 1, 95, is_ours=True, is_incomplete=True),
             ),
             False,
             None,
@@ -214,15 +214,16 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
     ],
 )
 def test_who_may_have_lost_the_end_of_its_log_waits_for_who_has_not(
-    what: str, live: tuple[Live, ...], takes_incomplete: bool, master: int | None
+    what: str, live: tuple[Candidate, ...], all_have_reported: bool, master: int | None
 ) -> None:
     groups = made(1, 2, 3, master=1, members=(1, 2))
     # The master has come back from a power cut: it is not elected at once.
     run(
-        groups, Elect(name=NAME, caller=1, is_restart=True, live=(Live(1, is_ours=True, is_incomplete=True),))
+        groups,
+        Elect(name=NAME, caller=1, is_restart=True, live=(Candidate(1, is_ours=True, is_incomplete=True),)),
     )
     assert present(groups).master_id is None
-    run(groups, Elect(name=NAME, live=live, takes_incomplete=takes_incomplete))
+    run(groups, Elect(name=NAME, live=live, all_have_reported=all_have_reported))
     group = present(groups)
     assert group.master_id == master, what
     if master is not None:
@@ -233,19 +234,19 @@ def test_who_may_have_lost_the_end_of_its_log_waits_for_who_has_not(
 
 def test_logs_are_compared_when_all_members_have_told_theirs() -> None:
     groups = made(1, 2, master=1, members=(1,))
-    returned, shorter = Live(1, is_ours=True, is_incomplete=True), Live(2, 1, 80, is_ours=True)
-    restart = Elect(name=NAME, caller=1, is_restart=True, takes_incomplete=True, live=(returned, shorter))
+    returned, shorter = Candidate(1, is_ours=True, is_incomplete=True), Candidate(2, 1, 80, is_ours=True)
+    restart = Elect(name=NAME, caller=1, is_restart=True, all_have_reported=True, live=(returned, shorter))
     assert run(groups, restart).code == Code.CONTROLLER_ELECT_MASTER_FAILED
-    run(groups, Elect(name=NAME, takes_incomplete=True, live=(returned, shorter)))
+    run(groups, Elect(name=NAME, all_have_reported=True, live=(returned, shorter)))
     assert present(groups).master_id is None
-    told = Live(1, 1, 90, is_ours=True, is_incomplete=True)
-    run(groups, Elect(name=NAME, takes_incomplete=True, live=(told, shorter)))
+    told = Candidate(1, 1, 90, is_ours=True, is_incomplete=True)
+    run(groups, Elect(name=NAME, all_have_reported=True, live=(told, shorter)))
     assert (present(groups).master_id, present(groups).sync_set) == (1, (1,))
 
 
 def test_the_only_broker_of_a_group_leads_whatever_it_has_lost() -> None:
     groups = made(1, master=1)
-    lost = Live(1, is_ours=True, is_incomplete=True)
+    lost = Candidate(1, is_ours=True, is_incomplete=True)
     assert run(groups, Elect(name=NAME, caller=1, is_restart=True, live=(lost,))).code == 0
     assert present(groups).master_id == 1
 
@@ -270,7 +271,8 @@ def test_cleaning() -> None:
 
 IDS = st.integers(1, 4)
 LIVES = st.lists(
-    st.builds(Live, IDS, st.integers(-1, 3), st.integers(-1, 9), st.integers(0, 2), st.booleans()), max_size=4
+    st.builds(Candidate, IDS, st.integers(-1, 3), st.integers(-1, 9), st.integers(0, 2), st.booleans()),
+    max_size=4,
 ).map(tuple)
 COMMANDS = st.one_of(
     st.builds(ApplyId, st.just("C"), st.just(NAME), IDS, st.sampled_from(["a:1;1", "b:1;1"])),
