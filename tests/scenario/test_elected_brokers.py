@@ -22,7 +22,7 @@ from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
-from tandemmq.api.replica import FetchedTable, HeldTable, MasterPosition
+from tandemmq.api.replica import FetchedTable, HeldTable, MasterHaInfo
 from tandemmq.broker.autoswitch import elected
 from tandemmq.broker.metrics import read_replication
 from tandemmq.broker.options import AccessOptions
@@ -485,16 +485,16 @@ async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
     """A former master may be at the same address, and answer until it learns better."""
     await group.start(1)
     await group.master()
-    find, asked = elected.find_master_position, 0
+    find, asked = elected.fetch_master_ha_info, 0
 
-    async def find_older(*args: Any, **more: Any) -> MasterPosition:
+    async def find_older(*args: Any, **more: Any) -> MasterHaInfo:
         nonlocal asked
         asked += 1
         place = await find(*args, **more)
         assert place.epoch is not None
         return replace(place, epoch=place.epoch - 1) if asked < 3 else place
 
-    monkeypatch.setattr(elected, "find_master_position", find_older)
+    monkeypatch.setattr(elected, "fetch_master_ha_info", find_older)
     await group.start(2)
     await until(lambda: copier(group, 2).calls == ["slave in 1"])
     assert asked == 3

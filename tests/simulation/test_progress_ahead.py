@@ -22,7 +22,7 @@ PAIR = replace(ASYNC_COPY, wait_percent=0)
 
 
 def twice_given(scene: Scene) -> int:
-    return scene.counts["offsets given twice"]
+    return scene.counts["offsets assigned twice"]
 
 
 def watch_hand_outs(scene: Scene) -> set[int]:

@@ -158,7 +158,7 @@ class SimDisk:
         self.left = self.image.clone()
         if crash.is_power_cut:
             self.left.power_cut(self._dice, crash.tear)
-        self._note(f"  lost: {'power cut, ' + crash.tear.value if crash.is_power_cut else 'process killed'}")
+        self._note(f"  crash: {'power cut, ' + crash.tear.value if crash.is_power_cut else 'process killed'}")
 
     def _is_due(self) -> bool:
         """Counts one operation; returns True if the machine is lost in it."""

@@ -60,7 +60,7 @@ PULL_COUNT_MAX: Final = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class MessageSelection:
     """The messages of a topic to print. `begin_ms` and `end_ms` limit store times; None means no limit."""
 
     broker_name: str = ""
@@ -206,14 +206,14 @@ def print_messages(
 ) -> Work:
     """Print the messages of a topic; exit code 1 when there is none."""
     begin_ms, end_ms = span(begin, end)
-    wanted = Wanted(
+    selection = MessageSelection(
         expression=expression,
         begin_ms=begin_ms,
         end_ms=end_ms,
         count_max=count_max,
         has_bodies=flag(body, "-d"),
     )
-    return lambda tools: print_topic(tools, topic, wanted)
+    return lambda tools: print_topic(tools, topic, selection)
 
 
 @command(app, "printMsgByQueue")
@@ -235,7 +235,7 @@ def print_messages_of_queue(
     none.
     """
     begin_ms, end_ms = span(begin, end)
-    wanted = Wanted(
+    selection = MessageSelection(
         broker_name=broker_name,
         queue_id=queue_id,
         expression=expression,
@@ -246,7 +246,7 @@ def print_messages_of_queue(
         has_bodies=flag(body, "-d"),
         counts_tags=flag(by_tag, "-f"),
     )
-    return lambda tools: print_topic(tools, topic, wanted)
+    return lambda tools: print_topic(tools, topic, selection)
 
 
 @command(app, "consumeMessage")
@@ -282,7 +282,7 @@ def consume_message(
     if offset is not None and queue_id is None:
         raise typer.BadParameter("-o also needs the queue of the offset (-b and -i)")
     begin_ms, end_ms = span(begin, end)
-    wanted = Wanted(
+    selection = MessageSelection(
         broker_name=broker_name,
         queue_id=queue_id,
         offset=offset,
@@ -290,7 +290,7 @@ def consume_message(
         end_ms=end_ms,
         count_max=count_max,
     )
-    return lambda tools: print_topic(tools, topic, wanted)
+    return lambda tools: print_topic(tools, topic, selection)
 
 
 @command(app, "sendMsgStatus")
@@ -536,13 +536,13 @@ async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> Comm
     return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
-async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer:
+async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:
     """Shows the messages of a topic, queue by queue. Exit code 1 when there is none."""
     view = build_view(topic, await tools.cluster_admin.topic_route(topic))
     queues = [
         queue
         for queue in view.subscribe_queues
-        if wanted.broker_name in ("", queue.broker_name) and wanted.queue_id in (None, queue.queue_id)
+        if selection.broker_name in ("", queue.broker_name) and selection.queue_id in (None, queue.queue_id)
     ]
     if not queues:
         raise NoRoute(
@@ -554,17 +554,20 @@ async def print_topic(tools: Tools, topic: str, wanted: Wanted) -> CommandAnswer
         addresses = view.addresses.get(queue.broker_name)
         if not addresses:
             raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-        await _read_queue(tools, addresses[min(addresses)], queue, wanted, records)
-    has_more = len(records) > wanted.count_max
-    answer = _answer(records[: wanted.count_max], has_bodies=wanted.has_bodies)
-    notes = [*answer.notes, *([f"only the first {wanted.count_max} messages are shown"] if has_more else [])]
-    tables = list(answer.tables) if wanted.is_printed else []
-    if records and not wanted.is_printed and not wanted.counts_tags:
+        await _read_queue(tools, addresses[min(addresses)], queue, selection, records)
+    has_more = len(records) > selection.count_max
+    answer = _answer(records[: selection.count_max], has_bodies=selection.has_bodies)
+    notes = [
+        *answer.notes,
+        *([f"only the first {selection.count_max} messages are shown"] if has_more else []),
+    ]
+    tables = list(answer.tables) if selection.is_printed else []
+    if records and not selection.is_printed and not selection.counts_tags:
         notes.append(
-            f"{min(len(records), wanted.count_max)} messages: -p true prints them, -f true counts tags"
+            f"{min(len(records), selection.count_max)} messages: -p true prints them, -f true counts tags"
         )
-    if wanted.counts_tags:
-        counts = Counter(one.tags or "" for one in records[: wanted.count_max])
+    if selection.counts_tags:
+        counts = Counter(one.tags or "" for one in records[: selection.count_max])
         tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
     return CommandAnswer(tables, notes, exit_code=answer.exit_code)
 
@@ -591,26 +594,26 @@ async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) 
 
 
 async def _read_queue(
-    tools: Tools, address: str, queue: MessageQueue, wanted: Wanted, records: list[Record]
+    tools: Tools, address: str, queue: MessageQueue, selection: MessageSelection, records: list[Record]
 ) -> None:
-    """Adds the wanted messages of one queue to `records`, up to `count_max + 1` in total: the additional one
+    """Adds the selected messages of one queue to `records`, `count_max + 1` at most in total: the last one
     shows that more exist.
     """
     remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
     offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
     end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
-    if wanted.begin_ms is not None:
-        offset = await broker_consume.search_offset(remoting, address, topic, queue_id, wanted.begin_ms)
-    if wanted.offset is not None:
-        offset = max(offset, wanted.offset)
-    while offset < end and len(records) <= wanted.count_max:
-        header = _pull_header(queue, offset, PULL_COUNT_MAX, wanted.expression)
+    if selection.begin_ms is not None:
+        offset = await broker_consume.search_offset(remoting, address, topic, queue_id, selection.begin_ms)
+    if selection.offset is not None:
+        offset = max(offset, selection.offset)
+    while offset < end and len(records) <= selection.count_max:
+        header = _pull_header(queue, offset, PULL_COUNT_MAX, selection.expression)
         pulled = await broker_consume.pull(remoting, address, header)
         for one in decode_records(pulled.body):
-            is_wanted = wanted.expression == ALL_TAGS or (one.tags or "") in wanted.tags
-            if wanted.end_ms is not None and one.stored_at_ms > wanted.end_ms:
+            is_wanted = selection.expression == ALL_TAGS or (one.tags or "") in selection.tags
+            if selection.end_ms is not None and one.stored_at_ms > selection.end_ms:
                 return  # store times increase with the offset
-            if is_wanted and offset <= one.queue_offset < end and len(records) <= wanted.count_max:
+            if is_wanted and offset <= one.queue_offset < end and len(records) <= selection.count_max:
                 records.append(one)
         if pulled.next_offset <= offset:
             break

@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
 import typer
 
-from tandemmq.admin.render import CommandAnswer, print_answer, readers_may_go
+from tandemmq.admin.render import CommandAnswer, exit_on_broken_pipe, print_answer
 from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import RemoteProtocolError, TandemError
@@ -150,7 +150,7 @@ def run(
         print_answer(answer, as_json=as_json)
         return answer.exit_code
 
-    with readers_may_go():
+    with exit_on_broken_pipe():
         code = asyncio.run(main())
     raise typer.Exit(code)
 

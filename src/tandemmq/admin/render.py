@@ -82,7 +82,7 @@ def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = Fa
 
 
 @contextmanager
-def readers_may_go() -> Iterator[None]:
+def exit_on_broken_pipe() -> Iterator[None]:
     """Turns the BrokenPipeError of a closed standard output (`| head -1`) into a successful end: typer.Exit
     with code 0.
     """

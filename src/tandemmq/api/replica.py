@@ -331,7 +331,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
 
 
 @dataclass(frozen=True, slots=True)
-class MasterPosition:
+class MasterHaInfo:
     """The address at which a master serves its log ("" from a broker that is not a master), and the master's
     epoch (None from RocketMQ).
     """
@@ -340,12 +340,12 @@ class MasterPosition:
     epoch: int | None
 
 
-async def find_master_position(client: RemotingClient, address: str, *, timeout_s: float) -> MasterPosition:
+async def fetch_master_ha_info(client: RemotingClient, address: str, *, timeout_s: float) -> MasterHaInfo:
     """Asks the broker at `address` for its own replication address. Raises the errors of `call`."""
     code = RequestCode.EXCHANGE_BROKER_HA_INFO
     answer = await call(client, address, code, ExchangeHaInfoRequest(), timeout_s=timeout_s)
     epoch = answer.fields.get("tmEpoch", "")
-    return MasterPosition(
+    return MasterHaInfo(
         answer.decode(ExchangeHaInfoResponse).master_ha_address or "",
         int(epoch) if epoch.isascii() and epoch.isdecimal() else None,
     )

@@ -1,8 +1,8 @@
 """Deliveries that survive a kill: waiting messages are appended to their topics, and the progress of a
 delivery is saved only once the appended copies are safe.
 
-`Progress` holds progress back until the copies are safe, `Wake` lets a task sleep, `DurableWriter` is the
-only access of deliveries to the store, and `restore` builds the message to append.
+`Progress` holds progress back until the copies are safe, `TimedEvent` lets a task sleep, `DurableWriter` is
+the only access of deliveries to the store, and `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Progress(Generic[T]):
         return settled
 
 
-class Wake:
+class TimedEvent:
     """Lets one task wait for a signal or a time, whichever comes first; any task may set the signal. A signal
     set before the wait counts.
     """

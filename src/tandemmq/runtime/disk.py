@@ -321,33 +321,33 @@ def _make_durable_directories(path: Path) -> None:
 #           them leaves `path` missing until `restore`. That is safe, because only derived files are replaced,
 #           which brokers rebuild from the log.
 
-BESIDE = ".repair"
+REPLACEMENT_SUFFIX = ".repair"
 _EXCHANGE = 2
 _AT_FDCWD = -100
 _UNSUPPORTED = frozenset({errno.ENOSYS, errno.EINVAL, errno.ENOTSUP})
 
 
-def beside(path: Path) -> Path:
+def replacement_path(path: Path) -> Path:
     """Returns the path at which the replacement of `path` is built: in the same directory, so that a rename
     works.
     """
     real = path.resolve()
-    return real.with_name(real.name + BESIDE)
+    return real.with_name(real.name + REPLACEMENT_SUFFIX)
 
 
-def _displaced(path: Path) -> Path:
+def _displaced_path(path: Path) -> Path:
     """Returns the path of the old directory between the two renames."""
     real = path.resolve()
-    return real.with_name(real.name + BESIDE + ".old")
+    return real.with_name(real.name + REPLACEMENT_SUFFIX + ".old")
 
 
 def restore(path: Path) -> None:
     """Removes the files that a killed run left beside `path`, and restores `path` if it was displaced."""
-    displaced = _displaced(path)
+    displaced = _displaced_path(path)
     if displaced.exists() and not path.exists():
         displaced.rename(path.resolve())
     remove_tree(displaced)
-    remove_tree(beside(path))
+    remove_tree(replacement_path(path))
 
 
 def remove_tree(path: Path) -> None:
@@ -364,7 +364,7 @@ def replace(new: Path, old: Path) -> None:
     if not old.exists():
         new.rename(old)
     elif not _exchange(new, old):
-        doomed = _displaced(old)
+        doomed = _displaced_path(old)
         old.rename(doomed)
         new.rename(old)
         sync_directory(old.parent)

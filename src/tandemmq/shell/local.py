@@ -34,7 +34,7 @@ from tandemmq.units import MIB
 
 FOLDER_VARIABLE: Final = "TANDEMMQ_STORE"
 DEFAULT_FOLDER: Final = Path("~/.tandemmq")
-MARK: Final = "TANDEMMQ_UP"
+FOLDER_MARKER: Final = "TANDEMMQ_UP"
 """The variable of a server's environment that names its folder."""
 
 NAMESRV_PORT: Final = 9876
@@ -453,12 +453,12 @@ def supervisor_pid(folder: Path) -> int | None:
 
 def server_environment(folder: Path) -> dict[str, str]:
     """Returns the environment of a server of the folder."""
-    return {**os.environ, MARK: str(folder)}
+    return {**os.environ, FOLDER_MARKER: str(folder)}
 
 
 def server_pids(folder: Path) -> list[int]:
     """Returns all running servers of the folder."""
-    mark = f"{MARK}={folder}".encode()
+    mark = f"{FOLDER_MARKER}={folder}".encode()
     found = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdecimal():

@@ -120,7 +120,7 @@ def consume(
 
 
 @dataclass(slots=True)
-class TopicTail:
+class TopicPuller:
     """Pulls a topic's queues; uses a slave while a master is away."""
 
     tools: Tools
@@ -259,7 +259,7 @@ def tail(
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            reader = TopicTail(tools, topic, subscription)
+            reader = TopicPuller(tools, topic, subscription)
             await reader.queues()
             ranges = await tools.cluster_admin.topic_offsets(topic)
             offsets: dict[MessageQueue, int] = {queue: ends.max_offset for queue, ends in ranges.items()}
@@ -287,7 +287,7 @@ def tail(
 
 
 async def _follow(
-    reader: TopicTail, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
+    reader: TopicPuller, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
 ) -> None:
     found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
     tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
@@ -340,7 +340,7 @@ def browse(
                 records = await _look_up(tools, topic, key, message_id, count)
                 messages = [received(one, "") for one in records if subscription.matches(one.tags)]
             else:
-                reader = TopicTail(tools, topic, subscription)
+                reader = TopicPuller(tools, topic, subscription)
                 messages = []
                 begins = {} if when_ms is None else await tools.cluster_admin.offsets_at(topic, when_ms)
                 for one in await reader.queues():

@@ -32,7 +32,7 @@ from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
-from tandemmq.shell.read import TopicTail
+from tandemmq.shell.read import TopicPuller
 from tandemmq.shell.session import (
     ROUTE_PATIENCE_S,
     AsJson,
@@ -257,7 +257,7 @@ class DeadLetterGroup:
         self._topic = dlq_topic(group)
         self._mark = f"TANDEMMQ_RESEND_{group}"
         self._keys, self._ids = wanted
-        self._reader = TopicTail(tools, self._topic, parse_subscription(self._topic, "*", 0))
+        self._reader = TopicPuller(tools, self._topic, parse_subscription(self._topic, "*", 0))
         self._ends: dict[MessageQueue, tuple[int, int]] = {}
 
     @property

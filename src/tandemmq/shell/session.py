@@ -21,7 +21,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
-from tandemmq.admin.render import readers_may_go
+from tandemmq.admin.render import exit_on_broken_pipe
 from tandemmq.errors import (
     BrokerUnreachable,
     ConfigError,
@@ -110,7 +110,7 @@ def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
 @contextmanager
 def explained_errors() -> Iterator[None]:
     """Adds the next step to errors; a closed reader of standard output ends the command with code 0."""
-    with readers_may_go():
+    with exit_on_broken_pipe():
         try:
             yield
         except TandemError as error:

@@ -261,7 +261,7 @@ def status(store: Store = None, as_json: AsJson = False) -> None:
 
 
 async def _show_status(state: UpState, as_json: bool) -> None:
-    from tandemmq.admin.render import CommandAnswer, Table, print_answer, readers_may_go
+    from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer
 
     found = dict(await asyncio.gather(*(_check_broker(state, server) for server in state.servers[1:])))
     now_ms = int(time.time() * 1000)
@@ -276,7 +276,7 @@ async def _show_status(state: UpState, as_json: bool) -> None:
         table.rows.append(
             (server.name, role, server.address, server.pid, shown, uptime, server.restarts, lag)
         )
-    with readers_may_go():
+    with exit_on_broken_pipe():
         if as_json:
             rows = [dict(zip(columns, row, strict=True)) for row in table.rows]
             facts = {key: value for key, value in asdict(state).items() if key != "servers"}

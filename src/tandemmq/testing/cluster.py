@@ -7,7 +7,7 @@ which a controller elects one master.
         await cluster.lose_master()
 
 The servers are the real ones, on real sockets at ports that the system assigns, with their stores in a
-temporary folder. Faults are injected through their network and disk (`doors`).
+temporary folder. Faults are injected through their network and disk (`faults`).
 
 Invariants: a method that changes something returns once the change has taken effect: a started broker is in
             the routes and, with a slave, the next send is replicated. After `close` no task, socket or file
@@ -47,7 +47,7 @@ from tandemmq.protocol.properties_file import Setting
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
-from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
+from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
 from tandemmq.testing.member import HOST, POLL_S, ClusterMember
 from tandemmq.units import GIB, MASTER_ID, MIB
 

@@ -13,7 +13,7 @@ from tandemmq.broker.broker import Broker
 from tandemmq.config.load import BrokerConfig
 from tandemmq.runtime.machine import LoopClock, SystemRandom
 from tandemmq.runtime.ports import Address
-from tandemmq.testing.doors import SwitchedDisk, SwitchedNetwork
+from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
 
 HOST: Final = "127.0.0.1"
 POLL_S: Final = 0.002

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from tandemmq.admin.options import parse_time
-from tandemmq.admin.render import CommandAnswer, Table, print_answer, readers_may_go, render_time
+from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer, render_time
 from tandemmq.admin.targets import Target, targets_of
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
@@ -91,7 +91,7 @@ def test_a_reader_that_has_gone_is_a_good_end(monkeypatch: pytest.MonkeyPatch, a
     answer = CommandAnswer([Table("t", ("a",), [("x" * 100,)] * 1_000)])
     with open(writer, "w") as gone:
         monkeypatch.setattr("sys.stdout", gone)
-        with pytest.raises(typer.Exit) as ended, readers_may_go():
+        with pytest.raises(typer.Exit) as ended, exit_on_broken_pipe():
             print_answer(answer, as_json=as_json)
     assert ended.value.exit_code == 0
 

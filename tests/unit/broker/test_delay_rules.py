@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.delay.delivery import ARRIVAL_COUNT_MAX, Arrivals, LevelPlan, Waiting, plan_level
+from tandemmq.broker.delay.delivery import ARRIVAL_COUNT_MAX, ArrivalTimes, LevelPlan, Waiting, plan_level
 from tandemmq.broker.delay.recall import RecallHandle, decode_recall_handle, encode_recall_handle
 from tandemmq.broker.delay.timers import (
     CANCELLING,
@@ -62,9 +62,11 @@ def stored(
 # Delay levels.
 
 
-def plan(stored_ats: list[int], now_ms: int, *, steady_ms: int = 0, delay_ms: int = 1000) -> LevelPlan:
+def plan(stored_ats: list[int], now_ms: int, *, monotonic_ms: int = 0, delay_ms: int = 1000) -> LevelPlan:
     waiting = [Waiting(offset, at) for offset, at in enumerate(stored_ats)]
-    return plan_level(waiting, Arrivals(delay_ms), delay_ms=delay_ms, now_ms=now_ms, steady_ms=steady_ms)
+    return plan_level(
+        waiting, ArrivalTimes(delay_ms), delay_ms=delay_ms, now_ms=now_ms, monotonic_ms=monotonic_ms
+    )
 
 
 def test_messages_are_due_their_delay_after_they_were_stored() -> None:
@@ -79,32 +81,32 @@ def test_head_that_is_not_due_holds_back_the_rest() -> None:
 
 
 def test_clock_set_back_holds_a_message_no_longer_than_its_delay() -> None:
-    arrivals = Arrivals(1000)
+    arrivals = ArrivalTimes(1000)
     arrivals.add_sample(1, 5_000)
     waiting = [Waiting(0, NOW)]
     set_back = NOW - 3_600_000
-    early = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back, steady_ms=5_999)
+    early = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back, monotonic_ms=5_999)
     assert early == LevelPlan(0, 1)
-    due = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back + 1000, steady_ms=6_000)
+    due = plan_level(waiting, arrivals, delay_ms=1000, now_ms=set_back + 1000, monotonic_ms=6_000)
     assert due == LevelPlan(1, None)
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5_000)), max_size=60), st.integers(1, 100_000))
 def test_arrivals_are_never_dated_too_early(steps: list[tuple[int, int]], delay_ms: int) -> None:
-    arrivals = Arrivals(delay_ms)
+    arrivals = ArrivalTimes(delay_ms)
     arrived: list[int] = []
-    steady_ms = 0
+    monotonic_ms = 0
     for count, pause_ms in steps:
-        steady_ms += pause_ms
-        arrived += [steady_ms] * count
-        arrivals.add_sample(len(arrived), steady_ms)
+        monotonic_ms += pause_ms
+        arrived += [monotonic_ms] * count
+        arrivals.add_sample(len(arrived), monotonic_ms)
     for offset, at_ms in enumerate(arrived):
         since_ms = arrivals.known_since(offset)
         assert since_ms is None or since_ms >= at_ms
 
 
 def test_arrivals_are_bounded() -> None:
-    arrivals = Arrivals(10_000_000)
+    arrivals = ArrivalTimes(10_000_000)
     for number in range(3 * ARRIVAL_COUNT_MAX):
         arrivals.add_sample(number, number * 10_000)
     assert len(arrivals) <= ARRIVAL_COUNT_MAX + 1

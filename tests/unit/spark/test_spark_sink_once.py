@@ -20,7 +20,7 @@ from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.sender import OnceRun, RowSender
 from tandemmq.spark.sink.writer import PIN_FILE, TopicStreamWriter, pin_queues
 
-OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", once_topics=("T",), retry_count=3)
+OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", exactly_once_topics=("T",), retry_count=3)
 
 
 @pytest.fixture(autouse=True)
@@ -150,5 +150,5 @@ def test_a_row_for_a_topic_that_was_not_named_is_refused() -> None:
 def test_where_the_state_lies() -> None:
     raw = {"nameserver": "h:1", "mode": "exactly-once", "topics": "a, b", "checkpointlocation": "file:/c/"}
     options = parse_sink_options(raw)
-    assert (options.once_topics, options.state_dir) == (("a", "b"), "/c/tandemmq_sink")
+    assert (options.exactly_once_topics, options.state_dir) == (("a", "b"), "/c/tandemmq_sink")
     assert parse_sink_options({**raw, "stateDir": "/s"}).state_dir == "/s"

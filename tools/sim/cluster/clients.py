@@ -276,10 +276,10 @@ class ConsumerNode(ClientNode):
         try:
             await consumer.retry_later(message, delay_level=self.world.dice.between(1, 2))
         except TandemError as error:
-            self.world.note(f"{self.process} cannot give back {message.queue_offset}: {type(error).__name__}")
+            self.world.note(f"{self.process} cannot release {message.queue_offset}: {type(error).__name__}")
             return False
         self._watch.on_returned(self.group, message, begin_s)
-        self.world.note(f"{self.process} gives back {message.queue_id}:{message.queue_offset}")
+        self.world.note(f"{self.process} releases {message.queue_id}:{message.queue_offset}")
         return True
 
     def _record_delivered(self, consumer: Consumer, messages: list[ReceivedMessage]) -> None:

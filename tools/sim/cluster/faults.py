@@ -329,7 +329,7 @@ class FaultInjector:
         self._world.note(f"{node.process}: {faults.write_error_percent} % of its writes fail")
         await self._pause(500, 8_000)
         faults.write_error_percent = 0
-        self._world.note(f"the disk of {node.name} takes writes again")
+        self._world.note(f"the disk of {node.name} accepts writes again")
         await self._start_if_failed(node)
 
     async def _fill_disk(self) -> None:
@@ -464,4 +464,4 @@ class FaultInjector:
         if self._dice.happens(50):
             await self._pause(100, 10_000)
             clock.skew_ms = before_ms
-            self._world.note(f"the clock of {node.name} is set right")
+            self._world.note(f"the clock of {node.name} is corrected")

@@ -237,7 +237,7 @@ class DiskNode(Node):
         """Arranges its loss in the middle of one of its next file operations."""
         assert self._disk is not None
         is_power_cut = is_power_cut and not self.is_host_shared
-        self.world.note(f"{self.process} will be lost in {operations} disk operations")
+        self.world.note(f"{self.process} will crash in {operations} disk operations")
         self._disk.crash = Crash(operations, is_power_cut, self.world.dice.pick_weighted(TEARS))
 
     def disarm_crash(self) -> None:

@@ -219,8 +219,8 @@ class Watch:
             low = store.queue_run_start(TOPIC, queue_id)
             if low >= high:
                 continue
-            self._world.note(f"queue {queue_id} goes back from {high} to {low}")
-            self._ledger.counts["offsets given twice"] += high - low
+            self._world.note(f"queue {queue_id} moves back from {high} to {low}")
+            self._ledger.counts["offsets assigned twice"] += high - low
             self._reused_offsets.setdefault(queue_id, set()).update(range(low, high))
             self.queue_high[queue_id] = low
 

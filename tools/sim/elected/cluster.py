@@ -248,11 +248,11 @@ class ElectedCluster(Cluster):
             self._lost_at_s = now_s
             self._check_record()
             if self.is_record_rolled_back and len(self.leader.members) <= 1:
-                self.ledger.counts["losses of a master alone with an old record"] += 1
+                self.ledger.counts["losses of only the master with an outdated record"] += 1
                 self.promises.on_old_record(now_s)
                 self._was_alone = self._may_part = True
             if is_power_cut and len(self.leader.members) <= 1 and not self.world.settings.is_sync_flush:
-                self.ledger.counts["power cuts of a master alone"] += 1
+                self.ledger.counts["power cuts of only the master"] += 1
                 self.promises.on_power_cut_alone(now_s, self._flushed.get(node, 0))
                 self._was_alone = True
         self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
@@ -341,7 +341,7 @@ class ElectedCluster(Cluster):
         """Checks that each queue was one list for all clients, across masters. Skipped if its master was
         alone and lost power: it may have shown records that no other broker has.
         """
-        alone = ("power cuts of a master alone", "losses of a master alone with an old record")
+        alone = ("power cuts of only the master", "losses of only the master with an outdated record")
         if any(self.ledger.counts[name] for name in alone) or self.master.store is None:
             return
         for place in sorted(self.master.store.queue_keys()):

@@ -32,7 +32,7 @@ class OperatorNode(ClientNode):
         try:
             facts = await hand_over(instance.remoting, self.address, self.target)
         except RequestRejected as error:
-            self.world.note(f"{self.process}: nothing is handed over to {self.target}: {error}")
+            self.world.note(f"{self.process}: no hand-over to {self.target}: {error}")
             self._ledger.counts["hand-overs refused"] += 1
         except TandemError as error:
             # The old master closes its connections when its role changes.
@@ -124,7 +124,7 @@ class ElectedFaultInjector(FaultInjector):
         if node.is_running:
             return  # another fault was quicker
         node.insert_disk(image)
-        self._world.note(f"{node.name} has the disk of an earlier moment")
+        self._world.note(f"{node.name} has an earlier copy of its disk")
         self._cluster.on_record_rolled_back()
         await self._pause(0, 2_000)
         node.start()

@@ -410,7 +410,7 @@ class World:
                 self.later(at_ms + self.dice.below(300), self._back_up_one)
 
     def _strike(self, fault: Callable[[World], None]) -> None:
-        """Injects the fault now, or once the server with an old disk takes part again."""
+        """Injects the fault now, or once the server with an old disk rejoins."""
         if self._catching_up is None:
             fault(self)
         elif self.now_ms < FAULTY_MS:
@@ -453,7 +453,7 @@ class World:
         assert server is not None
         if server.node is not None and server.node.is_proven:
             server.is_replaced = False
-            self.note(f"{server.name} takes part again")
+            self.note(f"{server.name} rejoins")
             self._catching_up = None
         elif self.now_ms > self._catch_up_ends_ms:
             raise Broken(f"{server.name} does not take part again with its older disk")
@@ -535,7 +535,7 @@ class World:
     def _bad_links(self) -> None:
         lost, doubled = self.dice.pick((0, 10, 40)), self.dice.pick((0, 30))
         delay = self.dice.pick((3, 40, 400))
-        self.note(f"links lose {lost} %, double {doubled} %, up to {delay} ms")
+        self.note(f"links drop {lost} %, duplicate {doubled} %, up to {delay} ms")
         for source in self.servers:
             for target in self.servers:
                 link = self.link(source, target)
@@ -554,7 +554,7 @@ class World:
                 self.later(at_ms, partial(self._read, old))
 
     def _cut_off(self, server: Server, *, to_it_only: bool) -> None:
-        self.note(f"cut off: {server.name}{', nothing comes to it' if to_it_only else ''}")
+        self.note(f"cut off: {server.name}{', inbound only' if to_it_only else ''}")
         for name in self.servers.keys() - {server.name}:
             self.link(name, server.name).is_cut = True
             self.link(server.name, name).is_cut = not to_it_only

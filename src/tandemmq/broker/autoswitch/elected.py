@@ -28,7 +28,7 @@ from tandemmq.api.controller import (
     controller_signer,
     read_master_notice,
 )
-from tandemmq.api.replica import find_master_position
+from tandemmq.api.replica import fetch_master_ha_info
 from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import (
     Controllers,
@@ -843,16 +843,16 @@ class ElectedBroker:
         assert facts.master_id is not None
         while True:
             try:
-                place = await find_master_position(
+                info = await fetch_master_ha_info(
                     self._client, facts.master_address, timeout_s=FIND_MASTER_TIMEOUT_S
                 )
             except (ClientError, RequestRejected):
                 pass  # it is still becoming master, or has gone again
             else:
-                if place.ha_address and place.epoch in (None, facts.master_epoch):
+                if info.ha_address and info.epoch in (None, facts.master_epoch):
                     self._forwarding.send_to(facts.master_address)
                     self._meeting.master = facts.master_address
-                    await self.replication.follow(place.ha_address, facts.master_epoch, facts.master_id)
+                    await self.replication.follow(info.ha_address, facts.master_epoch, facts.master_id)
                     break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)
         await self._peer_lease.keep(

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TIMER_TOPIC, TimerProgress
-from tandemmq.broker.durable import DurableWriter, Progress, Wake, restore
+from tandemmq.broker.durable import DurableWriter, Progress, TimedEvent, restore
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -65,7 +65,7 @@ class LevelPlan:
     wait_ms: int | None
 
 
-class Arrivals:
+class ArrivalTimes:
     """The times, by the monotonic clock, at which messages of a queue became known. A recorded time is never
     before the true one.
 
@@ -82,14 +82,14 @@ class Arrivals:
     def __len__(self) -> int:
         return len(self._samples)
 
-    def add_sample(self, queue_end: int, steady_ms: int) -> None:
+    def add_sample(self, queue_end: int, monotonic_ms: int) -> None:
         """Records that all messages below `queue_end` are known now."""
         samples = self._samples
-        if samples and (queue_end <= samples[-1][0] or steady_ms - samples[-1][1] < self._gap_ms):
+        if samples and (queue_end <= samples[-1][0] or monotonic_ms - samples[-1][1] < self._gap_ms):
             return
         if len(samples) > ARRIVAL_COUNT_MAX:  # the delay has passed for the head: no clock holds it back
             return
-        samples.append((queue_end, steady_ms))
+        samples.append((queue_end, monotonic_ms))
 
     def known_since(self, queue_offset: int) -> int | None:
         """Returns a time at which the message was already known, or None if no sample covers the message.
@@ -102,19 +102,24 @@ class Arrivals:
 
 
 def plan_level(
-    waiting: Sequence[Waiting | Record], arrivals: Arrivals, *, delay_ms: int, now_ms: int, steady_ms: int
+    waiting: Sequence[Waiting | Record],
+    arrivals: ArrivalTimes,
+    *,
+    delay_ms: int,
+    now_ms: int,
+    monotonic_ms: int,
 ) -> LevelPlan:
     """Returns the number of due messages at the head, and the wait for the next one. The order within a level
     is kept: the first message that is not due holds back those after it.
 
-    Units:   now_ms by the wall clock, steady_ms by the monotonic clock.
+    Units:   now_ms by the wall clock, monotonic_ms by the monotonic clock.
     """
     for count, message in enumerate(waiting):
         wait_ms = message.stored_at_ms + delay_ms - now_ms
         if wait_ms > 0:
             since_ms = arrivals.known_since(message.queue_offset)
             if since_ms is not None:
-                wait_ms = min(wait_ms, since_ms + delay_ms - steady_ms)
+                wait_ms = min(wait_ms, since_ms + delay_ms - monotonic_ms)
         if wait_ms > 0:
             return LevelPlan(count, wait_ms)
     return LevelPlan(len(waiting), None)
@@ -132,7 +137,7 @@ class Level:
         self.number = number
         self.delay_ms = delay_ms
         self.offset = offset
-        self.arrivals = Arrivals(delay_ms)
+        self.arrivals = ArrivalTimes(delay_ms)
         self.waiting: list[Record] = []
 
     @property
@@ -159,7 +164,7 @@ class LevelDelivery:
         self._clock = clock
         self._levels: dict[int, Level] = {}
         self._progress: Progress[tuple[int, int]] = Progress()
-        self._wake = Wake(clock)
+        self._wake = TimedEvent(clock)
         self._is_stopping = False
 
     def wake(self, queue_id: int) -> None:
@@ -228,15 +233,15 @@ class LevelDelivery:
     def _record_arrival(self, level: Level) -> tuple[int, int]:
         """Records the level's arrivals. Returns its queue's end and the monotonic time in milliseconds."""
         queue_end = self._store.queue_max(SCHEDULE_TOPIC, level.queue_id)
-        steady_ms = int(self._clock.monotonic() * 1000)
-        level.arrivals.add_sample(queue_end, steady_ms)
-        return queue_end, steady_ms
+        monotonic_ms = int(self._clock.monotonic() * 1000)
+        level.arrivals.add_sample(queue_end, monotonic_ms)
+        return queue_end, monotonic_ms
 
     async def _deliver_level(self, level: Level) -> float | None:
         """Delivers a batch. Returns the seconds until the level is due again, or None if nothing waits in
         it.
         """
-        queue_end, steady_ms = self._record_arrival(level)
+        queue_end, monotonic_ms = self._record_arrival(level)
         if not level.waiting:
             if level.offset >= queue_end:
                 return None
@@ -247,7 +252,7 @@ class LevelDelivery:
             level.arrivals,
             delay_ms=level.delay_ms,
             now_ms=self._clock.now_ms(),
-            steady_ms=steady_ms,
+            monotonic_ms=monotonic_ms,
         )
         due = level.waiting[: plan.due_count]
         if due:

@@ -38,7 +38,14 @@ from tandemmq.broker.delay.timers import (
     roll_window_ms,
     slots_over,
 )
-from tandemmq.broker.durable import BATCH_COUNT_MAX, DurableWriter, Progress, Wake, restore_timer, roll_timer
+from tandemmq.broker.durable import (
+    BATCH_COUNT_MAX,
+    DurableWriter,
+    Progress,
+    TimedEvent,
+    restore_timer,
+    roll_timer,
+)
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.runtime.ports import Clock
@@ -85,7 +92,7 @@ class TimerDelivery:
         self._count_max = count_max
         self._roll_after_ms_max = roll_after_ms
         self._progress: Progress[TimerCheck] = Progress()
-        self._wake = Wake(clock)
+        self._wake = TimedEvent(clock)
         self._is_stopping = False
         self.delivered_count = 0  # messages that left the topic: delivered, stored anew or cancelled
         self._low_at_s = 0.0

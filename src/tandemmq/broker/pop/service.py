@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from tandemmq.broker.durable import Wake
+from tandemmq.broker.durable import TimedEvent
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.ack_handlers import AckHandlers
@@ -83,7 +83,7 @@ class Revive:
         self._creator = creator
         self._uses_v2 = uses_v2
         self._clock = clock
-        self._wake = Wake(clock)
+        self._wake = TimedEvent(clock)
         self._scope: TaskScope | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_stopping = False

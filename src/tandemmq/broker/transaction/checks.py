@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Sequence
 
 from tandemmq.broker.clients.consumer_table import ProducerTable
-from tandemmq.broker.durable import DurableWriter, Progress, Wake
+from tandemmq.broker.durable import DurableWriter, Progress, TimedEvent
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.topics.topic_table import TopicTable, make_topic
 from tandemmq.broker.transaction.half import (
@@ -211,7 +211,7 @@ class TransactionChecks:
         self._clock = clock
         self._writer = DurableWriter(store, clock)
         self._progress: Progress[tuple[int, int]] = Progress()
-        self._wake = Wake(clock)
+        self._wake = TimedEvent(clock)
         self._is_stopping = False
         self._half_offset = 0
         self._ops = OpLog(0, 0)

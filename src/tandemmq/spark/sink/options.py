@@ -145,7 +145,7 @@ class SinkOptions:
     retry_interval_s: float = 0.25
     task_rows_per_s: int | None = None
     write_id: str = ""
-    once_topics: tuple[str, ...] = ()
+    exactly_once_topics: tuple[str, ...] = ()
     """The topics of an exactly-once write; empty for at-least-once."""
     state_dir: str = ""
     is_state_of_query: bool = False
@@ -157,14 +157,14 @@ class SinkOptions:
     security: Security = OPEN
 
     @property
-    def is_once(self) -> bool:
-        return bool(self.once_topics)
+    def is_exactly_once(self) -> bool:
+        return bool(self.exactly_once_topics)
 
     @property
     def semantics(self) -> str:
         if self.is_transactional:
             return TRANSACTIONAL
-        return EXACTLY_ONCE if self.is_once else AT_LEAST_ONCE
+        return EXACTLY_ONCE if self.is_exactly_once else AT_LEAST_ONCE
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -196,7 +196,9 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         retry_interval_s=require(parse_int(values, "retryIntervalMs", 250, least=1)) / 1000,
         task_rows_per_s=parse_int(values, "taskRowsPerSecond", None, least=1),
         write_id=values.get("writeId", ""),
-        once_topics=_parse_once_topics(values, empty_bodies_topic) if semantics == EXACTLY_ONCE else (),
+        exactly_once_topics=_parse_exactly_once_topics(values, empty_bodies_topic)
+        if semantics == EXACTLY_ONCE
+        else (),
         state_dir=_find_state_dir(raw, values, semantics) if semantics != AT_LEAST_ONCE else "",
         is_state_of_query=semantics != AT_LEAST_ONCE and not values.get("stateDir", ""),
         is_transactional=is_transactional,
@@ -230,7 +232,7 @@ def _parse_empty_bodies(values: Mapping[str, str]) -> tuple[EmptyBodies, str]:
     return chosen, topic
 
 
-def _parse_once_topics(values: Mapping[str, str], diverted_topic: str) -> tuple[str, ...]:
+def _parse_exactly_once_topics(values: Mapping[str, str], diverted_topic: str) -> tuple[str, ...]:
     topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
     if not topics:
         raise ConfigError(

@@ -55,7 +55,7 @@ def pin_queues(options: SinkOptions) -> Pins:
     """
     path = Path(options.state_dir) / PIN_FILE if options.state_dir else None
     pins = _read(path) if path else {}
-    missing = [topic for topic in options.once_topics if topic not in pins]
+    missing = [topic for topic in options.exactly_once_topics if topic not in pins]
     if not missing:
         return pins
     sender = RowSender(options)
@@ -210,7 +210,7 @@ def _pin(options: SinkOptions, columns: SinkColumns) -> Pins | None:
     """Returns the queues of an exactly-once write, None for others. Spark makes a writer once per batch, on
     the driver, before its tasks.
     """
-    if not options.is_once:
+    if not options.is_exactly_once:
         return None
     if columns.place("uniqueKey") is not None:
         raise ConfigError("semantics exactly-once makes the unique keys itself: drop the column uniqueKey")

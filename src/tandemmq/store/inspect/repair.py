@@ -18,7 +18,7 @@ import numpy as np
 
 from tandemmq.errors import StoreError
 from tandemmq.protocol.record import RecordOutcome, check_record
-from tandemmq.runtime.disk import beside, remove_tree, replace, restore, sync_tree
+from tandemmq.runtime.disk import remove_tree, replace, replacement_path, restore, sync_tree
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.checkpoint import CheckpointTimes, decode_checkpoint, encode_checkpoint, queues_digest
 from tandemmq.store.columns import TopicNumbers
@@ -130,7 +130,7 @@ class _Repair:
         if self._options.skips_damaged:
             self._seal_damage()
         with self._beside():
-            queues = QueueBuilder(beside(self._queue_dir), self._queue_file_bytes(), self._disk)
+            queues = QueueBuilder(replacement_path(self._queue_dir), self._queue_file_bytes(), self._disk)
             index = self._index_builder()
             try:
                 self._run(queues, index)
@@ -187,7 +187,7 @@ class _Repair:
             raise StoreError(
                 f"{old[0]}: its numbers of slots and entries are not known; give the broker's file"
             )
-        return IndexBuilder(beside(self._index_dir), layout, old, self._disk)
+        return IndexBuilder(replacement_path(self._index_dir), layout, old, self._disk)
 
     @contextmanager
     def _beside(self) -> Iterator[None]:
@@ -196,7 +196,7 @@ class _Repair:
             yield
         finally:
             for path in (self._queue_dir, self._index_dir):
-                remove_tree(beside(path))
+                remove_tree(replacement_path(path))
 
     # Sealing.
 
@@ -315,29 +315,29 @@ class _Repair:
         end = self._walk.intact_end
         assert all(stop <= end for _, stop in self._sealed), (self._sealed, end)
         queues.finish(end)
-        self._disk.make_dirs(beside(self._queue_dir))
-        sync_tree(beside(self._queue_dir))
+        self._disk.make_dirs(replacement_path(self._queue_dir))
+        sync_tree(replacement_path(self._queue_dir))
         if index is None:
             return 0
         index_ms = index.finish(end)
-        self._disk.make_dirs(beside(self._index_dir))
-        sync_tree(beside(self._index_dir))
+        self._disk.make_dirs(replacement_path(self._index_dir))
+        sync_tree(replacement_path(self._index_dir))
         return index_ms
 
     # Replacing.
 
     def _replace(self, *, has_index: bool) -> None:
-        new = beside(self._queue_dir)
+        new = replacement_path(self._queue_dir)
         changes = compare_queues(self._queues, list_queues(new), self._walk.begin)
         if changes:
             self._on_progress("replacing the ConsumeQueues", 0, 1)
             replace(new, self._queue_dir)
             self._report.changes += changes
         if has_index:
-            change = compare_indexes(self._index_dir, beside(self._index_dir))
+            change = compare_indexes(self._index_dir, replacement_path(self._index_dir))
             if change:
                 self._on_progress("replacing the key index", 0, 1)
-                replace(beside(self._index_dir), self._index_dir)
+                replace(replacement_path(self._index_dir), self._index_dir)
                 self._report.changes.append(change)
 
     def _write_checkpoint(self, index_ms: int) -> None:

@@ -134,7 +134,7 @@ class TransactionWork(WorkNode):
             self.world.findings.broken.append(f"asked about what was never sent: {message.body[:40]!r}")
             return TransactionState.ROLLBACK
         self.count("checks")
-        self.world.note(f"{self.process} is asked about {item}")
+        self.world.note(f"{self.process} is asked to check {item}")
         if item.number in self._under_way:
             return TransactionState.UNKNOWN  # its work is still to come
         doubts = self._doubts.get(item.number, 0)

@@ -167,7 +167,7 @@ class WorkNode(ClientNode):
                 await action()
                 return
             except TandemError as error:
-                self.world.note(f"{self.process} tries again: {type(error).__name__}: {error}")
+                self.world.note(f"{self.process} retries: {type(error).__name__}: {error}")
                 await self.clock.sleep(RETRY_S)
 
     async def pause(self) -> None:

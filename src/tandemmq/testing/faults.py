@@ -1,7 +1,7 @@
-"""The network and the disk of one test server, with switches: the network can be slow, cut or gone, the disk
-full.
+"""The network and the disk of one test server, with faults that a test switches on: a slow, cut or
+severed network, a full disk.
 
-The server that uses them is the real one, on real sockets and files, and does not know of the switches.
+The server is the real one, on real sockets and files, and does not know of the switches.
 """
 
 from __future__ import annotations
