@@ -1,4 +1,6 @@
-"""Needs `pip install tandemmq pytest` and nothing else: the cluster runs inside pytest."""
+"""An application with its tests. It needs TandemMQ and pytest (in a checkout:
+`pip install -c constraints.txt . pytest`); the cluster runs inside pytest.
+"""
 
 import asyncio
 import json

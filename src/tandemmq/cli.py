@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
 import typer
 from typer.core import TyperGroup
 
-from tandemmq.errors import TandemError
+from tandemmq.errors import TandemError, install_hint
 
 if TYPE_CHECKING:
     from tandemmq.config.load import BrokerConfig, MachineFacts
@@ -558,8 +558,8 @@ def _load_other(name: str) -> Any:
         missing = error.name or "a module"
         if missing.startswith("tandemmq"):
             _fail(f"the command {name} is not part of this installation ({missing} is missing)")
-        package = f"tandemmq[{extra}]" if extra else "tandemmq"
-        _fail(f"the command {name} needs {missing}: install it with pip install '{package}'")
+        hint = install_hint(*filter(None, (extra,)))
+        _fail(f"the command {name} needs {missing}: {hint}")
     found = getattr(module, "app", None)
     if found is None:
         found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

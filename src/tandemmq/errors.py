@@ -238,3 +238,9 @@ class SendNotConfirmed(ClientError):
 
 class ConfigError(TandemError):
     """A setting that is unknown, ill-typed or out of range; the text names it and the allowed values."""
+
+
+def install_hint(*extras: str) -> str:
+    """Returns the command that installs the package with these extras, for error texts."""
+    package = f"'.[{','.join(extras)}]'" if extras else "."
+    return f"run `pip install -c constraints.txt {package}` in a checkout of TandemMQ"

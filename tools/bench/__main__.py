@@ -35,7 +35,7 @@ from bench.catchup import measure_catchup
 from bench.reopen import measure_reopening
 from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT, TABLE_WIDTH, measured_cluster
 from tandemmq.bench.process_stats import describe_machine
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     from bench.java.measure import CaseFigures
@@ -197,7 +197,7 @@ def java(
     from bench.others import choose, measure_others, render_others, report_absent
 
     if out is not None and find_spec("matplotlib") is None:
-        raise ConfigError("--out needs matplotlib for the plot: pip install 'tandemmq[demo]'")
+        raise ConfigError(f"--out needs matplotlib for the plot: {install_hint('demo')}")
     machine = describe_machine()
     cases, has_others = choose(case or [])
     console = Console(stderr=True)

@@ -42,7 +42,7 @@ def render_catchup(found: CatchUp) -> list[str]:
     lines.append(
         f"master {found.master_seconds:.1f} s of processor time,"
         f" {found.master_seconds * 1e6 / count:.2f} us per message;"
-        f" at most resident: master {found.master_peak_bytes / 2**20:.0f} MiB,"
+        f" peak resident memory: master {found.master_peak_bytes / 2**20:.0f} MiB,"
         f" slave {found.dispatched.peak_bytes / 2**20:.0f} MiB"
     )
     return lines
@@ -53,7 +53,7 @@ def render_reopened(found: Reopened) -> str:
     return (
         f"{found.log_bytes / 2**30:.1f} GiB, {found.message_count:,} messages: open in {found.seconds:.1f} s"
         f" ({found.processor_seconds:.1f} s of processor time),"
-        f" {found.resident_bytes / 2**20:.0f} MiB resident, at most {found.peak_bytes / 2**20:.0f} MiB"
+        f" {found.resident_bytes / 2**20:.0f} MiB resident, peak {found.peak_bytes / 2**20:.0f} MiB"
     )
 
 

@@ -72,32 +72,31 @@ LIGHT_WARM_UP_S: Final = 0.5
 
 PAGE: Final = f"""## Nearest equivalents
 
-Apache Kafka and NATS JetStream do related work over protocols of their own, so these are not ratios of
-like to like. All were measured on this machine and in turns, while the other servers were idle: one
-server without a copy, bodies of 1 KiB, a send that is acknowledged before the disk has it, processor
-time and memory as the kernel accounts them. `make bench CASES=Kafka` measures them alone; NATS needs
-`apt-get install nats-server`, and without it the tables have no NATS.
+Apache Kafka and NATS JetStream do similar work over different protocols, so the figures below are not
+ratios of the same work. All servers were measured in turns on this machine, with the others idle: one
+server without a replica, bodies of 1 KiB, sends acknowledged before they are on disk, processor time and
+memory as reported by the kernel. `make bench CASES=Kafka` measures only this section. NATS needs
+`apt-get install nats-server`; without it the tables have no NATS.
 
-- **Comparable**: what the server spends on a message, its memory, and how soon it is there; and our
-  light generator with NATS's load, which are both one connection that replays prepared bytes.
-- **Not comparable**: messages per second and latencies of different loads. Client and servers share
-  the processors, so that a load which costs more leaves less to its server.
-- **Kafka** has its default settings, a heap of 1 GiB and G1, and its own controller in the same
-  process; it is warmed up for 20 s. `ProducerPerformance` sends with acks=1 to four partitions. Without
-  batches it has linger.ms=0 and batch.size=0, and max.request.size leaves room for one record, so that
-  each record is a request; as many requests are in flight as the case says, and buffer.memory
-  keeps the producer from queueing more. Its broker handles the requests of one connection one after
-  the other, so that more in flight gain little. With batches it has its default batch.size (16 KiB: 15
-  records) and linger.ms=5, and buffer.memory for 16 batches. The first 5 s of each run are not
-  counted, but are in the percentiles, which the tool reports in whole milliseconds.
-  `ConsumerPerformance` reads its topic once from the beginning, the first 2 s are not counted.
-- **NATS** has its default settings and a stream in files. Its load is a small one of ours in Python.
-  It has no batches of its own: beside them stand 256 single sends in flight. The backlog is read by a
-  pull consumer without acknowledgements, 1,000 messages for a request.
-- **Ours** is a name server and a broker with ASYNC_FLUSH; memory is that of both. RocketMQ's
-  Java client is the load of the chapters above.
-- Seconds to ready count from the first process: ours and NATS to the first acknowledged
-  message, Kafka to the moment when it listens.
+- **Comparable**: the server's processor time per message, its memory, and its time to ready. Our light
+  generator is comparable with NATS's load: both replay prepared bytes over one connection.
+- **Not comparable**: messages per second and latencies of different loads. Client and servers share the
+  processors, so a load that costs more leaves less for its server.
+- **Kafka** runs with its default settings, a heap of 1 GiB, G1, and its controller in the same process. It is
+  warmed up for 20 s. `ProducerPerformance` sends with acks=1 to four partitions.
+  Without batches: linger.ms=0, batch.size=0, and a max.request.size for one record, so each record is a
+  request; buffer.memory limits the sends in flight to the number in the case. The broker handles the requests
+  of one connection one after another, so more of them in flight gain little.
+  With batches: the default batch.size (16 KiB: 15 records), linger.ms=5, and buffer.memory for 16 batches.
+  The rate excludes the first 5 s of each run; the percentiles include them, in whole milliseconds.
+  `ConsumerPerformance` reads its topic once from the beginning; the first 2 s do not count.
+- **NATS** runs with its default settings and a stream in files. Its load is a small Python program of ours.
+  NATS has no batches, so the batch case has 256 single sends in flight instead. The backlog is read by a
+  pull consumer without acknowledgements, 1,000 messages per request.
+- **Ours** is a name server and a broker with ASYNC_FLUSH; the memory is the sum of both. RocketMQ's
+  Java client is the load of the sections above.
+- Seconds to ready start with the first process. They end with the first acknowledged message for ours and
+  NATS, and with the open port for Kafka.
 - Loads are counted for {LOAD_S:g} s.
 """
 

@@ -184,9 +184,12 @@ def _render(rows: list[QuickRow], connections: str = "one connection") -> Table:
 @app.callback()
 def bench(
     context: typer.Context,
-    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.5, max=60)] = 8.0,
+    seconds: Annotated[float, typer.Option(help="Length of each run in seconds.", min=0.5, max=60)] = 8.0,
 ) -> None:
-    """Measure the cost per send: prepared requests to a broker, alone and with a synchronous slave."""
+    """Measure throughput, latency and processor time of sends with 1 and with 64 in flight: to one broker,
+    then to a master with a synchronous slave. Starts and stops its own servers; by default, takes less than
+    a minute.
+    """
     if context.invoked_subcommand is not None:
         return
     console = Console()
@@ -212,16 +215,18 @@ def _print_rows(console: Console, table: Table, rows: list[QuickRow]) -> None:
     console.print(table)
     failed = sum(row.result.failed for row in rows)
     if failed:
-        console.print(f"{failed} sends were not answered with SUCCESS")
+        console.print(f"{failed} sends failed: their answer was not SUCCESS")
         raise typer.Exit(1)
 
 
 @app.command(name="processes")
 def brokers_side_by_side(
-    most: Annotated[int, typer.Option(help="Measure 1, 2, 4, ... brokers, up to N.", min=1, max=64)] = 2,
-    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
+    most: Annotated[int, typer.Option(help="Largest number of brokers.", min=1, max=64)] = 2,
+    seconds: Annotated[float, typer.Option(help="Length of each run in seconds.", min=0.1, max=60)] = 5.0,
 ) -> None:
-    """Measure the total throughput of independent brokers on this machine, each with its own sender."""
+    """Measure how the total throughput grows with the number of brokers on this machine: 1, 2, 4, ...
+    brokers, each with its own sender.
+    """
     console = Console()
     if not console.is_terminal:
         console.width = TABLE_WIDTH

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from tandemmq.client.consumer.workers import Handler, is_async_handler
+from tandemmq.errors import install_hint
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 
 try:
     from opentelemetry import propagate, trace
 except ImportError:
-    raise ImportError("tandemmq.client.otel needs an extra: pip install 'tandemmq[otel]'") from None
+    raise ImportError(f"tandemmq.client.otel needs the extra otel: {install_hint('otel')}") from None
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span

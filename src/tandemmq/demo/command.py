@@ -16,16 +16,22 @@ from tandemmq.spark.java import find_java
 
 
 def demo(
-    rows: Annotated[
-        int, typer.Option(help="Number of flight records to publish.", min=1, max=ROW_COUNT)
-    ] = ROW_COUNT,
-    keep: Annotated[Path | None, typer.Option(help="Keep all files in this new or empty directory.")] = None,
+    rows: Annotated[int, typer.Option(help="Flight records to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="Keep the logs, configurations and tables in this directory; it must be new or empty."
+        ),
+    ] = None,
     chaos: Annotated[
-        bool, typer.Option("--chaos", help="Kill the master, twice, and the Spark pipeline meanwhile.")
+        bool,
+        typer.Option(
+            "--chaos", help="Kill the master twice and the Spark pipeline once while the data flows."
+        ),
     ] = False,
 ) -> None:
-    """Publish real data to an elected master, replicate it to the other broker, land it with Spark, and
-    verify by counting that nothing is lost.
+    """Run the whole system once: start a replicated cluster, publish flight records, archive them with Spark,
+    and count the result. Fails if one record is missing or doubled. Needs Java 17 or newer.
     """
     console = Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from tandemmq.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError
+from tandemmq.errors import ConfigError, LocalProtocolError, ProtocolError, RemoteProtocolError, install_hint
 from tandemmq.protocol.sys_flag import (
     COMPRESSED,
     COMPRESSION_LEGACY,
@@ -160,5 +160,5 @@ def _optional(module: str, extra: str) -> Any:
         return importlib.import_module(module)
     except ImportError:
         raise LocalProtocolError(
-            f"a message body in {extra} needs an extra: pip install 'tandemmq[{extra}]'"
+            f"a message body in {extra} needs the extra {extra}: {install_hint(extra)}"
         ) from None

@@ -18,7 +18,7 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.errors import ConfigError, TandemError, install_hint
 from tandemmq.spark.options import ReadPreference
 from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, ResultReporter, TextReporter
 
@@ -151,7 +151,7 @@ def build_reporters(name: str, subject: str, watch: Watch, command: str) -> Repo
     """
     reporters: list[Reporter] = []
     if watch.report is not None and find_spec("matplotlib") is None:
-        raise ConfigError("--report needs matplotlib: pip install 'tandemmq[spark]'")
+        raise ConfigError(f"--report needs matplotlib: {install_hint('spark')}")
     if watch.metrics_port is not None:
         from tandemmq.spark.pipelines.meters import MetricsReporter
 

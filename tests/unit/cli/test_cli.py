@@ -124,7 +124,10 @@ def test_app_of_another_part_keeps_its_commands(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("missing", "sentence"),
     [
-        ("pyspark", "the command pipeline needs pyspark: install it with pip install 'tandemmq[spark]'"),
+        (
+            "pyspark",
+            "the command pipeline needs pyspark: run `pip install -c constraints.txt '.[spark]'`",
+        ),
         ("tandemmq.spark.command", "the command pipeline is not part of this installation"),
     ],
 )

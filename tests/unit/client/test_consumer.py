@@ -359,7 +359,7 @@ BAD_BODIES = {
     "no stream": (b"no zlib", 0x301, "not a zlib stream"),
     "a stream cut short": (zlib.compress(b"x" * 5000)[:20], 0x1, "stops before its end"),
     "an unknown kind": (b"who knows", 0x701, "0x700"),
-    "no extra": (b"a frame", 0x101, "pip install 'tandemmq[lz4]'"),
+    "no extra": (b"a frame", 0x101, "needs the extra lz4"),
 }
 
 

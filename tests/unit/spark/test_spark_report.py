@@ -144,7 +144,7 @@ def test_a_report_that_cannot_be_drawn_is_refused_before_anything_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("tandemmq.spark.command_watch.find_spec", lambda _name: None)
-    with pytest.raises(ConfigError, match="matplotlib: pip install"):
+    with pytest.raises(ConfigError, match="matplotlib: run `pip install"):
         build_reporters("one", "T", Watch(report=Path("report.html")), "")
 
 

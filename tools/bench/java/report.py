@@ -18,33 +18,34 @@ ONCE: Final = ("start", "failover")
 """The cases that happen once per cluster: their figure is a time."""
 INTRODUCTION: Final = f"""# Benchmarks
 
-Our servers beside Java RocketMQ {VERSION}, under the same loads on one machine. `make bench`
-measures all cases and writes this page. `make bench ROUNDS=1 CASES="64 in flight"` measures the
-cases with this text in their name, and prints them. Both need a JDK and Maven, up to 40 GB of disk,
-and a machine that has nothing else to do. Then Apache Kafka and NATS JetStream are measured
-beside ours, which needs `apt-get install nats-server`; what is missing is left out. At the end, once
-and only for the page: a slave that catches up, a store that opens after a kill, the Python client.
+TandemMQ beside Java RocketMQ {VERSION}: the same loads on the same machine. `make bench` measures all
+cases and writes this page. `make bench ROUNDS=1 CASES="64 in flight"` measures only the cases whose name
+contains this text, and prints them. Both commands need a JDK and Maven, up to 40 GB of disk, and an
+otherwise idle machine.
+
+After the RocketMQ cases, `make bench` compares with Apache Kafka and with NATS JetStream
+(`apt-get install nats-server`); a missing program is skipped. The page also has three measurements that
+are made once: the catch-up of an empty slave, the opening of a store after a kill, and the Python client.
 
 How it is measured:
 
-- Both clusters stand side by side with the same settings of flush, replication and log files, and
-  with the defaults of their side else. Java's servers have a heap of 1 GiB and G1.
-- The processes of the cluster that is not measured are stopped meanwhile (`SIGSTOP`): Java's servers
-  work and compile when they have no load, too. Elected brokers keep running: a pause
-  would count as a failure.
-- The load is a program around RocketMQ's own Java client, but for the light generator, which
-  replays prepared frames over one connection and costs almost nothing itself. Client and servers
-  share the processors.
-- One case is measured on ours and then on Java's, then the next one; in every other round Java is
-  first. Java is warmed up for 20 s before, and each load warms up its own client for 2 s before it
-  counts.
-- A backlog is what 5 s of batches of 16 leave on clusters that are sent nothing else, so that both
-  brokers read it from the page cache.
-- Processor time is that of the master, and of the slave where there is one, per message.
-- Sends at a fixed rate are timed from the moment at which they were due, so that a stall counts for
-  all that it delayed.
+- Both clusters are installed at the same time. Settings for flush, replication and log files are equal;
+  all other settings are the defaults of each side. Java's servers have a heap of 1 GiB and use G1.
+- While one cluster is measured, the processes of the other are stopped (`SIGSTOP`), because Java's servers
+  work and compile even without a load. Elected brokers are not stopped: the pause would look like a failure.
+- The load is a program around RocketMQ's Java client. The exception is the light generator, which replays
+  prepared frames over one connection and needs almost no processor time. Client and servers share the
+  processors.
+- Each case is measured on TandemMQ and on Java before the next case begins. The order of the two alternates
+  from round to round. Java is warmed up for 20 s first, and each load warms up its own client for 2 s before
+  it counts.
+- A backlog is 5 s of batches of 16. The clusters receive nothing else meanwhile, so both brokers read the
+  backlog from the page cache.
+- Processor time is the master's, plus the slave's if there is one, per message.
+- Sends at a fixed rate are timed from the moment at which they were due, so a stall counts against every
+  send that it delayed.
 
-[Performance](performance.md) sums the figures up and takes a broker's processor time apart.
+[Performance](performance.md) summarizes the figures and breaks down a broker's processor time.
 """
 
 
@@ -116,7 +117,7 @@ def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
     """Returns tables in Markdown: throughput and processor time, latencies, memory."""
     rows = rows_of(readings)
     rounds = len(readings) // (2 * len(rows))
-    spread = f"Medians of {rounds} rounds; in brackets the least and the largest ratio of a pair."
+    spread = f"Medians of {rounds} rounds; in brackets the smallest and the largest ratio."
     lines = [*machine, spread]
     setting = None
     for row in (row for row in rows if row.case.kind not in ONCE):

@@ -18,7 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, install_hint
 from tandemmq.spark.lake.files import (
     CONTROL_DIR,
     CommitOutcome,
@@ -61,7 +61,7 @@ def parse_format(text: str) -> LakeFormat:
         raise ConfigError(f"format: expected one of {allowed}, got {text!r}") from None
     package = _PACKAGES.get(kind.value)
     if package and find_spec(package) is None:
-        raise ConfigError(f"format {kind.value} needs {package}: pip install 'tandemmq[spark,{kind.value}]'")
+        raise ConfigError(f"format {kind.value} needs {package}: {install_hint('spark', kind.value)}")
     return kind
 
 

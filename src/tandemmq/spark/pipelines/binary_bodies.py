@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
 
-from tandemmq.errors import ConfigError, NoRoute
+from tandemmq.errors import ConfigError, NoRoute, install_hint
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, is_begun, replace_text
 
@@ -263,7 +263,7 @@ def require_package(name: str) -> None:
     except ModuleNotFoundError:
         is_there = False
     if not is_there:
-        raise ConfigError(f"{name} is not installed: pip install 'tandemmq[spark,bodies]'")
+        raise ConfigError(f"{name} is not installed: {install_hint('spark', 'bodies')}")
 
 
 def split_header(body: bytes) -> tuple[int, bytes]:
