@@ -17,7 +17,7 @@ def tandemmq_options() -> Mapping[str, Any]:
     return {"slave": True, "settings": {"maxMessageSize": 65536}}
 
 
-def test_what_is_sent_arrives(topic: str, producer: BlockingProducer, consumer: BlockingConsumer) -> None:
+def test_sent_message_is_received(topic: str, producer: BlockingProducer, consumer: BlockingConsumer) -> None:
     assert producer.send(Message(topic=topic, body=b"order 1")).is_ok
     (message,) = consumer.poll(1, timeout_s=10)
     assert message.body == b"order 1"

@@ -117,7 +117,7 @@ def test_a_history_that_no_list_has_is_found(places: dict[int, int], found: str)
     assert bool(not_linearizable(history)) is bool(found)
 
 
-def test_what_a_stream_lost_or_read_twice_is_found() -> None:
+def test_judge_stream_finds_lost_and_duplicated_messages() -> None:
     promised = {(0, 0): 0, (0, 1): 1, (1, 0): 2}
     begun_s = {number: float(number) for number in range(4)}
     first = Batch(0, 1.5, ((0, 0, 0), (0, 1, 1)))
@@ -133,7 +133,7 @@ def test_what_a_stream_lost_or_read_twice_is_found() -> None:
     assert twice.duplicated == ["the stream has (0, 1) 2 times"]
 
 
-def test_what_a_java_producer_prints_is_read() -> None:
+def test_java_producer_output_is_parsed() -> None:
     lines = [
         "BEGUN 7 1000000000",
         "OK 7 1500000000 2 40 7F00000200002B670000000000000064",
@@ -223,7 +223,7 @@ def test_each_client_is_counted_for_itself(capsys: pytest.CaptureFixture[str]) -
         ),
     ],
 )
-def test_what_a_java_producer_was_denied_is_found(
+def test_report_finds_denied_java_sends(
     send: JavaSend, delivered: dict[int, int], cause: str, found: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     unanswered = JavaSend(NUMBERS + 1, 2.0)

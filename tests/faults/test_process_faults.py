@@ -219,7 +219,7 @@ async def test_a_link_that_is_too_slow_for_slave_timeout_is_told(shared: FaultCl
     lists.check().check()
 
 
-async def test_who_prefers_slaves_reads_the_master_when_the_slave_is_cut_off(shared: FaultCluster) -> None:
+async def test_prefer_slave_reads_the_master_while_the_slave_is_cut_off(shared: FaultCluster) -> None:
     topic = "Prefer"
     await begin(shared, topic)
     lists = OutsideLists()
@@ -241,7 +241,7 @@ async def test_who_prefers_slaves_reads_the_master_when_the_slave_is_cut_off(sha
     lists.check().check()
 
 
-async def test_who_reads_the_master_only_waits_for_it(shared: FaultCluster) -> None:
+async def test_master_only_consumer_waits_for_the_master(shared: FaultCluster) -> None:
     topic = "OnlyMaster"
     await begin(shared, topic)
     lists = OutsideLists()

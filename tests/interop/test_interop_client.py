@@ -157,7 +157,7 @@ async def test_every_way_to_send(place: Place) -> None:
         assert got.queue_offset == single.queue_offset
 
 
-async def test_what_is_not_acknowledged_comes_again(place: Place) -> None:
+async def test_unacknowledged_messages_are_redelivered(place: Place) -> None:
     await place.fill(20)
     async with place.consumer(auto_ack=False) as consumer:
         messages = await take(consumer, 20)
@@ -422,7 +422,7 @@ async def test_hooks_and_traces(place: Place) -> None:
                 break
 
 
-async def test_what_an_administrator_sees(place: Place) -> None:
+async def test_admin_reads_counts_lag_and_messages(place: Place) -> None:
     async with place.producer() as producer, Admin(place.namesrv) as admin:
         result = await producer.send(Message(topic=place.topic, body=b"a", keys=[f"k{place.topic}"]))
         async with place.consumer() as consumer:

@@ -71,7 +71,7 @@ def lived(draw: st.DrawFn) -> tuple[list[Append], list[Read]]:
 
 
 @given(lived())
-def test_what_a_list_has_shown_is_no_contradiction(history: tuple[list[Append], list[Read]]) -> None:
+def test_linearizable_history_has_no_contradiction(history: tuple[list[Append], list[Read]]) -> None:
     assert contradiction(*history) == ""
 
 

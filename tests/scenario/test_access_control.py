@@ -289,7 +289,7 @@ def key_like(topic: str, wanted: int) -> str:
     return key
 
 
-async def test_what_shows_the_whole_broker_is_for_administrators(tmp_path: Path) -> None:
+async def test_broker_wide_requests_need_an_administrator(tmp_path: Path) -> None:
     options = write_rules(tmp_path, RULES)
     async with (
         guarded(tmp_path, options) as broker,

@@ -186,7 +186,9 @@ async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> 
         assert (await rows(rig, name, "--cluster", "DefaultCluster"))["cleaned"] == cleaned
 
 
-async def test_what_a_group_was_refused_is_shown(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+async def test_consumer_connection_shows_refused_requests_of_the_group(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     """The consumer is silent and the broker is healthy: only the recorded rejections show the reason."""
     broker = await rig.start_broker(auto_create_group=False)
     async with Peer(broker) as peer:
@@ -602,7 +604,7 @@ async def test_topics_and_groups_are_written_into_a_file(rig: Rig, tmp_path: Pat
 POLICY = '{"type": "CUSTOMIZED", "customizedRetryPolicy": {"next": [10, 20]}}'
 
 
-async def test_what_only_mqadmin_names_of_topics_and_groups_is_set(rig: Rig) -> None:
+async def test_mqadmin_only_attributes_of_topics_and_groups_are_set(rig: Rig) -> None:
     broker = await rig.start_broker()
     address = render_address(broker.address)
     topic = ("updateTopic", "-b", address, "-t", "Orders")
@@ -861,7 +863,7 @@ async def test_a_message_is_handed_to_a_consumer_at_once(rig: Rig) -> None:
     assert (result.exit_code, "-g and -d" in result.output) == (2, True)
 
 
-async def test_who_has_had_a_message_is_shown(rig: Rig) -> None:
+async def test_message_command_shows_which_groups_consumed_it(rig: Rig) -> None:
     await rig.start_broker()
     await rows(rig, "updateTopic", "-c", "DefaultCluster", "-t", "Orders", "-r", "1", "-w", "1")
     await send(rig, "Orders", 1, tags="paid")
@@ -880,7 +882,7 @@ async def test_who_has_had_a_message_is_shown(rig: Rig) -> None:
     assert states["some"] == (1, "skipped: its tag is not subscribed")
 
 
-async def test_what_only_brokers_of_rocketmq_need_is_asked_of_ours(rig: Rig) -> None:
+async def test_commands_for_rocketmq_features_are_answered_by_our_broker(rig: Rig) -> None:
     address = render_address((await rig.start_broker()).address)
     [row] = (await rows(rig, "resetMasterFlushOffset", "-b", address, "-o", "0"))["changed"]
     assert "no effect" in row["answer"]

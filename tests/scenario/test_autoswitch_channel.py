@@ -282,7 +282,7 @@ async def test_while_the_controllers_are_silent_a_send_waits_for_who_may_be_in_t
     assert one.channel.required == {2}
 
 
-async def test_what_was_acknowledged_in_one_term_does_not_count_in_the_next(
+async def test_acknowledgements_of_a_term_do_not_count_in_the_next(
     nodes: tuple[Node, Node],
 ) -> None:
     one, two = nodes

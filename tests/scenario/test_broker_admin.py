@@ -230,7 +230,7 @@ async def test_stats_of_a_topic_and_a_group(peer: Peer) -> None:
     assert answer.code == ResponseCode.TOPIC_NOT_EXIST
 
 
-async def test_what_is_no_lag(peer: Peer) -> None:
+async def test_consume_stats_leave_out_broadcasting_groups_and_unsubscribed_topics(peer: Peer) -> None:
     """Broadcasting clients keep their progress themselves; a topic that a group no longer subscribes to has
     no lag.
     """

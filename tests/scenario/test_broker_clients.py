@@ -106,7 +106,7 @@ async def test_broadcasting_members_are_not_told(first: Listening, second: Liste
     assert second.notices == []
 
 
-async def test_what_cannot_be_read_is_told_in_the_log(
+async def test_undecodable_heartbeats_are_logged(
     first: Listening, broker: Broker, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The consumer would get no messages and no error: an invalid heartbeat, and one without a client id."""

@@ -373,7 +373,7 @@ async def test_sending_back_what_is_not_there_is_an_error(peer: Peer) -> None:
         assert answer.code == ResponseCode.SYSTEM_ERROR, (offset, answer.remark)
 
 
-async def test_what_is_sent_back_must_be_what_is_meant(peer: Peer) -> None:
+async def test_send_back_of_a_message_with_another_key_or_topic_is_refused(peer: Peer) -> None:
     """Log offsets are reused after a log has lost its end."""
     stored = await peer.send_ok("T1", b"mine", properties={"UNIQ_KEY": "A1"})
     log_offset = decode_message_id(stored.message_id).log_offset

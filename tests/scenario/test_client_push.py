@@ -59,7 +59,7 @@ def push(rig: Place, handler: Handler, *, group: str = "CG", **changes: object) 
     return consumer
 
 
-async def test_what_fails_comes_again_and_dies_after_its_limit(tmp_path: Path) -> None:
+async def test_failed_message_is_redelivered_until_it_becomes_a_dead_letter(tmp_path: Path) -> None:
     tried: dict[bytes, list[int]] = defaultdict(list)
 
     async def handle(message: ReceivedMessage) -> ConsumeResult:

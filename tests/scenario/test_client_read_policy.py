@@ -71,7 +71,7 @@ async def test_master_alone_is_read_when_told_so(rig: Rig) -> None:
     assert found_count(rig, 1) == 0
 
 
-async def test_what_a_slave_has_not_got_comes_from_the_master(tmp_path: Path) -> None:
+async def test_messages_missing_on_the_slave_are_read_from_the_master(tmp_path: Path) -> None:
     """The slave's copy begins later, because it was refilled, or deleted messages that its master keeps."""
     async with running_cluster(tmp_path, with_slave=True, queue_count=1) as rig:
         await rig.wait_for_slave("broker-a", "T")

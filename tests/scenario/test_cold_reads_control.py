@@ -179,9 +179,7 @@ async def test_threshold_of_a_group_is_set_shown_and_removed(peer: Peer) -> None
         (RequestCode.REMOVE_COLD_DATA_FLOW_CTR_CONFIG, b"\xff", "characters other than"),
     ],
 )
-async def test_what_cannot_be_a_threshold_changes_nothing(
-    peer: Peer, code: int, body: bytes, words: str
-) -> None:
+async def test_invalid_threshold_changes_nothing(peer: Peer, code: int, body: bytes, words: str) -> None:
     answer = await peer.ask(code, body=body)
     assert answer.code != ResponseCode.SUCCESS
     assert words in (answer.remark or "")

@@ -91,7 +91,9 @@ async def test_the_set_decides_who_may_follow_a_dead_master(rig: Rig) -> None:
     assert stale.code == ResponseCode.CONTROLLER_INVALID_MASTER
 
 
-async def test_who_does_not_take_office_is_passed_over(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_elected_master_that_does_not_become_active_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(elections, "PROMOTION_S", 0.3)
     one, two, three = [await rig.broker(number, is_ours=True) for number in (1, 2, 3)]
     await one.elect()
@@ -188,7 +190,7 @@ async def test_no_lease_is_ended_by_a_mark_from_elsewhere_or_by_a_second_process
     assert rig.clock.monotonic() - begun > 1.2, "the lease had not ended"
 
 
-async def test_who_is_wanted_waits_for_what_the_leader_before_granted(three: Rig) -> None:
+async def test_designated_master_waits_for_the_lease_of_the_previous_leader(three: Rig) -> None:
     one, two = [await three.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
@@ -245,7 +247,7 @@ async def test_an_id_belongs_to_one_address_while_its_broker_lives(rig: Rig) -> 
         (Code.SEND_MESSAGE_V2, {}, b"x"),
     ],
 )
-async def test_what_strangers_send_is_refused_and_changes_nothing(
+async def test_invalid_controller_requests_are_refused_and_change_nothing(
     rig: Rig, code: int, fields: dict[str, str], body: bytes
 ) -> None:
     one = await rig.broker(1)
@@ -273,7 +275,7 @@ async def test_a_forged_epoch_changes_no_set(rig: Rig) -> None:
     assert epochs(rig) == (1, 1, (1,), 1)
 
 
-async def test_the_next_leader_waits_for_what_the_one_before_may_have_granted(three: Rig) -> None:
+async def test_new_leader_waits_for_the_lease_of_the_previous_leader(three: Rig) -> None:
     one, two = [await three.broker(number, is_ours=True) for number in (1, 2)]
     await one.elect()
     await one.alter_set(1, 2, set_epoch=1, master_epoch=1)

@@ -401,7 +401,7 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     assert not broker._lease.is_valid(now_s)
 
 
-async def test_who_is_replaced_while_its_disk_stalls_takes_no_office(
+async def test_master_replaced_while_its_disk_stalls_does_not_become_active(
     group: Elected, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker's term begins on a stalled disk, and the group does not wait for it."""
@@ -828,7 +828,7 @@ async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role
     assert '"T"' in disk.read_bytes(Path("/store/config/topics.json")).decode(), "once there is room again"
 
 
-async def test_who_has_the_log_and_not_the_tables_is_no_member_yet(
+async def test_slave_without_current_tables_does_not_join_the_set(
     group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The broker could be elected at once, and acknowledged messages in topics that it lacks could not be

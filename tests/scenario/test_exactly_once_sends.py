@@ -80,7 +80,7 @@ async def test_a_repeated_send_is_stored_once_and_answered_with_its_place(peer: 
     assert await stored(peer) == bodies(0, 1, 2, 5, 7)
 
 
-async def test_what_overlaps_is_stored_from_where_it_is_new(peer: Peer) -> None:
+async def test_overlapping_rows_are_stored_once(peer: Peer) -> None:
     await send_rows(peer, [0, 1, 2])
     assert (await send_rows(peer, [1, 2, 3, 4], after=0)).code == ResponseCode.SUCCESS
     assert await stored(peer) == bodies(0, 1, 2, 3, 4)

@@ -154,13 +154,13 @@ async def test_a_member_that_claims_more_is_moved_once(broker: Broker, peer: Pee
         assert len(records_of(await pull(again, CLAIM))) == 11
 
 
-async def test_who_insists_is_believed(peer: Peer) -> None:
+async def test_client_that_repeats_its_claim_is_trusted(peer: Peer) -> None:
     await peer.heartbeat("c1", consumer("CG", "T"))
     assert (await pull(peer, CLAIM)).code == MOVED
     assert len(records_of(await pull(peer, CLAIM))) == 11
 
 
-async def test_who_has_not_got_the_answer_is_moved_again(broker: Broker, peer: Peer) -> None:
+async def test_client_that_missed_the_moved_answer_is_moved_again(broker: Broker, peer: Peer) -> None:
     """The connection broke before the answer arrived: the request is repeated over the next connection."""
     await peer.heartbeat("c1", consumer("CG", "T"))
     for claim in (CLAIM, 900):
@@ -183,7 +183,7 @@ async def test_a_claim_behind_the_end_is_moved_to_what_is_safe(broker: Broker, p
         assert (answer.code, pull_response(answer).next_offset) == (MOVED, 23)
 
 
-async def test_who_has_been_told_where_it_is_is_believed(broker: Broker, peer: Peer) -> None:
+async def test_client_that_learned_its_offset_from_this_broker_is_trusted(broker: Broker, peer: Peer) -> None:
     """The client learned its offset from the group's offset, from an operator's reset, or by a pull at an
     offset from before this run.
     """
@@ -204,7 +204,7 @@ async def test_who_has_been_told_where_it_is_is_believed(broker: Broker, peer: P
         assert len(records_of(await pull(third, 22))) == 1
 
 
-async def test_what_the_group_has_finished_in_this_life_is_safe(broker: Broker, peer: Peer) -> None:
+async def test_claim_beyond_the_groups_committed_offset_is_moved_to_it(broker: Broker, peer: Peer) -> None:
     await peer.heartbeat("c1", consumer("CG", "T"))
     await pull(peer, 0)
     await commit_oneway(peer, 10)
@@ -305,9 +305,7 @@ async def test_a_group_that_has_committed_nothing_in_this_log_begins_where_it_wo
     assert pull_response(await pull_shown(peer, "c1", lost)).next_offset == 0
 
 
-async def test_who_was_believed_and_read_at_a_copy_of_another_log_is_moved(
-    broker: Broker, peer: Peer
-) -> None:
+async def test_trusted_client_that_read_at_a_diverged_slave_is_moved(broker: Broker, peer: Peer) -> None:
     """A slave whose log has diverged from its master's serves reads until it notices."""
     record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
     first = records_of(await pull(peer, LIFE_START - 1, sys_flag=0x4))[0]
@@ -461,7 +459,7 @@ async def test_a_slave_that_is_behind_refuses_who_has_read_on_in_a_topic_made_ag
             assert "ask the master" in (answer.remark or "")
 
 
-async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: Path) -> None:
+async def test_record_skipped_at_a_diverged_slave_is_presented(tmp_path: Path) -> None:
     """Otherwise a group that filters skips messages of this log: its last received record is in both logs."""
     parted, own = tmp_path / "parted", tmp_path / "own"
     async with running_broker(parted) as broker, Peer(broker) as peer:
@@ -491,7 +489,7 @@ async def test_what_was_passed_over_at_a_copy_of_another_log_is_shown(tmp_path: 
             assert pull_response(answer).next_offset <= 2
 
 
-async def test_what_a_held_pull_passed_over_is_told(broker: Broker, peer: Peer) -> None:
+async def test_held_pull_reports_the_skipped_record(broker: Broker, peer: Peer) -> None:
     """The pull keeps waiting beyond the skipped record, and is answered at its timeout."""
     values = {"sys_flag": PUSH | 0x4, "client_id": "c1", "subscription": "red", "suspend_timeout_ms": 60_000}
     await pull(peer, 0, **values)

@@ -86,7 +86,7 @@ async def shortened(group: Group, ports: tuple[int, int] = (0, 0)) -> tuple[int,
     return ports
 
 
-async def test_what_only_the_slave_holds_is_fetched_back(group: Group) -> None:
+async def test_master_fetches_messages_that_only_its_slave_holds(group: Group) -> None:
     ports = await shortened(group)
     slave = group.brokers[1]
     assert slave.store is not None

@@ -118,7 +118,7 @@ def cut_aside(root: Path, end: int) -> Path:
     return kept
 
 
-def test_what_was_cut_is_shown_message_by_message(root: Path) -> None:
+def test_divergent_messages_are_listed(root: Path) -> None:
     assert run("divergent", root).stdout == "nothing was cut\n"
     # It spans the end of a file, and its last record is incomplete.
     kept = cut_aside(root, 2 * LOG_FILE_BYTES - 100)
@@ -148,7 +148,7 @@ def test_a_directory_that_is_none_has_no_tails(tmp_path: Path) -> None:
     assert "is not a directory" in result.stderr
 
 
-def test_what_was_cut_is_sent_again(root: Path) -> None:
+def test_divergent_messages_are_resent(root: Path) -> None:
     kept = cut_aside(root, 4_000)
     with BlockingCluster() as cluster:
         cluster.create_topic("Orders")
@@ -193,7 +193,7 @@ def test_flipped_bit_is_named_by_file_offset_and_topic(root: Path) -> None:
     assert run("check", root, *config_of(root), "--no-crc").exit_code == 0
 
 
-def test_what_cannot_be_read_ends_with_two_and_one_sentence(tmp_path: Path) -> None:
+def test_store_command_exits_with_2_and_one_line_if_the_store_cannot_be_read(tmp_path: Path) -> None:
     for arguments in (["check", tmp_path / "none"], ["repair", tmp_path]):
         result = run(*arguments)
         assert result.exit_code == 2

@@ -57,7 +57,7 @@ def own_temporary_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("options", [{"slave": True}, {"elected": True}], ids=["paired", "elected"])
 @pytest.mark.usefixtures("own_temporary_folder")
-async def test_nothing_is_left_whatever_was_broken(options: dict[str, bool]) -> None:
+async def test_cluster_leaves_nothing_running_after_any_fault(options: dict[str, bool]) -> None:
     async def life() -> None:
         async with Cluster(**options) as cluster, cluster.producer() as producer:
             await cluster.create_topic("T")
@@ -77,7 +77,7 @@ async def test_nothing_is_left_whatever_was_broken(options: dict[str, bool]) -> 
     await until(lambda: left() == before, "no socket, file, thread or folder is left")
 
 
-async def test_what_was_acknowledged_survives_the_master_s_end() -> None:
+async def test_acknowledged_messages_survive_the_loss_of_the_master() -> None:
     async with Cluster() as cluster, cluster.producer() as producer:
         await cluster.create_topic("T")
         for number in range(20):

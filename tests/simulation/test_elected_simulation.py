@@ -120,7 +120,7 @@ def test_a_silent_master_is_replaced_within_three_seconds_and_takes_nothing_when
     play(script)
 
 
-def test_without_controllers_nothing_fails_and_nobody_is_elected() -> None:
+def test_sends_continue_and_no_master_is_elected_without_controllers() -> None:
     async def script(cluster: ElectedCluster) -> None:
         await until(cluster, cluster.is_caught_up, "all are in the set")
         epoch = cluster.leader.epoch
@@ -244,7 +244,7 @@ def test_wall_clocks_that_jump_end_no_term_and_fail_no_send() -> None:
     assert not failed.keys() - {"send failed: MessageIllegal"}
 
 
-def test_what_slaves_promised_before_a_stall_lets_a_master_take_nothing_after_it() -> None:
+def test_peer_leases_from_before_a_stall_do_not_let_a_master_accept_sends() -> None:
     """The controllers are cut off from the master only; its slaves promise to stay slaves, and are elected as
     soon as their promises end.
     """

@@ -77,7 +77,7 @@ def test_what_fails_without_the_bug_has_not_found_it(
 
 
 @pytest.mark.parametrize("is_excused", [False, True])
-def test_what_nothing_can_find_costs_a_look_only(is_excused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_excused_plant_is_tried_with_few_seeds(is_excused: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def run(_root: Path, proof: str, seeds: int, **_: int) -> tuple[bool, str]:

@@ -103,7 +103,7 @@ def test_arrays_of_keys_and_rows_without_a_body(spark: Any, cluster: Any, tmp_pa
     assert {row["keys"] for row in _read(spark, cluster, "SinkArrays").collect()} == {"k1 k2", "k3 k4"}
 
 
-def test_what_the_sink_does_not_do_is_said(spark: Any, cluster: Any) -> None:
+def test_sink_refuses_unsupported_columns_and_modes(spark: Any, cluster: Any) -> None:
     frame = spark.sql("SELECT 'x' AS body")
     delayed = frame.selectExpr("body", "1 AS delayLevel")
     with pytest.raises(Exception, match="drop the column delayLevel"):

@@ -179,7 +179,7 @@ async def test_other_codes_are_errors_of_their_class(peer: Peer, code: int, erro
         (21, PullStatus.OFFSET_MOVED),
     ],
 )
-async def test_what_a_pull_comes_to(peer: Peer, code: int, status: PullStatus):
+async def test_pull_answer_is_decoded_by_response_code(peer: Peer, code: int, status: PullStatus):
     peer.answers(code, b"body", suggestWhichBrokerId=1, nextBeginOffset=6, minOffset=2, maxOffset=8)
     pulled = await broker_consume.pull(peer.client, peer.address, PULL)
     assert (pulled.status, pulled.next_offset, pulled.min_offset, pulled.max_offset) == (status, 6, 2, 8)

@@ -62,7 +62,7 @@ async def test_the_same_requests_take_the_same_steps(tmp_path: Path, monkeypatch
     ("topic", "bytes_min", "says"),
     [("%no topic%", 0, "the broker refuses"), (costs.TOPIC, 1 << 20, "bytes came")],
 )
-async def test_a_broker_that_does_something_else_is_no_cheap_one(
+async def test_costs_reject_a_broker_that_does_other_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, topic: str, bytes_min: int, says: str
 ) -> None:
     frames = send_frames(topic, 1, 10, 1)
@@ -74,7 +74,7 @@ async def test_a_broker_that_does_something_else_is_no_cheap_one(
 
 
 @pytest.mark.parametrize(("code", "is_refused"), [(0, False), (1, True)])
-async def test_what_messages_hold_is_no_answer(code: int, is_refused: bool) -> None:
+async def test_json_in_a_body_is_not_parsed_as_an_answer(code: int, is_refused: bool) -> None:
     body = b'{"code":0,"msgId":"' + b"0" * 32 + b'","queueOffset":"7"}'
     answer = encode_frame(Command.request(10).reply(code, body=body))
     asker = Asker()

@@ -197,7 +197,7 @@ def wait_until_still(pid: int, expected: bool) -> None:
 
 
 @pytest.mark.parametrize("slave", ["", "h:1"])
-def test_what_is_not_measured_stands_still_and_goes_on_whatever_happens(
+def test_unmeasured_cluster_is_paused_and_always_resumed(
     process: subprocess.Popen[bytes], slave: str
 ) -> None:
     cluster = MeasuredCluster(JAVA, "h:9876", "h:10911", {"master": process.pid}, slave=slave)
@@ -213,7 +213,7 @@ def test_what_is_not_measured_stands_still_and_goes_on_whatever_happens(
 @pytest.mark.parametrize(
     ("slave", "controller", "seconds"), [("h:1", "h:2", 1.0), ("h:1", "", STILL_S_MAX + 1)]
 )
-def test_who_would_be_taken_for_dead_goes_on(
+def test_processes_that_would_be_declared_dead_are_not_paused(
     process: subprocess.Popen[bytes], slave: str, controller: str, seconds: float
 ) -> None:
     cluster = MeasuredCluster(

@@ -76,7 +76,7 @@ def test_producer_tells_windows_and_the_whole_run() -> None:
         assert parse_progress(other) is None
 
 
-def test_what_the_producer_does_in_its_first_window_is_not_counted() -> None:
+def test_first_window_of_the_kafka_producer_is_not_counted() -> None:
     window, whole = parse_progress(WINDOW), parse_progress(WHOLE)
     assert window is not None
     assert whole is not None
@@ -141,7 +141,7 @@ def test_section_has_every_case_by_every_server_and_the_servers() -> None:
     ]
 
 
-def test_what_is_not_installed_is_told_in_one_line_that_names_the_package(
+def test_missing_program_is_reported_in_one_line_with_its_package(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -182,7 +182,7 @@ def test_each_case_is_measured_in_turns_by_those_that_have_it() -> None:
 
 
 @pytest.mark.parametrize("kind", [TandemError, ConnectionResetError, ValueError])
-def test_who_fails_costs_no_figures_of_others(kind: type[Exception]) -> None:
+def test_failure_of_one_contestant_keeps_the_others_figures(kind: type[Exception]) -> None:
     error = kind("broken")
     stopped: list[str] = []
 
@@ -238,7 +238,7 @@ def test_page_and_json_hold_the_section_beside_the_pairs(tmp_path: Path) -> None
     assert told["readings"] == json.loads(render_json(pairs, []))["readings"]
 
 
-def test_what_fails_last_costs_no_figures_of_the_page(
+def test_failure_of_the_last_measurement_keeps_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(**_: object) -> list[str]:

@@ -158,7 +158,7 @@ def test_messages_that_go_on_in_their_own_ways_are_looked_at_one_by_one() -> Non
 
 
 @pytest.mark.parametrize("name", ["DELAY", "TRAN_MSG", "TIMER_DELAY_MS", "INNER_NUM"])
-def test_what_a_batch_may_not_have_is_refused_in_any_place(name: str) -> None:
+def test_batch_with_a_forbidden_property_is_refused(name: str) -> None:
     good = b"UNIQ_KEY\x01u\x02TAGS\x01a\x02"
     assert _make(good, good + f"{name}\x011\x02".encode()) is None
     assert _make(good, good + f"{name}\x010\x02".encode()) is not None

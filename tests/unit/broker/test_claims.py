@@ -127,7 +127,7 @@ def seen(offset: int, *, is_other: bool = False) -> str:
     return SeenRecord(offset, 100 * offset, SECOND_MS * offset + is_other).render()
 
 
-def test_whoever_begins_at_or_below_the_life_start_is_trusted() -> None:
+def test_client_at_or_below_the_start_of_the_run_is_trusted() -> None:
     world = World()
     assert world.pull(LIFE_START) is None
     assert world.pull(20) is None  # it was led there in this run
@@ -156,7 +156,7 @@ def test_a_client_that_asked_where_its_group_is_is_trusted_from_its_host() -> No
     assert world.pull(12, client_id="d", channel=other) is None
 
 
-def test_what_is_trusted_of_a_connection_ends_with_it() -> None:
+def test_claims_of_a_connection_end_with_it() -> None:
     world = World(count_max=1)
     world.asked(first := Channel("10.0.0.5"))
     assert world.claims._count == 1

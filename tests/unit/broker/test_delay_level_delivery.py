@@ -223,7 +223,7 @@ async def test_a_message_behind_one_that_waits_is_known_since_it_came() -> None:
     await machine.stop()
 
 
-async def test_what_cannot_be_read_now_is_asked_for_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_unreadable_delayed_message_is_retried_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = Machine()
     await machine.start()
     read_before = DurableWriter.read

@@ -328,7 +328,7 @@ def test_a_turned_bit_in_the_timer_file_skips_no_timer() -> None:
         assert read in (check, TimerCheck(TimerKey(17_000, 0), 40, 0)), bit
 
 
-def test_what_rocketmq_has_written_since_is_no_turned_bit() -> None:
+def test_timer_file_changed_by_rocketmq_is_not_a_bit_flip() -> None:
     ours = encode_timer_file(TimerCheck(TimerKey(17_000, 3), 60, 40), DataVersion(counter=9))
     theirs = struct.pack(">7q", 18_000, 52, 70, 70, 0, 1_700_000_000_000, 10) + ours[56:]
     assert decode_timer_file(theirs) == TimerCheck(TimerKey(18_000, 0), 70, 0)

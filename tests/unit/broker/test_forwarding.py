@@ -92,7 +92,7 @@ async def rig() -> AsyncIterator[Rig]:
     await one.close()
 
 
-async def test_what_is_parked_goes_first_and_every_answer_comes_back_as_it_is(rig: Rig) -> None:
+async def test_parked_sends_are_forwarded_first_and_answers_are_unchanged(rig: Rig) -> None:
     rig.subject.linger()
     sends = [rig.scope.start("send", rig.send(b"%d" % number)) for number in range(5)]
     await until(lambda: len(rig.subject._parked) == 5)
@@ -125,7 +125,7 @@ async def test_where_brokers_sign_the_one_that_forwards_does() -> None:
     await rig.close()
 
 
-async def test_what_nobody_takes_in_time_is_refused_and_was_sent_nowhere(
+async def test_parked_send_is_refused_after_the_limit_and_never_forwarded(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(forwarding, "PARKED_S_MAX", 0.05)
@@ -138,7 +138,7 @@ async def test_what_nobody_takes_in_time_is_refused_and_was_sent_nowhere(
     assert rig.got == []
 
 
-async def test_what_finds_the_way_full_waits_and_nothing_comes_before_it() -> None:
+async def test_forwarded_sends_keep_their_order_at_the_in_flight_limit() -> None:
     rig = Rig(options=ConnectionOptions(limits=ChannelLimits(requests_in_flight_max=1)))
     await rig.start()
     rig.is_silent = True
@@ -159,7 +159,7 @@ async def test_what_finds_the_way_full_waits_and_nothing_comes_before_it() -> No
     await rig.close()
 
 
-async def test_what_was_sent_on_and_not_answered_is_not_sent_again(rig: Rig) -> None:
+async def test_forwarded_send_without_an_answer_is_not_repeated(rig: Rig) -> None:
     rig.is_silent = True
     rig.subject.linger()
     rig.subject.send_to(NEW)
@@ -202,7 +202,7 @@ async def test_it_is_bounded_and_ends_by_itself(rig: Rig, monkeypatch: pytest.Mo
     assert (await send).remark in ("own", "0 sends wait for the next master of the group")
 
 
-async def test_who_has_gone_meanwhile_has_nothing_sent_for(rig: Rig) -> None:
+async def test_parked_send_of_a_closed_connection_is_not_forwarded(rig: Rig) -> None:
     rig.subject.hold()
     send = rig.scope.start("send", _outcome(rig))
     await until(lambda: rig.subject._parked)

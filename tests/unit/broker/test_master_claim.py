@@ -86,7 +86,7 @@ async def test_a_master_is_found_at_the_one_name_server_that_knows_it() -> None:
     assert second.yielded_to == "a:1"
 
 
-async def test_who_has_yielded_stays_so_when_the_other_one_is_gone() -> None:
+async def test_second_master_stays_refused_after_the_first_is_gone() -> None:
     """The other one has stored messages meanwhile, which an operator must not overlook."""
     world = World()
     first, second = Claim(world, "a:1", 1), Claim(world, "b:1", 2)

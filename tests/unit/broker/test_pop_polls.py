@@ -135,7 +135,7 @@ def test_a_turn_has_a_bound_and_the_next_one_continues(monkeypatch: pytest.Monke
     assert table.looks == ["a", "b", "c", "d", "e", "a", "b", "c", "d"]
 
 
-def test_what_is_touched_during_a_look_is_looked_at_in_the_next_turn() -> None:
+def test_queue_touched_during_a_scan_is_scanned_in_the_next_turn() -> None:
     table = Table()
     left = [3]
 

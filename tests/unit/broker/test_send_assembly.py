@@ -61,7 +61,7 @@ def test_added_pair_wins(pairs: list[tuple[str, str]], is_cut: bool, name: str, 
         ("", 0x80),
     ],
 )
-def test_what_needs_a_close_look_is_noticed(text: str, sys_flag: int) -> None:
+def test_unusual_properties_are_detected(text: str, sys_flag: int) -> None:
     assert is_unusual(text, sys_flag)
 
 

@@ -27,7 +27,7 @@ def test_spans_of_a_steady_stream() -> None:
     assert (sizes.minute.sum, sizes.minute.average) == (30_000, 100.0)
 
 
-def test_what_just_began_counts_from_the_sample_before() -> None:
+def test_new_series_counts_from_the_previous_sample() -> None:
     table = SeriesTable()
     table.sample(0, {"old": StatsTotals(7, 700, 7)})
     assert table.get("old") is not None

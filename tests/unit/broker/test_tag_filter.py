@@ -27,7 +27,7 @@ def test_tags_are_trimmed_and_blanks_dropped() -> None:
 
 
 @pytest.mark.parametrize("expression", ["||", " || || ", "a" * (EXPRESSION_LENGTH_MAX + 1), "a||" * 5_000])
-def test_what_could_never_match_or_is_too_long_is_refused(expression: str) -> None:
+def test_unmatchable_or_too_long_tag_expression_is_refused(expression: str) -> None:
     with pytest.raises(ValueError, match="expression"):
         parse_tags("||".join(f"t{i}" for i in range(5_000)) if expression.startswith("a||") else expression)
 

@@ -53,7 +53,7 @@ async def test_a_change_of_tables_is_answered_when_the_next_master_has_it(
     assert steps == ["changed", "waits", "copied"]
 
 
-async def test_what_changed_nothing_and_what_is_no_table_waits_for_nobody() -> None:
+async def test_requests_that_change_no_table_do_not_wait_for_members() -> None:
     async def wait_copied() -> None:
         raise AssertionError("nothing is to be copied")
 

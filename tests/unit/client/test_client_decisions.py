@@ -271,7 +271,7 @@ def test_messages_are_cut_by_topic_policy_count_and_size():
         (Message(topic="%RETRY%g", body=b"x"), True),
     ],
 )
-def test_what_travels_alone(message: Message, alone: bool):
+def test_messages_that_cannot_be_batched(message: Message, alone: bool):
     assert must_travel_alone(message, ProducerOptions()) is alone
 
 

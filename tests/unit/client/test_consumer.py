@@ -227,7 +227,7 @@ async def test_a_queue_that_appears_is_read_from_its_first_message():
             assert bodies(await take(consumer, 1)) == [b"before anybody knew the queue"]
 
 
-async def test_what_can_never_give_a_message_says_so(caplog: pytest.LogCaptureFixture):
+async def test_reading_without_a_subscription_raises(caplog: pytest.LogCaptureFixture):
     async with (
         running_cluster() as cluster,
         Consumer("g", [cluster.namesrv], options=options()) as consumer,
@@ -820,7 +820,7 @@ async def test_a_topic_that_is_left_while_it_is_taken_over(monkeypatch: pytest.M
         assert {queue.topic for queue in consumer.assigned} == {"T"}
 
 
-async def test_what_comes_after_a_pause_waits_until_reading_goes_on():
+async def test_messages_after_a_pause_wait_for_resume():
     """Also if the broker held the pull at that moment."""
     async with running_cluster(T=1) as cluster, consumer_of(cluster, suspend_s=PATIENCE_S) as consumer:
         await until(lambda: cluster[0].pulls)

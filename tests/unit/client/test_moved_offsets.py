@@ -103,7 +103,7 @@ async def test_a_start_is_shown_with_the_record_before_it():
             assert cluster[0].pulls[0].seen == cluster[0].proof
 
 
-async def test_what_was_passed_over_is_shown_as_seen():
+async def test_skipped_record_is_presented_as_seen():
     """A broker must also be able to report that its log has another record at a skipped offset."""
     async with running_cluster(T=1) as cluster:
         for number, tag in enumerate(("red", "blue", "blue")):
@@ -118,7 +118,7 @@ async def test_what_was_passed_over_is_shown_as_seen():
             assert shown.queue_offset == 2
 
 
-async def test_what_was_got_before_a_move_finishes_no_other_message():
+async def test_acknowledging_a_message_from_before_a_move_finishes_no_other():
     """A different message, which has not been handled yet, is now at the old message's offset."""
     async with running_cluster(T=1) as cluster:
         for number in range(3):

@@ -41,7 +41,7 @@ def test_names_are_wrapped_once_and_unwrapped(name: str, wrapped: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNCHANGED)
-def test_what_is_wrapped_or_the_systems_stays_as_it_is(name: str) -> None:
+def test_namespace_leaves_wrapped_and_system_names_unchanged(name: str) -> None:
     assert Namespace("shop").wrap(name) == name
 
 
@@ -66,7 +66,7 @@ def test_a_name_servers_host_may_name_the_namespace(namesrv: str, found: str) ->
 
 
 @pytest.mark.parametrize("value", ["a%b", "a b", 7])
-def test_what_cannot_be_part_of_a_name_is_refused(value: str) -> None:
+def test_invalid_namespace_is_refused(value: str) -> None:
     with pytest.raises(ConfigError, match="namespace"):
         ClientOptions(namespace=value)
     with pytest.raises(ConfigError, match="namespace_v2"):

@@ -101,7 +101,7 @@ def test_without_other_members_no_lock_is_needed() -> None:
     assert subject.take() == [0]
 
 
-def test_what_is_put_back_comes_first_after_the_delay() -> None:
+def test_suspended_messages_come_first_after_the_delay() -> None:
     subject = Subject(batch_count_max=3)
     subject.gate.on_locked()
     subject.put(0, 1, 2, 3)
@@ -115,7 +115,7 @@ def test_what_is_put_back_comes_first_after_the_delay() -> None:
     assert subject.gate.put_back(9, 1.0) is None
 
 
-def test_what_the_application_has_not_taken_can_be_taken_back() -> None:
+def test_undelivered_orderly_messages_are_requeued() -> None:
     subject = Subject(batch_count_max=2)
     subject.gate.on_locked()
     subject.put(0, 1, 2)

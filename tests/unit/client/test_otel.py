@@ -117,7 +117,7 @@ async def test_a_polled_message_is_worked_on_in_its_context() -> None:
         assert current_trace() == 0
 
 
-async def test_what_before_send_raises_is_the_senders_and_takes_no_room() -> None:
+async def test_before_send_exception_reaches_the_caller_and_frees_its_slot() -> None:
     def refuse(message: Message) -> Message:
         raise KeyError(message.topic)
 

@@ -143,7 +143,7 @@ async def test_a_client_starts_once():
             await producer.start()
 
 
-async def test_what_is_sent_instead_is_a_message():
+async def test_before_send_must_return_a_message():
     async with running_cluster(T=1) as cluster:
         wrong = options(before_send=lambda message: None)
         async with Producer("g", cluster.namesrv, options=wrong) as producer:

@@ -96,7 +96,7 @@ async def test_a_plain_handler_may_block_in_its_thread() -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
-async def test_what_fails_goes_back_to_the_group(is_async: bool) -> None:
+async def test_failed_messages_are_sent_back_to_the_group(is_async: bool) -> None:
     outcomes: dict[bytes, object] = {b"1": ConsumeResult.RETRY, b"2": "yes", b"3": ConsumeResult.SUCCESS}
 
     def handle(message: ReceivedMessage) -> object:

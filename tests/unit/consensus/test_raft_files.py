@@ -58,7 +58,7 @@ def damage(disk: MemoryDisk, name: str, at: int) -> None:
     file.sync()
 
 
-def test_what_was_saved_survives_a_power_cut_and_newer_entries_replace_older_ones() -> None:
+def test_saved_raft_state_survives_a_power_cut_and_newer_entries_win() -> None:
     disk = written(
         Persist(entries=(entry(1), entry(2), entry(3))),
         Persist(vote=Vote(2, "b"), entries=(entry(2, 2), entry(3, 2, b"new"))),

@@ -128,7 +128,7 @@ def test_a_longer_log_of_an_older_term_gets_no_vote() -> None:
     assert sent(node.on_message(ask(3, (2, 2)), LATE)) == [("b", VoteAnswer("a", 3, 3, False, True))]
 
 
-def test_who_heard_a_leader_votes_for_nobody_unless_the_leader_hands_over() -> None:
+def test_follower_of_a_live_leader_votes_only_in_a_handover() -> None:
     node = make("c")
     node.on_message(AppendRequest("a", 1, 0, 0, (), 0, 1, 0), LATE)
     assert sent(node.on_message(ask(2, (0, 0)), LATE + 499)) == [("b", VoteAnswer("c", 1, 2, False, False))]
@@ -259,7 +259,7 @@ def test_members_change_one_at_a_time_and_first_as_learners() -> None:
     assert node.role is RaftRole.FOLLOWER, "it was taken out"
 
 
-def test_what_waits_is_bounded() -> None:
+def test_raft_proposals_and_reads_are_bounded() -> None:
     options = RaftOptions(unconfirmed_entries_max=3, command_bytes_max=4, waiting_reads_max=1)
     first = new_group(Members(dict(THREE)))
     node = RaftNode("a", first, options=options, now_ms=0, below=lambda _: 0)
@@ -363,7 +363,7 @@ def test_a_started_server_waits_no_longer_than_that() -> None:
     assert alone.is_proven
 
 
-def test_what_a_follower_held_in_an_earlier_life_counts_for_nothing() -> None:
+def test_follower_acknowledgements_of_an_earlier_run_do_not_count() -> None:
     node = make("a", THREE, 1, 1)
     elect(node)
     old = msgspec.structs.replace(accept("b", 2, 2, number=node._number, sent_ms=LATE), run_id=7)

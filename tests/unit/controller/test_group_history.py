@@ -130,7 +130,7 @@ def test_a_report_of_a_silent_broker_still_proves_its_epoch() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_proves_the_record_old(
+def test_reports_prove_a_recorded_state_outdated_or_a_rival(
     what: str, header: BrokerHeartbeatRequest, is_newer: bool, is_rival: bool
 ) -> None:
     reports = reports_of(header)
@@ -295,7 +295,7 @@ def made_with_floor() -> Groups:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_nobody_below_the_confirmed_offset_is_elected_while_a_member_has_not_told(
+def test_broker_below_the_confirmed_offset_is_not_elected_while_a_member_has_not_reported(
     what: str, command: Elect, master: int | None, floor: tuple[int, int]
 ) -> None:
     groups = made_with_floor()
@@ -333,7 +333,7 @@ def test_a_member_that_an_election_left_out_is_waited_for_until_its_winner_confi
     assert back.master_id == 1
 
 
-def test_a_winner_that_has_confirmed_something_waits_for_nobody_that_it_left_out() -> None:
+def test_left_out_members_are_not_awaited_once_the_winner_has_confirmed() -> None:
     groups = made_with_floor()
     apply(groups, Elect(name=NAME, floor=NO_FLOOR, live=(Candidate(2, 1, 600, is_ours=True),)))
     apply(groups, RecordFacts(name=NAME, floor=(2, 900)))
@@ -366,7 +366,9 @@ def chosen(heartbeats: HeartbeatTable, group: ReplicaGroup, **reason: Any) -> in
 
 
 @pytest.mark.parametrize("broker_id", [1, 2])
-def test_who_started_without_the_term_of_the_set_waits_for_the_others_of_the_set(broker_id: int) -> None:
+def test_broker_started_without_the_last_term_is_elected_only_if_no_member_may_have_it(
+    broker_id: int,
+) -> None:
     """The master (1) and the other member (2) died before a heartbeat reported what term 3 confirmed, and the
     disk of one of them is of the time before that term.
     """
@@ -402,7 +404,7 @@ def test_a_broker_that_is_heard_over_another_connection_may_have_restarted() -> 
     assert chosen(heartbeats, group) is None
 
 
-def test_a_term_that_no_member_of_the_set_knows_is_waited_for_by_nobody() -> None:
+def test_term_that_no_member_has_delays_no_election() -> None:
     group, heartbeats = recorded(floor=(2, 100)), HeartbeatTable()
     for one in (1, 2):
         heartbeats.record_start(started(one, 2, 100), 0.1, term=group.last_term)

@@ -213,7 +213,7 @@ def test_a_master_of_ours_inherits_the_members_that_are_ours_and_live() -> None:
         ),
     ],
 )
-def test_who_may_have_lost_the_end_of_its_log_waits_for_who_has_not(
+def test_incomplete_broker_is_elected_only_if_no_complete_one_may_exist(
     what: str, live: tuple[Candidate, ...], all_have_reported: bool, master: int | None
 ) -> None:
     groups = made(1, 2, 3, master=1, members=(1, 2))

@@ -367,7 +367,7 @@ def test_unreadable_body_is_the_peers_fault(data: bytes) -> None:
         decode_heartbeat(data)
 
 
-def test_what_json_cannot_hold_is_our_fault() -> None:
+def test_unencodable_json_raises_local_protocol_error() -> None:
     with pytest.raises(LocalProtocolError):
         encode_kv_table({"k": "\ud800"})
 

@@ -44,7 +44,7 @@ def test_page_of_compatibility_is_up_to_date() -> None:
         assert (Path(tandemmq.__file__).parent / place).exists(), place
 
 
-def test_what_is_not_served_is_of_the_kinds_that_were_decided() -> None:
+def test_unsupported_requests_have_one_of_the_decided_reasons() -> None:
     kinds = (
         *("static topics", "broker container", "class filters", "controller", "RocksDB", "a name only"),
         *("lite topics", "lists of deletions"),

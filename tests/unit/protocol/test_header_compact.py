@@ -96,6 +96,6 @@ def test_unreadable_header_is_the_peers_fault(header: bytes) -> None:
 
 
 @pytest.mark.parametrize("command", [Command(1, opaque=2**31), Command(1, extra_fields={"k" * 40000: "v"})])
-def test_what_does_not_fit_is_our_fault(command: Command) -> None:
+def test_oversized_header_raises_local_protocol_error(command: Command) -> None:
     with pytest.raises(LocalProtocolError):
         encode_header_compact(command)

@@ -135,7 +135,7 @@ def test_the_weak_form_is_accepted_unless_it_is_switched_off() -> None:
         assert "weakSignatureEnable" in (signature_fault(command, b"secret", admits_weak=False) or "")
 
 
-def test_who_knows_no_digest_verifies_it_as_one_more_value() -> None:
+def test_servers_without_digests_verify_the_digest_as_a_field() -> None:
     """Brokers of RocketMQ and of earlier releases."""
     command = with_digest(310, {"a": "PG", "b": "T"}, b"m")
     fields = dict(command.fields)

@@ -204,7 +204,7 @@ async def test_broken_page_leaves_the_others_alone(server: HttpServer) -> None:
 
 
 @pytest.mark.parametrize("first", [b"\x16\x03\x01\x02\x00\x01", b"\x00", b"\r\n\r\n"])
-async def test_what_cannot_be_a_request_is_cut_off_at_once(server: HttpServer, first: bytes) -> None:
+async def test_invalid_http_request_is_answered_with_400_at_once(server: HttpServer, first: bytes) -> None:
     address = await server.start("127.0.0.1", 0)
     assert status_of(await exchange(address, first)) == 400
 

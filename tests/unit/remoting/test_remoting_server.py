@@ -619,7 +619,7 @@ async def test_a_server_that_is_paused_keeps_its_port_and_lets_requests_wait() -
     await peers.stop()
 
 
-async def test_what_waits_at_a_paused_server_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_held_requests_of_a_paused_server_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(server_module, "HELD_MAX", 1)
     clock = LoopClock()
     peers = Peers(MemoryNetwork(clock), clock)

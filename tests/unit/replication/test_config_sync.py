@@ -421,7 +421,7 @@ async def test_nothing_is_taken_from_a_master_that_came_back_as_a_slave(
     assert tables.topics.names == ["kept"]
 
 
-async def test_what_another_life_of_the_master_told_is_not_taken(
+async def test_tables_of_another_run_of_the_master_are_rejected(
     master: Master, client: RemotingClient
 ) -> None:
     """It may have restarted with an empty disk while the connection to its previous run still seemed

@@ -72,7 +72,7 @@ async def rig() -> AsyncIterator[Rig]:
     await subject.stop()
 
 
-async def test_what_a_send_waits_for_has_left_when_its_write_ends(rig: Rig) -> None:
+async def test_bytes_that_a_send_waits_for_are_sent_within_its_write(rig: Rig) -> None:
     await rig.come()
     rig.store.append([RECORD], lambda _status: None)
     sent: list[int] = []
@@ -106,7 +106,7 @@ async def test_an_error_of_one_connection_costs_neither_the_store_nor_another_sl
     assert sound.heard_bytes > heard_bytes
 
 
-async def test_who_stands_in_front_of_damage_goes_on_at_once_when_it_is_healed(
+async def test_slave_resumes_at_once_when_damage_before_it_is_healed(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slave = await rig.come()

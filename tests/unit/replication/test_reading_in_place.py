@@ -67,7 +67,7 @@ def test_any_cut_gives_the_log(
     assert subject.reported == len(log)
 
 
-def test_what_is_read_lies_in_the_buffer_that_was_given() -> None:
+def test_record_is_stored_from_the_given_buffer() -> None:
     log, offsets = make_log([100, 200], segment_bytes=SEGMENT)
     subject, buffer = connected(), memoryview(bytearray(SEGMENT))
     middle = offsets[1] - 10

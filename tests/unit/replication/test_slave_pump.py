@@ -43,7 +43,7 @@ class Rig:
         return [one.count for one in self.connections]
 
 
-def test_what_sends_wait_for_leaves_in_the_same_turn() -> None:
+def test_bytes_that_sends_wait_for_leave_in_the_same_turn() -> None:
     rig = Rig(2, awaits_acks=True)
     rig.pump.wake()
     assert rig.counts == [1, 1]
@@ -51,7 +51,7 @@ def test_what_sends_wait_for_leaves_in_the_same_turn() -> None:
     assert rig.counts == [1, 1]
 
 
-def test_what_nobody_waits_for_leaves_once_in_the_next_turn() -> None:
+def test_bytes_without_waiting_sends_leave_once_in_the_next_turn() -> None:
     rig = Rig(2, awaits_acks=False)
     for _ in range(3):
         rig.pump.wake()

@@ -143,6 +143,6 @@ def test_a_reason_that_only_a_newer_slave_knows_is_kept() -> None:
         ({"halt_reason": "DIVERGED", "halt_detail": "x" * (DETAIL_CHARS_MAX + 1)}, "haltDetail"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, object], names: str) -> None:
+def test_slave_notice_error_names_the_invalid_field(changes: dict[str, object], names: str) -> None:
     with pytest.raises(BadRequest, match=names):
         read_notice(msgspec.structs.replace(REQUEST, **changes))

@@ -197,7 +197,7 @@ def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(h
     assert (subject.halt.reason, subject.halt.log_offset) == (HaltReason.DAMAGED, offsets[1])
 
 
-def test_what_is_sound_before_a_frame_across_files_is_stored_before_the_halt() -> None:
+def test_valid_records_are_stored_before_a_halt_for_different_file_sizes() -> None:
     log, _ = make_log([10, 20], segment_bytes=SEGMENT)
     subject = connected(0)
     effects = subject.on_data(frame(0, log) + encode_head(SEGMENT - 8, 100), 1)

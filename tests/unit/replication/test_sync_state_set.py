@@ -27,7 +27,7 @@ def test_a_copy_joins_while_the_log_goes_on_growing() -> None:
     assert not one.on_committed(frozenset({1, 2}), 8)
 
 
-def test_who_does_not_reach_it_in_time_is_not_waited_for() -> None:
+def test_replica_that_stays_behind_is_not_required() -> None:
     one = new_set(1)
     one.on_connected(2, 0, 0)
     one.on_acknowledged(2, 100, 500, 0)
@@ -65,7 +65,7 @@ def test_a_joining_copy_that_is_level_while_nothing_is_sent_is_not_silent() -> N
     assert one.required == {2}
 
 
-def test_what_nobody_asks_for_any_more_is_proposed_again_until_its_outcome_is_known() -> None:
+def test_proposal_is_repeated_until_its_outcome_is_known() -> None:
     """A proposal with an unknown outcome counts. If it stayed open, every send would wait for a replica that
     is gone for good.
     """
@@ -102,7 +102,7 @@ def test_a_copy_that_comes_again_beside_its_open_proposal_joins() -> None:
     assert one.propose(500, 2_000) == {1, 2}
 
 
-def test_who_goes_while_it_is_proposed_leaves_as_soon_as_it_is_a_member() -> None:
+def test_replica_that_disconnects_while_proposed_is_removed_after_the_commit() -> None:
     one = new_set(1)
     one.on_connected(2, 500, 0)
     one.on_acknowledged(2, 500, 500, 0)
@@ -188,7 +188,7 @@ def test_a_refusal_for_certain_ends_the_union() -> None:
     assert one.required == frozenset()
 
 
-def test_who_stands_still_leaves_and_who_is_only_slow_stays() -> None:
+def test_stalled_replica_leaves_the_set_and_a_slow_one_stays() -> None:
     one = new_set(1, 2, 3)
     for slave in (2, 3):
         one.on_connected(slave, 100, 0)

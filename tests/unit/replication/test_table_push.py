@@ -153,7 +153,9 @@ async def test_a_change_waits_for_who_may_be_elected_and_has_asked(
     await waiting
 
 
-async def test_who_is_gone_is_not_waited_for(master: Pusher, client: RemotingClient) -> None:
+async def test_table_push_does_not_wait_for_a_closed_connection(
+    master: Pusher, client: RemotingClient
+) -> None:
     other = RemotingClient(network=TcpNetwork(), clock=LoopClock())
     await await_tables(other, master.address, *versions(master.tables), wait_ms=0, broker_id=1)
     master.tables.topics.put(TopicConfig(name="a"), 1)

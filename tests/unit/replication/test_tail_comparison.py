@@ -95,7 +95,7 @@ def test_master_that_cannot_be_asked_is_dialled_again() -> None:
 
 
 @pytest.mark.parametrize("outcome", [TailOutcome.SAME, TailOutcome.SLAVE_AHEAD])
-def test_what_was_compared_says_nothing_of_the_broker_that_was_dialled_before(outcome: TailOutcome) -> None:
+def test_tail_comparison_is_ignored_for_a_former_master(outcome: TailOutcome) -> None:
     session = checking()
     session.on_assigned("10.0.0.2:10912")
     (left,) = session.on_checked(verdict(outcome), 5)

@@ -62,7 +62,7 @@ def test_any_cut_of_the_stream_gives_the_same(cut: int) -> None:
         "00000001 0000 0000 ffffffffffffffff",
     ],
 )
-def test_what_no_slave_sends_closes(frame: str) -> None:
+def test_invalid_slave_frame_raises(frame: str) -> None:
     with pytest.raises(RemoteProtocolError):
         SlaveFrameDecoder().feed(bytes.fromhex(frame))
 
@@ -80,7 +80,7 @@ def test_what_no_slave_sends_closes(frame: str) -> None:
         "00000002 00000001 ffffffffffffffff 00000002 0000000000000622 0000000000000CC6",
     ],
 )
-def test_what_no_master_sends_closes(frame: str) -> None:
+def test_invalid_master_frame_raises(frame: str) -> None:
     with pytest.raises(RemoteProtocolError):
         MasterFrameDecoder().feed(bytes.fromhex(frame))
 

@@ -110,7 +110,9 @@ def test_a_deposed_master_takes_back_what_nobody_else_has() -> None:
 @pytest.mark.parametrize(
     ("entries", "confirm_offset"), [(((1, 0), (2, 1570)), 2001), (((5, 0),), 1)], ids=["confirmed", "apart"]
 )
-def test_what_was_confirmed_is_never_cut(entries: tuple[tuple[int, int], ...], confirm_offset: int) -> None:
+def test_slave_halts_instead_of_truncating_confirmed_bytes(
+    entries: tuple[tuple[int, int], ...], confirm_offset: int
+) -> None:
     slave = new_slave(*entries, confirm_offset=confirm_offset)
     effects = align(slave, 2600, MASTER)
     assert isinstance(effects[0], Halt)

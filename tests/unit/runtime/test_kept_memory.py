@@ -39,7 +39,7 @@ def test_large_memory_that_is_freed_is_not_taken_from_the_system_again() -> None
     assert not is_kept or faults < 1000  # out of 58,000 pages
 
 
-def test_what_the_environment_says_of_memory_stays() -> None:
+def test_malloc_settings_of_the_environment_are_kept() -> None:
     is_kept, faults = _count_faults(MALLOC_TRIM_THRESHOLD_="131072")
     assert not is_kept
     assert faults > 1000

@@ -76,6 +76,6 @@ def test_an_unhandled_exception_is_seen_in_the_log(line: str) -> None:
     assert BAD_LOG.search(f"2026-01-01T00:00:00.000Z INFO x broker.started a=1\n{line}\nmore")
 
 
-def test_what_a_server_says_about_a_bad_peer_is_no_fault() -> None:
+def test_log_line_about_a_bad_peer_is_not_a_fault() -> None:
     line = "2026-01-01T00:00:00.000Z WARNING x channel.closed_by_bad_frame reason='a frame is 2 bytes long'\n"
     assert BAD_LOG.search(line) is None

@@ -98,7 +98,7 @@ def test_times_of_day_and_dates_are_told() -> None:
 
 
 @pytest.mark.parametrize("unknown", [math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_left_out(unknown: float) -> None:
+def test_charts_skip_values_that_are_not_numbers(unknown: float) -> None:
     known = ((0.0, 1.0), (2.0, 3.0))
     assert draw_lines(_lines((known[0], (1.0, unknown), known[1]))) == draw_lines(_lines(known))
     assert "nothing to plot" in draw_lines(_lines(((1.0, unknown),)))

@@ -112,7 +112,7 @@ def test_prefer_slave_asks_no_master_while_the_slave_has_the_range(net: FakeNet)
     assert (bool(master.pulls), bool(slave.pulls)) == (False, True)
 
 
-def test_what_the_slave_has_not_got_comes_from_the_master(net: FakeNet) -> None:
+def test_fetch_reads_messages_missing_on_the_slave_from_the_master(net: FakeNet) -> None:
     net.add_master(T_0=FakeQueue(0, 500))
     net.add_slave(T_0=FakeQueue(0, 123))
     assert _offsets(_reader(net, 100, 500, readFrom="prefer-slave")) == list(range(100, 500))

@@ -97,7 +97,7 @@ def test_compaction_changes_files_and_no_row(kind: LakeFormat, tmp_path: Path) -
 
 
 @pytest.mark.skipif(find_spec("pyiceberg") is None, reason="no pyiceberg")
-def test_what_others_write_while_a_table_is_compacted_stays(
+def test_concurrent_writes_survive_a_table_compaction(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from tandemmq.spark.lake import iceberg

@@ -146,7 +146,7 @@ def test_a_time_in_any_of_its_forms(text: str, at_ms: int) -> None:
 
 
 @pytest.mark.parametrize("text", ["soon", "now+1h", "now-1", "-5"])
-def test_what_is_no_time_is_refused(text: str) -> None:
+def test_invalid_starting_timestamp_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r"startingTimestamp: expected milliseconds, .* now-1h"):
         _parse(startingtimestamp=text)
 

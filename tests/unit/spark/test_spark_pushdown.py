@@ -192,7 +192,7 @@ def test_a_key_is_looked_up_and_what_is_not_indexed_yet_is_read(net: FakeNet) ->
         Not(EqualTo(("tags",), "a")),
     ],
 )
-def test_what_is_not_understood_stays_with_spark(condition: Any) -> None:
+def test_conditions_that_cannot_be_pushed_down_stay_with_spark(condition: Any) -> None:
     plan = plan_pushdown([condition], COLUMNS)
     assert plan.rest == [condition]
     assert plan.pushed == type(plan.pushed)()

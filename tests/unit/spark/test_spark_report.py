@@ -135,7 +135,7 @@ def test_metrics_are_served_while_the_pipeline_runs() -> None:
         metrics.close()
 
 
-def test_what_is_secret_is_not_in_the_report() -> None:
+def test_report_hides_secret_options() -> None:
     shown = _render_command(["landing", "--option", "secretKey=abc", "--option", "accessKey=d e", "--x=1"])
     assert shown == "landing --option secretKey=... --option accessKey=... --x=1"
 

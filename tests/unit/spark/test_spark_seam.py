@@ -147,7 +147,7 @@ def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path
         sides("T,Typo")
 
 
-def test_what_is_no_lake_is_refused(tmp_path: Path) -> None:
+def test_audit_and_replay_refuse_a_folder_that_is_not_a_lake(tmp_path: Path) -> None:
     options = AuditOptions(topic="T", name_servers="h:1", lakes=(tmp_path,))
     with pytest.raises(ConfigError, match="is not a lake"):
         run_audit(options, ResultReporter(StringIO(), StringIO()))

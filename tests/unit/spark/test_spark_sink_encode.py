@@ -85,7 +85,7 @@ def test_arrows_large_types_say_the_same() -> None:
     assert [(s.queue, bytes(s.body)) for s in wide] == [(s.queue, bytes(s.body)) for s in encode(columns)]
 
 
-def test_what_lies_behind_a_null_map_is_of_no_row() -> None:
+def test_entries_behind_a_null_map_belong_to_no_row() -> None:
     whole = pa.array([[("a", "1")], [("b", "2")], [("c", "3")]], pa.map_(pa.string(), pa.string()))
     _, offsets, *_ = whole.buffers()
     pairs = pa.StructArray.from_arrays([whole.keys, whole.items], fields=list(whole.type.field(0).type))

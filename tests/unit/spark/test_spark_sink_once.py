@@ -147,7 +147,7 @@ def test_a_row_for_a_topic_that_was_not_named_is_refused() -> None:
         OnceRun("q", 0, 0, {"T": ()}).queues("U")
 
 
-def test_where_the_state_lies() -> None:
+def test_exactly_once_state_directory_defaults_to_the_checkpoint() -> None:
     raw = {"nameserver": "h:1", "mode": "exactly-once", "topics": "a, b", "checkpointlocation": "file:/c/"}
     options = parse_sink_options(raw)
     assert (options.exactly_once_topics, options.state_dir) == (("a", "b"), "/c/tandemmq_sink")

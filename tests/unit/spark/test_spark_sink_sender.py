@@ -47,7 +47,7 @@ def test_free_shipments_go_round_the_queues(net: FakeNet) -> None:
 @pytest.mark.parametrize(
     "code", [ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SERVICE_NOT_AVAILABLE]
 )
-def test_what_may_pass_is_sent_again(net: FakeNet, code: ResponseCode) -> None:
+def test_retriable_send_error_is_retried(net: FakeNet, code: ResponseCode) -> None:
     net.add_master(T_0=FakeQueue()).send_codes = [int(code), int(code)]
     sender = RowSender(OPTIONS)
     sender.send(ship(b"x"))

@@ -330,7 +330,7 @@ def test_a_decision_that_cannot_be_trusted_is_refused(net: FakeNet, tmp_path: Pa
         read_decided(str(tmp_path))
 
 
-def test_what_no_transaction_can_do_is_refused(tmp_path: Path) -> None:
+def test_transactional_write_refuses_missing_checkpoint_and_delays(tmp_path: Path) -> None:
     columns = find_sink_columns([("body", "string")], has_topic_option=True)
     with pytest.raises(ConfigError, match="needs the option checkpointLocation"):
         TopicStreamWriter(make_options(None), columns)

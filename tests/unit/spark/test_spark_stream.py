@@ -280,7 +280,7 @@ def test_a_batch_of_an_earlier_run_is_not_read_from_another_life(net: FakeNet, i
     assert _rows(reader, reader.partitions(end, later)) == [(0, n) for n in range(80)]
 
 
-def test_what_is_no_other_life_raises_no_alarm(net: FakeNet) -> None:
+def test_deleted_mark_and_missing_mark_do_not_count_as_a_recreated_topic(net: FakeNet) -> None:
     queue, start = _read_50(net)
     # Retention deleted the marked message and all before it.
     queue.begin, queue.end, queue.time_of = 50, 60, lambda at: 2_000 + at if at >= 50 else _later(at)

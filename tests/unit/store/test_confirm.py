@@ -58,7 +58,9 @@ class Sends:
         (True, True, 2, WaitFor.ACKS_AND_FLUSH),
     ],
 )
-def test_what_a_send_waits_for(waits: bool, sync_flush: bool, ack_count: int, expected: WaitFor) -> None:
+def test_plan_wait_by_flush_mode_and_ack_count(
+    waits: bool, sync_flush: bool, ack_count: int, expected: WaitFor
+) -> None:
     assert plan_wait(waits=waits, sync_flush=sync_flush, ack_count=ack_count) is expected
 
 
@@ -91,7 +93,7 @@ def test_a_replica_counts_for_what_lies_behind_its_start() -> None:
     assert acks.acknowledged(2, log_end=100, since=64) == 70
 
 
-def test_who_is_required_counts_for_what_lies_behind_its_start() -> None:
+def test_required_replica_counts_only_for_bytes_after_its_start() -> None:
     acks = AckTable()
     acks.required = frozenset({A})
     acks.report(A, 80, start=64)

@@ -218,7 +218,7 @@ async def test_a_blank_is_as_old_as_what_follows_it_when_no_durable_mark_is_left
 
 
 @pytest.mark.parametrize("behind", ["new records", "an unused file", "no file"])
-async def test_what_was_perhaps_never_synced_before_a_blank_is_cut_when_no_durable_mark_is_left(
+async def test_unsynced_tail_before_a_blank_is_truncated_without_a_durable_mark(
     behind: str,
 ) -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
@@ -269,7 +269,7 @@ async def test_recovery_vouches_for_no_entries_behind_the_end_of_the_log(
     await store.close()
 
 
-async def test_what_a_power_cut_tore_is_cut_and_kept_aside() -> None:
+async def test_torn_tail_after_a_power_cut_is_truncated_and_kept_aside() -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig)
     at = place(rig, 50)
@@ -378,7 +378,7 @@ async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
 
 
 @pytest.mark.parametrize("has_queues", [True, False])
-async def test_what_was_healed_survives_a_power_cut(has_queues: bool) -> None:
+async def test_healed_records_survive_a_power_cut(has_queues: bool) -> None:
     """Its queue entries survive as well: a restart creates none so far below the end."""
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     await filled(rig, 280)

@@ -107,7 +107,9 @@ class Pair:
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", SETTINGS)
-async def test_what_is_left_of_a_promised_message(name: str, fault: str) -> None:
+async def test_acknowledged_message_after_each_fault_matches_the_durability_table(
+    name: str, fault: str
+) -> None:
     is_masters_log_used = fault != "master's disk" and (name, fault) not in MASTERS_LOG_IS_SHORT
     left = await Pair(**SETTINGS[name]).left_after(fault, is_masters_log_used=is_masters_log_used)
     assert left == LEFT[name][FAULTS.index(fault)]
@@ -131,7 +133,7 @@ async def test_the_rule_is_needed_where_the_masters_log_is_short(name: str, faul
         ),
     ],
 )
-async def test_what_a_producer_sees_without_a_slave(
+async def test_send_status_without_a_slave(
     settings: dict[str, Any], expected: PutStatus, after_s: float
 ) -> None:
     """The message is stored and readable in every case."""

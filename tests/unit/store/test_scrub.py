@@ -61,7 +61,7 @@ async def test_a_flipped_bit_in_an_old_file_is_found_while_the_store_is_open(
     await store.close()
 
 
-async def test_what_was_found_is_healed_and_readable() -> None:
+async def test_damage_found_by_scrubbing_is_healed() -> None:
     rig = Rig(**SCRUB)
     await filled(rig)
     store = rig.stores[-1]
@@ -355,7 +355,7 @@ async def test_an_entry_whose_record_is_nowhere_keeps_nobody_waiting(
     await store.close()
 
 
-async def test_what_a_topic_had_before_it_was_made_again_is_not_put_back() -> None:
+async def test_scrubbing_does_not_restore_entries_of_a_deleted_topic_with_the_same_name() -> None:
     rig = Rig(**SCRUB)
     await filled(rig, 30)
     store = rig.stores[-1]

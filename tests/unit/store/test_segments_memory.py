@@ -126,7 +126,7 @@ async def test_read_ahead_is_switched_for_files_that_are_there_and_that_come() -
     await store.close()
 
 
-async def test_what_readers_touched_is_let_go_after_a_bound() -> None:
+async def test_pages_read_by_consumers_are_released_beyond_a_bound() -> None:
     rig = Rig(commit_log_file_bytes=4 * MIB, mapped_bytes_max=4 * MIB)
     store = await rig.open()
     rig.put(store, *(record(b"x" * MIB) for _ in range(19)))
@@ -199,7 +199,7 @@ async def test_pages_of_a_large_read_leave_the_process_and_slices_stay_valid(tmp
 
 
 @pytest.mark.parametrize("has_abort", [False, True])
-async def test_what_recovery_read_does_not_stay_in_memory(tmp_path: Path, has_abort: bool) -> None:
+async def test_pages_read_by_recovery_are_released(tmp_path: Path, has_abort: bool) -> None:
     store = await open_real(tmp_path)
     for number in range(64):
         store.append([record(b"%02d" % number * 50_000)], lambda _: None)

@@ -64,7 +64,7 @@ async def test_a_slow_write_sheds_load_until_a_write_is_quick(caplog: pytest.Log
 
 
 @pytest.mark.parametrize(("limit_ms", "is_busy"), [(100, True), (500, False)])
-async def test_what_counts_as_slow_is_configured(limit_ms: int, is_busy: bool) -> None:
+async def test_page_cache_busy_limit_is_configurable(limit_ms: int, is_busy: bool) -> None:
     rig = Rig(page_cache_busy_ms=limit_ms)
     store = await rig.open()
     SlowDisk(rig).write_s = 0.3

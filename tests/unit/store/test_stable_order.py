@@ -11,7 +11,7 @@ from tandemmq.store.key_index import stable_order
 
 
 @given(st.lists(st.one_of(st.integers(0, 5), st.integers(0, 2**40), st.integers(-(2**63), 2**63 - 1))))
-def test_it_is_the_stable_order(values: list[int]) -> None:
+def test_stable_order_equals_a_stable_argsort(values: list[int]) -> None:
     array = np.array(values, dtype=np.int64)
     assert stable_order(array).tolist() == array.argsort(kind="stable").tolist()
 

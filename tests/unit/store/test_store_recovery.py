@@ -351,7 +351,7 @@ async def test_a_log_that_was_cut_below_a_deletion_goes_on_with_messages_that_st
     await third.close()
 
 
-async def test_what_is_sent_while_a_deletion_is_written_goes_with_the_topic() -> None:
+async def test_message_sent_during_a_topic_deletion_is_deleted_too() -> None:
     rig = Rig()
     store = await filled(rig, 3)
     deletion = asyncio.ensure_future(store.drop_topics(["T"]))

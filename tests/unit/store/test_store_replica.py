@@ -157,7 +157,7 @@ async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() 
 
 
 @pytest.mark.parametrize("follows", ["a copy", "an office", "an office on the full disk"])
-async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(follows: str) -> None:
+async def test_deletion_ends_lowered_by_a_copy_are_written_once_the_disk_has_room(follows: str) -> None:
     rig = Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     slave = await rig.open()
     slave.append_raw(0, (await master_with(Rig(), 3)).log_view(0, 4096))
@@ -184,7 +184,7 @@ async def test_what_a_copy_lowered_and_the_disk_did_not_take_is_written_later(fo
     await again.close()
 
 
-async def test_who_gives_up_waiting_for_a_deletion_does_not_end_it() -> None:
+async def test_copied_deletion_survives_cancellation_of_its_caller() -> None:
     """The broker becomes master meanwhile: tasks that wait for its tables are cancelled."""
     rig = Rig(**SLAVE)
     slave = await rig.open()
@@ -201,7 +201,7 @@ async def test_who_gives_up_waiting_for_a_deletion_does_not_end_it() -> None:
     await again.close()
 
 
-async def test_who_gives_up_deleting_a_topic_does_not_end_it() -> None:
+async def test_topic_deletion_survives_cancellation_of_its_caller() -> None:
     rig = Rig()
     master = await master_with(rig, 3)
     deletion = asyncio.ensure_future(master.drop_topics(["T"]))

@@ -346,7 +346,7 @@ async def test_a_failed_store_touches_no_file_any_more() -> None:
     assert writes == []
 
 
-async def test_what_is_staged_when_the_store_fails_is_not_written() -> None:
+async def test_staged_records_are_not_written_after_a_store_failure() -> None:
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
     faults = broken(rig)
@@ -412,7 +412,7 @@ async def test_marks_end_with_the_store() -> None:
     assert heard == [store.appended.value]
 
 
-async def test_who_waits_for_the_disk_waits_for_a_slave_that_joins_meanwhile() -> None:
+async def test_send_waiting_for_the_disk_also_waits_for_a_slave_that_joins() -> None:
     """The slave holds only flushed bytes: if elected, it would lack the messages answered then."""
     rig = Rig(role=BrokerRole.SYNC_MASTER, flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
@@ -429,7 +429,7 @@ async def test_who_waits_for_the_disk_waits_for_a_slave_that_joins_meanwhile() -
     await store.close()
 
 
-async def test_what_waits_for_slaves_ends_with_the_role() -> None:
+async def test_sends_waiting_for_slaves_end_with_the_role() -> None:
     """The end offsets of a later term differ."""
     rig = Rig(role=BrokerRole.SYNC_MASTER)
     store = await rig.open()

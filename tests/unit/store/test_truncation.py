@@ -364,7 +364,7 @@ async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> Non
     await store.close()
 
 
-async def test_who_gives_up_waiting_for_a_cut_does_not_end_it() -> None:
+async def test_truncation_survives_cancellation_of_its_caller() -> None:
     """The broker is elected during the cut: records it accepted then would be in the range being cut."""
     for turn in range(30):
         rig = TermRig()
@@ -576,7 +576,7 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
 
 
 @pytest.mark.parametrize("scan_name", ["_scan_file", "_find_valid", "between"])
-async def test_what_came_in_the_place_of_what_was_cut_is_no_damage(scan_name: str) -> None:
+async def test_scrubber_accepts_a_log_that_was_truncated_and_grew_again(scan_name: str) -> None:
     """The scrubber continues in a log that was cut and has grown beyond its old end meanwhile."""
     rig, other_rig = TermRig(), TermRig()
     settings = {"role": BrokerRole.ASYNC_MASTER, "commit_log_file_bytes": 4 * MIB}

@@ -38,6 +38,6 @@ def test_a_pattern_holds_what_it_says(pattern: str, inside: list[str], outside: 
     "pattern",
     ["10.0.0", "10.0.0.256", "*.0.0.1", "10.*.0.1", "10.0.5-3.*", "10.0.0.{a,b}", "host"],
 )
-def test_what_is_no_pattern_is_refused(pattern: str) -> None:
+def test_invalid_address_pattern_is_refused(pattern: str) -> None:
     with pytest.raises(ConfigError, match="address pattern"):
         make_matcher(pattern)

@@ -68,7 +68,7 @@ def test_an_allowance_for_one_address_is_not_remembered_for_others() -> None:
             guard.check(connection("10.0.0.2"), command)
 
 
-def test_what_a_client_may_is_known_by_its_heartbeats_and_follows_the_rules() -> None:
+def test_client_permissions_are_learned_from_heartbeats_and_follow_rule_changes() -> None:
     users = AuthTable()
     need = Need(TOPIC, "T", PUB)
     for credentials in (APP, SPY):
@@ -98,7 +98,7 @@ def test_what_a_client_may_is_known_by_its_heartbeats_and_follows_the_rules() ->
     assert not guard.may(near, need)
 
 
-def test_who_may_not_send_to_a_topic_is_not_asked_about_its_transactions() -> None:
+def test_transaction_checks_go_only_to_clients_that_may_publish() -> None:
     """The check contains the message, and membership of a producer group is not verified."""
     producers = ProducerTable(groups_per_client_max=9)
     seen: dict[str, list[Command]] = {}
