@@ -53,7 +53,7 @@ SECTIONS: Final = {
         "interop",
     ),
     "API reference": ("api",),
-    "Design": ("architecture", "bounds", "glossary", "simulation", "spec", "decisions"),
+    "Design": ("architecture", "states", "bounds", "glossary", "simulation", "spec", "decisions"),
     "Evidence": ("performance", "benchmarks", "growth", "proofs", "evidence"),
     "Project": ("roadmap", "changelog", "contributing", "security-policy", "code-of-conduct"),
 }

@@ -27,7 +27,8 @@ from typer.core import TyperGroup
 from tandemmq.errors import TandemError, install_hint
 
 if TYPE_CHECKING:
-    from tandemmq.config.load import BrokerConfig, MachineFacts
+    from tandemmq.broker.options import BrokerConfig
+    from tandemmq.config.load import MachineFacts
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerOptions
     from tandemmq.protocol.signature import Credentials
@@ -329,17 +330,12 @@ async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
     from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 
     server = ElectedBroker(
-        loaded.broker,
-        loaded.store,
-        loaded.replication,
-        loaded.election,
+        loaded,
         network=TcpNetwork(),
         disk=RealDisk(),
         clock=LoopClock(),
         chance=SystemRandom(),
         on_fatal=outcome.fail,
-        access=loaded.access,
-        tls=loaded.tls,
     )
 
     def ready() -> str:

@@ -12,7 +12,7 @@ from controller_rig import CLUSTER, GROUP, Rig
 
 from sim.memory import MemoryDisk
 from tandemmq.broker.autoswitch.elected import ElectedBroker
-from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions
+from tandemmq.broker.options import AccessOptions, BrokerConfig, BrokerOptions, ElectionOptions
 from tandemmq.errors import StaleTerm
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
@@ -145,28 +145,31 @@ class Elected:
         disk = self.disks.setdefault(number, MemoryDisk())
         lists = self.lists.setdefault(number, {})
         broker = self.brokers[number] = ElectedBroker(
-            BrokerOptions(
-                cluster_name=CLUSTER,
-                broker_name=GROUP,
-                listen_host="127.0.0.1",
-                listen_port=int(self.address(number).rpartition(":")[2]),
-                fast_listen=False,
-                slave_read_enable=True,
-                name_servers=self.name_servers,
-            ),
-            StoreOptions(
-                root=Path("/store"),
-                commit_log_file_bytes=1 << 20,
-                consume_queue_file_bytes=20_000,
-                key_index_slot_count=100,
-                key_index_entry_count=400,
-                message_bytes_max=32_768,
-            ),
-            ReplicationOptions(config_sync_interval_ms=50),
-            ElectionOptions(
-                is_enabled=True,
-                controllers=tuple(map(self.rig.address, self.rig.names)),
-                **{"heartbeat_ms": 50, "silence_ms_max": 600, "poll_ms": 200, **election},
+            BrokerConfig(
+                broker=BrokerOptions(
+                    cluster_name=CLUSTER,
+                    broker_name=GROUP,
+                    listen_host="127.0.0.1",
+                    listen_port=int(self.address(number).rpartition(":")[2]),
+                    fast_listen=False,
+                    slave_read_enable=True,
+                    name_servers=self.name_servers,
+                ),
+                store=StoreOptions(
+                    root=Path("/store"),
+                    commit_log_file_bytes=1 << 20,
+                    consume_queue_file_bytes=20_000,
+                    key_index_slot_count=100,
+                    key_index_entry_count=400,
+                    message_bytes_max=32_768,
+                ),
+                replication=ReplicationOptions(config_sync_interval_ms=50),
+                election=ElectionOptions(
+                    is_enabled=True,
+                    controllers=tuple(map(self.rig.address, self.rig.names)),
+                    **{"heartbeat_ms": 50, "silence_ms_max": 600, "poll_ms": 200, **election},
+                ),
+                access=self.access,
             ),
             make_replication=lambda store, broker_id: Copier(store, broker_id, lists),
             network=self.rig.network,
@@ -174,7 +177,6 @@ class Elected:
             clock=self.rig.clock,
             chance=SeededRandom(number),
             on_fatal=self.rig.fatal.append,
-            access=self.access,
         )
         await broker.start()
         return broker

@@ -9,6 +9,7 @@ from typing import Any
 from replica_pair import FAST, SEGMENT
 
 from tandemmq.protocol.record import NewRecord
+from tandemmq.replication.core.options import SetOptions
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
@@ -42,10 +43,9 @@ class Node:
             self.store,
             self.id,
             self.replication,
+            SetOptions(lag_ms_max=15_000, copy_count_min=self.copy_count_min),
             network=TcpNetwork(),
             clock=clock,
-            waits_for_all=True,
-            copy_count_min=self.copy_count_min,
         )
         self.channel.on_propose = self._on_propose
         host, port = await self.channel.start("127.0.0.1", 0)

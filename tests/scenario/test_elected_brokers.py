@@ -23,7 +23,8 @@ from tandemmq.api.broker_consume import commit_offset
 from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import FetchedTable, HeldTable, MasterHaInfo
-from tandemmq.broker.autoswitch import elected
+from tandemmq.broker.autoswitch import elected, membership
+from tandemmq.broker.autoswitch.roles import RoleState
 from tandemmq.broker.metrics import read_replication
 from tandemmq.broker.options import AccessOptions
 from tandemmq.broker.replica import config_sync
@@ -231,13 +232,14 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
     await rig.start()
     broker = await group.start(1)
     await until(
-        lambda: any("2010" in reason for reason in broker._logged_refusals), "it is refused, and says so"
+        lambda: any("2010" in reason for reason in broker._membership.logged_refusals),
+        "it is refused, and says so",
     )
     await group.stop(1)
     group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the lost controllers
     broker = await group.start(1, reapplies_id=True)
-    await until(lambda: broker._is_registered, "it is known again")
-    await until(lambda: broker._epoch > 7, "a term above all that it has had")
+    await until(lambda: broker._membership.is_registered, "it is known again")
+    await until(lambda: broker.epoch > 7, "a term above all that it has had")
     await group.master()
 
 
@@ -255,7 +257,8 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     assert second.broker_id == first.broker_id
     told = f"a broker with the id 1 is alive at {group.address(1)}"
     await until(
-        lambda: any(told in reason for reason in second._logged_refusals), "it is refused, and says so"
+        lambda: any(told in reason for reason in second._membership.logged_refusals),
+        "it is refused, and says so",
     )
     assert group.masters() == [1]
     assert (await group.send(2, b"to the copy")).code != ResponseCode.SUCCESS
@@ -264,9 +267,10 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     def lose() -> BrokerHeartbeatRequest:
         raise BrokerUnreachable("the way to the controllers is cut")
 
-    make, first._heartbeats._make = first._heartbeats._make, lose
+    make = first.make_heartbeat
+    first.make_heartbeat = lose  # type: ignore[method-assign]
     await until(lambda: second.is_master, "the copy leads")
-    first._heartbeats._make = make
+    first.make_heartbeat = make  # type: ignore[method-assign]
     await until(lambda: not first.is_master, "the first one has stopped")
     assert not first.may_write()
     assert group.masters() == [2]
@@ -274,7 +278,7 @@ async def test_of_two_brokers_with_one_identity_one_writes(group: Elected, rig: 
     assert refused.code != ResponseCode.SUCCESS
     assert (await group.send(2, b"to who leads")).code == ResponseCode.SUCCESS
     told = f"a broker with the id 1 is alive at {group.address(2)}"
-    await until(lambda: any(told in reason for reason in first._logged_refusals), "it says why")
+    await until(lambda: any(told in reason for reason in first._membership.logged_refusals), "it says why")
     # When the other broker is gone, the first one gets its id back.
     await group.stop(2)
     await until(lambda: first.is_master, "the first one leads again")
@@ -337,10 +341,10 @@ async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either
     pulled = await rig.client.request(group.address(1), Command.request(RequestCode.PULL_MESSAGE, header), 5)
     assert pulled.code == ResponseCode.SUCCESS, pulled.remark
     assert group.brokers[1].broker._tables.offsets.committed("CG", "TBW102", 0) is None
-    await until(lambda: group.brokers[1]._is_paused, "duties rest")
+    await until(lambda: group.brokers[1].broker.is_paused, "duties rest")
     await rig.start()
     await until(group.brokers[1].may_write, "the lease is back")
-    await until(lambda: not group.brokers[1]._is_paused, "duties go on")
+    await until(lambda: not group.brokers[1].broker.is_paused, "duties go on")
     assert (await group.send(1, b"again")).code == ResponseCode.SUCCESS
     found = rig.controllers["n0"].groups.get(GROUP)
     assert found is not None
@@ -358,12 +362,13 @@ async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
     await group.master()
     await group.start(2, silence_ms_max=silence_ms_max)
     await group.in_set(1, 2)
-    epoch = first._epoch
+    epoch = first.epoch
 
     def lose() -> BrokerHeartbeatRequest:
         raise BrokerUnreachable("the process stands still")
 
-    make, first._heartbeats._make = first._heartbeats._make, lose
+    make = first.make_heartbeat
+    first.make_heartbeat = lose  # type: ignore[method-assign]
     if silence_ms_max == 600:
         await until(lambda: 2 in group.masters(), "the other is master")
         return
@@ -372,10 +377,10 @@ async def test_a_master_that_stands_still_is_replaced_after_its_own_time(
     paused_s = rig.clock.monotonic()
     await until(lambda: rig.clock.monotonic() - paused_s > 2 * LEASE_MS / 1000, "a pause of some leases")
     assert live.is_alive(*group_row, rig.clock.monotonic())
-    first._heartbeats._make = make
+    first.make_heartbeat = make  # type: ignore[method-assign]
     await until(lambda: first._lease.is_valid(rig.clock.monotonic()), "a lease again")
     assert (await group.send(1, b"it goes on")).code == ResponseCode.SUCCESS
-    assert (group.masters(), first._epoch) == ([1], epoch)
+    assert (group.masters(), first.epoch) == ([1], epoch)
 
 
 async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(group: Elected, rig: Rig) -> None:
@@ -383,20 +388,20 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     await group.master()
     await rig.stop()  # no other lease is granted
     await until(lambda: not broker._lease.is_valid(rig.clock.monotonic()), "no lease")
-    now_s, epoch, own_id = rig.clock.monotonic(), broker._epoch, broker.broker_id
+    now_s, epoch, own_id = rig.clock.monotonic(), broker.epoch, broker.broker_id
     for answer in (
         ControllerHeartbeat(epoch - 1, own_id, LEASE_MS),
         ControllerHeartbeat(epoch, own_id + 1, LEASE_MS),
     ):
-        broker._on_heartbeat_answer(answer, now_s)
+        broker.on_heartbeat_answer(answer, now_s)
         assert not broker._lease.is_valid(now_s)
     # The answer was on its way for a second.
-    broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, LEASE_MS), now_s - 1)
+    broker.on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, LEASE_MS), now_s - 1)
     assert broker._lease.is_valid(now_s + LEASE_MS / 1000 - 1.01)
     assert not broker._lease.is_valid(now_s + LEASE_MS / 1000 - 0.99)
-    broker._on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, 60_000), now_s)
+    broker.on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, 60_000), now_s)
     assert broker._assigned is not None
-    broker._accept_master(replace(broker._assigned, master_epoch=epoch + 1, set_epoch=99))
+    broker.on_master(replace(broker._assigned, master_epoch=epoch + 1, set_epoch=99))
     await until(lambda: copier(group, 1).epoch == epoch + 1, "its next term")
     assert not broker._lease.is_valid(now_s)
 
@@ -415,11 +420,11 @@ async def test_master_replaced_while_its_disk_stalls_does_not_become_active(
         has_begun.set()
         await may_go_on.wait()
 
-    compose, composed, trusted = broker._compose, list[bool](), list[bool]()
+    compose, composed, trusted = broker._compose, list[BrokerRole](), list[bool]()
 
-    async def note_compose(*, is_master: bool, epoch: int) -> None:
-        composed.append(is_master)
-        await compose(is_master=is_master, epoch=epoch)
+    async def note_compose(role: BrokerRole) -> None:
+        composed.append(role)
+        await compose(role)
 
     assert broker.store is not None
     monkeypatch.setattr(copy, "begin_term", begin_slowly)
@@ -428,14 +433,14 @@ async def test_master_replaced_while_its_disk_stalls_does_not_become_active(
     wanted = broker._assigned
     assert wanted is not None
     epoch = wanted.master_epoch
-    broker._accept_master(replace(wanted, master_epoch=epoch + 1))
+    broker.on_master(replace(wanted, master_epoch=epoch + 1))
     await has_begun.wait()
     other = replace(wanted, master_epoch=epoch + 2, master_id=7, master_address="127.0.0.1:9")
-    broker._accept_master(other)
+    broker.on_master(other)
     may_go_on.set()
     await until(lambda: broker.broker.options.is_slave, "it is a slave of the next term")
-    assert (composed, trusted, broker.is_master, copy.epoch) == ([False], [], False, None)
-    assert broker._epoch == epoch + 2
+    assert (composed, trusted, broker.is_master, copy.epoch) == ([BrokerRole.SLAVE], [], False, None)
+    assert broker.epoch == epoch + 2
 
 
 @pytest.mark.parametrize("is_replaced", [False, True])
@@ -462,16 +467,16 @@ async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
     assert wanted is not None
     epoch = wanted.master_epoch
     other = replace(wanted, master_epoch=epoch + 1, master_id=7, master_address="127.0.0.1:9")
-    broker._accept_master(other)
+    broker.on_master(other)
     await until(lambda: broker.broker.options.is_slave, "it is a slave")
     monkeypatch.setattr(broker.store, "begin_role", refuse)
-    broker._accept_master(replace(wanted, master_epoch=epoch + 2))
+    broker.on_master(replace(wanted, master_epoch=epoch + 2))
     await until(lambda: len(refused) > 2, "it tries again")
     assert set(refused) == {BrokerRole.SYNC_MASTER}
     if is_replaced:
-        broker._accept_master(replace(other, master_epoch=epoch + 3))
+        broker.on_master(replace(other, master_epoch=epoch + 3))
         monkeypatch.setattr(broker.store, "begin_role", begin_role)
-        await until(lambda: broker._epoch == epoch + 3, "it is a slave of the next term")
+        await until(lambda: broker.epoch == epoch + 3, "it is a slave of the next term")
         assert not broker.is_master
     may_begin.set()
     if not is_replaced:
@@ -506,7 +511,7 @@ async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig
     """
     broker = await group.start(1, poll_ms=60_000)
     await group.master()
-    controllers, copy = broker._controllers, copier(group, 1)
+    controllers, copy = broker._membership.controllers, copier(group, 1)
     alter_set = controllers.alter_set
     refused: list[int] = []
     lost: list[SyncStateSetAnswer] = []
@@ -536,7 +541,7 @@ async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(g
     async def refuse(*_args: Any) -> SyncStateSetAnswer:
         raise answers.pop(0)
 
-    broker._controllers.alter_set = refuse  # type: ignore[method-assign]
+    broker._membership.controllers.alter_set = refuse  # type: ignore[method-assign]
     copier(group, 1).set_refused = refused.append  # type: ignore[method-assign]
     for code, is_certain in (
         (ResponseCode.CONTROLLER_BROKER_NOT_ALIVE, True),
@@ -545,7 +550,7 @@ async def test_a_master_that_was_replaced_goes_on_waiting_for_whom_it_proposed(g
         (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, False),
     ):
         answers[:] = RequestTimeout("lost"), RequestRejected("refused", code=code)
-        await broker._propose(broker._epoch, frozenset({1, 2}), 1)
+        await broker._membership.propose_in(broker.epoch, frozenset({1, 2}), 1)
         assert answers == []
         assert refused == ([1] if is_certain else []), code
         refused.clear()
@@ -605,7 +610,7 @@ async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written
     end = broker.store.max_log_offset
     broker.store.append([new_record(b"accepted", topic="TBW102")], lambda _status: None)
     assert broker.store.max_log_offset == end
-    await broker._wait_for_copies()
+    await broker._wait_for_copies(broker.epoch)
     assert broker.replication.confirm_offset == broker.store.max_log_offset > end
 
 
@@ -701,7 +706,7 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
     await group.master()
     await group.start(2)
     await group.in_set(1, 2)
-    first._election = replace(first._election, stop_linger_ms=400)
+    first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=400))
     sender = StaleSender(group, 1)
     begun_s = rig.clock.monotonic()
     retiring = asyncio.create_task(first.retire())
@@ -719,13 +724,15 @@ async def test_a_broker_that_retires_while_it_hands_over_answers_the_sends_that_
     await group.master()
     await group.start(2)
     await group.in_set(1, 2)
-    first._election = replace(first._election, stop_linger_ms=200)
+    first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=200))
     sender = StaleSender(group, 1)
     await sender.more()
     target = group.brokers[2].broker_id
     asked = hand_over_group(rig.client, rig.address("n0"), GROUP, target, clock=rig.clock)
     handing = asyncio.create_task(asked)
-    await until(lambda: first._is_handing_over, "an operator's hand-over has begun")
+    await until(
+        lambda: first.state in (RoleState.DRAINING, RoleState.DRAINED), "an operator's hand-over has begun"
+    )
     await first.retire()
     await handing
     assert group.masters() == [2]
@@ -749,10 +756,10 @@ async def test_only_a_master_with_members_and_controllers_hands_over_when_it_ret
     await group.in_set(1, 2)
     await slave.retire()
     assert group.masters() == [1], "a slave hands over nothing"
-    first._election = replace(first._election, hands_over_at_stop=False)
+    first._config = replace(first._config, election=replace(first._config.election, hands_over_at_stop=False))
     await first.retire()
     assert group.masters() == [1], "it was told not to"
-    first._election = replace(first._election, hands_over_at_stop=True)
+    first._config = replace(first._config, election=replace(first._config.election, hands_over_at_stop=True))
     await rig.stop()
     await first.retire()
     assert group.masters() == [1], "no controller elects another one"
@@ -855,7 +862,7 @@ async def test_slave_without_current_tables_does_not_join_the_set(
         propose(members, set_epoch)
 
     first.on_propose = note
-    vouching, asked, may_join = group.brokers[1]._vouching, asyncio.Event(), first.may_join
+    vouching, asked, may_join = group.brokers[1]._peer_leases.heard, asyncio.Event(), first.may_join
 
     def watched(broker_id: int) -> bool:
         if broker_id in vouching:
@@ -919,10 +926,10 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     assert slave.store is not None
     monkeypatch.setattr(Copier, "is_caught_up", False)
     slave.store.may_lack_tail = True
-    told = [slave._make_heartbeat().is_incomplete for _ in range(3)]
-    assert (told, slave._make_registration().is_incomplete) == ([True] * 3, True)
+    told = [slave.make_heartbeat().is_incomplete for _ in range(3)]
+    assert (told, slave.make_registration().is_incomplete) == ([True] * 3, True)
     monkeypatch.setattr(Copier, "is_caught_up", True)
-    assert (slave._make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)
+    assert (slave.make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)
 
 
 async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_its_own_disk(
@@ -939,18 +946,18 @@ async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_
     await group.stop(2)
     group.disks[2].write_atomically(Path("/store/brokerGroup"), b"f" * 32)
     slave = await group.start(2)
-    await until(lambda: "f" * 32 in slave._foreign)
+    await until(lambda: "f" * 32 in slave._membership.foreign)
     pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
     answer = await rig.client.request(group.address(2), pull, 5)
     assert (answer.code, "f" * 32 in (answer.remark or "")) == (ResponseCode.SERVICE_NOT_AVAILABLE, True)
     assert any(one.message == events.BROKER_GROUP_REFUSED for one in caplog.records)
-    assert told in slave._mismatch.reason
+    assert told in slave._membership.mismatch.reason
     assert (slave.is_master, slave.broker.options.is_slave) == (False, True)
     await group.stop(2)
     group.disks[2].remove(Path("/store/brokerGroup"))  # as a directory of an older release
     slave = await group.start(2)
     await until(lambda: slave._group.group_id == told)
-    await until(lambda: (slave._foreign, slave._mismatch.reason) == ("", ""))
+    await until(lambda: (slave._membership.foreign, slave._membership.mismatch.reason) == ("", ""))
 
 
 async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
@@ -960,10 +967,8 @@ async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
     await group.master()
     await group.stop(1)
     await rig.stop("n0")
-    monkeypatch.setattr(elected, "UNASKED_S_MAX", 0.05)
-    monkeypatch.setattr(
-        elected.ElectedBroker, "_on_foreign_group", lambda *_: None
-    )  # no error arrives either
+    monkeypatch.setattr(membership, "UNASKED_S_MAX", 0.05)
+    monkeypatch.setattr(membership.GroupMembership, "on_error", lambda *_: None)  # no error arrives either
     broker = await group.start(1)
     await until(lambda: not broker._foreign_reason(), "the time for an answer is over")
     pull = Command.request(RequestCode.GET_MAX_OFFSET, fields={"topic": "TBW102", "queueId": "0"})
@@ -987,12 +992,12 @@ async def test_controllers_without_their_disk_are_told_what_the_brokers_know(
     await rig.start("n0")
     await group.in_set(1, 2)
     assert group.brokers[1].is_master
-    assert group.brokers[1]._epoch == 1
+    assert group.brokers[1].epoch == 1
     assert any(one.getMessage() == events.CONTROLLER_GROUP_UNKNOWN for one in caplog.records)
     assert (await group.send(1, b"meanwhile")).code == ResponseCode.SUCCESS
     await group.caught_up()
     await group.stop(1)
     await until(lambda: slave.is_master)
-    assert slave._epoch > 1
+    assert slave.epoch > 1
     assert (await group.send(2, b"after")).code == ResponseCode.SUCCESS
-    assert slave._mismatch.reason == ""
+    assert slave._membership.mismatch.reason == ""

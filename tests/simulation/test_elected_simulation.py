@@ -22,6 +22,7 @@ from sim.image import Tear
 from tandemmq.api.broker_admin import delete_topic
 from tandemmq.api.controller import MasterFacts, send_peer_lease
 from tandemmq.broker.autoswitch.controllers import Controllers, MasterLease
+from tandemmq.broker.autoswitch.roles import RoleState
 from tandemmq.client import Admin
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.protocol.codes import RequestCode
@@ -412,10 +413,10 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
 
         async def lose(_self: Controllers, _target: int, _master_epoch: int) -> MasterFacts:
             nonlocal is_lost
-            server._heartbeats.soon()
+            server._membership.heartbeats.soon()
             await cluster.world.clock.sleep(0.05)  # a last lease arrives
             cluster.world.fabric.latency_ms = (100.0, 100.0)
-            server._heartbeats.soon()
+            server._membership.heartbeats.soon()
             await cluster.world.clock.sleep(0.01)  # and another one is requested
             is_lost = True
             raise BrokerUnreachable("the answer is lost")
@@ -425,7 +426,7 @@ def test_a_lease_from_before_a_hand_over_counts_for_nothing_after_it(
         operator.address = f"{leader.host.ip}:{leader.port}"
         operator.target = min(leader.members - {server.broker_id})
         operator.start()
-        await until(cluster, lambda: is_lost and not server._is_handing_over, "it goes on")
+        await until(cluster, lambda: is_lost and server.state is RoleState.LEADING, "it goes on")
         assert not leader.may_write
         await cluster.world.clock.sleep(0.25)
         assert not leader.may_write

@@ -1788,8 +1788,8 @@ _ELECTED: Final = (
     Plant(
         name="a log that may lack its end is reported so in one heartbeat only",
         path="broker/autoswitch/elected.py",
-        sound="if self.store.may_lack_tail and replication.is_caught_up:",
-        bug="if self.store.may_lack_tail:",
+        sound="if self._log.may_lack_tail and self.replication.is_caught_up:",
+        bug="if self._log.may_lack_tail:",
         proofs=("scenario/test_elected_brokers.py",),
     ),
     Plant(
@@ -1898,8 +1898,8 @@ _ELECTED: Final = (
     ),
     Plant(
         name="who has the log is a member before it has the tables",
-        path="broker/autoswitch/elected.py",
-        sound="return broker_id not in self._vouching and now_s - since_s >= TABLES_S_MAX",
+        path="broker/autoswitch/controllers.py",
+        sound="return broker_id not in self.heard and now_s - since_s >= TABLES_S_MAX",
         bug="return now_s >= since_s",
         proofs=("scenario/test_elected_brokers.py",),
     ),
@@ -1920,16 +1920,20 @@ _ELECTED: Final = (
     Plant(
         name="a lease is counted from the answer",
         path="broker/autoswitch/controllers.py",
-        sound="self._on_answer(answer, sent_s)",
-        bug="self._on_answer(answer, self._clock.monotonic())",
+        sound="self._sender.on_heartbeat_answer(answer, sent_s)",
+        bug="self._sender.on_heartbeat_answer(answer, self._clock.monotonic())",
         proofs=("simulation/test_elected_simulation.py",),
     ),
     Plant(
         name="an old master that hands over passes nothing on",
-        path="broker/autoswitch/elected.py",
-        sound="            self._forwarding.linger()\n",
-        bug="            self._forwarding.end()\n",
-        proofs=("scenario/test_elected_brokers.py", "simulation/test_elected_simulation.py"),
+        path="broker/autoswitch/roles.py",
+        sound="Transition(_S.SWITCHING, (_F.FORWARD_SENDS, *keeps",
+        bug="Transition(_S.SWITCHING, (_F.END_FORWARDING, *keeps",
+        proofs=(
+            "unit/broker/test_roles.py",
+            "scenario/test_elected_brokers.py",
+            "simulation/test_elected_simulation.py",
+        ),
     ),
     Plant(
         name="what comes behind parked sends goes before them",
@@ -1948,7 +1952,7 @@ _ELECTED: Final = (
     Plant(
         name="a broker takes the office of another one that has its id",
         path="broker/autoswitch/elected.py",
-        sound="elif facts.master_address == self._own_address:",
+        sound="elif facts.master_address == self.own_address:",
         bug="elif facts.master_address:",
         proofs=("scenario/test_elected_brokers.py",),
     ),
@@ -2103,8 +2107,8 @@ _ELECTED: Final = (
     Plant(
         name="a silent joiner that holds enough is waited for",
         path="replication/core/sync_state_set.py",
-        sound="if now_ms - copy.caught_up_at_ms > self._lag_ms_max:\n                copy.join_offset",
-        bug="if False:\n                copy.join_offset",
+        sound="copy.caught_up_at_ms > self._options.lag_ms_max:\n                copy.join_offset",
+        bug="copy.caught_up_at_ms > 2**62:\n                copy.join_offset",
         proofs=("unit/replication/test_sync_state_set.py",),
     ),
     Plant(
@@ -2285,7 +2289,7 @@ _ELECTED: Final = (
     Plant(
         name="who is replaced while its disk stalls takes office",
         path="broker/autoswitch/elected.py",
-        sound="        if self._is_replaced(facts.master_epoch):\n            #",
+        sound="        if self._is_replaced():\n            #",
         bug="        if False:\n            #",
         proofs=("scenario/test_elected_brokers.py",),
     ),

@@ -80,6 +80,7 @@ class Broker:
     served_codes: frozenset[int] = frozenset()
     is_active = False
     """True if an elected broker was allowed by its owner to take office."""
+    is_paused = False
 
     def __init__(
         self,
@@ -319,6 +320,7 @@ class Broker:
 
     async def pause(self, *, is_paused: bool) -> None:
         """Pauses or resumes the duties: a fenced master does none, and later continues where it stopped."""
+        self.is_paused = is_paused
         if self._duties is None:
             return
         if is_paused:

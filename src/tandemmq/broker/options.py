@@ -14,7 +14,10 @@ from pathlib import Path
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
+from tandemmq.remoting.options import PLAIN, TlsOptions
+from tandemmq.replication.core.options import ReplicationOptions, SetOptions
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
+from tandemmq.store.options import StoreOptions
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -264,7 +267,7 @@ OPEN = AccessOptions()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElectionOptions:
+class ElectionOptions(SetOptions):
     """The settings of a broker of an elected group (spec controller 8). They apply with
     enableControllerMode=true only; brokerId and brokerRole are ignored then.
     """
@@ -281,18 +284,10 @@ class ElectionOptions:
     poll_ms: int = 1_000  # syncBrokerMetadataPeriod; RocketMQ: 5000
     # brokerElectionPriority: of equal candidates the one with the smaller number is elected
     priority: int = 2**31 - 1
-    waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose acknowledged messages
-    copy_count_min: int = 1  # minInSyncReplicas: sends are rejected while the SyncStateSet is smaller
-    # haMaxTimeSlaveNotCatchup: a slave lagging longer is removed from the set; RocketMQ: 15000
-    lag_ms_max: int = 2_000
-    # joinSetTimeoutMillis (ours): the time for a slave to join a new master before it is removed
-    join_ms_max: int = 5_000
     linger_ms: int = 60_000  # handoverLingerMillis (ours): how long a former master forwards sends
     hands_over_at_stop: bool = True  # handoverAtStop (ours): a stopped master hands over first
     # handoverStopLingerMillis (ours): how long a stopped master that handed over forwards sends
     stop_linger_ms: int = 0
-    is_learner: bool = False  # asyncLearner: copies the log and is never elected
-    from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
     reapplies_id: bool = False  # ours, reapplyBrokerId: registers anew if the controllers forgot this broker
     # controllerSharedSecret (ours): the same as the controllers'
     shared_secret: str = field(default="", repr=False)
@@ -321,3 +316,19 @@ class ElectionOptions:
                 f"silence_ms_max: {self.silence_ms_max} must be at least 4 heartbeats"
                 f" of {self.heartbeat_ms} ms, or one that is late ends a master"
             )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConfig:
+    """All options of a broker. `inert` contains the given keys that have no effect here, `notes` the remarks
+    on others.
+    """
+
+    broker: BrokerOptions
+    store: StoreOptions
+    replication: ReplicationOptions = field(default_factory=ReplicationOptions)
+    election: ElectionOptions = field(default_factory=ElectionOptions)
+    access: AccessOptions = OPEN
+    tls: TlsOptions = PLAIN
+    inert: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()

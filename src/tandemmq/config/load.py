@@ -15,7 +15,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions
+from tandemmq.broker.options import AccessOptions, BrokerConfig, BrokerOptions, ElectionOptions
 from tandemmq.config.names import (
     ALIASES,
     BROKER_INERT,
@@ -63,20 +63,6 @@ class MachineFacts:
     rocketmq_home: Path = Path()
     """ROCKETMQ_HOME: the rules of access control are in its folder conf."""
     name_servers: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerConfig:
-    """All options of a broker. `inert` contains the given keys that have no effect here."""
-
-    broker: BrokerOptions
-    store: StoreOptions
-    replication: ReplicationOptions
-    election: ElectionOptions
-    access: AccessOptions
-    tls: TlsOptions
-    inert: tuple[str, ...]
-    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

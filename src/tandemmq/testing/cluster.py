@@ -27,6 +27,7 @@ from typing import Final, Self
 
 from tandemmq.api.broker_admin import query_topic_config
 from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.broker.options import BrokerConfig
 from tandemmq.client import (
     Admin,
     ClientOptions,
@@ -36,7 +37,7 @@ from tandemmq.client import (
     ProducerOptions,
     StartFrom,
 )
-from tandemmq.config.load import BrokerConfig, MachineFacts, load_broker
+from tandemmq.config.load import MachineFacts, load_broker
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.groups import ReplicaGroup
 from tandemmq.controller.options import ControllerOptions

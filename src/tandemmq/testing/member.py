@@ -10,7 +10,7 @@ from typing import Final
 
 from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.broker import Broker
-from tandemmq.config.load import BrokerConfig
+from tandemmq.broker.options import BrokerConfig
 from tandemmq.runtime.machine import LoopClock, SystemRandom
 from tandemmq.runtime.ports import Address
 from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
@@ -73,17 +73,12 @@ class ClusterMember:
         config = self._config
         if config.election.is_enabled:
             return ElectedBroker(
-                config.broker,
-                config.store,
-                config.replication,
-                config.election,
+                config,
                 network=self.network,
                 disk=self._disk,
                 clock=LoopClock(),
                 chance=SystemRandom(),
                 on_fatal=self._on_fatal,
-                access=config.access,
-                tls=config.tls,
             )
         return Broker(
             config.broker,

@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.options import MetricsExporter
+from tandemmq.broker.options import BrokerConfig, MetricsExporter
 from tandemmq.config.load import (
-    BrokerConfig,
     MachineFacts,
     load_broker,
     load_name_server,

@@ -23,7 +23,7 @@ from tandemmq.replication.core.epochs import (
     encode_handshake,
     encode_term_report,
 )
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions, SetOptions
 from tandemmq.replication.core.progress import LogRange
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
@@ -85,6 +85,7 @@ class Term:
             self.store,
             1,
             ReplicationOptions(),
+            SetOptions(waits_for_all=False, lag_ms_max=15_000),
             network=self.network,
             clock=self.clock,
             on_fatal=self.faults.append,

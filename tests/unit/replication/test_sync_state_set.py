@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from tandemmq.replication.core.options import SetOptions
 from tandemmq.replication.core.sync_state_set import PROPOSAL_RETRY_MS, SyncStateSet
 from tandemmq.units import MIB
 
 
 def new_set(*members: int, confirm_offset: int = 0) -> SyncStateSet:
-    return SyncStateSet(1, frozenset(members), 7, now_ms=0, confirm_offset=confirm_offset)
+    return SyncStateSet(
+        1,
+        frozenset(members),
+        7,
+        now_ms=0,
+        confirm_offset=confirm_offset,
+        options=SetOptions(lag_ms_max=15_000),
+    )
 
 
 def test_a_copy_joins_while_the_log_goes_on_growing() -> None:
@@ -41,7 +49,7 @@ def test_a_joining_copy_that_falls_silent_is_waited_for_no_longer_than_a_member(
     it.
     """
     for held in (400, 500):
-        one = SyncStateSet(1, frozenset({1}), 7, now_ms=0, confirm_offset=0, lag_ms_max=2_000)
+        one = SyncStateSet(1, frozenset({1}), 7, now_ms=0, confirm_offset=0, options=SetOptions())
         one.on_connected(2, 0, 0)
         one.on_acknowledged(2, held, 500, 0)
         assert one.required == {2}
@@ -56,7 +64,7 @@ def test_a_joining_copy_that_falls_silent_is_waited_for_no_longer_than_a_member(
 
 def test_a_joining_copy_that_is_level_while_nothing_is_sent_is_not_silent() -> None:
     one = SyncStateSet(
-        1, frozenset({1}), 7, now_ms=0, confirm_offset=0, lag_ms_max=2_000, may_join=lambda _one: False
+        1, frozenset({1}), 7, now_ms=0, confirm_offset=0, options=SetOptions(), may_join=lambda _one: False
     )
     one.on_connected(2, 500, 0)
     one.on_acknowledged(2, 500, 500, 0)

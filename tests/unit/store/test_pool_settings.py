@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.config.load import BrokerConfig, MachineFacts, load_broker, read_settings
+from tandemmq.broker.options import BrokerConfig
+from tandemmq.config.load import MachineFacts, load_broker, read_settings
 from tandemmq.errors import ConfigError
 from tandemmq.store import FlushMode, StoreOptions
 

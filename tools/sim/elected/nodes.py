@@ -7,7 +7,7 @@ from sim.cluster.nodes import ROOT, BrokerNode, DiskNode
 from sim.cluster.world import World
 from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import ElectionOptions
+from tandemmq.broker.options import BrokerConfig, ElectionOptions
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import TandemError
@@ -105,7 +105,7 @@ class ElectedNode(BrokerNode):
     @property
     def epoch(self) -> int:
         """The epoch of the term that it knows."""
-        return 0 if self.server is None else self.server._epoch
+        return 0 if self.server is None else self.server.epoch
 
     @property
     def leads(self) -> bool:
@@ -146,10 +146,12 @@ class ElectedNode(BrokerNode):
     async def _boot(self, process: SimProcess) -> None:
         try:
             server = self.server = ElectedBroker(
-                self._broker_options(),
-                self._store_options(),
-                self._replication_options(),
-                ElectionOptions(is_enabled=True, controllers=self._controllers),
+                BrokerConfig(
+                    broker=self._broker_options(),
+                    store=self._store_options(),
+                    replication=self._replication_options(),
+                    election=ElectionOptions(is_enabled=True, controllers=self._controllers),
+                ),
                 network=self.network,
                 disk=self.disk,
                 clock=self.clock,

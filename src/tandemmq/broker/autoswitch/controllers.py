@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from tandemmq.api import controller as api
 from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, send_peer_lease
@@ -64,7 +64,6 @@ class Controllers:
         *,
         cluster: str,
         name: str,
-        address: str,
         client: RemotingClient,
         clock: Clock,
         group: GroupIdentity,
@@ -75,7 +74,6 @@ class Controllers:
         self._addresses = options.controllers
         self._cluster = cluster
         self._name = name
-        self._address = address
         self._client = client
         self._clock = clock
 
@@ -99,13 +97,7 @@ class Controllers:
 
     async def elect(self, broker_id: int) -> MasterFacts:
         """Asks for the election of a master: this broker, unless a better one is known."""
-        header = ElectMasterRequest(
-            cluster_name=self._cluster,
-            broker_name=self._name,
-            broker_id=broker_id,
-            is_designated=False,
-            group_id=self._group.group_id,
-        )
+        header = self._election_of(broker_id)
         return await self._call_for_master(
             lambda leader: api.elect_master(self._client, leader, header, self._clock.now_ms())
         )
@@ -114,17 +106,20 @@ class Controllers:
         """Asks for the election of `target`. This master has stopped accepting writes under
         `master_epoch`.
         """
-        header = ElectMasterRequest(
-            cluster_name=self._cluster,
-            broker_name=self._name,
-            broker_id=target,
-            is_designated=True,
-            group_id=self._group.group_id,
-        )
+        header = self._election_of(target, is_designated=True)
         return await self._call_for_master(
             lambda leader: api.elect_successor(
                 self._client, leader, header, self._clock.now_ms(), master_epoch=master_epoch
             )
+        )
+
+    def _election_of(self, broker_id: int, *, is_designated: bool = False) -> ElectMasterRequest:
+        return ElectMasterRequest(
+            cluster_name=self._cluster,
+            broker_name=self._name,
+            broker_id=broker_id,
+            is_designated=is_designated,
+            group_id=self._group.group_id,
         )
 
     async def read_master(self) -> MasterFacts:
@@ -188,33 +183,43 @@ class Controllers:
         raise NotLeader(f"no controller leads: {'; '.join(reasons)}")
 
 
+class HeartbeatSender(Protocol):
+    """The broker whose state the heartbeats report."""
+
+    def make_heartbeat(self) -> BrokerHeartbeatRequest: ...
+
+    def on_heartbeat_answer(self, answer: ControllerHeartbeat, sent_s: float) -> None:
+        """Handles an answer to a heartbeat that was sent at `sent_s`, by the monotonic clock."""
+
+
 class Heartbeats:
     """The heartbeats to the controllers, one task for each."""
 
     def __init__(
         self,
         options: ElectionOptions,
+        sender: HeartbeatSender,
         *,
-        make: Callable[[], BrokerHeartbeatRequest],
-        on_answer: Callable[[ControllerHeartbeat, float], None],
         client: RemotingClient,
         clock: Clock,
         scope: TaskScope,
     ) -> None:
-        """`on_answer` receives each answer, and the time at which its request was sent, by the monotonic
-        clock.
-        """
         self._options = options
-        self._make = make
-        self._on_answer = on_answer
+        self._sender = sender
         self._client = client
         self._clock = clock
         self._scope = scope
+        self._is_started = False
         self._wakes = {address: asyncio.Event() for address in dict.fromkeys(options.controllers)}
 
-    def start(self) -> None:
+    def start(self) -> bool:
+        """Starts the heartbeats. Returns False if they have started before."""
+        if self._is_started:
+            return False
+        self._is_started = True
         for address, wake in self._wakes.items():
             self._scope.start(f"heartbeat-{address}", self._run(address, wake))
+        return True
 
     def soon(self) -> None:
         """Sends the next heartbeats at once: the state to report has changed, or an answer is needed."""
@@ -231,11 +236,11 @@ class Heartbeats:
             try:
                 timeout_s = self._options.heartbeat_timeout_ms / 1000
                 answer = await api.send_controller_heartbeat(
-                    self._client, address, self._make(), timeout_s=timeout_s
+                    self._client, address, self._sender.make_heartbeat(), timeout_s=timeout_s
                 )
                 if answer.master_epoch is None:
                     period_s = max(period_s, OTHERS_PERIOD_S)
-                self._on_answer(answer, sent_s)
+                self._sender.on_heartbeat_answer(answer, sent_s)
                 if not is_reachable:
                     log.info(events.CONTROLLER_REACHED, extra={"address": address})
                 is_reachable = True
@@ -296,6 +301,10 @@ COUNTED_S: Final = 1.2
 HELD_S: Final = 1.33
 TIMEOUT_S: Final = 0.5
 TOKENS_PER_S: Final = 1_000_000
+TABLES_S_MAX: Final = 3.0
+"""The time after which a slave that does not send TANDEM_VOUCH may be elected; it needs the time to copy the
+tables.
+"""
 
 
 class PeerLeases:
@@ -306,11 +315,23 @@ class PeerLeases:
     def __init__(self) -> None:
         self._term_start_s = float("inf")
         self._granted: dict[int, tuple[float, Channel]] = {}
+        self._joining_s: dict[int, float] = {}
+        self.heard: set[int] = set()
+        """The slaves that sent TANDEM_VOUCH in this term."""
 
     def begin_term(self, now_s: float) -> None:
         """Starts a term. Promises made to an earlier master are void."""
         self._term_start_s = now_s
         self._granted.clear()
+        self._joining_s.clear()
+        self.heard.clear()
+
+    def has_waited(self, broker_id: int, now_s: float) -> bool:
+        """Returns True if a slave that holds the log, and does not report what else it has, asked to join
+        TABLES_S_MAX ago.
+        """
+        since_s = self._joining_s.setdefault(broker_id, now_s)
+        return broker_id not in self.heard and now_s - since_s >= TABLES_S_MAX
 
     def record(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
         """Records a promise. A token that was not issued in this term is ignored."""

@@ -96,6 +96,10 @@ class Forwarding:
             self._end_timer = self._clock.call_later(PARKED_S_MAX, self.end)
         self._target = None
 
+    def park_again(self) -> None:
+        """Parks sends again, if it is open: the master that they are forwarded to is no longer one."""
+        self._target = None
+
     def linger(self) -> None:
         """Opens it for the linger time, or at least for as long as sends may be parked: this broker is no
         longer master.

@@ -21,6 +21,20 @@ class FirstTransfer(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SetOptions:
+    """Settings of the SyncStateSet of an elected group, and of a broker that is to join it."""
+
+    waits_for_all: bool = True  # allAckInSyncStateSet; RocketMQ: false, which may lose acknowledged messages
+    copy_count_min: int = 1  # minInSyncReplicas: sends are rejected while the SyncStateSet is smaller
+    # haMaxTimeSlaveNotCatchup: a slave lagging longer is removed from the set; RocketMQ: 15000
+    lag_ms_max: int = 2_000
+    # joinSetTimeoutMillis (ours): the time for a slave to join a new master before it is removed
+    join_ms_max: int = 5_000
+    is_learner: bool = False  # asyncLearner: copies the log and is never elected
+    from_last_file: bool = False  # syncFromLastFile: an empty slave copies the last file only
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationOptions:
     """Settings of both ends of the replication channel."""
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
+from tandemmq.replication.core.options import SetOptions
 from tandemmq.units import MIB
 
 JOIN_LAG_BYTES_MAX: Final = MIB
@@ -53,16 +54,14 @@ class SyncStateSet:
         *,
         now_ms: int,
         confirm_offset: int,
-        lag_ms_max: int = 15_000,
-        join_ms_max: int = 5_000,
+        options: SetOptions = SetOptions(),
         may_join: Callable[[int], bool] = lambda _one: True,
     ) -> None:
         """`may_join`: returns True if a replica has everything that a member needs besides the log."""
         assert confirm_offset >= 0, confirm_offset
         self._own_id = own_id
         self._may_join = may_join
-        self._lag_ms_max = lag_ms_max
-        self._join_ms_max = join_ms_max
+        self._options = options
         self._started_at_ms = now_ms
         self._copies: dict[int, _Copy] = {}
         self._leaving: set[int] = set()
@@ -120,7 +119,7 @@ class SyncStateSet:
             self._leaving.discard(one)
         is_joining = one in self.members or copy.join_offset is not None
         if not is_joining and log_end - held <= JOIN_LAG_BYTES_MAX:
-            copy.join_offset, copy.join_due_ms = log_end, now_ms + self._join_ms_max
+            copy.join_offset, copy.join_due_ms = log_end, now_ms + self._options.join_ms_max
             assert one in self.required, "a send waits for a joining replica"
         self.raise_confirm(log_end)
 
@@ -148,18 +147,18 @@ class SyncStateSet:
             if one in self._leaving:
                 target.discard(one)
             elif copy is None:
-                if now_ms - self._started_at_ms > self._join_ms_max:
+                if now_ms - self._started_at_ms > self._options.join_ms_max:
                     target.discard(one)
             elif copy.acknowledged >= log_end:
                 copy.caught_up_at_ms = now_ms
-            elif now_ms - copy.caught_up_at_ms > self._lag_ms_max:
+            elif now_ms - copy.caught_up_at_ms > self._options.lag_ms_max:
                 target.discard(one)
         for one, copy in self._copies.items():
             if copy.join_offset is None:
                 continue
             if copy.acknowledged >= log_end:
                 copy.caught_up_at_ms = now_ms
-            if now_ms - copy.caught_up_at_ms > self._lag_ms_max:
+            if now_ms - copy.caught_up_at_ms > self._options.lag_ms_max:
                 copy.join_offset = None  # silent: sends wait for it no longer than for a member
             elif copy.acknowledged >= copy.join_offset and self._may_join(one):
                 target.add(one)
@@ -211,7 +210,10 @@ class SyncStateSet:
         )
         for one in (lost - members) & self._copies.keys():
             copy = self._copies[one]
-            copy.join_offset, copy.join_due_ms = copy.acknowledged, copy.caught_up_at_ms + self._lag_ms_max
+            copy.join_offset, copy.join_due_ms = (
+                copy.acknowledged,
+                copy.caught_up_at_ms + self._options.lag_ms_max,
+            )
         self._assert_union()
 
     def on_refused(self, epoch: int) -> None:

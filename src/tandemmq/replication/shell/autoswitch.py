@@ -17,7 +17,7 @@ from tandemmq.errors import FlushFailed, StaleTerm
 from tandemmq.replication.core.epochs import UNKNOWN_ID, EpochList, Handshake
 from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
-from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.options import ReplicationOptions, SetOptions
 from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_sessions import MasterHistory, TermMasterSession, TermSlaveSession
@@ -158,21 +158,12 @@ class AutoSwitchReplication:
         store: MessageStore,
         broker_id: int,
         options: ReplicationOptions,
+        set_options: SetOptions,
         *,
         network: Network,
         clock: Clock,
         on_fatal: OnFatal | None = None,
-        waits_for_all: bool = False,
-        is_learner: bool = False,
-        from_last_file: bool = False,
-        lag_ms_max: int = 15_000,
-        join_ms_max: int = 5_000,
-        copy_count_min: int = 1,
     ) -> None:
-        """`waits_for_all`: allAckInSyncStateSet; `is_learner`: asyncLearner; `from_last_file`:
-        syncFromLastFile; `lag_ms_max`: haMaxTimeSlaveNotCatchup; `join_ms_max`: joinSetTimeoutMillis;
-        `copy_count_min`: minInSyncReplicas.
-        """
         assert store.has_terms
         self._store = store
         self._broker_id = broker_id
@@ -182,11 +173,10 @@ class AutoSwitchReplication:
         self._on_fatal = on_fatal
         self._guard = FaultGuard(on_fatal)
         self._allowed = AllowedHosts(options.allowed_slaves)
-        self._waits_for_all = waits_for_all
-        self._handshake = Handshake(broker_id, from_last_file=from_last_file, is_learner=is_learner)
-        self._lag_ms_max = lag_ms_max
-        self._join_ms_max = join_ms_max
-        self._copy_count_min = copy_count_min
+        self._set_options = set_options
+        self._handshake = Handshake(
+            broker_id, from_last_file=set_options.from_last_file, is_learner=set_options.is_learner
+        )
         self._listener: Listener | None = None
         self._connections: list[SlaveConnection] = []
         self._set: SyncStateSet | None = None
@@ -262,8 +252,7 @@ class AutoSwitchReplication:
             set_epoch,
             now_ms=self._now_ms(),
             confirm_offset=store.confirm_offset,
-            lag_ms_max=self._lag_ms_max,
-            join_ms_max=self._join_ms_max,
+            options=self._set_options,
             may_join=lambda one: self.may_join(one),
         )
         self._on_set_changed()
@@ -539,11 +528,11 @@ class AutoSwitchReplication:
         """
         if self._set is None:
             return
-        size, needed = self._set.size, self._copy_count_min
+        size, needed = self._set.size, self._set_options.copy_count_min
         remark = f"the SyncStateSet has {size} copies of minInSyncReplicas={needed}"
         self._store.set_replica_shortage(remark if size < needed else "")
         self._raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
-        if self._waits_for_all and size >= needed:
+        if self._set_options.waits_for_all and size >= needed:
             self._store.require_acks(frozenset(map(_replica, self._set.required)))
 
     def _propose(self) -> None:
