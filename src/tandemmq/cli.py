@@ -30,9 +30,7 @@ if TYPE_CHECKING:
     from tandemmq.broker.options import BrokerConfig
     from tandemmq.config.load import MachineFacts
     from tandemmq.controller.controller import Controller
-    from tandemmq.controller.options import ControllerOptions
-    from tandemmq.protocol.signature import Credentials
-    from tandemmq.remoting.options import TlsOptions
+    from tandemmq.controller.options import ControllerConfig
     from tandemmq.runtime.descriptors import DescriptorPlan
 
 
@@ -195,6 +193,7 @@ def _sentence(error: OSError) -> str:
 
 async def _name_server(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.config.load import load_name_server, read_settings, with_saved_settings
+    from tandemmq.controller.options import ControllerConfig
     from tandemmq.nameserver.nameserver import NameServer
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, TcpNetwork
@@ -219,7 +218,8 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
         return await serve(
             name_server, outcome, lambda: f"name server ready on {_address(name_server.address)}"
         )
-    elector = _new_controller(options, loaded.tls, loaded.credentials, outcome, connections_max)
+    own = ControllerConfig(options=options, tls=loaded.tls, credentials=loaded.credentials)
+    elector = _new_controller(own, outcome, connections_max)
 
     def ready() -> str:
         place = f"controller {options.self_id} on {_address(elector.address)}"
@@ -235,7 +235,7 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     connections_max = _plan_descriptors().connections_max
-    server = _new_controller(loaded.options, loaded.tls, loaded.credentials, outcome, connections_max)
+    server = _new_controller(loaded, outcome, connections_max)
 
     def ready() -> str:
         options = loaded.options
@@ -245,26 +245,18 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
     return await serve(server, outcome, ready)
 
 
-def _new_controller(
-    options: ControllerOptions,
-    tls: TlsOptions,
-    credentials: Credentials | None,
-    outcome: ServerEnd,
-    connections_max: int,
-) -> Controller:
+def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_max: int) -> Controller:
     from tandemmq.controller.controller import Controller
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 
     return Controller(
-        options,
+        config,
         network=TcpNetwork(),
         disk=RealDisk(),
         clock=LoopClock(),
         chance=SystemRandom(),
         on_fatal=outcome.fail,
-        tls=tls,
-        credentials=credentials,
         connections_max=connections_max,
     )
 

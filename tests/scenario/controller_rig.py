@@ -7,7 +7,7 @@ from typing import Any
 
 from sim.memory import MemoryDisk, MemoryNetwork
 from tandemmq.controller.controller import Controller
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, decode_sync_state_set, encode_sync_state_set
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -66,13 +66,12 @@ class Rig:
             )
             self._start_count += 1  # another seed for each start
             self.controllers[name] = Controller(
-                options,
+                ControllerConfig(options=options, credentials=self.credentials),
                 network=self.network,
                 disk=self.disks[name],
                 clock=self.clock,
                 chance=SeededRandom(self.seed + self._start_count),
                 on_fatal=self.fatal.append,
-                credentials=self.credentials,
             )
             await self.controllers[name].start()
 

@@ -13,7 +13,7 @@ from sim.memory import MemoryDisk, MemoryNetwork
 from tandemmq.api.controller import SIGNED_CODES, controller_signer
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.guard import BROKER_CODES, OPEN_CODES, OPERATOR_CODES, QUIET_CODES
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -171,7 +171,11 @@ async def test_a_port_that_is_open_to_everybody_is_told_at_the_start(
         admits_unsigned=admits,
     )
     one = Controller(
-        options, network=MemoryNetwork(clock), disk=MemoryDisk(), clock=clock, chance=SeededRandom(1)
+        ControllerConfig(options=options),
+        network=MemoryNetwork(clock),
+        disk=MemoryDisk(),
+        clock=clock,
+        chance=SeededRandom(1),
     )
     await one.start()
     await one.stop()

@@ -11,7 +11,7 @@ from tandemmq.admin.targets import Target
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.controller.controller import Controller
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -47,12 +47,14 @@ async def found(tmp_path: Path, host: str, *, is_guarded: bool) -> list[str]:
         **machine,  # type: ignore[arg-type]  # the same
     )
     controller = Controller(
-        ControllerOptions(
-            peers=f"n0-127.0.0.1:{port}",
-            listen_host=host,
-            store_path=tmp_path / "controller",
-            config_store_path=tmp_path / "controller.properties",
-            shared_secret="sixteen letters!!" if is_guarded else "",
+        ControllerConfig(
+            options=ControllerOptions(
+                peers=f"n0-127.0.0.1:{port}",
+                listen_host=host,
+                store_path=tmp_path / "controller",
+                config_store_path=tmp_path / "controller.properties",
+                shared_secret="sixteen letters!!" if is_guarded else "",
+            )
         ),
         chance=SeededRandom(1),
         **machine,  # type: ignore[arg-type]  # the same

@@ -29,7 +29,7 @@ from tandemmq.config.names import (
     Key,
 )
 from tandemmq.controller import options as controller_options
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.errors import ConfigError
 from tandemmq.nameserver.options import CHANGEABLE_KEYS, CONFIG_STORE_PATH, NameServerOptions
 from tandemmq.protocol.message_id import encode_host
@@ -76,16 +76,6 @@ class NameServerConfig:
     inert: tuple[str, ...]
     controller: ControllerOptions | None = None
     """The options of the controller in the same process (enableControllerInNamesrv)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerConfig:
-    """All options of a controller. `inert` contains the given keys that have no effect here."""
-
-    options: ControllerOptions
-    tls: TlsOptions
-    credentials: Credentials | None
-    inert: tuple[str, ...]
 
 
 @dataclass(slots=True)

@@ -16,24 +16,23 @@ import hmac
 import logging
 from collections.abc import Callable, Mapping
 
-from tandemmq.consensus.core.messages import Message, RoleChanged, decode_message, encode_message
+from tandemmq.consensus.core.messages import Message, decode_message, encode_message
+from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import Elections
-from tandemmq.controller.groups import Groups, HeartbeatTable
-from tandemmq.controller.guard import ControllerGuard, accounts_of
+from tandemmq.controller.guard import ControllerGuard
 from tandemmq.controller.handlers import ControllerHandlers
 from tandemmq.controller.history_keeper import HistoryKeeper
-from tandemmq.controller.options import FIXED_KEYS, ControllerOptions
+from tandemmq.controller.options import FIXED_KEYS, ControllerConfig, ControllerOptions
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import RaftMessageHeader
-from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody, parse_address
+from tandemmq.remoting.options import ServerOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
@@ -58,47 +57,35 @@ class Controller:
 
     def __init__(
         self,
-        options: ControllerOptions,
+        config: ControllerConfig,
         *,
         network: Network,
         disk: Disk,
         clock: Clock,
         chance: Random,
         on_fatal: OnFatal | None = None,
-        tls: TlsOptions = PLAIN,
-        credentials: Credentials | None = None,
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
-        """`credentials` sign the controller's messages to brokers. They are also an account of brokers and
-        tools.
-        """
+        options, credentials = config.options, config.credentials
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
         )
         self._clock = clock
-        self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
+        self._tls = TlsAcceptor(config.tls, disk=disk, clock=clock)
         self._scope = TaskScope("controller", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._client = RemotingClient(
             network=network,
             clock=clock,
             signer=None if credentials is None else credentials.sign,
-            tls=make_client_tls(tls.dialling),
+            tls=make_client_tls(config.tls.dialling),
         )
         self._configured = options.peer_addresses
-        self.groups = Groups()
-        self.heartbeats = HeartbeatTable()
         self._history = HistoryKeeper(
-            self.groups,
-            self.heartbeats,
-            supports_history=self._supports_history,
-            chance=chance,
-            clock=clock,
-            scope=self._scope,
+            supports_history=self._supports_history, chance=chance, clock=clock, scope=self._scope
         )
+        self.groups, self.heartbeats = self._history.groups, self._history.heartbeats
         self._elections = Elections(
-            self.groups,
-            self.heartbeats,
-            history=self._history,
+            self._history,
             options=lambda: self._settings.options,
             client=self._client,
             network=network,
@@ -106,53 +93,44 @@ class Controller:
             scope=self._scope,
         )
         self._peers = Peers(
-            group=options.group,
-            name=options.self_id,
-            secret=options.shared_secret,
+            options,
             address_of=self._address_of,
-            receive=lambda message: self.raft.receive(message),
-            controllers_id=lambda: self.raft.identity,
+            raft=lambda: self.raft,
             client=self._client,
             scope=self._scope,
             clock=clock,
         )
         self.raft = RaftServer(
-            options.self_id,
-            group=options.group,
-            voters={} if options.joins else self._configured,
-            peers=frozenset(self._configured) - {options.self_id},
-            directory=options.store_path,
+            RaftFiles(options.store_path, group=options.group, name=options.self_id, disk=disk),
+            self._configured,
             machine=self.groups,
             send=self._peers.send,
-            on_role=self._on_role,
             on_failure=lambda _, error: None if on_fatal is None else on_fatal(error),
             clock=clock,
-            disk=disk,
             random=chance,
             options=options.raft,
-            snapshot_entries=options.snapshot_entries,
         )
         self._elections.attach(self.raft)
-        routes = self._build_routes(options)
-        self.served_codes = frozenset(routes)
-        accounts = accounts_of(options.shared_secret, credentials)
-        self._is_closed = bool(accounts) and not options.admits_unsigned
         self._audit = AccessLog(clock)
-        guard = ControllerGuard(
-            accounts,
-            admits_unsigned=options.admits_unsigned,
-            admits_weak=options.weak_signatures,
-            audit=self._audit,
-            clock=clock,
-        )
-        self._server = RemotingServer(
-            guard.record_outcomes(routes),
+        self._guard = ControllerGuard(options, credentials, audit=self._audit, clock=clock)
+        self._server = self._build_server(self._build_routes(options), network, connections_max, on_fatal)
+
+    def _build_server(
+        self,
+        routes: Mapping[int, Handler],
+        network: Network,
+        connections_max: int,
+        on_fatal: OnFatal | None,
+    ) -> RemotingServer:
+        self.served_codes = frozenset(routes)
+        return RemotingServer(
+            self._guard.record_outcomes(routes),
             network=network,
-            clock=clock,
+            clock=self._clock,
             options=ServerOptions(connections_max=connections_max),
             on_fatal=on_fatal,
             tls=self._tls,
-            guard=guard.check,
+            guard=self._guard.check,
         )
 
     @property
@@ -176,7 +154,7 @@ class Controller:
             events.CONTROLLER_STARTED,
             extra={"address": address, "group": options.group, "server": options.self_id},
         )
-        if not self._is_closed and is_open_to_everybody(address, self._tls.options):
+        if not self._guard.is_closed and is_open_to_everybody(address, self._tls.options):
             log.warning(events.CONTROLLER_OPEN, extra={"address": address})
         return address
 
@@ -207,9 +185,6 @@ class Controller:
         while self.raft.is_leader and self._clock.monotonic() < deadline:
             await self._clock.sleep(0.01)
 
-    def _on_role(self, change: RoleChanged) -> None:
-        self._elections.on_role(change)
-
     def _supports_history(self) -> bool:
         """Returns True if every controller supports the commands and fields of histories. A silent controller
         is assumed to support them if the group has used them.
@@ -228,11 +203,7 @@ class Controller:
     def _build_routes(self, options: ControllerOptions) -> Mapping[int, Handler]:
         """Returns the handlers by request code (spec controller 2)."""
         handlers = ControllerHandlers(
-            self.groups,
-            self.heartbeats,
             self._elections,
-            self._history,
-            raft=lambda: self.raft,
             group_name=options.group,
             address_of=self._address_of,
             clock=self._clock,
@@ -260,24 +231,20 @@ class Peers:
 
     def __init__(
         self,
+        options: ControllerOptions,
         *,
-        group: str,
-        name: str,
-        secret: str,
         address_of: Callable[[str], str | None],
-        receive: Callable[[Message], None],
-        controllers_id: Callable[[], str],
+        raft: Callable[[], RaftServer],
         client: RemotingClient,
         scope: TaskScope,
         clock: Clock,
     ) -> None:
         """`address_of` returns the address of a controller of the group; None for any other name."""
-        self._group = group
-        self._name = name
-        self._secret = secret
+        self._group = options.group
+        self._name = options.self_id
+        self._secret = options.shared_secret
         self._address_of = address_of
-        self._receive = receive
-        self._controllers_id = controllers_id
+        self._raft = raft
         self._client = client
         self._scope = scope
         self._clock = clock
@@ -338,7 +305,7 @@ class Peers:
             or not hmac.compare_digest(header.proof.encode(), proof.encode())
         ):
             self._refuse(channel, header)
-        own = self._controllers_id()
+        own = self._raft().identity
         if own and header.controllers_id not in (None, own):
             self._refuse(channel, header, f"the sender's group has the id {header.controllers_id}, not {own}")
         message = decode_message(body)
@@ -348,7 +315,7 @@ class Peers:
             channel.make_known()
         self._capabilities[header.sender] = HISTORY in (header.caps or "").split(",")
         self._heard_s[header.sender] = self._clock.monotonic()
-        self._receive(message)
+        self._raft().receive(message)
 
     def _refuse(self, channel: Channel, header: RaftMessageHeader, reason: str = "") -> None:
         """Refuses the message; each name is logged once."""
@@ -373,7 +340,7 @@ class Peers:
             sender=self._name,
             proof=self._prove(self._name, body),
             caps=HISTORY,
-            controllers_id=self._controllers_id() or None,
+            controllers_id=self._raft().identity or None,
         )
         return Command.request(Code.TANDEM_RAFT_MESSAGE, header, body=body, oneway=True)
 

@@ -23,14 +23,11 @@ from tandemmq.controller.groups import (
     Clean,
     CommandOutcome,
     Elect,
-    Groups,
-    HeartbeatTable,
     ReplicaGroup,
     choose_master,
-    encode_command,
     possible_last_holders,
 )
-from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, UNHEARD_MASTER_S, HistoryKeeper
+from tandemmq.controller.history_keeper import UNHEARD_MASTER_S, HistoryKeeper
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, encode_sync_state_set
@@ -69,19 +66,17 @@ class Elections:
 
     def __init__(
         self,
-        groups: Groups,
-        heartbeats: HeartbeatTable,
-        *,
         history: HistoryKeeper,
+        *,
         options: Callable[[], ControllerOptions],
         client: RemotingClient,
         network: Network,
         clock: Clock,
         scope: TaskScope,
     ) -> None:
-        self._groups = groups
-        self._heartbeats = heartbeats
-        self._history = history
+        self.groups = history.groups
+        self.heartbeats = history.heartbeats
+        self.history = history
         history.on_adopted = self._schedule_promotion_check
         self._options = options
         self._client = client
@@ -98,7 +93,8 @@ class Elections:
 
     def attach(self, raft: RaftServer) -> None:
         self._raft = raft
-        self._history.raft = raft
+        self.history.raft = raft
+        raft.on_role = self.on_role
 
     @property
     def raft(self) -> RaftServer:
@@ -110,10 +106,10 @@ class Elections:
             self._leader_since_s = self._clock.monotonic()
             self._granted_s.clear()
             self._refusing.clear()
-            self._history.begin_leadership(self._leader_since_s)
-            for group in self._groups.all():
+            self.history.begin_leadership(self._leader_since_s)
+            for group in self.groups.all():
                 self._schedule_promotion_check(group)
-                if group.master_id is not None and self._heartbeats.get(group.name, group.master_id) is None:
+                if group.master_id is not None and self.heartbeats.get(group.name, group.master_id) is None:
                     self._scope.start(f"probe-{group.name}", self._probe_unheard(group))
 
     # Liveness.
@@ -124,12 +120,12 @@ class Elections:
         """
         assert group.master_id is not None
         now_s = self._clock.monotonic()
-        heartbeat = self._heartbeats.get(group.name, group.master_id)
+        heartbeat = self.heartbeats.get(group.name, group.master_id)
         if heartbeat is not None and self._has_been_replaced(group):
             return True
         if heartbeat is None:
             refuses_connections = (group.name, group.master_id) in self._refusing
-            since_s = max(self._leader_since_s, self._history.adopted_s(group.name))
+            since_s = max(self._leader_since_s, self.history.adopted_s(group.name))
             return now_s >= since_s + (LEASE_END_S if refuses_connections else UNHEARD_MASTER_S)
         if now_s < heartbeat.received_s + heartbeat.timeout_s:
             return False
@@ -139,13 +135,13 @@ class Elections:
     def _has_been_replaced(self, group: ReplicaGroup) -> bool:
         """Returns True if the recorded master itself reports another master of a later epoch."""
         assert group.master_id is not None
-        report = self._history.reports.get(group.name, group.master_id)
+        report = self.history.reports.get(group.name, group.master_id)
         if report is None or report.epoch <= group.master_epoch:
             return False
         return report.master != group.master_id
 
     def alive(self, group: ReplicaGroup) -> list[BrokerHeartbeat]:
-        return self._heartbeats.alive(group.name, group.replicas, self._clock.monotonic())
+        return self.heartbeats.alive(group.name, group.replicas, self._clock.monotonic())
 
     def _all_have_reported(self, group: ReplicaGroup) -> bool:
         """Returns True if every living broker has had time to report its log."""
@@ -166,7 +162,7 @@ class Elections:
         """Handles the end of a connection that carried heartbeats. A RocketMQ broker is then gone; a TandemMQ
         broker is probed.
         """
-        heartbeat = self._heartbeats.get(name, broker_id)
+        heartbeat = self.heartbeats.get(name, broker_id)
         if heartbeat is None or heartbeat.connection is not connection:
             return
         if heartbeat.facts.is_ours:
@@ -175,7 +171,7 @@ class Elections:
             self._record_gone(name, broker_id)
 
     async def _probe(self, name: str, broker_id: int, heartbeat: BrokerHeartbeat) -> None:
-        if await self._is_refused(heartbeat.address) and self._heartbeats.get(name, broker_id) is heartbeat:
+        if await self._is_refused(heartbeat.address) and self.heartbeats.get(name, broker_id) is heartbeat:
             self._record_gone(name, broker_id)
 
     async def _probe_unheard(self, group: ReplicaGroup) -> None:
@@ -201,9 +197,9 @@ class Elections:
         return False
 
     def _record_gone(self, name: str, broker_id: int) -> None:
-        self._heartbeats.mark_gone(name, broker_id)
+        self.heartbeats.mark_gone(name, broker_id)
         log.info(events.BROKER_GONE, extra={"broker": name, "broker_id": broker_id})
-        group = self._groups.get(name)
+        group = self.groups.get(name)
         if group is not None and group.master_id == broker_id:
             self._clock.call_later(CLOSED_CHECK_S, self.check_group, name)
 
@@ -215,18 +211,18 @@ class Elections:
             await self._clock.sleep(self._options().scan_inactive_master_ms / 1000)
             if not self.raft.is_leader:
                 continue
-            for group in self._groups.all():
+            for group in self.groups.all():
                 self.check_group(group.name)
-            self._history.propose_facts()
+            self.history.propose_facts()
 
     def check_group(self, name: str) -> None:
         """Starts an election if the group needs one and it can be decided."""
-        group = self._groups.get(name)
+        group = self.groups.get(name)
         if (
             group is None
             or name in self._in_progress
             or not self.raft.is_leader
-            or self._history.is_outdated(group)
+            or self.history.is_outdated(group)
         ):
             return
         if group.master_id is not None:
@@ -255,15 +251,15 @@ class Elections:
         """Elects another member if the heartbeats of a TandemMQ master show that it has not begun its term. A
         silent master is detected by its timeout instead, and a RocketMQ master does not report its term.
         """
-        group = self._groups.get(name)
+        group = self.groups.get(name)
         if group is None or group.master_id is None or group.master_epoch != epoch or not self.raft.is_leader:
             return
-        heartbeat = self._heartbeats.get(name, group.master_id)
+        heartbeat = self.heartbeats.get(name, group.master_id)
         if heartbeat is None or not heartbeat.facts.is_ours or self._has_begun_term(group, heartbeat):
             self._promotion_s.pop(name, None)
             return
         alive = {one.facts.broker_id for one in self.alive(group)}
-        is_open = name in self._in_progress or self._history.is_outdated(group)
+        is_open = name in self._in_progress or self.history.is_outdated(group)
         if is_open or not alive & set(group.sync_set) - {group.master_id}:
             self._schedule_promotion_check(group)
             return
@@ -275,7 +271,7 @@ class Elections:
         """Returns True if the recorded master has begun the recorded epoch. A later epoch is another
         master's.
         """
-        report = self._history.reports.get(group.name, heartbeat.facts.broker_id)
+        report = self.history.reports.get(group.name, heartbeat.facts.broker_id)
         if report is not None and report.epoch > group.master_epoch:
             return False
         return heartbeat.facts.epoch >= group.master_epoch
@@ -286,9 +282,9 @@ class Elections:
             name=group.name,
             is_unclean_allowed=self._options().elects_unclean_master,
             all_have_reported=self._all_have_reported(group),
-            live=self._heartbeats.candidates_for(group, self._clock.monotonic()),
+            live=self.heartbeats.candidates_for(group, self._clock.monotonic()),
         )
-        return self._history.with_facts(command, group)
+        return self.history.with_facts(command, group)
 
     def reason_without_master(self, group: ReplicaGroup) -> str | None:
         """Returns the reason why the group has no master now, for tools; None if it has one, or never had
@@ -299,7 +295,7 @@ class Elections:
         reported = {
             heartbeat.facts.broker_id for heartbeat in self.alive(group) if heartbeat.facts.reports_log
         }
-        missing = possible_last_holders(group, self._history.floor_of(group)) - reported
+        missing = possible_last_holders(group, self.history.floor_of(group)) - reported
         if not missing:
             return "no living member of the in-sync set may become master"
         ids = ", ".join(map(str, sorted(missing)))
@@ -336,7 +332,7 @@ class Elections:
                 is_passed_over=is_passed_over,
                 master_epoch=master_epoch,
             )
-            outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+            outcome = await self.history.propose(command)
         finally:
             self._end_election(group.name)
         if is_handed_over:
@@ -356,7 +352,7 @@ class Elections:
         try:
             if command.is_forced and (not command.ids or group.master_id in command.ids):
                 await self._await_lease_end(group)
-            outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+            outcome = await self.history.propose(command)
         finally:
             self._end_election(group.name)
         return outcome
@@ -372,7 +368,7 @@ class Elections:
         """
         if group.master_id is None:
             return
-        heartbeat = self._heartbeats.get(group.name, group.master_id)
+        heartbeat = self.heartbeats.get(group.name, group.master_id)
         if heartbeat is None or heartbeat.timeout_s == 0.0:
             return
         granted_s = self._granted_s.get(group.name)

@@ -21,6 +21,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from tandemmq.api.controller import SHARED_ACCESS_KEY
+from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import NotPermitted, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -63,7 +64,7 @@ REMEMBERED_MAX: Final = 1_024
 TEXT_CHARS_MAX: Final = 160
 
 
-def accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
+def _accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
     """Returns the secret keys by access key."""
     accounts = {SHARED_ACCESS_KEY: secret.encode()} if secret else {}
     if inner is not None:
@@ -76,20 +77,23 @@ class ControllerGuard:
 
     def __init__(
         self,
-        accounts: Mapping[str, bytes],
+        options: ControllerOptions,
+        inner: Credentials | None,
         *,
-        admits_unsigned: bool,
-        admits_weak: bool,
         audit: AccessLog,
         clock: Clock,
     ) -> None:
-        """`admits_unsigned`: all requests are served despite the accounts, for the time of an upgrade."""
-        self._accounts = accounts
-        self._is_open = not accounts or admits_unsigned
-        self._admits_weak = admits_weak
+        self._accounts = _accounts_of(options.shared_secret, inner)
+        self._is_open = not self._accounts or options.admits_unsigned
+        self._admits_weak = options.weak_signatures
         self._audit = audit
         self._clock = clock
         self._recorded: dict[tuple[str, int, str, int], float] = {}
+
+    @property
+    def is_closed(self) -> bool:
+        """True if a request that changes something must be signed."""
+        return not self._is_open
 
     def check(self, channel: Channel, command: Command) -> None:
         """Returns if the request may be served.

@@ -13,22 +13,18 @@ from typing import Final
 
 from tandemmq.consensus.core.messages import Effect
 from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
-from tandemmq.consensus.shell.server import RaftServer
 from tandemmq.controller.elections import LEASE_MS, Elections, encode_set
 from tandemmq.controller.groups import (
     AlterSet,
     ApplyId,
     Clean,
     CommandOutcome,
-    Groups,
-    HeartbeatTable,
     Register,
     ReplicaGroup,
-    encode_command,
     other_group_fault,
 )
 from tandemmq.controller.groups import Command as GroupCommand
-from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, HistoryKeeper, succeeded
+from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, succeeded
 from tandemmq.errors import BadRequest, NotLeader, RequestRejected
 from tandemmq.protocol.bodies import replica as bodies
 from tandemmq.protocol.codes import ResponseCode as Code
@@ -52,21 +48,16 @@ class ControllerHandlers:
 
     def __init__(
         self,
-        groups: Groups,
-        heartbeats: HeartbeatTable,
         elections: Elections,
-        history: HistoryKeeper,
         *,
-        raft: Callable[[], RaftServer],
         group_name: str,
         address_of: Callable[[str], str | None],
         clock: Clock,
     ) -> None:
-        self._groups = groups
-        self._heartbeats = heartbeats
+        self._groups = elections.groups
+        self._heartbeats = elections.heartbeats
         self._elections = elections
-        self._history = history
-        self._raft = raft
+        self._history = elections.history
         self._group_name = group_name
         self._address_of = address_of
         self._clock = clock
@@ -76,7 +67,7 @@ class ControllerHandlers:
 
     def handle_metadata(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_GET_METADATA_INFO (1005), on every controller."""
-        raft = self._raft()
+        raft = self._elections.raft
         leader = raft.leader
         names = sorted(raft.members.voters)
         header = headers.ControllerMetadataResponse(
@@ -166,8 +157,7 @@ class ControllerHandlers:
     async def handle_apply_id(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_APPLY_BROKER_ID (1013)."""
         header = command.decode(headers.ApplyBrokerIdRequest)
-        self._require_leader()
-        _require_group(self._groups.get(header.broker_name), header.broker_id, header.group_id)
+        self._find_group(header.broker_name, header.broker_id, header.group_id)
         await self._history.await_adoption(header.broker_name)
         new_id = self._history.new_id()
         outcome = await self._propose(
@@ -244,33 +234,14 @@ class ControllerHandlers:
         designates one.
         """
         header = command.decode(headers.ElectMasterRequest)
-        self._require_leader()
-        group = self._groups.get(header.broker_name)
-        _require_group(group, header.broker_id, header.group_id)
+        group = self._find_group(header.broker_name, header.broker_id, header.group_id)
         if group is None and header.is_designated:
             group = await self._adopt_by_hand(header.broker_name, header.broker_id)
         if group is None or header.broker_id not in group.replicas:
             raise RequestRejected(
                 "no such group or broker", code=Code.CONTROLLER_BROKER_NEED_TO_BE_REGISTERED
             )
-        if not header.is_designated and self._history.is_outdated(group):
-            raise RequestRejected(
-                "the brokers have reported a later state of the group than the controllers have recorded",
-                code=Code.CONTROLLER_MASTER_NOT_AVAILABLE,
-            )
-        alive = {heartbeat.facts.broker_id for heartbeat in self._elections.alive(group)}
-        if (
-            group.master_id is not None
-            and group.master_id not in alive
-            and not self._elections.is_gone(group)
-        ):
-            raise RequestRejected("the master may still be alive", code=Code.CONTROLLER_ELECT_MASTER_FAILED)
-        if group.master_epoch == 0 and not header.is_designated and group.replicas.keys() - alive:
-            caller = self._heartbeats.get(group.name, header.broker_id)
-            if caller is None or caller.facts.max_offset <= 0:
-                # The caller's disk is empty, and other brokers are known that may have data: they get time to
-                # report.
-                await self._clock.sleep(FIRST_ELECTION_WAIT_S)
+        await self._require_election(group, header)
         handed_over = command.fields.get("tmHandover")
         if handed_over not in (None, str(group.master_epoch)):
             raise RequestRejected("another master was elected", code=Code.CONTROLLER_FENCED_MASTER_EPOCH)
@@ -288,10 +259,7 @@ class ControllerHandlers:
         after = outcome.group or group
         answer = _master_header(after)
         if not succeeded(outcome):
-            body = bodies.encode_sync_state_set(
-                bodies.SyncStateSetAnswer(ids=after.sync_set, epoch=after.set_epoch)
-            )
-            return command.reply(outcome.code, answer, remark=outcome.remark, body=body)
+            return command.reply(outcome.code, answer, remark=outcome.remark, body=encode_set(after))
         members = {broker_id: replica.address for broker_id, replica in sorted(after.replicas.items())}
         election = bodies.Election(
             addresses=members,
@@ -301,6 +269,26 @@ class ControllerHandlers:
             ids=after.sync_set,
         )
         return command.reply(header=answer, body=bodies.encode_election(election))
+
+    async def _require_election(self, group: ReplicaGroup, header: headers.ElectMasterRequest) -> None:
+        """Raises RequestRejected if no other master may be elected now. The first election of a group waits
+        for brokers that may have data.
+        """
+        if not header.is_designated and self._history.is_outdated(group):
+            raise RequestRejected(
+                "the brokers have reported a later state of the group than the controllers have recorded",
+                code=Code.CONTROLLER_MASTER_NOT_AVAILABLE,
+            )
+        alive = {heartbeat.facts.broker_id for heartbeat in self._elections.alive(group)}
+        is_heard = group.master_id is None or group.master_id in alive
+        if not is_heard and not self._elections.is_gone(group):
+            raise RequestRejected("the master may still be alive", code=Code.CONTROLLER_ELECT_MASTER_FAILED)
+        if group.master_epoch == 0 and not header.is_designated and group.replicas.keys() - alive:
+            caller = self._heartbeats.get(group.name, header.broker_id)
+            if caller is None or caller.facts.max_offset <= 0:
+                # The caller's disk is empty, and other brokers are known that may have data: they get time to
+                # report.
+                await self._clock.sleep(FIRST_ELECTION_WAIT_S)
 
     async def _adopt_by_hand(self, name: str, broker_id: int) -> ReplicaGroup | None:
         """Adopts a group that these controllers have not recorded: an operator designates its master."""
@@ -318,8 +306,7 @@ class ControllerHandlers:
         """
         header = command.decode(headers.AlterSyncStateSetRequest)
         wanted = bodies.decode_sync_state_set(command.body)
-        self._require_leader()
-        _require_group(self._groups.get(header.broker_name), header.master_id, header.group_id)
+        self._find_group(header.broker_name, header.master_id, header.group_id)
         now_s = self._clock.monotonic()
         alive = self._heartbeats.alive(header.broker_name, wanted.ids, now_s)
         outcome = await self._propose(
@@ -342,11 +329,9 @@ class ControllerHandlers:
     def handle_replica_info(self, channel: Channel, command: Command) -> Command:
         """CONTROLLER_GET_REPLICA_INFO (1004): returns the recorded master, alive or not."""
         header = command.decode(headers.ReplicaInfoRequest)
-        self._require_leader()
-        group = self._groups.get(header.broker_name)
+        group = self._find_group(header.broker_name, None, header.group_id)
         if group is None:
             raise RequestRejected("no such group", code=Code.CONTROLLER_BROKER_METADATA_NOT_EXIST)
-        _require_group(group, None, header.group_id)
         return command.reply(header=_master_header(group), body=encode_set(group))
 
     def handle_sync_state_data(self, channel: Channel, command: Command) -> Command:
@@ -410,7 +395,7 @@ class ControllerHandlers:
         """
         header = command.decode(headers.ChangeControllersRequest)
         self._require_leader()
-        name, raft = header.name, self._raft()
+        name, raft = header.name, self._elections.raft
         if header.action == "add":
             parse_address(header.address)
             if name not in raft.members.learners:  # else an earlier attempt continues
@@ -442,20 +427,28 @@ class ControllerHandlers:
     async def _change(
         self, change: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]]
     ) -> None:
-        refusal = await self._raft().submit(change, PROPOSAL_TIMEOUT_S)
+        refusal = await self._elections.raft.submit(change, PROPOSAL_TIMEOUT_S)
         if refusal is not None:
             raise RequestRejected(refusal.value)
 
     # Helpers.
 
     def _require_leader(self) -> None:
-        if not self._raft().is_leader:
+        if not self._elections.raft.is_leader:
             raise NotLeader("this controller is not the leader")
 
     async def _propose(self, command: GroupCommand) -> CommandOutcome:
         self._require_leader()
-        outcome: CommandOutcome = await self._raft().propose(encode_command(command), PROPOSAL_TIMEOUT_S)
-        return outcome
+        return await self._history.propose(command)
+
+    def _find_group(self, name: str, broker_id: int | None, group_id: str | None) -> ReplicaGroup | None:
+        """Returns the group, or None if it is unknown here. Raises NotLeader; RequestRejected if the calling
+        broker belongs to another group of this name.
+        """
+        self._require_leader()
+        group = self._groups.get(name)
+        _require_group(group, broker_id, group_id)
+        return group
 
     def _describe(self, group: ReplicaGroup) -> bodies.GroupSyncState:
         now_s = self._clock.monotonic()

@@ -60,8 +60,6 @@ class HistoryKeeper:
 
     def __init__(
         self,
-        groups: Groups,
-        heartbeats: HeartbeatTable,
         *,
         supports_history: Callable[[], bool],
         chance: Random,
@@ -73,8 +71,8 @@ class HistoryKeeper:
         self.supports_history = supports_history
         self.on_adopted: Callable[[ReplicaGroup], None] = lambda _: None
         self.raft: RaftServer
-        self._groups = groups
-        self._heartbeats = heartbeats
+        self.groups = Groups()
+        self.heartbeats = HeartbeatTable()
         self._chance = chance
         self._clock = clock
         self._scope = scope
@@ -84,6 +82,11 @@ class HistoryKeeper:
         self._facts_proposed_until_s: dict[str, float] = {}
         self._busy: set[str] = set()
         self._adopted_s: dict[str, float] = {}
+
+    async def propose(self, command: GroupCommand) -> CommandOutcome:
+        """Returns the outcome of the command. Raises NotLeader, Busy, OutcomeUnknown."""
+        outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        return outcome
 
     def begin_leadership(self, now_s: float) -> None:
         self._leader_since_s = now_s
@@ -103,7 +106,7 @@ class HistoryKeeper:
         """Compares the brokers' reports with the recorded state; called after each report."""
         if not self.raft.is_leader:
             return
-        group = self._groups.get(name)
+        group = self.groups.get(name)
         if group is not None:
             self._log_contradictions(group)
         if name in self._busy or not self.supports_history():
@@ -180,7 +183,7 @@ class HistoryKeeper:
         key = f"register {name} {broker_id}"
         if not is_due or key in self._busy:
             return
-        if self._heartbeats.is_alive(name, broker_id, self._clock.monotonic()):
+        if self.heartbeats.is_alive(name, broker_id, self._clock.monotonic()):
             return  # another process with this id is alive at the recorded address
         command = Register(header.cluster_name, name, broker_id, header.broker_address, group.group_id)
         self._propose_once(key, command)
@@ -190,8 +193,8 @@ class HistoryKeeper:
 
         Raises:  RequestRejected if the state is refused; NotLeader, Busy, OutcomeUnknown.
         """
-        before = self._groups.get(command.name)
-        outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        before = self.groups.get(command.name)
+        outcome = await self.propose(command)
         group = outcome.group
         if not succeeded(outcome) or group is None:
             raise RequestRejected(outcome.remark, code=outcome.code)
@@ -223,7 +226,7 @@ class HistoryKeeper:
     async def await_heartbeat(self, name: str, broker_id: int) -> None:
         """Waits for the first heartbeat of a broker of an adopted group, for UNHEARD_MASTER_S at most."""
         ends_at_s = self._clock.monotonic() + UNHEARD_MASTER_S
-        while (now_s := self._clock.monotonic()) < ends_at_s and not self._heartbeats.is_alive(
+        while (now_s := self._clock.monotonic()) < ends_at_s and not self.heartbeats.is_alive(
             name, broker_id, now_s
         ):
             await self._clock.sleep(REPORTS_POLL_S)
@@ -234,7 +237,7 @@ class HistoryKeeper:
         Raises:  RequestRejected if the group is still not proven after UNHEARD_MASTER_S.
         """
         ends_at_s = self._clock.monotonic() + UNHEARD_MASTER_S
-        while self._groups.get(name) is None and self.supports_history():
+        while self.groups.get(name) is None and self.supports_history():
             now_s = self._clock.monotonic()
             if not self.reports.report_history(name, now_s):
                 return
@@ -253,9 +256,9 @@ class HistoryKeeper:
         """
         if not self.supports_history():
             return
-        if not self._groups.controllers_id and "" not in self._busy:
+        if not self.groups.controllers_id and "" not in self._busy:
             self._propose_once("", AssignControllersId(self.new_id()))
-        for group in self._groups.all():
+        for group in self.groups.all():
             self._propose_facts_of(group)
 
     def _propose_facts_of(self, group: ReplicaGroup) -> None:
@@ -278,7 +281,7 @@ class HistoryKeeper:
         if group.master_epoch and group.master_id is None:
             return ""
         if group.master_id is not None:
-            if not self._heartbeats.is_alive(group.name, group.master_id, self._clock.monotonic()):
+            if not self.heartbeats.is_alive(group.name, group.master_id, self._clock.monotonic()):
                 return ""
             report = self.reports.get(group.name, group.master_id)
             if report is not None and report.group_id:
@@ -299,7 +302,7 @@ class HistoryKeeper:
 
     async def _propose_quietly(self, key: str, command: GroupCommand) -> None:
         try:
-            await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+            await self.propose(command)
         except RequestRejected as error:
             log.info(events.CONTROLLER_FACT_NOT_WRITTEN, extra={"fact": key, "reason": str(error)})
         finally:

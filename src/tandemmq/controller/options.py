@@ -9,8 +9,9 @@ from typing import Final
 
 from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting import settings
-from tandemmq.remoting.options import parse_address
+from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
 
 HOME: Final = Path(os.path.expanduser("~"))
 STORE_PATH: Final = HOME / "DLedgerController"
@@ -90,8 +91,24 @@ class ControllerOptions:
     @property
     def raft(self) -> RaftOptions:
         return RaftOptions(
-            heartbeat_ms=self.raft_heartbeat_ms, election_timeout_ms=self.raft_election_timeout_ms
+            joins=self.joins,
+            snapshot_entries=self.snapshot_entries,
+            heartbeat_ms=self.raft_heartbeat_ms,
+            election_timeout_ms=self.raft_election_timeout_ms,
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerConfig:
+    """All options of a controller. `inert` contains the given keys that have no effect here."""
+
+    options: ControllerOptions
+    tls: TlsOptions = PLAIN
+    credentials: Credentials | None = None
+    """innerClientAuthenticationCredentials: they sign the controller's messages to brokers, and are an
+    account of brokers and tools.
+    """
+    inert: tuple[str, ...] = ()
 
 
 FIXED_KEYS: Final = frozenset(

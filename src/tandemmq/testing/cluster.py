@@ -40,7 +40,7 @@ from tandemmq.client import (
 from tandemmq.config.load import MachineFacts, load_broker
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.groups import ReplicaGroup
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
@@ -174,15 +174,17 @@ class Cluster:
     async def _start_controller(self, folder: Path) -> None:
         self._controller_address = f"{HOST}:{self._reserve_port()}"
         controller = self._controller = Controller(
-            ControllerOptions(
-                peers=f"{CONTROLLER_NAME}-{self._controller_address}",
-                self_id=CONTROLLER_NAME,
-                listen_host=HOST,
-                store_path=folder,
-                config_store_path=folder / "controller.properties",
-                raft_heartbeat_ms=20,
-                raft_election_timeout_ms=100,
-                scan_inactive_master_ms=50,
+            ControllerConfig(
+                options=ControllerOptions(
+                    peers=f"{CONTROLLER_NAME}-{self._controller_address}",
+                    self_id=CONTROLLER_NAME,
+                    listen_host=HOST,
+                    store_path=folder,
+                    config_store_path=folder / "controller.properties",
+                    raft_heartbeat_ms=20,
+                    raft_election_timeout_ms=100,
+                    scan_inactive_master_ms=50,
+                )
             ),
             network=self._names,
             disk=SwitchedDisk(),

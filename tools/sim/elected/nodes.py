@@ -9,7 +9,7 @@ from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerConfig, ElectionOptions
 from tandemmq.controller.controller import Controller
-from tandemmq.controller.options import ControllerOptions
+from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.errors import TandemError
 from tandemmq.replication.core.progress import SlaveState
 
@@ -54,7 +54,7 @@ class ControllerNode(DiskNode):
         )
         try:
             self.server = Controller(
-                options,
+                ControllerConfig(options=options),
                 network=self.network,
                 disk=self.disk,
                 clock=self.clock,

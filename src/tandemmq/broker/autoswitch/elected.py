@@ -105,6 +105,14 @@ class ElectedBroker:
     ha_address: Address
     broker_id: int
     """The id that the controllers assigned; known once `start` has returned."""
+    store: MessageStore | None = None
+    epoch = 0
+    """The epoch of the term that is accepted, or being accepted."""
+    state = RoleState.UNASSIGNED
+    _assigned: MasterFacts | None = None
+    _replication: AutoSwitch | None = None
+    _broker: Broker | None = None
+    _following: asyncio.Task[None] | None = None
 
     def __init__(
         self,
@@ -129,12 +137,11 @@ class ElectedBroker:
         self._chance = chance
         self._on_fatal = on_fatal
         credentials = own_credentials(config.access, disk)
+        sign = None if credentials is None else credentials.sign
         self._client = RemotingClient(
             network=network,
             clock=clock,
-            signer=controller_signer(
-                config.election.shared_secret, None if credentials is None else credentials.sign
-            ),
+            signer=controller_signer(config.election.shared_secret, sign),
             tls=make_client_tls(config.tls.dialling),
         )
         self._scope = TaskScope("elected", lambda _name, error: on_fatal(error))
@@ -160,27 +167,23 @@ class ElectedBroker:
         self._peer_lease = PeerLeaseHolder(
             client=self._client, clock=clock, period_s=config.election.heartbeat_ms / 1000
         )
-        self.store: MessageStore | None = None
-        self._replication: AutoSwitch | None = None
-        self._broker: Broker | None = None
-        self.epoch = 0
-        """The epoch of the term that is accepted, or being accepted."""
-        self.state = RoleState.UNASSIGNED
-        self._assigned: MasterFacts | None = None
         self._term_due = asyncio.Event()
-        self._following: asyncio.Task[None] | None = None
-        self._effects: dict[RoleEffect, Callable[[], object]] = {
-            RoleEffect.PARK_SENDS: self._forwarding.hold,
-            RoleEffect.PARK_AGAIN: self._forwarding.park_again,
-            RoleEffect.FORWARD_SENDS: self._forwarding.linger,
+        self._effects = self._map_effects()
+
+    def _map_effects(self) -> dict[RoleEffect, Callable[[], object]]:
+        forwarding, membership = self._forwarding, self._membership
+        return {
+            RoleEffect.PARK_SENDS: forwarding.hold,
+            RoleEffect.PARK_AGAIN: forwarding.park_again,
+            RoleEffect.FORWARD_SENDS: forwarding.linger,
             RoleEffect.SERVE_PARKED: self._serve_parked,
-            RoleEffect.END_FORWARDING: self._forwarding.end,
+            RoleEffect.END_FORWARDING: forwarding.end,
             RoleEffect.KEEP_CLIENTS: lambda: None,
-            RoleEffect.END_LEASE: lambda: self._lease.end(clock.monotonic()),
+            RoleEffect.END_LEASE: lambda: self._lease.end(self._clock.monotonic()),
             RoleEffect.UNFOLLOW: self._unfollow,
-            RoleEffect.REPORT: self._membership.heartbeats.soon,
-            RoleEffect.REGISTER: self._membership.register_again,
-            RoleEffect.POLL: self._membership.poll,
+            RoleEffect.REPORT: membership.heartbeats.soon,
+            RoleEffect.REGISTER: membership.register_again,
+            RoleEffect.POLL: membership.poll,
         }
 
     def _on(self, event: RoleEvent) -> tuple[RoleEffect, ...]:

@@ -10,7 +10,12 @@ from tandemmq.units import MIB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RaftOptions:
-    """Times and bounds; equal on all servers of a group."""
+    """The settings of one server. Times and bounds are equal on all servers of a group."""
+
+    joins: bool = False
+    """True for a server that is added later: it starts without voters."""
+    snapshot_entries: int = 1_000
+    """The number of applied entries after which the log is replaced by a snapshot."""
 
     heartbeat_ms: int = 100
     election_timeout_ms: int = 500

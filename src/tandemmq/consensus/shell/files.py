@@ -57,8 +57,8 @@ class RaftFiles:
     ) -> None:
         self._directory = directory
         self._group = group
-        self._name = name
-        self._disk = disk
+        self.name = name
+        self.disk = disk
         self._log_bytes = log_bytes
         self._entries: list[LogEntry] = []
         self._file: File | None = None
@@ -74,7 +74,7 @@ class RaftFiles:
 
         Raises:  StoreLocked; ConfigError for the files of another server; Corrupt; OSError.
         """
-        self._lock = self._disk.lock(self._directory / "lock")
+        self._lock = self.disk.lock(self._directory / "lock")
         try:
             saved = self._load(first) or first
             self._entries = list(saved.entries)
@@ -121,21 +121,21 @@ class RaftFiles:
 
     def _load(self, first: Saved) -> Saved | None:
         vote_path, log_path = self._path("vote"), self._path("log")
-        if not self._disk.exists(vote_path):
-            if self._disk.exists(log_path) and self._read_log():
+        if not self.disk.exists(vote_path):
+            if self.disk.exists(log_path) and self._read_log():
                 raise Corrupt(vote_path, 0, "the file is missing, but there is a log")
             snapshot_path = self._path("snapshot")
-            if self._disk.exists(snapshot_path):
+            if self.disk.exists(snapshot_path):
                 # The log may be contained in the snapshot and have no entries itself.
                 snapshot = self._read_record("snapshot", Snapshot)
                 if snapshot.index > first.snapshot.index:
                     raise Corrupt(vote_path, 0, "the file is missing, but there is a snapshot")
             return None
         record = self._read_record("vote", _VoteRecord)
-        if (record.group, record.name) != (self._group, self._name):
+        if (record.group, record.name) != (self._group, self.name):
             raise ConfigError(
                 f"{self._directory} belongs to {record.name} of the controller group {record.group}, "
-                f"not to {self._name} of {self._group}"
+                f"not to {self.name} of {self._group}"
             )
         self.identity = record.identity
         snapshot = self._read_record("snapshot", Snapshot)
@@ -155,9 +155,9 @@ class RaftFiles:
 
     def _read_record(self, name: str, shape: type[S]) -> S:
         path = self._path(name)
-        if not self._disk.exists(path):
+        if not self.disk.exists(path):
             raise Corrupt(path, 0, "the file is missing")
-        data = self._disk.read_bytes(path)
+        data = self.disk.read_bytes(path)
         if len(data) < _RECORD.size:
             raise Corrupt(path, 0, "the file is too short")
         magic, checksum = _RECORD.unpack_from(data)
@@ -170,9 +170,9 @@ class RaftFiles:
 
     def _read_log(self) -> list[LogEntry]:
         path = self._path("log")
-        if not self._disk.exists(path):
+        if not self.disk.exists(path):
             raise Corrupt(path, 0, "the file is missing")
-        data = self._disk.read_bytes(path)
+        data = self.disk.read_bytes(path)
         entries: list[LogEntry] = []
         position, number = 0, 0
         while (frame := _read_frame(data, position)) is not None:
@@ -199,14 +199,14 @@ class RaftFiles:
 
     def _replace_vote(self, vote: Vote) -> None:
         self._vote = vote
-        self._write_record("vote", _VoteRecord(self._group, self._name, vote, self.identity))
+        self._write_record("vote", _VoteRecord(self._group, self.name, vote, self.identity))
 
     def _replace_snapshot(self, snapshot: Snapshot) -> None:
         self._write_record("snapshot", snapshot)
 
     def _write_record(self, name: str, record: msgspec.Struct) -> None:
         data = _ENCODER.encode(record)
-        self._disk.write_atomically(self._path(name), _RECORD.pack(_RECORD_MAGIC, crc32(data)) + data)
+        self.disk.write_atomically(self._path(name), _RECORD.pack(_RECORD_MAGIC, crc32(data)) + data)
 
     def _replace_log(self) -> None:
         """Writes a new file: its first frame holds the remaining entries, and free space follows."""
@@ -216,8 +216,8 @@ class RaftFiles:
         if self._file is not None:
             self._file.close()
             self._file = None
-        self._disk.write_atomically(path, frame.ljust(size, b"\0"))
-        self._file = self._disk.open(path)
+        self.disk.write_atomically(path, frame.ljust(size, b"\0"))
+        self._file = self.disk.open(path)
         self._end = len(frame)
 
     def _append(self, entries: tuple[LogEntry, ...]) -> None:

@@ -15,7 +15,6 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, Protocol
 
 from tandemmq.consensus.core.messages import (
@@ -39,14 +38,13 @@ from tandemmq.consensus.core.node import ProposalRefusal, RaftNode
 from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.consensus.shell.files import RaftFiles
 from tandemmq.errors import Busy, NotLeader, OutcomeUnknown
-from tandemmq.runtime.ports import Clock, Disk, Random, TimerHandle
+from tandemmq.runtime.ports import Clock, Random, TimerHandle
 from tandemmq.runtime.tasks import OnFailure, TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
 STEPS_WAITING_MAX = 4_096
-SNAPSHOT_ENTRIES = 1_000
 CONTRADICTIONS_MAX = 64
 """The number of different reasons that one process logs."""
 
@@ -74,38 +72,32 @@ class RaftServer:
 
     def __init__(
         self,
-        name: str,
+        files: RaftFiles,
+        servers: dict[str, str],
         *,
-        group: str,
-        voters: dict[str, str],
-        directory: Path,
         machine: StateMachine,
         send: Callable[[str, Message], None],
-        on_role: Callable[[RoleChanged], None],
         on_failure: OnFailure,
         clock: Clock,
-        disk: Disk,
         random: Random,
-        options: RaftOptions | None = None,
-        snapshot_entries: int = SNAPSHOT_ENTRIES,
-        peers: frozenset[str] = frozenset(),
+        options: RaftOptions,
     ) -> None:
-        """`voters` are the initial voters by name. They are empty for a server that is added later. `peers`
-        are asked after a start for what they know of this server. `send` must neither raise nor wait.
+        """`servers`: the configured servers by name, this one among them. They are the initial voters, and
+        the others are asked after a start for what they know of this server. `send` must neither raise nor
+        wait.
         """
-        self.name = name
+        self.name = files.name
         self.machine = machine
-        self._first = new_group(Members(voters))
-        self._peers = peers
-        self._files = RaftFiles(directory, group=group, name=name, disk=disk)
+        self.on_role: Callable[[RoleChanged], None] = lambda _: None
+        """Called at each change of the role or the leader; set by the owner."""
+        self._first = new_group(Members({} if options.joins else servers))
+        self._peers = frozenset(servers) - {self.name}
+        self._files = files
         self._send = send
-        self._on_role = on_role
         self._clock = clock
-        self._disk = disk
         self._random = random
-        self._options = options or RaftOptions()
-        self._snapshot_entries = snapshot_entries
-        self._scope = TaskScope(f"raft-{name}", on_failure)
+        self._options = options
+        self._scope = TaskScope(f"raft-{self.name}", on_failure)
         self._node: RaftNode | None = None
         self._steps: deque[Step] = deque()
         self._wake = asyncio.Event()
@@ -153,7 +145,7 @@ class RaftServer:
 
     async def start(self) -> None:
         """Raises what `RaftFiles.open` raises."""
-        saved = await self._disk.offload(self._files.open, self._first)
+        saved = await self._files.disk.offload(self._files.open, self._first)
         if saved.snapshot.data:
             self.machine.restore(saved.snapshot.data)
         self._node = RaftNode(
@@ -177,7 +169,7 @@ class RaftServer:
             await asyncio.wait([self._running])
         await self._scope.close()
         self._fail_all()
-        await self._disk.offload(self._files.close)
+        await self._files.disk.offload(self._files.close)
 
     def receive(self, message: Message) -> None:
         """Queues a message of another server of the group."""
@@ -259,7 +251,7 @@ class RaftServer:
     async def _carry_out(self, node: RaftNode, effects: list[Effect]) -> None:
         for effect in effects:
             if isinstance(effect, Persist):
-                await self._disk.offload(self._files.save, effect)
+                await self._files.disk.offload(self._files.save, effect)
             elif isinstance(effect, SendToServer):
                 self._send(effect.to, effect.message)
             elif isinstance(effect, Apply):
@@ -277,8 +269,8 @@ class RaftServer:
                 self._report_contradiction(effect)
         self._is_settled = node.is_settled
         if self.machine.identity and not self._files.identity:
-            await self._disk.offload(self._files.save_identity, self.machine.identity)
-        if node.applied - node.log.snapshot.index >= self._snapshot_entries:
+            await self._files.disk.offload(self._files.save_identity, self.machine.identity)
+        if node.applied - node.log.snapshot.index >= self._options.snapshot_entries:
             await self._carry_out(node, node.compact(node.applied, self.machine.take_snapshot()))
 
     def _apply(self, entry: LogEntry) -> None:
@@ -302,7 +294,7 @@ class RaftServer:
             facts["leader"] = self._known_leader
             log.warning(events.CONTROLLER_LEADER_LOST, extra=facts)
         self._known_leader = change.leader
-        self._on_role(change)
+        self.on_role(change)
 
     def _report_contradiction(self, effect: Contradicted) -> None:
         """Logs each reason once."""
