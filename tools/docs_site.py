@@ -24,7 +24,8 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 from tandemmq.spark.commitlog import LOG_OPTION_TABLE
-from tandemmq.spark.option_table import OPTION_TABLE, render_option_table
+from tandemmq.spark.option_table import render_option_table
+from tandemmq.spark.options import OPTION_TABLE
 from tandemmq.spark.sink.options import SINK_OPTION_TABLE
 
 ROOT: Final = Path(__file__).parents[1]

@@ -12,10 +12,10 @@ import pyarrow.parquet as pq
 from pipeline_recorder import Recorder
 from spark_lakes import follow_topic, land
 
-from tandemmq.spark.pipelines.audit import Audit, AuditOptions
+from tandemmq.spark.pipelines.audit import Audit
 from tandemmq.spark.pipelines.audit_events import AuditStarted, Difference, RepeatedKeys, SideJudged
-from tandemmq.spark.pipelines.landing import DEFAULT_COLUMNS
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.options import DEFAULT_COLUMNS, AuditOptions
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 TOPIC = "Audited"
 
@@ -36,7 +36,7 @@ def _audit(
         piece_size=100,
         count_repeated_keys=has_keys,
     )
-    return Audit(spark, options, recorder, StopFlag()).run(), recorder
+    return Audit(Workplace(spark, recorder, StopFlag()), options).run(), recorder
 
 
 @contextmanager

@@ -9,10 +9,11 @@ from typing import Any
 from pipeline_recorder import Recorder
 
 from dead_letter_maker import make_dead_letters
-from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetterOptions, DeadLetters, DeadLettersSeen
+from tandemmq.spark.pipelines.dead_letters import DeadLetter, DeadLetters, DeadLettersSeen
 from tandemmq.spark.pipelines.events import ReportTable, Stopped
+from tandemmq.spark.pipelines.options import DeadLetterOptions
 from tandemmq.spark.pipelines.replay import load_state
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 GROUP, TOPIC = "casualties", "Perilous"
 
@@ -20,9 +21,8 @@ GROUP, TOPIC = "casualties", "Perilous"
 def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
     recorder = Recorder()
     state = load_state(options.state, options.plan()) if options.state else None
-    letters = DeadLetters(lake_spark, options, state, recorder, StopFlag())
-    letters.run()
-    assert letters.end() == 0, recorder.events
+    letters = DeadLetters(Workplace(lake_spark, recorder, StopFlag()), options, state)
+    assert letters.run() == 0, recorder.events
     return recorder
 
 

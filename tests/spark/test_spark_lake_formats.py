@@ -13,10 +13,11 @@ from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, list_live_files
 from tandemmq.spark.lake.home import find_files
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
-from tandemmq.spark.pipelines.audit import Audit, AuditOptions
+from tandemmq.spark.pipelines.audit import Audit
 from tandemmq.spark.pipelines.history import FROM_COLUMN, history
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.options import AuditOptions, ReplayOptions
+from tandemmq.spark.pipelines.replay import Replay, load_state
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 
 @pytest.mark.parametrize(("kind", "is_elsewhere"), [("delta", False), ("delta", True), ("iceberg", False)])
@@ -53,7 +54,8 @@ def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[
     """Tests that the table is audited, read as history and replayed like a Parquet lake."""
     reported = Recorder()
     options = AuditOptions(topic=topic, name_servers=cluster.namesrv, lakes=(out,), count_repeated_keys=False)
-    assert Audit(spark, options, reported, StopFlag()).run(), reported.events
+    place = Workplace(spark, reported, StopFlag())
+    assert Audit(place, options).run(), reported.events
     later = cluster.send(topic, 20, first=len(sent))
     rows = history(spark, lake=out, name_servers=cluster.namesrv).collect()
     assert sorted(bytes(row.body) for row in rows) == sorted([*sent, *later])
@@ -62,7 +64,5 @@ def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[
         lake=out, name_servers=cluster.namesrv, to_topic=f"{topic}_again", where="tags = 'b'"
     )
     for _ in range(2):
-        assert (
-            Replay(spark, again, load_state(again.state_path, again.plan()), reported, StopFlag()).run() == 0
-        )
+        assert Replay(place, again, load_state(again.state_path, again.plan())).run() == 0
     assert count_offsets(cluster.namesrv, again.to_topic) == len(sent) // 2

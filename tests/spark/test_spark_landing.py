@@ -15,7 +15,8 @@ from spark_cluster import Cluster
 
 from tandemmq.launcher import Server
 from tandemmq.spark.pipelines.events import BatchDone, Stopped
-from tandemmq.spark.pipelines.landing import LandingOptions, run_landing
+from tandemmq.spark.pipelines.landing import run_landing
+from tandemmq.spark.pipelines.options import LandingOptions
 
 BATCH_ROWS = 250
 

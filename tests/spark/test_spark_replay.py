@@ -10,14 +10,15 @@ from pipeline_recorder import Recorder
 from spark_lakes import follow_topic, land, read_topic
 
 from tandemmq.spark.pipelines.events import BatchDone, Stopped
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.options import ReplayOptions
+from tandemmq.spark.pipelines.replay import Replay, load_state
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 
 def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
     recorder = Recorder()
     state = load_state(options.state_path, options.plan())
-    code = Replay(spark, options, state, recorder, StopFlag()).run()
+    code = Replay(Workplace(spark, recorder, StopFlag()), options, state).run()
     assert code == 0, recorder.events
     return recorder.events
 

@@ -17,12 +17,13 @@ from spark_lakes import forget_last_commit, land, read_topic
 
 from tandemmq.client import BlockingProducer
 from tandemmq.protocol.message import Message
-from tandemmq.spark.pipelines.audit import Audit, AuditOptions
+from tandemmq.spark.pipelines.audit import Audit
 from tandemmq.spark.pipelines.events import Stopped
-from tandemmq.spark.pipelines.history import FROM_COLUMN, HistoryOptions, history, run_history
+from tandemmq.spark.pipelines.history import FROM_COLUMN, history, run_history
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
+from tandemmq.spark.pipelines.options import AuditOptions, HistoryOptions
 from tandemmq.spark.pipelines.rollup import make_stream, read_rollup
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 
 def _source(cluster: Any, topic: str, **more: str) -> dict[str, str]:
@@ -131,7 +132,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     # They are messages of the topic: no copy is complete without them.
     recorder = Recorder()
     options = AuditOptions(topic="Parsed", name_servers=cluster.namesrv, lakes=(tmp_path,), piece_size=100)
-    assert Audit(lake_spark, options, recorder, StopFlag()).run(), recorder.events
+    assert Audit(Workplace(lake_spark, recorder, StopFlag()), options).run(), recorder.events
     rows = history(lake_spark, lake=tmp_path, name_servers=cluster.namesrv).collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(sent)
     assert all(row[FROM_COLUMN] for row in rows)

@@ -1,5 +1,5 @@
-"""The parts that all pipeline commands share: their options and the parsing of them, progress reporters,
-metrics and report, and exit codes.
+"""The frame of all pipeline commands: parameters made from an options class (`pipeline_command`), progress
+reporters, metrics and report, and exit codes.
 """
 
 from __future__ import annotations
@@ -8,19 +8,19 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from dataclasses import MISSING, dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
+from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, NoReturn
+from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
 
 import typer
 from rich.console import Console
 
 from tandemmq.errors import ConfigError, TandemError, install_hint
-from tandemmq.spark.options import ReadPreference
 from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, ResultReporter, TextReporter
+from tandemmq.spark.pipelines.options import flag
 
 
 class ProgressKind(Enum):
@@ -38,83 +38,6 @@ def make_reporter(kind: ProgressKind) -> Reporter:
     return TextReporter(Console()) if kind is ProgressKind.TEXT else ResultReporter(sys.stdout, sys.stderr)
 
 
-def split_list(text: str) -> tuple[str, ...]:
-    """Returns the comma-separated names."""
-    return tuple(part.strip() for part in text.split(",") if part.strip())
-
-
-def split_pairs(texts: Sequence[str] | None, option: str) -> tuple[tuple[str, str], ...]:
-    """Returns the names and values of `name=value` texts; an empty tuple for None, the value of an unused
-    repeatable option.
-
-    Raises:  typer.BadParameter, which names the option.
-    """
-    return tuple(_split_pair(text, option) for text in texts or ())
-
-
-def _split_pair(text: str, option: str) -> tuple[str, str]:
-    name, separator, value = text.partition("=")
-    if not separator or not name.strip():
-        raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint=option)
-    return name.strip(), value
-
-
-def read_text_option(option: str, text: str) -> str:
-    """Returns the text itself, or, after an `@`, the content of the named file."""
-    if not text.startswith("@"):
-        return text
-    try:
-        return Path(text[1:]).read_text().strip()
-    except OSError as error:
-        raise ConfigError(f"{option}: {text[1:]}: {error.strerror}") from error
-
-
-def parse_time(option: str, text: str) -> int | None:
-    """Returns milliseconds; None for an empty text. A time without a zone is UTC.
-
-    Raises:  ConfigError if the text is neither a number nor a time.
-    """
-    if not text:
-        return None
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise ConfigError(
-            f"{option}: expected milliseconds or a time such as 2025-01-31T12:00:00, got {text!r}"
-        ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
-
-
-NameServers = Annotated[str, typer.Option("--namesrv", help="Name servers: host:port[;host:port].")]
-Master = Annotated[str, typer.Option("--master", help="Spark master: local[*] or spark://host:port.")]
-Progress = Annotated[ProgressKind, typer.Option("--progress", help="How to report progress.")]
-ReportFile = Annotated[
-    Path | None, typer.Option("--report", help="Write an HTML report with plots at the end.", metavar="FILE")
-]
-MetricsPort = Annotated[
-    int | None,
-    typer.Option(
-        "--metrics-port", help="Serve Prometheus metrics on this port; 0: a free port.", min=0, max=65_535
-    ),
-]
-EverySeconds = Annotated[
-    float, typer.Option("--every-seconds", help="With --continuous: pause between rounds.", min=0.1)
-]
-Replica = Annotated[ReadPreference, typer.Option("--read-from", help="Replica to read from.")]
-BatchRows = Annotated[int, typer.Option("--batch-rows", help="Largest number of messages per batch.", min=1)]
-TriggerSeconds = Annotated[float, typer.Option("--trigger-seconds", help="Pause between batches.", min=0.0)]
-SourceOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="Any other option of the source, as name=value; repeatable."),
-]
-SinkOptions = Annotated[
-    list[str] | None,
-    typer.Option("--option", help="Any other option of the sink, as name=value; repeatable."),
-]
-
-
 EXIT_REFUSED = 2
 
 _SECRET = re.compile(r"^([\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*$", re.IGNORECASE | re.DOTALL)
@@ -122,20 +45,90 @@ _SECRET = re.compile(r"^([\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """The reporting of one run: progress, report and metrics."""
+    """The reporting of one run: progress, report and metrics. Every pipeline has these options."""
 
-    progress: ProgressKind = ProgressKind.TEXT
-    report: Path | None = None
-    metrics_port: int | None = None
+    progress: Annotated[ProgressKind, flag("How to report progress.")] = ProgressKind.TEXT
+    report: Annotated[Path | None, flag("Write an HTML report with plots at the end.", metavar="FILE")] = None
+    metrics_port: Annotated[
+        int | None, flag("Serve Prometheus metrics on this port; 0: a free port.", min=0, max=65_535)
+    ] = None
 
 
-def run_pipeline(name: str, subject: str, watch: Watch, work: Callable[[Reporter], int]) -> NoReturn:
-    """Runs `work` with a reporter and exits with its exit code; 2 if it was refused."""
+class Options(Protocol):
+    """The options of a pipeline: a dataclass of `pipelines.options`."""
+
+    @property
+    def subject(self) -> str:
+        """The topic, lake or group at work, for the title of a report."""
+
+
+T = TypeVar("T", bound=Options)
+Run = Callable[[T, Reporter], int]
+
+
+def pipeline_command(app: typer.Typer, options_type: type[T]) -> Callable[[Run[T]], Run[T]]:
+    """Adds the decorated function to `app` as a command with an option for each field of `options_type` and
+    of `Watch`.
+
+    The function gets the options and a reporter, and returns the exit code; its docstring is the help.
+    """
+
+    def add(run: Run[T]) -> Run[T]:
+        def command(**given: Any) -> None:
+            watch = _take_fields(Watch, given)
+            run_pipeline(run.__name__, watch, lambda: _take_fields(options_type, given), run)
+
+        parameters = [*_list_parameters(options_type), *_list_parameters(Watch)]
+        command.__doc__ = run.__doc__
+        command.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+        command.__annotations__ = {one.name: one.annotation for one in parameters}
+        app.command(run.__name__)(command)
+        return run
+
+    return add
+
+
+def _list_parameters(options_type: type) -> list[Parameter]:
+    """Returns one parameter for each field, in the form in which a user types it."""
+    hints = get_type_hints(options_type, include_extras=True)
+    parameters = []
+    for field in fields(options_type):
+        kind, info, *typed = get_args(hints[field.name])
+        default = Parameter.empty if field.default is MISSING else field.default
+        if typed:
+            kind, default, _ = typed[0]
+        parameters.append(
+            Parameter(field.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info])
+        )
+    return parameters
+
+
+def _take_fields(options_type: Any, given: dict[str, Any]) -> Any:
+    """Returns the options of that class from the values of all parameters.
+
+    Raises:  ConfigError or typer.BadParameter for a value that its parser or the class rejects.
+    """
+    hints = get_type_hints(options_type, include_extras=True)
+    values = {}
+    for field in fields(options_type):
+        _, info, *typed = get_args(hints[field.name])
+        value = given[field.name]
+        if not typed:
+            values[field.name] = value
+        elif value and value != typed[0].default:
+            flag = info.param_decls[0] if info.param_decls else f"--{field.name.replace('_', '-')}"
+            values[field.name] = typed[0].parse(flag, value)
+    return options_type(**values)
+
+
+def run_pipeline(name: str, watch: Watch, parse: Callable[[], T], run: Run[T]) -> None:
+    """Runs a pipeline with a reporter and exits with its exit code; 2 if it was refused."""
     code = EXIT_REFUSED
     reporter: Reporter | None = None
     try:
-        reporter = build_reporters(name, subject, watch, _render_command(sys.argv[1:]))
-        code = work(reporter)
+        options = parse()
+        reporter = build_reporters(name, options.subject, watch, _render_command(sys.argv[1:]))
+        code = run(options, reporter)
     except TandemError as error:
         typer.echo(f"error: {error}", err=True)
     finally:

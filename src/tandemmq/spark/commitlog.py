@@ -42,12 +42,13 @@ from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.option_table import (
     OptionRow,
     name_options,
-    parse_bool,
-    parse_enum,
-    parse_int,
     parse_list,
-    parse_size,
-    require,
+    read_bool,
+    read_enum,
+    read_fields,
+    read_int,
+    read_size,
+    read_text,
 )
 from tandemmq.spark.options import PropertiesAs
 from tandemmq.store.columns import take_rows
@@ -56,7 +57,6 @@ from tandemmq.store.inspect.files import OffsetFile, list_offset_files, map_file
 from tandemmq.store.inspect.findings import Damage, describe_damage
 from tandemmq.store.inspect.log_walk import used_count
 from tandemmq.store.options import parse_offset_file_name
-from tandemmq.units import MIB
 
 LOG_COLUMNS = (*COLUMNS, Column("damage", ("string",)))
 KNOWN_COLUMNS = (*LOG_COLUMNS, BODY_FAULT)
@@ -71,23 +71,33 @@ class Damaged(Enum):
     FAIL = "fail"
 
 
+# The formatter would give each value of a row a line of its own.
+# fmt: off
 LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow("path", "required", "B", "a store, its `commitlog` directory, or one file of it"),
     OptionRow("topic", "all", "B", "topics, separated by commas; the system's own are topics too"),
-    OptionRow("brokerName", "", "B", "what the column `brokerName` says; no file knows it"),
     OptionRow(
-        "damaged",
-        "report",
-        "B",
-        "`report`: a row with the column `damage` filled; `skip`: no row; `fail`: the query fails",
+        "brokerName", "", "B", "what the column `brokerName` says; no file knows it", "broker", read_text,
     ),
-    OptionRow("verifyCrc", "true", "B", "compare every body with its checksum"),
-    OptionRow("pieceBytes", "128m", "B", "approximate bytes of a file per task"),
+    OptionRow(
+        "damaged", "report", "B",
+        "`report`: a row with the column `damage` filled; `skip`: no row; `fail`: the query fails",
+        "damaged", read_enum(Damaged),
+    ),
+    OptionRow("verifyCrc", "true", "B", "compare every body with its checksum", "verify_crc", read_bool),
+    OptionRow("pieceBytes", "128m", "B", "approximate bytes of a file per task", "piece_bytes", read_size),
     OptionRow("columns", "all", "B", "columns to build, separated by commas"),
-    OptionRow("propertiesAs", "map", "B", "`map`, `string` (as stored) or `none`"),
-    OptionRow("decompress", "true", "B", "deliver bodies inflated; damaged ones stay as they are"),
-    OptionRow("arrowRows", "5000", "B", "most rows per Arrow batch"),
+    OptionRow(
+        "propertiesAs", "map", "B",
+        "`map`, `string` (as stored) or `none`", "properties_as", read_enum(PropertiesAs),
+    ),
+    OptionRow(
+        "decompress", "true", "B",
+        "deliver bodies inflated; damaged ones stay as they are", "decompress", read_bool,
+    ),
+    OptionRow("arrowRows", "5000", "B", "most rows per Arrow batch", "arrow_rows", read_int(1)),
 )
+# fmt: on
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,15 +105,15 @@ class LogOptions:
     """The options of a query; made by `parse_log_options`."""
 
     path: Path
-    topics: tuple[str, ...] = ()
-    broker: str = ""
-    damaged: Damaged = Damaged.REPORT
-    verify_crc: bool = True
-    piece_bytes: int = 128 * MIB
-    columns: tuple[str, ...] = ()
-    properties_as: PropertiesAs = PropertiesAs.MAP
-    decompress: bool = True
-    arrow_rows: int = 5_000
+    topics: tuple[str, ...]
+    broker: str
+    damaged: Damaged
+    verify_crc: bool
+    piece_bytes: int
+    columns: tuple[str, ...]
+    properties_as: PropertiesAs
+    decompress: bool
+    arrow_rows: int
 
 
 def parse_log_options(raw: Mapping[str, str]) -> LogOptions:
@@ -116,16 +126,10 @@ def parse_log_options(raw: Mapping[str, str]) -> LogOptions:
     if not path:
         raise ConfigError("a path is required: load('/path/of/a/store')")
     return LogOptions(
+        **read_fields(values, LOG_OPTION_TABLE),
         path=Path(path.removeprefix("file:")),
         topics=parse_list(values.get("topic", "")),
-        broker=values.get("brokerName", ""),
-        damaged=parse_enum(values, "damaged", Damaged, Damaged.REPORT),
-        verify_crc=parse_bool(values, "verifyCrc", True),
-        piece_bytes=require(parse_size(values, "pieceBytes", 128 * MIB)),
         columns=parse_list(values.get("columns", "")),
-        properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
-        decompress=parse_bool(values, "decompress", True),
-        arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
     )
 
 

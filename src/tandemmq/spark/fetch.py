@@ -236,14 +236,7 @@ class RangeReader:
             data = data[: int(positions[kept])] if kept < len(positions) else data
             positions = positions[:kept]
         if not self._options.is_filtered and len(positions) != reached - lane.begin:
-            report_loss(
-                self._queue,
-                lane.begin,
-                header.min_offset,
-                header.max_offset,
-                self._options,
-                resumes_at=reached - len(positions),
-            )
+            self._report_loss(lane.begin, header, reached - len(positions))
         self._learn_step(header, lane)
         self.position = reached
         return Chunk(data, positions)
@@ -268,14 +261,7 @@ class RangeReader:
         """Advances over messages that do not match the filter; without a filter they are lost."""
         reached = min(header.next_offset, lane.stop)
         if not self._options.is_filtered:
-            report_loss(
-                self._queue,
-                lane.begin,
-                header.min_offset,
-                header.max_offset,
-                self._options,
-                resumes_at=reached,
-            )
+            self._report_loss(lane.begin, header, reached)
         self._learn_step(header, lane)
         self.position = reached
 
@@ -304,7 +290,7 @@ class RangeReader:
         from_master = self._master_answer
         if from_master is None or self.position >= from_master.min_offset:
             return
-        report_loss(self._queue, self.position, from_master.min_offset, from_master.max_offset, self._options)
+        self._report_loss(self.position, from_master, from_master.min_offset)
         self.position = min(from_master.min_offset, self._end)
 
     def _end_read(self, failure: Exception | None) -> None:
@@ -313,20 +299,18 @@ class RangeReader:
         """
         from_master = self._master_answer
         if failure is None and from_master is not None:
-            report_loss(
-                self._queue,
-                self.position,
-                from_master.min_offset,
-                from_master.max_offset,
-                self._options,
-                resumes_at=self._end,
-            )
+            self._report_loss(self.position, from_master, self._end)
             self.position = self._end
             return
         asked = f"{render_queues([self._queue])}, queue offsets [{self.position}, {self._end})"
         raise BrokerUnreachable(
             f"no replica returned {asked}: {failure or 'all of them lack it'}"
         ) from failure
+
+    def _report_loss(self, position: int, seen: PullResponse, resumes_at: int) -> None:
+        """Reports messages that the broker of `seen` no longer has; see `report_loss`."""
+        bounds = (seen.min_offset, seen.max_offset)
+        report_loss(self._queue, position, *bounds, self._options, resumes_at=resumes_at)
 
     def _skip_gone(self) -> bool:
         """Returns True, at the end of the range, if the queue is gone and lost messages are allowed.

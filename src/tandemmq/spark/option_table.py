@@ -6,344 +6,62 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Final, NamedTuple, TypeVar
+from typing import Any, Final, NamedTuple
 
 from tandemmq.errors import ConfigError
 from tandemmq.units import KIB, MIB
 
+Read = Callable[[str, str], Any]
+"""Returns the value of an option from its name and text; None for no text, where the default applies.
+
+Raises:  ConfigError, which names the option and the allowed values.
+"""
+
 
 class OptionRow(NamedTuple):
-    """One row of the table; `scope` is S (streaming), B (batch) or SB."""
+    """One row of the table; `scope` is S (streaming), B (batch) or SB.
+
+    An option with its own field of the parsed options names it in `field`, and parses it with `read`; the
+    others are parsed together, by the module that holds the table.
+    """
 
     name: str
     default: str
     scope: str
     text: str
+    field: str = ""
+    read: Read | None = None
     aliases: tuple[str, ...] = ()
 
 
-OPTION_TABLE: tuple[OptionRow, ...] = (
+# The formatter would give each value of a row a line of its own.
+# fmt: off
+SECURITY_ROWS: tuple[OptionRow, ...] = (
+    OptionRow("accessKey", "", "SB", "ACL: the account that signs every request"),
     OptionRow(
-        "nameServer",
-        "required",
-        "SB",
-        "`host:port[;host:port]`",
-        aliases=("endpoints", "namesrv", "nameServerAddress"),
-    ),
-    OptionRow(
-        "subscribe",
-        "one of these three",
-        "SB",
-        "topics, separated by commas",
-        aliases=("topic",),
-    ),
-    OptionRow(
-        "subscribePattern",
-        "",
-        "SB",
-        "a regular expression that must match a whole topic name",
-    ),
-    OptionRow(
-        "assign",
-        "",
-        "SB",
-        'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`, or `{"topic": [0, 1]}` of all brokers',
-    ),
-    OptionRow(
-        "tags",
-        "*",
-        "SB",
-        "`a || b`: the broker sends these tags only; fixed per checkpoint",
-        aliases=("subExpression", "tag"),
-    ),
-    OptionRow(
-        "filter",
-        "",
-        "SB",
-        "an SQL92 condition over properties, evaluated by the broker: `price > 10 AND region = 'EU'`; "
-        "instead of `tags`; fixed per checkpoint; brokers, RocketMQ's and ours, need "
-        "`enablePropertyFilter=true`",
-        aliases=("sql",),
-    ),
-    OptionRow(
-        "startingOffsets",
-        "latest (S), earliest (B)",
-        "SB",
-        "`earliest`, `latest` (S), `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, -1 "
-        "latest (S); `{topic: {queue: offset}}` where one broker only has that queue",
-    ),
-    OptionRow(
-        "startingTimestamp",
-        "",
-        "SB",
-        "from the first message stored at or after it: milliseconds, `2025-01-31T12:00:00+01:00` (UTC "
-        "without a zone), `now`, `now-1h30m`; wins over `startingOffsets`",
-        aliases=("startTimeMs",),
-    ),
-    OptionRow(
-        "startingOffsetsByTimestamp",
-        "",
-        "SB",
-        "JSON `{topic: {broker: {queue: milliseconds}}}`; wins over `startingTimestamp`",
-    ),
-    OptionRow(
-        "startingOffsetsByTimestampStrategy",
-        "latest",
-        "SB",
-        "a queue with nothing since the timestamp: `latest` starts at its end, `error` refuses",
-    ),
-    OptionRow(
-        "endingOffsets",
-        "latest",
-        "B",
-        "`latest` or JSON as above, exclusive",
-    ),
-    OptionRow(
-        "endingTimestamp",
-        "",
-        "B",
-        "up to the first message stored at or after it, exclusive; a time as above",
-    ),
-    OptionRow(
-        "endingOffsetsByTimestamp",
-        "",
-        "B",
-        "JSON as above",
-    ),
-    OptionRow(
-        "failOnDataLoss",
-        "true",
-        "SB",
-        "with messages that the broker no longer has: fail, or continue with its first message",
-    ),
-    OptionRow(
-        "maxOffsetsPerTrigger",
-        "",
-        "S",
-        "most messages per batch, shared out by backlog",
-    ),
-    OptionRow(
-        "maxBytesPerTrigger",
-        "",
-        "S",
-        "approximate bytes per batch, by the measured size of messages",
-    ),
-    OptionRow(
-        "minOffsetsPerTrigger",
-        "",
-        "S",
-        "wait for this many messages, at most `maxTriggerDelay`; the first batch of a run, and "
-        "`availableNow`, do not wait",
-    ),
-    OptionRow(
-        "maxTriggerDelay",
-        "15m",
-        "S",
-        "longest wait for `minOffsetsPerTrigger`: `500ms`, `30s`, `15m`, `2h`, or milliseconds",
-    ),
-    OptionRow(
-        "minPartitions",
-        "",
-        "SB",
-        "split large ranges into at least about this many tasks",
-    ),
-    OptionRow(
-        "maxRecordsPerPartition",
-        "",
-        "SB",
-        "most messages per task",
-    ),
-    OptionRow(
-        "packRecords",
-        "20000",
-        "SB",
-        "neighbouring small ranges share a task up to this many messages; 0: one range per task",
-    ),
-    OptionRow(
-        "group",
-        "",
-        "SB",
-        "consumer group named in pulls; needed for `startingOffsets=group` and `commitProgress`",
-        aliases=("consumerGroup",),
-    ),
-    OptionRow(
-        "commitProgress",
-        "true with `group`",
-        "S",
-        "commit the progress of the query as the group's offsets, so that every console shows its lag",
-    ),
-    OptionRow(
-        "readFrom",
-        "suggested",
-        "SB",
-        "`master`, `suggested` (as the broker says) or `prefer-slave`; falls back to another replica "
-        "when one is down or lacks the range",
-    ),
-    OptionRow(
-        "replica",
-        "",
-        "SB",
-        "read this replica and no other: 0 is the master, 1 its first slave; for comparing replicas",
-    ),
-    OptionRow(
-        "maxSlaveLag",
-        "",
-        "SB",
-        "with `prefer-slave`: read from the master while its slave is more than this many bytes behind",
-    ),
-    OptionRow(
-        "columns",
-        "all",
-        "SB",
-        "columns to build, separated by commas; Spark cannot prune by itself; `kafka`: those of Spark's "
-        "source for Kafka",
-    ),
-    OptionRow(
-        "includeHeaders",
-        "false",
-        "SB",
-        "with `columns=kafka`: the column `headers`, too",
-    ),
-    OptionRow(
-        "filterPushdown",
-        "auto",
-        "B",
-        "`auto`: read only what the conditions of the query leave, if the session has "
-        "`spark.sql.python.filterPushdown.enabled=true`; `off`",
-    ),
-    OptionRow(
-        "propertiesAs",
-        "map",
-        "SB",
-        "`map`, `string` (as stored, cheaper) or `none`",
-    ),
-    OptionRow(
-        "decompress",
-        "true",
-        "SB",
-        "decompress the bodies",
-    ),
-    OptionRow(
-        "verifyCrc",
-        "false",
-        "SB",
-        "check the CRC of every body",
-    ),
-    OptionRow(
-        "explain",
-        "false",
-        "SB",
-        "a line `read.planned` in the driver's log for each batch: what is read, what the conditions skipped,"
-        " the lag, the slaves that were skipped; and a line `read.finished` in the executors' for each task:"
-        " bytes, answers, retries",
-    ),
-    OptionRow(
-        "arrowRows",
-        "5000",
-        "SB",
-        "most rows per Arrow batch",
-    ),
-    OptionRow(
-        "arrowBytes",
-        "2m",
-        "SB",
-        "approximate bytes per Arrow batch",
-    ),
-    OptionRow(
-        "pullBatchSize",
-        "32768",
-        "SB",
-        "messages asked for in one pull; our brokers answer up to 4 MiB of them, others as they are set up",
-    ),
-    OptionRow(
-        "pullTimeoutMs",
-        "3000",
-        "SB",
-        "deadline of each request",
-    ),
-    OptionRow(
-        "fetchOffset.numRetries",
-        "8",
-        "SB",
-        "attempts per replica round when brokers do not answer",
-    ),
-    OptionRow(
-        "fetchOffset.retryIntervalMs",
-        "250",
-        "SB",
-        "first pause between attempts; each further pause doubles it, up to 16 times this value",
-    ),
-    OptionRow(
-        "namespace",
-        "",
-        "SB",
-        "put before the names of topics and group: `namespace%name`, `%DLQ%namespace%name`; "
-        "the column `topic` shows the whole name",
-    ),
-    OptionRow(
-        "accessKey",
-        "",
-        "SB",
-        "ACL: the account that signs every request",
-    ),
-    OptionRow(
-        "secretKey",
-        "",
-        "SB",
+        "secretKey", "", "SB",
         "ACL: the key that signs requests; never sent, shown or stored in checkpoints",
     ),
+    OptionRow("securityToken", "", "SB", "ACL: sent along, for temporary credentials"),
+    OptionRow("tls", "false", "SB", "TLS to name servers and brokers", aliases=("tlsEnable",)),
+    OptionRow("tls.ca", "the system's", "SB", "PEM file with the certificates to trust, on every machine"),
     OptionRow(
-        "securityToken",
-        "",
-        "SB",
-        "ACL: sent along, for temporary credentials",
-    ),
-    OptionRow(
-        "tls",
-        "false",
-        "SB",
-        "TLS to name servers and brokers",
-        aliases=("tlsEnable",),
-    ),
-    OptionRow(
-        "tls.ca",
-        "the system's",
-        "SB",
-        "PEM file with the certificates to trust, on every machine",
-    ),
-    OptionRow(
-        "tls.certificate",
-        "",
-        "SB",
+        "tls.certificate", "", "SB",
         "PEM file with the client certificate, and with its key unless `tls.key` is set",
     ),
-    OptionRow(
-        "tls.key",
-        "",
-        "SB",
-        "PEM file with the key of `tls.certificate`",
-    ),
-    OptionRow(
-        "tls.verify",
-        "true",
-        "SB",
-        "`false`: accept any certificate and host name",
-    ),
+    OptionRow("tls.key", "", "SB", "PEM file with the key of `tls.certificate`"),
+    OptionRow("tls.verify", "true", "SB", "`false`: accept any certificate and host name"),
 )
-
-
-SECURITY_ROWS = tuple(
-    row
-    for row in OPTION_TABLE
-    if row.name in ("accessKey", "secretKey", "securityToken", "tls") or row.name.startswith("tls.")
-)
+# fmt: on
 """The options that source and sink share."""
 
+SECURITY_NAMES = frozenset(name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases))
 
-def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
+
+def render_option_table(table: Sequence[OptionRow]) -> str:
     """Renders an option table as Markdown; `docs/spark/options.md` contains exactly this text."""
     lines = ["| option | default | for | meaning |", "|---|---|---|---|"]
     for row in table:
@@ -354,8 +72,6 @@ def render_option_table(table: Sequence[OptionRow] = OPTION_TABLE) -> str:
 
 
 # Options as Spark passes them: lower-cased names (spec spark SP-39) and text values.
-
-_E = TypeVar("_E", bound=Enum)
 
 _OF_KAFKA: Final = {
     "kafka.bootstrap.servers": "give nameServer, the addresses of name servers: host:9876[;host:9876]",
@@ -424,54 +140,81 @@ def parse_list(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
 
 
-def parse_bool(values: Mapping[str, str], name: str, default: bool) -> bool:
-    """Returns the value of true or false, ignoring case; the default if absent. Raises ConfigError for
-    others.
+def read_fields(values: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, Any]:
+    """Returns the value of each row that names a field, by that field.
+
+    Raises:  ConfigError for a text that the row's parser rejects.
     """
-    text = values.get(name)
-    if text is None:
-        return default
+    found: dict[str, Any] = {}
+    for row in table:
+        if row.read is not None:
+            value = row.read(row.name, values.get(row.name, row.default))
+            found[row.field] = row.read(row.name, row.default) if value is None else value
+    return found
+
+
+def read_text(name: str, text: str) -> str:
+    return text
+
+
+def read_names(name: str, text: str) -> tuple[str, ...]:
+    return parse_list(text)
+
+
+def read_bool(name: str, text: str) -> bool:
+    """Returns the value of true or false, ignoring case."""
     if text.lower() not in ("true", "false"):
         raise ConfigError(f"option {name}: expected true or false, got {text!r}")
     return text.lower() == "true"
 
 
-def parse_int(values: Mapping[str, str], name: str, default: int | None, *, least: int) -> int | None:
-    """Returns the number; the default for no text. Raises ConfigError below `least`."""
-    text = values.get(name)
-    if text is None or text == "":
-        return default
-    try:
-        number = int(text)
-    except ValueError:
-        raise ConfigError(f"option {name}: expected an integer, got {text!r}") from None
-    if number < least:
-        raise ConfigError(f"option {name}: expected at least {least}, got {number}")
-    return number
+def read_int(least: int, *, unit: int = 1) -> Read:
+    """Returns the parser of a number from `least` on; with a `unit`, its result is divided by that."""
+
+    def read(name: str, text: str) -> float | None:
+        if not text:
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise ConfigError(f"option {name}: expected an integer, got {text!r}") from None
+        if number < least:
+            raise ConfigError(f"option {name}: expected at least {least}, got {number}")
+        return number if unit == 1 else number / unit
+
+    return read
 
 
-def parse_size(values: Mapping[str, str], name: str, default: int | None) -> int | None:
-    """Returns the bytes of `1048576`, `512k`, `8m` or `1g`; the default for no text. Raises ConfigError for
-    others.
-    """
-    text = values.get(name)
-    if text is None or text == "":
-        return default
+def read_size(name: str, text: str) -> int | None:
+    """Returns the bytes of `1048576`, `512k`, `8m` or `1g`."""
+    if not text:
+        return None
     match = re.fullmatch(r"(\d+)\s*([kKmMgG]?)[bB]?", text)
     if match is None or int(match[1]) == 0:
         raise ConfigError(f"option {name}: expected a size such as 1048576, 512k or 8m, got {text!r}")
     return int(match[1]) * {"": 1, "k": KIB, "m": MIB, "g": 1024 * MIB}[match[2].lower()]
 
 
-def parse_duration_s(values: Mapping[str, str], name: str, default_s: float) -> float:
+def read_duration_s(name: str, text: str) -> float | None:
     """Returns the seconds of `500ms`, `30s`, `15m` or `2h`; a bare number is milliseconds."""
-    text = values.get(name)
-    if text is None or text == "":
-        return default_s
+    if not text:
+        return None
     match = re.fullmatch(r"(\d+)\s*(ms|s|m|h|)", text.lower())
     if match is None:
         raise ConfigError(f"option {name}: expected a time such as 500ms, 30s or 15m, got {text!r}")
-    return int(match[1]) * {"": 0.001, "ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0}[match[2]]
+    return int(match[1]) * _UNITS_MS[match[2] or "ms"] / 1000
+
+
+def read_enum(kind: type[Enum]) -> Read:
+    """Returns the parser of the member with that value, ignoring case; the error lists all members."""
+
+    def read(name: str, text: str) -> Enum:
+        for member in kind:
+            if member.value == text.lower():
+                return member
+        raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
+
+    return read
 
 
 class Moment(NamedTuple):
@@ -486,13 +229,12 @@ class Moment(NamedTuple):
         return max(now_ms - self.ms, 0) if self.is_ago else self.ms
 
 
-def parse_moment(values: Mapping[str, str], name: str) -> Moment | None:
+def read_moment(name: str, text: str) -> Moment | None:
     """Returns the moment that `1700000000000`, `2025-01-31T12:00:00+01:00`, `now` or `now-1h30m` names; None
     for no text.
 
     A time without a zone is UTC.
     """
-    text = values.get(name, "")
     if not text:
         return None
     if text.isdecimal():
@@ -509,20 +251,3 @@ def parse_moment(values: Mapping[str, str], name: str) -> Moment | None:
             f"got {text!r}"
         ) from None
     return Moment(round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))
-
-
-def parse_enum(values: Mapping[str, str], name: str, kind: type[_E], default: _E) -> _E:
-    """Returns the member with that value, ignoring case. Raises ConfigError, which lists all members."""
-    text = values.get(name)
-    if text is None:
-        return default
-    for member in kind:
-        if member.value == text.lower():
-            return member
-    raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
-
-
-def require(number: int | None) -> int:
-    """Returns the number, where a default guarantees that it is not None."""
-    assert number is not None
-    return number

@@ -1,4 +1,4 @@
-"""The options of the source, parsed and checked; `option_table` holds their names and documentation.
+"""The options of the source: the table that names and documents them, and the parser (`parse_options`).
 
 Spark passes options as text with lower-cased keys (spec spark SP-39). A key that the table does not contain
 is rejected with the nearest known name, because a misspelt option that is silently ignored reads the wrong
@@ -32,22 +32,23 @@ from tandemmq.spark.offsets import (
     render_queues,
 )
 from tandemmq.spark.option_table import (
-    OPTION_TABLE,
+    SECURITY_ROWS,
     Moment,
+    OptionRow,
     name_options,
-    parse_bool,
-    parse_duration_s,
-    parse_enum,
-    parse_int,
     parse_list,
-    parse_moment,
     parse_name_servers,
-    parse_size,
+    read_bool,
+    read_duration_s,
+    read_enum,
+    read_fields,
+    read_int,
+    read_moment,
+    read_size,
+    read_text,
     refuse_table,
-    require,
 )
-from tandemmq.spark.wire import OPEN, Security, parse_security
-from tandemmq.units import MIB
+from tandemmq.spark.wire import Security, parse_security
 
 KAFKA = "kafka"
 """The value of the option `columns` that selects the columns of Spark's Kafka source."""
@@ -99,46 +100,216 @@ class PositionRule:
     is_strict: bool = False
 
 
+def read_tags(name: str, text: str) -> tuple[str, ...]:
+    """Returns the tags of `a || b`, without duplicates, in the given order; empty for `*` (everything)."""
+    if text.strip() in ("", "*"):
+        return ()
+    tags = [tag.strip() for tag in text.split("||")]
+    if not all(tags) or "*" in tags:
+        raise ConfigError(f"option {name}: expected `*` or `a || b`, got {text!r}")
+    return tuple(dict.fromkeys(tags))
+
+
+def _read_pushdown(name: str, text: str) -> bool:
+    if text.lower() not in ("auto", "off"):
+        raise ConfigError(f"option {name}: expected auto or off, got {text.lower()!r}")
+    return text.lower() == "auto"
+
+
+# The formatter would give each value of a row a line of its own.
+# fmt: off
+OPTION_TABLE: tuple[OptionRow, ...] = (
+    OptionRow(
+        "nameServer", "required", "SB",
+        "`host:port[;host:port]`", aliases=("endpoints", "namesrv", "nameServerAddress"),
+    ),
+    OptionRow("subscribe", "one of these three", "SB", "topics, separated by commas", aliases=("topic",)),
+    OptionRow("subscribePattern", "", "SB", "a regular expression that must match a whole topic name"),
+    OptionRow(
+        "assign", "", "SB",
+        'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`, or `{"topic": [0, 1]}` of all brokers',
+    ),
+    OptionRow(
+        "tags", "*", "SB",
+        "`a || b`: the broker sends these tags only; fixed per checkpoint",
+        "tags", read_tags, aliases=("subExpression", "tag"),
+    ),
+    OptionRow(
+        "filter", "", "SB",
+        "an SQL92 condition over properties, evaluated by the broker: `price > 10 AND region = 'EU'`; "
+        "instead of `tags`; fixed per checkpoint; brokers, RocketMQ's and ours, need "
+        "`enablePropertyFilter=true`", "sql", read_text, aliases=("sql",),
+    ),
+    OptionRow(
+        "startingOffsets", "latest (S), earliest (B)", "SB",
+        "`earliest`, `latest` (S), `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, "
+        "-1 latest (S); `{topic: {queue: offset}}` where one broker only has that queue",
+    ),
+    OptionRow(
+        "startingTimestamp", "", "SB",
+        "from the first message stored at or after it: milliseconds, `2025-01-31T12:00:00+01:00` (UTC "
+        "without a zone), `now`, `now-1h30m`; wins over `startingOffsets`", aliases=("startTimeMs",),
+    ),
+    OptionRow(
+        "startingOffsetsByTimestamp", "", "SB",
+        "JSON `{topic: {broker: {queue: milliseconds}}}`; wins over `startingTimestamp`",
+    ),
+    OptionRow(
+        "startingOffsetsByTimestampStrategy", "latest", "SB",
+        "a queue with nothing since the timestamp: `latest` starts at its end, `error` refuses",
+    ),
+    OptionRow("endingOffsets", "latest", "B", "`latest` or JSON as above, exclusive"),
+    OptionRow(
+        "endingTimestamp", "", "B",
+        "up to the first message stored at or after it, exclusive; a time as above",
+    ),
+    OptionRow("endingOffsetsByTimestamp", "", "B", "JSON as above"),
+    OptionRow(
+        "failOnDataLoss", "true", "SB",
+        "with messages that the broker no longer has: fail, or continue with its first message",
+        "fail_on_data_loss", read_bool,
+    ),
+    OptionRow(
+        "maxOffsetsPerTrigger", "", "S",
+        "most messages per batch, shared out by backlog", "trigger_records_max", read_int(1),
+    ),
+    OptionRow(
+        "maxBytesPerTrigger", "", "S",
+        "approximate bytes per batch, by the measured size of messages", "trigger_bytes_max", read_size,
+    ),
+    OptionRow(
+        "minOffsetsPerTrigger", "", "S",
+        "wait for this many messages, at most `maxTriggerDelay`; the first batch of a run, and "
+        "`availableNow`, do not wait", "trigger_records_min", read_int(0),
+    ),
+    OptionRow(
+        "maxTriggerDelay", "15m", "S",
+        "longest wait for `minOffsetsPerTrigger`: `500ms`, `30s`, `15m`, `2h`, or milliseconds",
+        "trigger_delay_s", read_duration_s,
+    ),
+    OptionRow("minPartitions", "", "SB", "split large ranges into at least about this many tasks"),
+    OptionRow("maxRecordsPerPartition", "", "SB", "most messages per task"),
+    OptionRow(
+        "packRecords", "20000", "SB",
+        "neighbouring small ranges share a task up to this many messages; 0: one range per task",
+    ),
+    OptionRow(
+        "group", "", "SB",
+        "consumer group named in pulls; needed for `startingOffsets=group` and `commitProgress`",
+        "group", read_text, aliases=("consumerGroup",),
+    ),
+    OptionRow(
+        "commitProgress", "true with `group`", "S",
+        "commit the progress of the query as the group's offsets, so that every console shows its lag",
+    ),
+    OptionRow(
+        "readFrom", "suggested", "SB",
+        "`master`, `suggested` (as the broker says) or `prefer-slave`; falls back to another replica when "
+        "one is down or lacks the range", "read_from", read_enum(ReadPreference),
+    ),
+    OptionRow(
+        "replica", "", "SB",
+        "read this replica and no other: 0 is the master, 1 its first slave; for comparing replicas",
+        "replica", read_int(0),
+    ),
+    OptionRow(
+        "maxSlaveLag", "", "SB",
+        "with `prefer-slave`: read from the master while its slave is more than this many bytes behind",
+        "slave_lag_bytes_max", read_size,
+    ),
+    OptionRow(
+        "columns", "all", "SB",
+        "columns to build, separated by commas; Spark cannot prune by itself; `kafka`: those of Spark's "
+        "source for Kafka",
+    ),
+    OptionRow("includeHeaders", "false", "SB", "with `columns=kafka`: the column `headers`, too"),
+    OptionRow(
+        "filterPushdown", "auto", "B",
+        "`auto`: read only what the conditions of the query leave, if the session has "
+        "`spark.sql.python.filterPushdown.enabled=true`; `off`", "can_push_filters", _read_pushdown,
+    ),
+    OptionRow(
+        "propertiesAs", "map", "SB",
+        "`map`, `string` (as stored, cheaper) or `none`", "properties_as", read_enum(PropertiesAs),
+    ),
+    OptionRow("decompress", "true", "SB", "decompress the bodies", "decompress", read_bool),
+    OptionRow("verifyCrc", "false", "SB", "check the CRC of every body", "verify_crc", read_bool),
+    OptionRow(
+        "explain", "false", "SB",
+        "a line `read.planned` in the driver's log for each batch: what is read, what the conditions "
+        "skipped, the lag, the slaves that were skipped; and a line `read.finished` in the executors' for "
+        "each task: bytes, answers, retries", "is_explained", read_bool,
+    ),
+    OptionRow("arrowRows", "5000", "SB", "most rows per Arrow batch", "arrow_rows", read_int(1)),
+    OptionRow("arrowBytes", "2m", "SB", "approximate bytes per Arrow batch", "arrow_bytes", read_size),
+    OptionRow(
+        "pullBatchSize", "32768", "SB",
+        "messages asked for in one pull; our brokers answer up to 4 MiB of them, others as they are set "
+        "up", "pull_batch_size", read_int(1),
+    ),
+    OptionRow(
+        "pullTimeoutMs", "3000", "SB",
+        "deadline of each request", "pull_timeout_s", read_int(1, unit=1000),
+    ),
+    OptionRow(
+        "fetchOffset.numRetries", "8", "SB",
+        "attempts per replica round when brokers do not answer", "retry_count", read_int(0),
+    ),
+    OptionRow(
+        "fetchOffset.retryIntervalMs", "250", "SB",
+        "first pause between attempts; each further pause doubles it, up to 16 times this value",
+        "retry_interval_s", read_int(1, unit=1000),
+    ),
+    OptionRow(
+        "namespace", "", "SB",
+        "put before the names of topics and group: `namespace%name`, `%DLQ%namespace%name`; the column "
+        "`topic` shows the whole name",
+    ),
+    *SECURITY_ROWS,
+)
+# fmt: on
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceOptions:
-    """All options of a reader; made by `parse_options`, and by hand only in tests."""
+    """All options of a reader; made by `parse_options`."""
 
     name_servers: tuple[str, ...]
-    topics: tuple[str, ...] = ()
-    topic_pattern: str = ""
-    assigned: tuple[QueueKey, ...] = ()
-    tags: tuple[str, ...] = ()
-    sql: str = ""
-    start: PositionRule | None = None
-    end: PositionRule = field(default_factory=lambda: PositionRule(kind=StartKind.LATEST))
-    fail_on_data_loss: bool = True
-    trigger_records_max: int | None = None
-    trigger_bytes_max: int | None = None
-    trigger_records_min: int = 0
-    trigger_delay_s: float = 900.0
-    packing: PackingOptions = field(default_factory=PackingOptions)
-    unpinned_packing: PackingOptions = FIRST_PACKING
+    topics: tuple[str, ...]
+    topic_pattern: str
+    assigned: tuple[QueueKey, ...]
+    tags: tuple[str, ...]
+    sql: str
+    start: PositionRule | None
+    end: PositionRule
+    fail_on_data_loss: bool
+    trigger_records_max: int | None
+    trigger_bytes_max: int | None
+    trigger_records_min: int
+    trigger_delay_s: float
+    packing: PackingOptions
+    unpinned_packing: PackingOptions
     """The packing of batches whose end offset contains none: the user's options, with the defaults of the
     releases that wrote such offsets.
     """
-    group: str = ""
-    commit_progress: bool = False
-    read_from: ReadPreference = ReadPreference.SUGGESTED
-    replica: int | None = None
-    slave_lag_bytes_max: int | None = None
-    can_push_filters: bool = True
-    columns: tuple[str, ...] = ()
-    properties_as: PropertiesAs = PropertiesAs.MAP
-    decompress: bool = True
-    verify_crc: bool = False
-    is_explained: bool = False
-    arrow_rows: int = 5_000
-    arrow_bytes: int = 2 * MIB
-    pull_batch_size: int = 32_768
-    pull_timeout_s: float = 3.0
-    retry_count: int = 8
-    retry_interval_s: float = 0.25
-    security: Security = OPEN
+    group: str
+    commit_progress: bool
+    read_from: ReadPreference
+    replica: int | None
+    slave_lag_bytes_max: int | None
+    can_push_filters: bool
+    columns: tuple[str, ...]
+    properties_as: PropertiesAs
+    decompress: bool
+    verify_crc: bool
+    is_explained: bool
+    arrow_rows: int
+    arrow_bytes: int
+    pull_batch_size: int
+    pull_timeout_s: float
+    retry_count: int
+    retry_interval_s: float
+    security: Security
 
     def selects(self, queue: QueueKey) -> bool:
         """Returns True if the query selects that queue, whether or not it exists."""
@@ -179,66 +350,59 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
     """
     refuse_table(raw)
     values = name_options(raw, OPTION_TABLE)
-    if is_streaming:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if name in values:
-                raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
+    fields = read_fields(values, OPTION_TABLE)
+    fields["trigger_records_min"] = fields["trigger_records_min"] or 0
     start = _parse_start(values, is_streaming=bool(is_streaming))
-    if is_streaming is False and (start.kind is StartKind.LATEST or LATEST in start.offsets.values()):
-        raise ConfigError(
-            "option startingOffsets: a batch query that begins at latest (-1) reads nothing; name an offset"
-        )
+    _check_ends(values, start, is_streaming=is_streaming)
+    _check_fields(fields)
     topics, pattern, assigned = _parse_subscription(values)
-    tags, sql = parse_tags(values.get("tags", "*")), values.get("filter", "")
-    if tags and sql:
-        raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")
-    group = values.get("group", "")
-    if start.kind is StartKind.GROUP and not group:
-        raise ConfigError("startingOffsets=group needs the option group")
-    commit_progress = parse_bool(values, "commitProgress", bool(group))
-    if commit_progress and not group:
-        raise ConfigError("commitProgress=true needs the option group")
     options = SourceOptions(
+        **fields,
         name_servers=parse_name_servers(values),
         topics=topics,
         topic_pattern=pattern,
         assigned=assigned,
-        tags=tags,
-        sql=sql,
         start=start,
         end=_parse_end(values),
-        fail_on_data_loss=parse_bool(values, "failOnDataLoss", True),
-        trigger_records_max=parse_int(values, "maxOffsetsPerTrigger", None, least=1),
-        trigger_bytes_max=parse_size(values, "maxBytesPerTrigger", None),
-        trigger_records_min=_parse_minimum(values),
-        trigger_delay_s=parse_duration_s(values, "maxTriggerDelay", 900.0),
         packing=_parse_packing(values, PackingOptions()),
         unpinned_packing=_parse_packing(values, FIRST_PACKING),
-        group=group,
-        commit_progress=commit_progress,
-        read_from=parse_enum(values, "readFrom", ReadPreference, ReadPreference.SUGGESTED),
-        replica=parse_int(values, "replica", None, least=0),
-        slave_lag_bytes_max=parse_size(values, "maxSlaveLag", None),
-        can_push_filters=_parse_pushdown(values),
+        commit_progress=_parse_commit(values, start, fields["group"]),
         columns=_parse_columns(values),
-        properties_as=parse_enum(values, "propertiesAs", PropertiesAs, PropertiesAs.MAP),
-        decompress=parse_bool(values, "decompress", True),
-        verify_crc=parse_bool(values, "verifyCrc", False),
-        is_explained=parse_bool(values, "explain", False),
-        arrow_rows=require(parse_int(values, "arrowRows", 5_000, least=1)),
-        arrow_bytes=require(parse_size(values, "arrowBytes", 2 * MIB)),
-        pull_batch_size=require(parse_int(values, "pullBatchSize", 32_768, least=1)),
-        pull_timeout_s=require(parse_int(values, "pullTimeoutMs", 3000, least=1)) / 1000,
-        retry_count=require(parse_int(values, "fetchOffset.numRetries", 8, least=0)),
-        retry_interval_s=require(parse_int(values, "fetchOffset.retryIntervalMs", 250, least=1)) / 1000,
-        security=parse_security(
-            values,
-            is_tls=parse_bool(values, "tls", False),
-            verifies_peer=parse_bool(values, "tls.verify", True),
-        ),
+        security=parse_security(values),
     )
     namespace = values.get("namespace", "")
     return _enter_namespace(options, namespace) if namespace else options
+
+
+def _check_ends(values: Mapping[str, str], start: PositionRule, *, is_streaming: bool | None) -> None:
+    """Rejects an end of a streaming query, and a batch query that begins at the end."""
+    if is_streaming:
+        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
+            if name in values:
+                raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
+    if is_streaming is False and (start.kind is StartKind.LATEST or LATEST in start.offsets.values()):
+        raise ConfigError(
+            "option startingOffsets: a batch query that begins at latest (-1) reads nothing; name an offset"
+        )
+
+
+def _check_fields(fields: Mapping[str, Any]) -> None:
+    """Rejects fields that contradict each other."""
+    if fields["tags"] and fields["sql"]:
+        raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")
+    least, most = fields["trigger_records_min"], fields["trigger_records_max"]
+    if most is not None and least > most:
+        raise ConfigError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
+
+
+def _parse_commit(values: Mapping[str, str], start: PositionRule, group: str) -> bool:
+    """Returns True if the query commits its progress for the group."""
+    if start.kind is StartKind.GROUP and not group:
+        raise ConfigError("startingOffsets=group needs the option group")
+    commits = read_bool("commitProgress", values.get("commitProgress", str(bool(group))))
+    if commits and not group:
+        raise ConfigError("commitProgress=true needs the option group")
+    return commits
 
 
 def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
@@ -265,20 +429,10 @@ def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
     )
 
 
-def parse_tags(expression: str) -> tuple[str, ...]:
-    """Returns the tags of `a || b`, without duplicates, in the given order; empty for `*` (everything)."""
-    if expression.strip() in ("", "*"):
-        return ()
-    tags = [tag.strip() for tag in expression.split("||")]
-    if not all(tags) or "*" in tags:
-        raise ConfigError(f"option tags: expected `*` or `a || b`, got {expression!r}")
-    return tuple(dict.fromkeys(tags))
-
-
 def _parse_columns(values: Mapping[str, str]) -> tuple[str, ...]:
     """Returns the column names; KAFKA stands for several."""
     names = parse_list(values.get("columns", ""))
-    has_headers = parse_bool(values, "includeHeaders", False)
+    has_headers = read_bool("includeHeaders", values.get("includeHeaders", "false"))
     if KAFKA in names:
         return (*names, "headers") if has_headers else names
     if has_headers:
@@ -286,27 +440,14 @@ def _parse_columns(values: Mapping[str, str]) -> tuple[str, ...]:
     return names
 
 
-def _parse_pushdown(values: Mapping[str, str]) -> bool:
-    text = values.get("filterPushdown", "auto").lower()
-    if text not in ("auto", "off"):
-        raise ConfigError(f"option filterPushdown: expected auto or off, got {text!r}")
-    return text == "auto"
-
-
 def _parse_packing(values: Mapping[str, str], defaults: PackingOptions) -> PackingOptions:
-    return PackingOptions(
-        partitions_min=require(parse_int(values, "minPartitions", defaults.partitions_min, least=0)),
-        records_max=require(parse_int(values, "maxRecordsPerPartition", defaults.records_max, least=0)),
-        pack_records=require(parse_int(values, "packRecords", defaults.pack_records, least=0)),
-    )
-
-
-def _parse_minimum(values: Mapping[str, str]) -> int:
-    least = parse_int(values, "minOffsetsPerTrigger", 0, least=0) or 0
-    most = parse_int(values, "maxOffsetsPerTrigger", None, least=1)
-    if most is not None and least > most:
-        raise ConfigError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
-    return least
+    names = {
+        "partitions_min": "minPartitions",
+        "records_max": "maxRecordsPerPartition",
+        "pack_records": "packRecords",
+    }
+    given = {field: read_int(0)(name, values.get(name, "")) for field, name in names.items()}
+    return replace(defaults, **{field: value for field, value in given.items() if value is not None})
 
 
 def _parse_subscription(values: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[QueueKey, ...]]:
@@ -384,7 +525,7 @@ def _parse_timestamps(
     return PositionRule(
         kind=StartKind.TIMESTAMP,
         timestamps=timestamps,
-        moment=parse_moment(values, one),
+        moment=read_moment(one, values.get(one, "")),
         is_strict=is_strict,
     )
 

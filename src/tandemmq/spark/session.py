@@ -67,26 +67,33 @@ def build_session(
     # Importing pyspark takes 0.2 s, too long for `--help`.
     from pyspark.sql import SparkSession
 
-    log_settings = files("tandemmq.spark").joinpath("log4j2.properties")
     builder = SparkSession.builder.appName(app).master(master)
+    machine = (*_JVM_OPTIONS, *(() if is_long else _QUICK_JVM_OPTIONS))
+    archive = archive_options(java_home) if java_options is None else java_options
     defaults = {
         "spark.driver.memory": driver_memory,
+        "spark.sql.shuffle.partitions": str(shuffle_partitions),
+        **_default_settings(master, root, (*machine, *archive)),
+    }
+    for key, value in {**defaults, **(settings or {})}.items():
+        builder = builder.config(key, value)
+    with _errors_into(log_file):
+        return builder.getOrCreate()
+
+
+def _default_settings(master: str, python_path: str, java_options: Sequence[str]) -> dict[str, str]:
+    log_settings = files("tandemmq.spark").joinpath("log4j2.properties")
+    defaults = {
         "spark.driver.extraJavaOptions": " ".join(
-            [
-                *_JVM_OPTIONS,
-                *(() if is_long else _QUICK_JVM_OPTIONS),
-                *(archive_options(java_home) if java_options is None else java_options),
-                f"-Dlog4j2.configurationFile=file:{log_settings}",
-            ]
+            [*java_options, f"-Dlog4j2.configurationFile=file:{log_settings}"]
         ),
         # Placed in front of a user's extraJavaOptions.
         "spark.driver.defaultJavaOptions": _ARROW_OPTIONS,
         "spark.executor.defaultJavaOptions": _ARROW_OPTIONS,
         "spark.driver.bindAddress": "127.0.0.1" if master.startswith("local") else "0.0.0.0",
-        "spark.executorEnv.PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "spark.executorEnv.PYTHONPATH": os.pathsep.join([python_path, os.environ.get("PYTHONPATH", "")]),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
-        "spark.sql.shuffle.partitions": str(shuffle_partitions),
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.catalogImplementation": "in-memory",
         "spark.python.worker.reuse": "true",
@@ -102,10 +109,7 @@ def build_session(
     }
     if master.startswith("local"):
         defaults["spark.driver.host"] = "127.0.0.1"
-    for key, value in {**defaults, **(settings or {})}.items():
-        builder = builder.config(key, value)
-    with _errors_into(log_file):
-        return builder.getOrCreate()
+    return defaults
 
 
 def warm_up(spark: SparkSession) -> None:

@@ -36,6 +36,7 @@ from tandemmq.protocol.header_compact import decode_header_compact
 from tandemmq.protocol.header_json import decode_header_json
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.signature import Credentials
+from tandemmq.spark.option_table import read_bool
 from tandemmq.units import KIB, MIB
 
 
@@ -100,11 +101,13 @@ OPEN = Security()
 """No credentials and no TLS."""
 
 
-def parse_security(values: Mapping[str, str], *, is_tls: bool, verifies_peer: bool) -> Security:
+def parse_security(values: Mapping[str, str]) -> Security:
     """Returns the security options of a query.
 
     Raises:  ConfigError naming the missing option.
     """
+    is_tls = read_bool("tls", values.get("tls", "false"))
+    verifies_peer = read_bool("tls.verify", values.get("tls.verify", "true"))
     access_key, secret_key = values.get("accessKey", ""), values.get("secretKey", "")
     if bool(access_key) != bool(secret_key):
         raise ConfigError("the options accessKey and secretKey belong together")

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tandemmq.spark.command import app
 from tandemmq.spark.pipelines import dead_letters, landing, replay
-from tandemmq.spark.pipelines.replay import Keys
+from tandemmq.spark.pipelines.options import Keys
 
 REPLAY = ["replay", "--lake", "/lake", "--namesrv", "ns:1", "--to", "T"]
 DEAD_LETTERS = ["deadletters", "--namesrv", "ns:1", "--group", "g"]
@@ -46,7 +46,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (REPLAY, ["--keep-keys"], {"keys": Keys.KEEP}),
         (REPLAY, ["--keep-queues"], {"keep_queues": True}),
         (REPLAY, ["--state", "/s.json"], {"state": Path("/s.json")}),
-        (REPLAY, ["--continuous", "--every-seconds", "7"], {"follow_every_s": 7.0}),
+        (REPLAY, ["--continuous", "--every-seconds", "7"], {"is_continuous": True, "every_s": 7.0}),
         (REPLAY, ["--master", "spark://h:1"], {"master": "spark://h:1"}),
         (REPLAY, ["--option", "retries=3"], {"sink": (("retries", "3"),)}),
         (DEAD_LETTERS, ["--from-time", "1000"], {"begin_ms": 1000}),
@@ -58,7 +58,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (DEAD_LETTERS, ["--show", "3"], {"shown": 3}),
         (DEAD_LETTERS, ["--resend", "--state", "/s"], {"resend": True, "state": Path("/s")}),
         (DEAD_LETTERS, ["--to", "Again"], {"to_topic": "Again"}),
-        (DEAD_LETTERS, ["--continuous"], {"every_s": 60.0}),
+        (DEAD_LETTERS, ["--continuous"], {"is_continuous": True}),
         (DEAD_LETTERS, ["--source-option", "tags=A"], {"source": (("tags", "A"),)}),
         (DEAD_LETTERS, ["--option", "retries=3"], {"sink": (("retries", "3"),)}),
         (LANDING, ["--once"], {"is_continuous": False}),

@@ -24,15 +24,15 @@ from tandemmq.spark.lake.formats import (
     commit_files,
     list_committed,
     list_live_files,
+    make_home,
     parse_format,
     plan_files,
     read_committed,
 )
-from tandemmq.spark.lake.home import DataFiles, TableHome, make_home, save_home
+from tandemmq.spark.lake.home import DataFiles, TableHome, hold_directory, save_home
 from tandemmq.spark.lake.parquet import ParquetStager
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.pipelines.lake_job import hold_directory
 
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
 

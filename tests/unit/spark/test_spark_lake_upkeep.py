@@ -17,11 +17,11 @@ from tandemmq.spark.command import app
 from tandemmq.spark.lake import merge
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
 from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files, plan_files
+from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.lake.merge import merge_batches
 from tandemmq.spark.lake.parquet import ParquetStager
 from tandemmq.spark.lake.upkeep import check_lake, compact_lake, expire_lake
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.pipelines.lake_job import hold_directory
 
 NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}

@@ -21,9 +21,11 @@ import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.pipelines.events import JsonReporter
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, hold_directory
-from tandemmq.spark.pipelines.landing import LandingOptions, check_landing, run_landing
+from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
+from tandemmq.spark.pipelines.landing import plan_landing, run_landing
+from tandemmq.spark.pipelines.options import LandingOptions
 from tandemmq.spark.pipelines.runner import Job, Totals
 from tandemmq.spark.session import hush_pandas, share_python_path
 
@@ -39,34 +41,33 @@ def _write_checkpoint(path: Path, query: str) -> None:
 
 
 def test_a_new_directory_with_a_new_checkpoint_is_fine(tmp_path: Path) -> None:
-    check_landing(_options(tmp_path))
-    check_checkpoint(_options(tmp_path).target())
+    check_checkpoint(plan_landing(_options(tmp_path)).target())
 
 
 def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     _write_checkpoint(tmp_path / "_checkpoint", "q1")
-    check_checkpoint(_options(tmp_path).target())
+    check_checkpoint(plan_landing(_options(tmp_path)).target())
 
 
 def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     with pytest.raises(ConfigError, match=r"was written with another checkpoint .* is empty"):
-        check_checkpoint(_options(tmp_path).target())
+        check_checkpoint(plan_landing(_options(tmp_path)).target())
     _write_checkpoint(tmp_path / "other", "q2")
     with pytest.raises(ConfigError, match="belongs to query q2"):
-        check_checkpoint(_options(tmp_path, checkpoint=tmp_path / "other").target())
+        check_checkpoint(plan_landing(_options(tmp_path, checkpoint=tmp_path / "other")).target())
 
 
 def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
     (tmp_path / "batch=00000000").mkdir()
     with pytest.raises(ConfigError, match="not the record of the query"):
-        check_checkpoint(_options(tmp_path).target())
+        check_checkpoint(plan_landing(_options(tmp_path)).target())
 
 
 def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
     hold = (
-        "import sys; from pathlib import Path; from tandemmq.spark.pipelines.lake_job import hold_directory\n"
+        "import sys; from pathlib import Path; from tandemmq.spark.lake.home import hold_directory\n"
         "with hold_directory(Path(sys.argv[1])): print('held')"
     )
     command = [sys.executable, "-c", hold, str(tmp_path)]
@@ -90,14 +91,14 @@ def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
 )
 def test_senseless_options_are_refused(tmp_path: Path, settings: dict[str, object], text: str) -> None:
     with pytest.raises(ConfigError, match=text):
-        check_landing(_options(tmp_path, **settings))
+        plan_landing(_options(tmp_path, **settings))
 
 
 def test_the_landed_schema(tmp_path: Path) -> None:
     options = _options(tmp_path, columns=("queueId", "body", "properties"), is_body_text=True)
-    assert options.schema() == "`queueId` int, `body` string, `properties` map<string,string>"
+    assert plan_landing(options).schema == "`queueId` int, `body` string, `properties` map<string,string>"
     options = _options(tmp_path, columns=("body", "properties"), source=(("propertiesAs", "string"),))
-    assert options.schema() == "`body` binary, `properties` string"
+    assert plan_landing(options).schema == "`body` binary, `properties` string"
 
 
 def test_the_users_options_win(tmp_path: Path) -> None:

@@ -10,14 +10,15 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import QueueKey
-from tandemmq.spark.option_table import OPTION_TABLE, Moment, parse_moment, render_option_table
+from tandemmq.spark.option_table import Moment, read_moment, render_option_table
 from tandemmq.spark.options import (
+    OPTION_TABLE,
     PropertiesAs,
     ReadPreference,
     SourceOptions,
     StartKind,
     parse_options,
-    parse_tags,
+    read_tags,
 )
 from tandemmq.spark.sink.options import SINK_OPTION_TABLE, parse_sink_options
 from tandemmq.units import MIB
@@ -140,7 +141,7 @@ def test_timestamps_win_over_offsets() -> None:
     ],
 )
 def test_a_time_in_any_of_its_forms(text: str, at_ms: int) -> None:
-    moment = parse_moment({"startingTimestamp": text}, "startingTimestamp")
+    moment = read_moment("startingTimestamp", text)
     assert moment is not None
     assert moment.resolve(1_800_000_000_000) == at_ms
 
@@ -172,7 +173,7 @@ def test_a_group_commits_progress_unless_told_otherwise() -> None:
 
 def test_the_filter_hash_ignores_the_order_of_tags() -> None:
     assert _parse(tags="a || b").filter_hash == _parse(tags="b||a").filter_hash != ""
-    assert parse_tags(" * ") == ()
+    assert read_tags("tags", " * ") == ()
 
 
 def test_a_condition_is_told_apart_from_tags() -> None:
@@ -248,7 +249,7 @@ def test_options_travel_to_executors() -> None:
 
 def test_the_documentation_holds_the_table_of_the_code() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spark" / "options.md").read_text()
-    assert render_option_table() in text
+    assert render_option_table(OPTION_TABLE) in text
     assert render_option_table(SINK_OPTION_TABLE) in text
 
 

@@ -15,13 +15,13 @@ import pytest
 
 import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
-from tandemmq.spark.command_watch import parse_time
 from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, claim_lake
 from tandemmq.spark.lake.view import view_lake
-from tandemmq.spark.pipelines.dead_letters import DeadLetterOptions, _make_letter
-from tandemmq.spark.pipelines.events import ResultReporter
-from tandemmq.spark.pipelines.replay import Replay, ReplayOptions, load_state
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.dead_letters import _make_letter
+from tandemmq.spark.pipelines.events import ResultReporter, Totals
+from tandemmq.spark.pipelines.options import DeadLetterOptions, ReplayOptions, parse_time
+from tandemmq.spark.pipelines.replay import Replay, load_state
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.writer import Pace
 
@@ -33,11 +33,11 @@ def make(tmp_path: Path, *, where: str = "", rate: int | None = None) -> ReplayO
 def test_what_is_done_survives_and_adds_up(tmp_path: Path) -> None:
     options = make(tmp_path)
     state = load_state(options.state_path, options.plan())
-    assert (state.done, state.rows) == ({}, 0)
+    assert (state.done, state.total.rows) == ({}, 0)
     state.mark("0", 10, 100)
     state.mark("2", 5, 50)
     again = load_state(options.state_path, options.plan())
-    assert (set(again.done), again.rows, again.size_bytes) == ({"0", "2"}, 15, 150)
+    assert (set(again.done), again.total) == ({"0", "2"}, Totals(rows=15, size_bytes=150))
 
 
 def test_another_plan_is_refused_and_another_rate_is_not(tmp_path: Path) -> None:
@@ -55,7 +55,8 @@ def test_a_compaction_in_the_middle_of_a_replay_is_not_passed_over(
     monkeypatch.setattr(Replay, "_send", lambda self, view, piece, *args, **more: sent.append(piece.name))
     options = make(tmp_path)
     state = load_state(options.state_path, options.plan())
-    replay = Replay(None, options, state, ResultReporter(StringIO(), StringIO()), StopFlag())  # type: ignore[arg-type]
+    place = Workplace(None, ResultReporter(StringIO(), StringIO()), StopFlag())  # type: ignore[arg-type]
+    replay = Replay(place, options, state)
 
     def send_all(*ranges: tuple[int, int]) -> None:
         for batch, last in ranges:
@@ -64,7 +65,7 @@ def test_a_compaction_in_the_middle_of_a_replay_is_not_passed_over(
             (directory / "part.parquet").touch()
             summary = {"rows": 1, "bytes": 1, "batches": [batch, last]}
             (directory / SUMMARY_FILE).write_text(json.dumps(summary))
-        assert replay._send_all(view_lake(tmp_path)) == ("done", "")
+        replay._send_all(view_lake(tmp_path))
 
     for batch in (0, 1):
         state.mark(str(batch), 1, 1)
@@ -86,7 +87,7 @@ def test_another_lake_or_cluster_has_nothing_done(tmp_path: Path) -> None:
     moved = tmp_path / "moved"
     one.rename(moved)
     for same in (replace(base, lake=moved), replace(base, lake=moved, name_servers="i:1;j:1")):
-        assert load_state(state, same.plan()).rows == 1
+        assert load_state(state, same.plan()).total.rows == 1
     with pytest.raises(ConfigError, match=r"other options \(lake\)"):
         load_state(state, replace(base, lake=other).plan())
     with pytest.raises(ConfigError, match="belongs to the cluster of h:1;i:1, this is k:1"):
@@ -95,7 +96,7 @@ def test_another_lake_or_cluster_has_nothing_done(tmp_path: Path) -> None:
     document = json.loads(state.read_text())
     del document["plan"]["lake"], document["plan"]["namesrv"]
     state.write_text(json.dumps(document))
-    assert load_state(state, replace(base, lake=other, name_servers="k:1").plan()).rows == 1
+    assert load_state(state, replace(base, lake=other, name_servers="k:1").plan()).total.rows == 1
 
 
 def test_the_dead_letters_of_another_cluster_are_not_sent_yet(tmp_path: Path) -> None:
@@ -124,7 +125,6 @@ def test_when_a_letter_died_is_told_in_utc() -> None:
 
 
 def test_times() -> None:
-    assert parse_time("--from-time", "") is None
     assert parse_time("--from-time", "1700000000000") == 1_700_000_000_000
     assert parse_time("--from-time", "2023-11-14T22:13:20") == 1_700_000_000_000
     assert parse_time("--from-time", "2023-11-14T23:13:20+01:00") == 1_700_000_000_000

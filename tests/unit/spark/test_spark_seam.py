@@ -19,11 +19,12 @@ from tandemmq.spark.lake.sink import LakeWriter, TaskFiles
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Mark, QueueKey, StreamOffset, encode_offset
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.audit import Audit, AuditOptions, run_audit
+from tandemmq.spark.pipelines.audit import Audit, run_audit
 from tandemmq.spark.pipelines.events import ResultReporter
 from tandemmq.spark.pipelines.history import Seam, bound_live, find_seam
-from tandemmq.spark.pipelines.replay import ReplayOptions, run_replay
-from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.options import AuditOptions, ReplayOptions
+from tandemmq.spark.pipelines.replay import run_replay
+from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 
 def _write(lake: Path, batch: int, end: int) -> None:
@@ -137,10 +138,8 @@ def test_an_audit_leaves_out_no_topic_that_it_names(net: FakeNet, tmp_path: Path
 
     def sides(topic: str) -> list[str]:
         options = AuditOptions(topic=topic, name_servers="ns:1", lakes=(tmp_path,))
-        return [
-            side.name
-            for side in Audit(None, options, ResultReporter(StringIO(), StringIO()), StopFlag())._find_sides()
-        ]  # type: ignore[arg-type]
+        place = Workplace(None, ResultReporter(StringIO(), StringIO()), StopFlag())  # type: ignore[arg-type]
+        return [side.name for side in Audit(place, options)._find_sides()]
 
     assert sides("T") == ["master", f"lake {tmp_path}"]
     with pytest.raises(NoRoute, match="no readable queue of Typo"):

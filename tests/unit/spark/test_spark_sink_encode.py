@@ -17,7 +17,7 @@ from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.spark.sink.columns import SinkColumns, find_sink_columns, make_keys, make_prefix
 from tandemmq.spark.sink.encode import BatchEncoder, RowShipment
-from tandemmq.spark.sink.options import EmptyBodies
+from tandemmq.spark.sink.options import EmptyBodies, SinkOptions, parse_sink_options
 
 PREFIX = make_prefix("query", 7, 1)
 
@@ -26,12 +26,15 @@ def queues(topic: str) -> Sequence[MessageQueue]:
     return [MessageQueue(topic=topic, broker_name=name, queue_id=n) for name in "ab" for n in range(3)]
 
 
+def make_options(**given: str) -> SinkOptions:
+    return parse_sink_options({"nameServer": "h:1", "topic": "T", **given})
+
+
 def encode(columns: dict[str, Any], *, topic: str = "T", batch_bytes: int = 1 << 19) -> list[RowShipment]:
     batch = pa.RecordBatch.from_pydict(columns)
     encoder = BatchEncoder(
         SinkColumns({name: place for place, name in enumerate(columns)}),
-        topic=topic,
-        batch_bytes=batch_bytes,
+        make_options(topic=topic, batchBytes=str(batch_bytes)),
         key_prefix=PREFIX,
         queues=queues,
     )
@@ -105,7 +108,7 @@ def test_keys_name_the_row_and_repeat() -> None:
 
 def test_row_numbers_go_on_over_batches() -> None:
     encoder = BatchEncoder(
-        SinkColumns({"body": 0}), topic="T", batch_bytes=1000, key_prefix=PREFIX, queues=queues
+        SinkColumns({"body": 0}), make_options(batchBytes="1000"), key_prefix=PREFIX, queues=queues
     )
     batch = pa.RecordBatch.from_pydict({"body": pa.array([b"x"] * 3)})
     found = [unpack(s)[n][2]["UNIQ_KEY"] for _ in range(2) for s in encoder.encode(batch) for n in range(3)]
@@ -218,15 +221,13 @@ def test_rows_without_a_body_are_skipped_or_diverted_and_counted() -> None:
     )
 
     def encode_as(chosen: EmptyBodies, spread: int | None = None) -> dict[Any, list[tuple[bytes, str]]]:
+        diverted = "Empty" if chosen is EmptyBodies.DIVERT else ""
         encoder = BatchEncoder(
             SinkColumns({"body": 0, "topic": 1, "queueId": 2}),
-            topic="",
-            batch_bytes=1 << 19,
+            make_options(topic="", emptyBodies=chosen.value, emptyBodiesTopic=diverted),
             key_prefix=PREFIX,
             queues=queues,
             spread=spread,
-            empty_bodies=chosen,
-            empty_bodies_topic="Empty" if chosen is EmptyBodies.DIVERT else "",
         )
         shipments = list(encoder.encode(batch))
         assert (encoder.row_count, encoder.empty_count) == (5, 2)
@@ -271,7 +272,7 @@ def test_rows_in_kafkas_form() -> None:
     }
     types = ("string", "binary", "array<struct<key:string,value:binary>>", "int", "bigint")
     places = find_sink_columns(list(zip(columns, types, strict=True)), has_topic_option=True)
-    encoder = BatchEncoder(places, topic="T", batch_bytes=1 << 19, key_prefix=PREFIX, queues=queues)
+    encoder = BatchEncoder(places, make_options(), key_prefix=PREFIX, queues=queues)
     by_key, by_number = sorted(
         encoder.encode(pa.RecordBatch.from_pydict(columns)), key=lambda sent: bytes(sent.body), reverse=True
     )

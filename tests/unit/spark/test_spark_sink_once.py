@@ -16,11 +16,13 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import CAPABILITY
 from tandemmq.spark.sink.columns import find_sink_columns, make_prefix
 from tandemmq.spark.sink.encode import SPREAD_ROWS, BatchEncoder
-from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
+from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.sender import OnceRun, RowSender
 from tandemmq.spark.sink.writer import PIN_FILE, TopicStreamWriter, pin_queues
 
-OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", exactly_once_topics=("T",), retry_count=3)
+OPTIONS = replace(
+    parse_sink_options({"nameServer": "ns:1", "topic": "T", "retries": "3"}), exactly_once_topics=("T",)
+)
 
 
 @pytest.fixture(autouse=True)
@@ -33,8 +35,7 @@ def send_rows(net: FakeNet, count: int, *, epoch: int = 0, batch_bytes: int = 10
     sender = RowSender(OPTIONS, turn=1, once=once)
     encoder = BatchEncoder(
         find_sink_columns([("body", "string")], has_topic_option=True),
-        topic="T",
-        batch_bytes=batch_bytes,
+        replace(OPTIONS, batch_bytes=batch_bytes),
         key_prefix=make_prefix("q", epoch),
         queues=sender.queues,
         spread=1 + epoch,

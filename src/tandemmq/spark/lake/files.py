@@ -12,8 +12,8 @@ directory fails, so a batch that is replayed after a crash is dropped instead of
 same rows for the same batch number, spec spark SP-52, SP-53). Names that begin with `_` are invisible to
 Spark, pyarrow and pandas; `batch` is a partition column to all three.
 
-The file system must have an atomic rename (a local disk, NFS); object stores have none. Standard library
-only; must not know Spark or Parquet.
+The file system must have an atomic rename (a local disk, NFS); object stores have none. Must not
+know Spark or Parquet.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.documents import read_document, sync_directory, sync_file, write_document
 
 CONTROL_DIR = "_tandemmq"
 STAGING_DIR = "staging"
@@ -107,11 +107,11 @@ def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
         place = prepared / file.target
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(root / file.staged, place)
-    _write_summary(prepared, files)
+    write_document(prepared / SUMMARY_FILE, summarize(files))
     for directory, _, _ in os.walk(prepared):
-        sync_dir(Path(directory))
+        sync_directory(Path(directory))
     outcome = _rename_into_place(prepared, target)
-    sync_dir(root)
+    sync_directory(root)
     _discard_staged_before(root, batch_id)
     return outcome
 
@@ -141,7 +141,7 @@ def claim_lake(root: Path, query_id: str) -> None:
             owner = read_owner(root)
         finally:
             staged.unlink()
-        sync_dir(path.parent)
+        sync_directory(path.parent)
     if owner is not None and owner != query_id:
         raise ConfigError(
             f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or "
@@ -154,9 +154,8 @@ def read_owner(root: Path) -> str | None:
 
     Raises:  ConfigError for a layout of another version.
     """
-    try:
-        document: dict[str, Any] = json.loads((root / CONTROL_DIR / OWNER_FILE).read_text())
-    except FileNotFoundError:
+    document = read_document(root / CONTROL_DIR / OWNER_FILE)
+    if document is None:
         return None
     if document.get("version") != LAYOUT_VERSION:
         raise ConfigError(
@@ -173,38 +172,15 @@ def list_batches(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
+def summarize(files: Sequence[StagedFile]) -> dict[str, int]:
+    """Returns the document that records the size of a batch; `read_summary` reads it."""
+    return {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
+
+
 def read_summary(root: Path, batch_id: int) -> Summary:
     """Returns the size of a batch; zeros for one that had no rows and therefore has no directory."""
-    try:
-        document = json.loads((batch_dir(root, batch_id) / SUMMARY_FILE).read_text())
-    except FileNotFoundError:
-        return Summary(rows=0, size_bytes=0)
+    document = read_document(batch_dir(root, batch_id) / SUMMARY_FILE) or {"rows": 0, "bytes": 0}
     return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
-
-
-def sync_file(path: Path) -> None:
-    """Flushes the content of a file to disk."""
-    _sync(path, os.O_RDONLY)
-
-
-def sync_dir(path: Path) -> None:
-    """Flushes the names in a directory to disk."""
-    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
-
-
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def _write_summary(prepared: Path, files: Sequence[StagedFile]) -> None:
-    document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
-    path = prepared / SUMMARY_FILE
-    path.write_text(json.dumps(document) + "\n")
-    sync_file(path)
 
 
 def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:

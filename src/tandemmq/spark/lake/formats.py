@@ -10,15 +10,15 @@ names them. Files of killed tasks stay there until they are removed as orphans.
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Sequence
+from dataclasses import replace
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError, install_hint
+from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import (
     CONTROL_DIR,
     CommitOutcome,
@@ -30,9 +30,16 @@ from tandemmq.spark.lake.files import (
     list_batches,
     no_crash,
     read_summary,
-    sync_file,
+    summarize,
 )
-from tandemmq.spark.lake.home import DATA_DIR, TableHome, check_home, find_files, find_home, refuse_address
+from tandemmq.spark.lake.home import (
+    DATA_DIR,
+    TableHome,
+    check_address,
+    find_files,
+    find_home,
+    refuse_address,
+)
 
 if TYPE_CHECKING:
     from tandemmq.spark.lake.parquet import ParquetOptions
@@ -63,6 +70,25 @@ def parse_format(text: str) -> LakeFormat:
     if package and find_spec(package) is None:
         raise ConfigError(f"format {kind.value} needs {package}: {install_hint('spark', kind.value)}")
     return kind
+
+
+def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
+    """Returns the location of the table: at `data`, or as the catalog says.
+
+    Raises:  ConfigError for an impossible combination.
+    """
+    home = TableHome(kind=kind, address=check_address(data) if data else "", catalog=catalog, table=table)
+    if not catalog:
+        return home
+    from tandemmq.spark.lake.iceberg import find_location
+
+    location = find_location(catalog, table)
+    if location is None and not home.address:
+        raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
+    address = home.address if location is None else check_address(location)
+    if home.address and address != home.address:
+        raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {home.address}")
+    return replace(home, address=address)
 
 
 def plan_files(
@@ -102,7 +128,7 @@ def commit_files(
 
     Raises:  ConfigError if the lake belongs to another query, or is of another kind.
     """
-    check_kind(kind, root)
+    _check_same(root, find_kind(root), kind)
     if kind is LakeFormat.PARQUET:
         return commit_batch(root, batch_id, query_id, files)
     claim_lake(root, query_id)
@@ -142,9 +168,8 @@ def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
     return list_iceberg_files(root)
 
 
-def check_kind(kind: LakeFormat, root: Path) -> None:
-    """Raises ConfigError for a directory that contains a lake of another kind."""
-    found = find_kind(root)
+def _check_same(root: Path, found: LakeFormat | None, kind: LakeFormat) -> None:
+    """Raises ConfigError if a lake of another kind was found in the directory."""
     if found is not None and found is not kind:
         raise ConfigError(
             f"{root} is a {found.value} lake, not {kind.value}: give its format, or another directory"
@@ -154,10 +179,19 @@ def check_kind(kind: LakeFormat, root: Path) -> None:
 def check_table(root: Path, home: TableHome) -> None:
     """Rejects a table that another lake has written, because its rows would silently be doubled.
 
-    Raises:  ConfigError for such a table, and for a lake whose table is elsewhere.
+    Raises:  ConfigError for such a table, and for a lake of another kind or whose table is elsewhere.
     """
-    check_home(root, home, is_begun=find_kind(root) is not None)
-    if not home.is_elsewhere or find_home(root) is not None:
+    refuse_address(root)
+    known = find_home(root)
+    found = _find_kind(root, known)
+    _check_same(root, found, LakeFormat(home.kind))
+    if known != home and (known is not None or (found is not None and home.is_elsewhere)):
+        place = "in that directory" if known is None else f"at {known.address or known.table}"
+        raise ConfigError(
+            f"the table of {root} is {place}, not at {home.address or home.table or 'the directory'}: give"
+            " the same --data, --catalog and --table as before, or another directory"
+        )
+    if not home.is_elsewhere or known is not None:
         return
     if home.catalog:
         from tandemmq.spark.lake.iceberg import find_writers
@@ -178,7 +212,10 @@ def find_kind(root: Path) -> LakeFormat | None:
     Raises:  ConfigError for an address.
     """
     refuse_address(root)
-    home = find_home(root)
+    return _find_kind(root, find_home(root))
+
+
+def _find_kind(root: Path, home: TableHome | None) -> LakeFormat | None:
     if home is not None:
         return LakeFormat(home.kind)
     if (root / "_delta_log").is_dir():
@@ -201,9 +238,8 @@ def list_committed(root: Path) -> list[int]:
 
 def read_committed(root: Path, batch_id: int) -> Summary:
     """Returns the size of a batch in any kind of lake."""
-    try:
-        document = json.loads(_summary_path(root, batch_id).read_text())
-    except FileNotFoundError:
+    document = read_document(_summary_path(root, batch_id))
+    if document is None:
         return read_summary(root, batch_id)
     return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
 
@@ -214,10 +250,4 @@ def _summary_path(root: Path, batch_id: int) -> Path:
 
 def record_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
     """Records the size of a committed batch; a replay has the same rows and records it again."""
-    path = _summary_path(root, batch_id)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    document = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
-    staged = path.with_suffix(".staged")
-    staged.write_text(json.dumps(document) + "\n")
-    sync_file(staged)
-    os.replace(staged, path)
+    write_document(_summary_path(root, batch_id), summarize(files))

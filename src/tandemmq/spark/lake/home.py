@@ -11,23 +11,25 @@ A Parquet lake becomes visible by renaming a directory, which object stores cann
 
 from __future__ import annotations
 
-import json
+import fcntl
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, sync_dir, sync_file
+from tandemmq.spark.documents import read_document, sync_directory, sync_file, write_document
+from tandemmq.spark.lake.files import CONTROL_DIR
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
 
 HOME_FILE = "table.json"
+LOCK_FILE = "lock"
 DATA_DIR = "data"
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -110,7 +112,7 @@ class DataFiles:
         if self.is_local:
             for directory in Path(self.path(name)).parents:
                 if directory.is_relative_to(self._base):
-                    sync_dir(directory)
+                    sync_directory(directory)
 
     def size(self, name: str) -> int:
         return int(self.system.get_file_info(self.path(name)).size)
@@ -215,34 +217,12 @@ class TableHome:
         return DataFiles(self.address.rstrip("/") or str(root.absolute()))
 
 
-def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
-    """Returns the location of the table: at `data`, or as the catalog says.
-
-    Raises:  ConfigError for an impossible combination.
-    """
-    home = TableHome(kind=kind, address=check_address(data) if data else "", catalog=catalog, table=table)
-    if not catalog:
-        return home
-    from tandemmq.spark.lake.iceberg import find_location
-
-    location = find_location(catalog, table)
-    if location is None and not home.address:
-        raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
-    address = home.address if location is None else check_address(location)
-    if home.address and address != home.address:
-        raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {home.address}")
-    return replace(home, address=address)
-
-
 def find_home(root: Path) -> TableHome | None:
     """Returns the location of a lake's table; None if it is the lake's directory, or nothing is written
     yet.
     """
-    try:
-        document: dict[str, Any] = json.loads((root / CONTROL_DIR / HOME_FILE).read_text())
-    except FileNotFoundError:
-        return None
-    return TableHome(**document)
+    document = read_document(root / CONTROL_DIR / HOME_FILE)
+    return None if document is None else TableHome(**document)
 
 
 def find_files(root: Path) -> DataFiles:
@@ -251,28 +231,27 @@ def find_files(root: Path) -> DataFiles:
     return DataFiles(str(root.absolute())) if home is None else home.files(root)
 
 
-def check_home(root: Path, home: TableHome, *, is_begun: bool) -> None:
-    """Raises ConfigError if the lake's table already has another location."""
-    known = find_home(root)
-    if known == home or (known is None and not (is_begun and home.is_elsewhere)):
-        return
-    found = "in that directory" if known is None else f"at {known.address or known.table}"
-    raise ConfigError(
-        f"the table of {root} is {found}, not at {home.address or home.table or 'the directory'}: give the"
-        " same --data, --catalog and --table as before, or another directory"
-    )
-
-
 def save_home(root: Path, home: TableHome) -> None:
     """Stores the table's location before anything of it is committed; nothing is stored for the lake's
     directory.
     """
     if not home.is_elsewhere or find_home(root) == home:
         return
-    path = root / CONTROL_DIR / HOME_FILE
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f"{HOME_FILE}.{uuid4().hex[:12]}")
-    staged.write_text(json.dumps(asdict(home)) + "\n")
-    sync_file(staged)
-    os.replace(staged, path)
-    sync_dir(path.parent)
+    write_document(root / CONTROL_DIR / HOME_FILE, asdict(home))
+
+
+@contextmanager
+def hold_directory(out: Path) -> Iterator[None]:
+    """Locks the directory for this process; the lock is released when the process ends in any way.
+
+    Raises:  ConfigError if another pipeline holds it, or an address is given.
+    """
+    refuse_address(out)
+    control = out / CONTROL_DIR
+    control.mkdir(parents=True, exist_ok=True)
+    with (control / LOCK_FILE).open("w") as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise ConfigError(f"another pipeline writes to {out} right now") from error
+        yield

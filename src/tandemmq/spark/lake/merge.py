@@ -24,6 +24,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.documents import sync_directory, sync_file
 from tandemmq.spark.lake.files import (
     SUMMARY_FILE,
     Crash,
@@ -31,8 +32,6 @@ from tandemmq.spark.lake.files import (
     list_batches,
     no_crash,
     read_summary,
-    sync_dir,
-    sync_file,
 )
 from tandemmq.spark.lake.parquet import ROW_GROUP_ROWS
 from tandemmq.units import MIB
@@ -79,7 +78,7 @@ def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash 
         raise AssertionError(f"{beside} has other rows than {root}; nothing was changed")
     crash("before exchange")
     _exchange(beside, root)
-    sync_dir(root.parent)
+    sync_directory(root.parent)
     crash("after exchange")
     shutil.rmtree(beside, ignore_errors=True)
     return Merged(files_before=before, files_after=count_files(root), rows=_rows(root))
@@ -198,7 +197,7 @@ def _sync_tree(root: Path) -> None:
     for directory, _, names in os.walk(root):
         for name in names:
             sync_file(Path(directory) / name)
-        sync_dir(Path(directory))
+        sync_directory(Path(directory))
 
 
 def _rows(root: Path) -> int:

@@ -23,12 +23,13 @@ from tandemmq.spark.lake.formats import (
     LakeFormat,
     check_table,
     commit_files,
+    make_home,
     parse_format,
     plan_files,
     record_summary,
 )
-from tandemmq.spark.lake.home import TableHome, make_home, refuse_address, save_home
-from tandemmq.spark.option_table import SECURITY_ROWS, parse_list
+from tandemmq.spark.lake.home import TableHome, refuse_address, save_home
+from tandemmq.spark.option_table import SECURITY_NAMES, parse_list
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
@@ -41,11 +42,9 @@ log = logging.getLogger(__name__)
 
 SINK_NAME = "tandemmq_lake"
 
-_SENDING = frozenset(name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases)) | {
-    "nameserver"
-}
+_SENDING = SECURITY_NAMES | {"nameserver"}
 _OPTIONS = _SENDING | frozenset(
-    (
+    [
         "badtopic",
         "path",
         "partitionby",
@@ -56,7 +55,7 @@ _OPTIONS = _SENDING | frozenset(
         "data",
         "catalog",
         "table",
-    )
+    ]
 )
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """The names that Spark itself adds to the options."""

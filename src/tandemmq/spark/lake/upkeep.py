@@ -24,10 +24,9 @@ from tandemmq.spark.lake.files import (
     staging_dir,
 )
 from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_live_files
-from tandemmq.spark.lake.home import DataFiles, find_files
+from tandemmq.spark.lake.home import DataFiles, find_files, hold_directory
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
-from tandemmq.spark.pipelines.lake_job import hold_directory
 
 SMALL_BYTES = 16 * 1024 * 1024
 ORPHAN_AGE_S = 24 * 3600

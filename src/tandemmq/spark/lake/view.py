@@ -8,12 +8,12 @@ therefore do not count yet. Must not know Spark.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     SUMMARY_FILE,
@@ -144,9 +144,6 @@ def _add_bad_records(
 
 def _read_range(root: Path, batch: int) -> range:
     """Returns the batches that a directory contains: more than one after a compaction."""
-    try:
-        document = json.loads((batch_dir(root, batch) / SUMMARY_FILE).read_text())
-    except FileNotFoundError:
-        document = {}
+    document = read_document(batch_dir(root, batch) / SUMMARY_FILE) or {}
     first, last = document.get("batches", (batch, batch))
     return range(first, last + 1)

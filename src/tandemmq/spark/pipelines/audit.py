@@ -11,8 +11,6 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.view import view_lake
@@ -44,43 +42,16 @@ from tandemmq.spark.pipelines.audit_frames import (
     cut_parts,
 )
 from tandemmq.spark.pipelines.events import BarChart, Reporter
-from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
+from tandemmq.spark.pipelines.options import AuditOptions
+from tandemmq.spark.pipelines.runner import Interrupted, Workplace, attempt, explain_failure, open_session
 from tandemmq.spark.resolve import describe_all
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
 SEARCHED_PIECES_MAX = 16
 SHOWN_DIFFERENCES_MAX = 5
 ROWS_PER_SEARCH = 10_000
 POLL_S = 0.2
 
-EXIT_EQUAL, EXIT_DIFFERENT, EXIT_SIGNAL = 0, 1, 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions:
-    """The options of `tandemmq pipeline audit`. `stores`: broker name and directory of each."""
-
-    topic: str
-    name_servers: str = ""
-    lakes: tuple[Path, ...] = ()
-    stores: tuple[tuple[str, Path], ...] = ()
-    master: str = "local[*]"
-    piece_size: int = 100_000
-    settle_s: float = 10.0
-    count_repeated_keys: bool = True
-    every_s: float | None = None
-    source: tuple[tuple[str, str], ...] = ()
-    spark_log: Path | None = None
-
-    @property
-    def topics(self) -> tuple[str, ...]:
-        return tuple(name.strip() for name in self.topic.split(",") if name.strip())
-
-    def __post_init__(self) -> None:
-        if not self.name_servers and len(self.lakes) + len(self.stores) < 2:
-            raise ConfigError("an audit compares: give --namesrv, or at least two of --lake and --store")
+_EXIT_CODES = {"equal": 0, "different": 1, "error": 1, "signal": 3}
 
 
 def run_audit(options: AuditOptions, reporter: Reporter) -> int:
@@ -93,38 +64,23 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     for lake in options.lakes:
         if not view_lake(lake).pieces:
             raise ConfigError(f"{lake} is not a lake: it has no batches and no table")
-    ends: list[AuditDone] = []
-    codes: list[int] = []
+    rounds: list[tuple[str, str]] = []
 
-    def judge(spark: SparkSession, stop: StopFlag) -> int:
-        code, end = _run_round(spark, options, reporter, stop)
-        if code != EXIT_SIGNAL or not codes:
-            ends.append(end)
-            codes.append(code)
-        return codes[-1]
+    def judge() -> tuple[str, str]:
+        verdicts: list[bool] = []
+        reason, error = attempt(lambda: verdicts.append(Audit(place, options).run()))
+        if verdicts:
+            reason = "equal" if verdicts[0] else "different"
+        if reason != "signal" or not rounds:
+            rounds.append((reason, error))
+        return rounds[-1]
 
-    is_long = options.every_s is not None
-    name = f"audit {options.topic}"
+    name, is_long = f"audit {options.topic}", options.is_continuous
     with open_session(name, options.master, options.spark_log, is_long=is_long) as (spark, stop):
-        code = repeat(lambda: judge(spark, stop), every_s=options.every_s, stop=stop)
-    reporter.report(ends[-1])
-    return code
-
-
-def _run_round(
-    spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
-) -> tuple[int, AuditDone]:
-    try:
-        is_equal = Audit(spark, options, reporter, stop).run()
-    except Interrupted:
-        return EXIT_SIGNAL, AuditDone(reason="signal")
-    except ConfigError:
-        raise
-    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-        return EXIT_DIFFERENT, AuditDone(reason="error", error=explain_failure(str(error)))
-    return (EXIT_EQUAL if is_equal else EXIT_DIFFERENT), AuditDone(
-        reason="equal" if is_equal else "different"
-    )
+        place = Workplace(spark, reporter, stop)
+        reason, error = place.repeat(judge, options.every_s if options.is_continuous else None)
+    reporter.report(AuditDone(reason=reason, error=error))
+    return _EXIT_CODES[reason]
 
 
 @dataclass(slots=True)
@@ -142,27 +98,19 @@ class _Findings:
 class Audit:
     """One audit in a session; `run` returns True if all sides are equal."""
 
-    def __init__(
-        self, spark: SparkSession, options: AuditOptions, reporter: Reporter, stop: StopFlag
-    ) -> None:
-        self._spark = spark
+    def __init__(self, place: Workplace, options: AuditOptions) -> None:
         self._options = options
-        self._reporter = reporter
-        self._stop = stop
-        self._jobs = Jobs(spark, stop)
+        self._spark = place.spark
+        self._reporter = place.reporter
+        self._stop = place.stop
+        self._jobs = place.jobs
 
     def run(self) -> bool:
         """Returns True if every side contains every message of the ranges exactly once and unchanged."""
         options = self._options
         sides = self._find_sides()
         form = self._jobs.run(lambda: choose_form(self._spark, options.lakes))
-        frames = Frames(
-            self._spark,
-            form,
-            name_servers=options.name_servers,
-            topics=options.topics,
-            more=dict(options.source),
-        )
+        frames = Frames(self._spark, form, options)
         ranges = self._find_ranges(sides[0], frames)
         self._await_ends([side for side in sides if side.replica is not None], ranges)
         self._report_start(sides, form, ranges)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, nest_positions
 from tandemmq.spark.pipelines.lake_job import read_rows
+from tandemmq.spark.pipelines.options import AuditOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -261,20 +263,10 @@ def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
 class Frames:
     """Reads the sides as DataFrames, bounded by `ranges` in each queue."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        form: Form,
-        *,
-        name_servers: str,
-        topics: Sequence[str],
-        more: Mapping[str, str],
-    ) -> None:
+    def __init__(self, spark: SparkSession, form: Form, options: AuditOptions) -> None:
         self._spark = spark
         self._form = form
-        self._name_servers = name_servers
-        self._topics = tuple(topics)
-        self._more = more
+        self._options = options
         self._lakes: dict[Path, DataFrame] = {}
         """One view per lake, so that all queries see the same rows."""
 
@@ -362,15 +354,8 @@ class Frames:
                 f.min(f.xxhash64(column)).alias(f"{prefix}_{name}")
                 for name, column in zip(names, self._comparable(), strict=True)
             ]
-            spread = [
-                (f.min(f.xxhash64(column)) != f.max(f.xxhash64(column))) for column in self._comparable()
-            ]
-            is_mixed = f.expr("false")
-            for one in spread:
-                is_mixed = is_mixed | one
             return frame.groupBy(*PLACE).agg(
                 f.count("*").alias(f"{prefix}_count"),
-                is_mixed.alias(f"{prefix}_mixed"),
                 f.expr("unix_millis(max(storeTimestamp))").alias(f"{prefix}_stored"),
                 *hashes,
             )
@@ -412,7 +397,7 @@ class Frames:
             frame = (
                 self._spark.read.format("commitlog")
                 .schema(f"{self._form.schema()}, damage string")
-                .options(topic=",".join(self._topics), brokerName=side.broker)
+                .options(topic=",".join(self._options.topics), brokerName=side.broker)
                 .load(str(side.store.absolute()))
                 .where("queueOffset IS NOT NULL AND body IS NOT NULL")
             )
@@ -423,21 +408,19 @@ class Frames:
                 .options(**self._source_options(side, ranges))
                 .load()
             )
-        return frame.select(*columns).where(frame["topic"].isin(*self._topics))
+        return frame.select(*columns).where(frame["topic"].isin(*self._options.topics))
 
     def _source_options(self, side: Side, ranges: Ranges) -> dict[str, str]:
-        import json
-
         return {
-            "nameServer": self._name_servers,
-            "subscribe": ",".join(self._topics),
+            "nameServer": self._options.name_servers,
+            "subscribe": ",".join(self._options.topics),
             "replica": str(side.replica),
             "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
             "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
             # Finding missing messages is the purpose of an audit, so they must not fail the read.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
-            **self._more,
+            **dict(self._options.source),
         }
 
     def _within(self, frame: DataFrame, bounds: Sequence[tuple[str, str, int, int, int]]) -> DataFrame:
@@ -455,11 +438,4 @@ def _queue(row: Any) -> QueueKey:
 
 
 def _digest(row: Any) -> Digest:
-    return Digest(
-        rows=row["rows"],
-        offset_xor=row.offset_xor,
-        content_xor=row.content_xor,
-        content_sum=row.content_sum,
-        offset_max=row.offset_max,
-        stored_at_ms=row.stored_at_ms,
-    )
+    return Digest(**{name: row[name] for name in Digest.__slots__})

@@ -26,8 +26,9 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from tandemmq.errors import ConfigError, NoRoute, install_hint
+from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR
-from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, is_begun, replace_text
+from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, is_begun
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -245,15 +246,15 @@ def check_fields(out: Path, reader: BodyReader) -> None:
     """
     path = out / CONTROL_DIR / FIELDS_FILE
     fields = {"record": reader.ddl()}
-    if is_begun(out) and path.exists():
-        kept = json.loads(path.read_text())
+    kept = read_document(path) if is_begun(out) else None
+    if kept is not None:
         if kept != fields:
             raise ConfigError(
                 f"the lake was begun with the record {kept['record']}; land with another one into another"
                 " directory"
             )
         return
-    replace_text(path, json.dumps(fields) + "\n")
+    write_document(path, fields)
 
 
 def require_package(name: str) -> None:

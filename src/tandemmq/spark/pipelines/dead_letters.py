@@ -12,11 +12,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
-from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.metadata import QueriedCluster
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import (
@@ -25,17 +23,25 @@ from tandemmq.spark.pipelines.events import (
     Event,
     Reporter,
     ReportTable,
-    Started,
-    Stopped,
     Totals,
     make_batch_done,
+    report_end,
+    report_start,
 )
-from tandemmq.spark.pipelines.replay import NAME_SERVERS, ReplayState, load_state
-from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
+from tandemmq.spark.pipelines.options import DeadLetterOptions
+from tandemmq.spark.pipelines.replay import (
+    PLACE,
+    ReplayState,
+    choose_stored,
+    load_state,
+    make_key,
+    send_frame,
+)
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
 from tandemmq.spark.sink.options import parse_sink_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,54 +88,11 @@ AGES = ((1, "under an hour"), (24, "under a day"), (7 * 24, "under a week"), (30
 OLDER = "a month and more"
 ORIGIN_TOPICS = ("DLQ_ORIGIN_TOPIC", "RETRY_TOPIC", "REAL_TOPIC")
 ORIGIN_IDS = ("DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_ID")
-PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 GROUPS_SHOWN = 100
 KINDS_MAX = 10_000
 """The maximum number of groups that are counted; errors that contain ids form a group each."""
 RESEND_ROWS = 1_000
 """The number of dead letters that are sent, and then recorded, at a time."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions:
-    """The options of `tandemmq pipeline deadletters`. Times: milliseconds of store time."""
-
-    name_servers: str
-    group: str
-    begin_ms: int | None = None
-    end_ms: int | None = None
-    ids: tuple[str, ...] = ()
-    keys: tuple[str, ...] = ()
-    where: str = ""
-    error_property: str = "error"
-    shown: int = 20
-    resend: bool = False
-    to_topic: str = ""
-    state: Path | None = None
-    every_s: float | None = None
-    master: str = "local[*]"
-    source: tuple[tuple[str, str], ...] = ()
-    sink: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if self.resend and self.state is None:
-            raise ConfigError("--resend requires --state FILE, which records what was sent again")
-
-    @property
-    def topic(self) -> str:
-        return dlq_topic(self.group)
-
-    def source_options(self) -> dict[str, str]:
-        return {"nameServer": self.name_servers, "subscribe": self.topic, **dict(self.source)}
-
-    def sink_options(self) -> dict[str, str]:
-        return {"nameServer": self.name_servers, **dict(self.sink)}
-
-    def plan(self) -> dict[str, str]:
-        """Returns the options that decide the target of a dead letter; the selection may change from run to
-        run.
-        """
-        return {"group": self.group, "topic": self.to_topic, NAME_SERVERS: self.name_servers}
 
 
 def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
@@ -138,56 +101,38 @@ def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
     parse_sink_options({**options.sink_options(), "topic": "any"})
     state = load_state(options.state, options.plan()) if options.state is not None else None
     with open_session(f"deadletters {options.group}", options.master) as (spark, stop):
-        letters = DeadLetters(spark, options, state, reporter, stop)
-        repeat(letters.run, every_s=options.every_s, stop=stop)
-    return letters.end()
-
-
-@dataclass(slots=True)
-class _End:
-    reason: str = "done"
-    error: str = ""
-    seen: int = 0
+        return DeadLetters(Workplace(spark, reporter, stop), options, state).run()
 
 
 class DeadLetters:
     """The dead letters of one group in a session."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: DeadLetterOptions,
-        state: ReplayState | None,
-        reporter: Reporter,
-        stop: StopFlag,
-    ) -> None:
-        self._spark = spark
+    def __init__(self, place: Workplace, options: DeadLetterOptions, state: ReplayState | None) -> None:
+        self._place = place
         self._options = options
         self._state = state
-        self._reporter = reporter
-        self._stop = stop
-        self._jobs = Jobs(spark, stop)
-        self._end = _End()
-        self._report_start()
+        self._seen = 0
 
     def run(self) -> int:
-        """Shows the dead letters once, and resends them if requested."""
-        self._end = _End()
-        try:
-            self._report_groups()
-        except Interrupted:
-            self._end.reason = "signal"
-        except TandemError as error:
-            self._end = _End("error", str(error))
-        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-            self._end = _End("error", explain_failure(str(error)))
-        return 0
+        """Shows the dead letters, and resends them if requested; returns the exit code."""
+        options, reporter = self._options, self._place.reporter
+        target = (options.to_topic or "their topics") if options.resend else "a list"
+        done = self._state.total if self._state else Totals(rows=0, size_bytes=0)
+        report_start(reporter, options.topic, target, done)
+        reason, error = self._place.repeat(
+            # A refused round is reported like a failed one: the next round may differ.
+            lambda: attempt(self._report_groups, refused=()),
+            options.every_s if options.is_continuous else None,
+        )
+        total = self._state.total if self._state else Totals(rows=self._seen, size_bytes=0)
+        return report_end(reporter, reason, total, error)
 
     def _report_groups(self) -> None:
+        self._seen = 0
         source = parse_options(self._options.source_options(), is_streaming=False)
         if not QueriedCluster(source).describe().queues:
             # The topic is created with the first dead letter.
-            self._reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
+            self._place.reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
             return
         # Persisted, so that showing, grouping and resending see the same dead letters.
         frame = self.read().persist()
@@ -199,34 +144,14 @@ class DeadLetters:
             with suppress(Exception):
                 frame.unpersist()
 
-    def end(self) -> int:
-        """Reports the end and returns the exit code."""
-        reason = "signal" if self._stop.is_set and self._end.reason == "done" else self._end.reason
-        rows, size_bytes = (self._state.rows, self._state.size_bytes) if self._state else (self._end.seen, 0)
-        self._reporter.report(
-            Stopped(reason=reason, rows_total=rows, bytes_total=size_bytes, error=self._end.error)
-        )
-        return 1 if reason == "error" else 0
-
-    def _report_start(self) -> None:
-        done = self._state
-        self._reporter.report(
-            Started(
-                topic=self._options.topic,
-                out=(self._options.to_topic or "their topics") if self._options.resend else "a list",
-                rows_total=done.rows if done else 0,
-                bytes_total=done.size_bytes if done else 0,
-            )
-        )
-
     def read(self) -> DataFrame:
         """Returns the selected dead letters with their `error`, `age`, `origin` topic and `originId`."""
         options = self._options
-        frame = self._spark.read.format("tandemmq").options(**options.source_options()).load()
+        frame = self._place.spark.read.format("tandemmq").options(**options.source_options()).load()
         return choose(describe(frame, options.error_property), options)
 
     def _browse(self, frame: DataFrame) -> None:
-        groups = self._jobs.run(
+        groups = self._place.jobs.run(
             lambda: (
                 frame.groupBy("origin", "error", "age")
                 .agg(*_counts())
@@ -235,17 +160,17 @@ class DeadLetters:
                 .collect()
             )
         )
-        first = self._jobs.run(
+        first = self._place.jobs.run(
             lambda: frame.orderBy("storeTimestamp", *PLACE).limit(self._options.shown).collect()
         )
-        self._end.seen = sum(row["count"] for row in groups)
-        self._reporter.report(
-            DeadLettersSeen(group=self._options.group, messages=self._end.seen, kinds=len(groups))
+        self._seen = sum(row["count"] for row in groups)
+        self._place.reporter.report(
+            DeadLettersSeen(group=self._options.group, messages=self._seen, kinds=len(groups))
         )
-        self._reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
-        self._reporter.report(_error_charts(groups))
+        self._place.reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
+        self._place.reporter.report(_error_charts(groups))
         for row in first if self._options.shown else ():
-            self._reporter.report(_make_letter(row))
+            self._place.reporter.report(_make_letter(row))
 
     def _resend(self, frame: DataFrame) -> None:
         """Sends the dead letters that were not sent before, a bounded number at a time, oldest first in each
@@ -254,19 +179,18 @@ class DeadLetters:
         assert self._state is not None
         round_number = 0
         while True:
-            rows = self._jobs.run(lambda: self._next_origins(frame))
+            rows = self._place.jobs.run(lambda: self._next_origins(frame))
             if not rows:
                 return
             began = time.monotonic()
-            size_bytes = self._jobs.run(partial(self._send, frame, rows))
+            size_bytes = self._place.jobs.run(partial(self._send, frame, rows))
             share, rest = divmod(size_bytes, len(rows))
             for index, row in enumerate(rows):
                 self._state.done[_render_origin(row)] = (1, share + (index < rest))
             self._state.write()
-            done = Totals(rows=len(rows), size_bytes=size_bytes)
-            total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
-            seconds = time.monotonic() - began
-            self._reporter.report(make_batch_done(round_number, done, total, lag=None, seconds=seconds))
+            done, seconds = Totals(rows=len(rows), size_bytes=size_bytes), time.monotonic() - began
+            event = make_batch_done(round_number, done, self._state.total, lag=None, seconds=seconds)
+            self._place.reporter.report(event)
             round_number += 1
             if len(rows) < RESEND_ROWS:
                 return
@@ -277,7 +201,7 @@ class DeadLetters:
         frame = frame.select(*PLACE, "origin")
         done = [_parse_origin(name) for name in self._state.done]
         if done:
-            sent = self._spark.createDataFrame(
+            sent = self._place.spark.createDataFrame(
                 done, "topic string, brokerName string, queueId int, queueOffset bigint"
             )
             frame = frame.join(sent, on=list(PLACE), how="left_anti")
@@ -292,18 +216,14 @@ class DeadLetters:
 
     def _send(self, frame: DataFrame, rows: list[Any]) -> int:
         """Sends the dead letters at these positions; returns the bytes of their bodies."""
-        from pyspark.sql import Observation
         from pyspark.sql import functions as f
 
         options = self._options
-        places = self._spark.createDataFrame(
+        places = self._place.spark.createDataFrame(
             [tuple(row[name] for name in PLACE) for row in rows],
             "topic string, brokerName string, queueId int, queueOffset bigint",
         )
         target = f.lit(options.to_topic) if options.to_topic else f.col("origin")
-        # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
-        origin = f.sha2(f.concat_ws("@", f.lit("dead letter"), *PLACE), 256)
-        seen = Observation()
         messages = (
             frame.join(f.broadcast(places), on=list(PLACE))
             .repartition(1)
@@ -315,15 +235,14 @@ class DeadLetters:
                 "keys",
                 "properties",
                 "flag",
-                f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12))).alias("uniqueKey"),
+                make_key("dead letter").alias("uniqueKey"),
             )
             .withColumnRenamed("target", "topic")
-            .observe(seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes"))
         )
-        messages.write.format("tandemmq").options(**options.sink_options()).mode("append").save()
-        if int(seen.get["rows"]) != len(rows):
-            raise TandemError(f"{len(rows)} dead letters were chosen, {seen.get['rows']} were sent")
-        return int(seen.get["bytes"] or 0)
+        count, size_bytes = send_frame(messages, options.sink_options())
+        if count != len(rows):
+            raise TandemError(f"{len(rows)} dead letters were chosen, {count} were sent")
+        return size_bytes
 
 
 def describe(frame: DataFrame, error_property: str) -> DataFrame:
@@ -350,16 +269,12 @@ def choose(frame: DataFrame, options: DeadLetterOptions) -> DataFrame:
     """Returns the dead letters that the options select."""
     from pyspark.sql import functions as f
 
-    if options.begin_ms is not None:
-        frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
-    if options.end_ms is not None:
-        frame = frame.where(f"storeTimestamp < timestamp_millis({options.end_ms})")
     if options.ids:
         frame = frame.where(f.col("msgId").isin(*options.ids) | f.col("originId").isin(*options.ids))
     if options.keys:
         wanted = f.array(*(f.lit(key) for key in options.keys))
         frame = frame.where(f.arrays_overlap(f.split(f.coalesce("keys", f.lit("")), " "), wanted))
-    return frame.where(options.where) if options.where else frame
+    return choose_stored(frame, options)
 
 
 def _counts() -> list[Any]:

@@ -45,6 +45,15 @@ class Event(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Totals:
+    """Delivered rows and their bytes, of one batch or in total; `bad`: bad records."""
+
+    rows: int
+    size_bytes: int
+    bad: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Started(Event):
     """The query runs; `rows_total` is the number of rows delivered by earlier runs."""
 
@@ -88,15 +97,6 @@ class BatchDone(Event):
             f"lag {lag} | total {self.rows_total:,} rows, {render_bad(self.bad_total)}"
             f"{render_bytes(self.bytes_total)}"
         )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Delivered rows and their bytes, of one batch or in total; `bad`: bad records."""
-
-    rows: int
-    size_bytes: int
-    bad: int = 0
 
 
 def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None, seconds: float) -> BatchDone:
@@ -153,6 +153,25 @@ class Stopped(Event):
         return f"stopped ({'everything is read' if self.reason == 'done' else 'asked to'}) | {total}"
 
 
+def report_start(reporter: Reporter, topic: str, out: str, total: Totals) -> None:
+    """Reports that the pipeline runs, with what earlier runs delivered."""
+    reporter.report(Started(topic=topic, out=out, rows_total=total.rows, bytes_total=total.size_bytes))
+
+
+def report_end(reporter: Reporter, reason: str, total: Totals, error: str = "") -> int:
+    """Reports the end of the pipeline; returns its exit code."""
+    reporter.report(
+        Stopped(
+            reason=reason,
+            rows_total=total.rows,
+            bytes_total=total.size_bytes,
+            error=error,
+            bad_total=total.bad,
+        )
+    )
+    return 1 if reason == "error" else 0
+
+
 class Reporter(Protocol):
     """Receives events as they happen."""
 
@@ -161,27 +180,41 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class JsonReporter:
-    """Writes one JSON object per line, flushed at once; the key `event` is its kind.
-
-    The error that ended the pipeline is also written to `errors`, as a line for people.
-    """
+class _LineReporter:
+    """Writes lines, flushed at once; the error that ended the pipeline is also written to `errors`."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
         self._stream = stream
         self._errors = errors
 
     def report(self, event: Event) -> None:
-        if event.is_exhibit:
-            return
-        self._stream.write(json.dumps({"event": event.kind, **asdict(event)}) + "\n")
-        self._stream.flush()
+        line = self._render(event)
+        if line is not None:
+            self._stream.write(f"{line}\n")
+            self._stream.flush()
         if event.final_error:
             self._errors.write(f"error: {event.final_error}\n")
             self._errors.flush()
 
+    def _render(self, event: Event) -> str | None:
+        raise NotImplementedError
+
     def close(self) -> None:
         """Does nothing: the caller owns the streams."""
+
+
+class JsonReporter(_LineReporter):
+    """Writes one JSON object per event; the key `event` is its kind."""
+
+    def _render(self, event: Event) -> str | None:
+        return None if event.is_exhibit else json.dumps({"event": event.kind, **asdict(event)})
+
+
+class ResultReporter(_LineReporter):
+    """Writes results only."""
+
+    def _render(self, event: Event) -> str | None:
+        return event.render() if event.is_result else None
 
 
 class Reporters:
@@ -197,25 +230,6 @@ class Reporters:
     def close(self) -> None:
         for reporter in self._reporters:
             reporter.close()
-
-
-class ResultReporter:
-    """Writes results only; the error that ended the pipeline is written to `errors`."""
-
-    def __init__(self, stream: TextIO, errors: TextIO) -> None:
-        self._stream = stream
-        self._errors = errors
-
-    def report(self, event: Event) -> None:
-        if event.is_result:
-            self._stream.write(f"{event.render()}\n")
-            self._stream.flush()
-        if event.final_error:
-            self._errors.write(f"error: {event.final_error}\n")
-            self._errors.flush()
-
-    def close(self) -> None:
-        """Does nothing: the caller owns the streams."""
 
 
 class TextReporter:
@@ -271,19 +285,25 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTable(Event):
-    """A titled table; of two with the same title the later replaces the earlier."""
+class Exhibit(Event):
+    """A table or plot; of two with the same title the later replaces the earlier."""
 
     kind = "exhibit"
     is_exhibit = True
 
     title: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
     note: str = ""
 
     def render(self) -> str:
         return self.title
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportTable(Exhibit):
+    """A table."""
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,36 +315,17 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart(Event):
+class LineChart(Exhibit):
     """Values over time. `is_clock`: x is Unix time in seconds, else seconds since the start."""
 
-    kind = "exhibit"
-    is_exhibit = True
-
-    title: str
     unit: str
     lines: tuple[Line, ...]
     is_clock: bool = False
-    note: str = ""
-
-    def render(self) -> str:
-        return self.title
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart(Event):
+class BarChart(Exhibit):
     """One bar per label, in the given order."""
 
-    kind = "exhibit"
-    is_exhibit = True
-
-    title: str
     unit: str
     bars: tuple[tuple[str, float], ...]
-    note: str = ""
-
-    def render(self) -> str:
-        return self.title
-
-
-Exhibit = ReportTable | LineChart | BarChart

@@ -24,9 +24,17 @@ from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, StreamOffset, decode_offset, nest_positions, render_queues
 from tandemmq.spark.options import SourceOptions, parse_options
-from tandemmq.spark.pipelines.events import BarChart, Reporter, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.events import (
+    BarChart,
+    Reporter,
+    Totals,
+    make_batch_done,
+    report_end,
+    report_start,
+)
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, read_rows
-from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session
+from tandemmq.spark.pipelines.options import HistoryOptions
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -174,21 +182,6 @@ def _read_live(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryOptions:
-    """The options of `tandemmq pipeline history`."""
-
-    lake: Path
-    name_servers: str
-    out: Path
-    topic: str = ""
-    where: str = ""
-    columns: tuple[str, ...] = ()
-    checkpoint: Path | None = None
-    master: str = "local[*]"
-    source: tuple[tuple[str, str], ...] = ()
-
-
 def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     """Writes the history to Parquet files; returns 0 when done or stopped by a signal, 1 after an error.
 
@@ -196,43 +189,28 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     """
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: an export is written as a whole, give another directory")
+    total = Totals(rows=0, size_bytes=0)
+
+    def export() -> None:
+        nonlocal total
+        total = _export(place, options)
+
     with open_session(f"history {options.lake}", options.master) as (spark, stop):
-        end = _export(spark, options, reporter, stop)
-    reporter.report(end)
-    return 1 if end.reason == "error" else 0
+        place = Workplace(spark, reporter, stop)
+        report_start(reporter, str(options.lake), str(options.out), total)
+        reason, error = attempt(export, refused=(TandemError,))
+    return report_end(reporter, reason, total, error)
 
 
-def _export(spark: SparkSession, options: HistoryOptions, reporter: Reporter, stop: StopFlag) -> Stopped:
+def _export(place: Workplace, options: HistoryOptions) -> Totals:
     """Writes the files beside `out`, and renames them into place when all are complete."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as f
 
-    reporter.report(Started(topic=str(options.lake), out=str(options.out), rows_total=0, bytes_total=0))
     seen, began = Observation(), time.monotonic()
     staged = options.out.with_name(f"{options.out.name}.unfinished")
-    try:
-        frame = _choose_rows(spark, options)
-        counted = frame.observe(seen, f.count("*").alias("rows"), f.count_if(FROM_COLUMN).alias("landed"))
-        Jobs(spark, stop).run(lambda: counted.write.mode("overwrite").parquet(str(staged.absolute())))
-    except Interrupted:
-        return Stopped(reason="signal", rows_total=0, bytes_total=0)
-    except TandemError:
-        raise
-    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-        return Stopped(reason="error", rows_total=0, bytes_total=0, error=explain_failure(str(error)))
-    staged.rename(options.out)
-    rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
-    size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
-    total = Totals(rows=rows, size_bytes=size_bytes)
-    reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
-    bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
-    reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
-    return Stopped(reason="done", rows_total=rows, bytes_total=size_bytes)
-
-
-def _choose_rows(spark: SparkSession, options: HistoryOptions) -> DataFrame:
     frame = history(
-        spark,
+        place.spark,
         lake=options.lake,
         name_servers=options.name_servers,
         topic=options.topic,
@@ -240,4 +218,15 @@ def _choose_rows(spark: SparkSession, options: HistoryOptions) -> DataFrame:
         checkpoint=options.checkpoint,
         options=dict(options.source),
     )
-    return frame.where(options.where) if options.where else frame
+    if options.where:
+        frame = frame.where(options.where)
+    counted = frame.observe(seen, f.count("*").alias("rows"), f.count_if(FROM_COLUMN).alias("landed"))
+    place.jobs.run(lambda: counted.write.mode("overwrite").parquet(str(staged.absolute())))
+    staged.rename(options.out)
+    rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
+    size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
+    total = Totals(rows=rows, size_bytes=size_bytes)
+    place.reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
+    bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
+    place.reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
+    return total

@@ -8,12 +8,10 @@ only.
 from __future__ import annotations
 
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
-from enum import Enum
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,17 +21,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.documents import replace_file
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     CONTROL_DIR,
     batch_dir,
     list_batches,
-    sync_dir,
-    sync_file,
 )
 from tandemmq.spark.lake.formats import list_committed
 from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.pipelines.events import Event, ReportTable
+from tandemmq.spark.pipelines.options import JsonChanges
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -61,17 +59,6 @@ object.
 _WHOLE_BITS = {"byte": 8, "short": 16, "integer": 32, "long": 64}
 _NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infinity")
 _TIMES = ("timestamp", "timestamp_ntz", "date")
-
-
-class JsonChanges(Enum):
-    """The handling of names that the schema lacks, and of values of other types."""
-
-    KEEP = "keep"
-    """Unknown names are ignored; a body with a value of another type is a bad record."""
-    RESCUE = "rescue"
-    """Unknown names and values of other types go to the column `jsonRescue`."""
-    GROW = "grow"
-    """The same as RESCUE, and unknown names become fields of the schema."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,22 +111,12 @@ def _is_growth_of(begun: StructType, kept: StructType) -> bool:
 
 def save_schema(out: Path, schema: StructType) -> None:
     """Stores the schema of a lake's bodies; it is on disk when this returns."""
-    replace_text(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
+    replace_file(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
 
 
 def is_begun(out: Path) -> bool:
     """Returns True if anything has been landed."""
     return bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
-
-
-def replace_text(path: Path, text: str) -> None:
-    """Replaces the file with the text atomically; it is on disk when this returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f"{path.name}.new")
-    staged.write_text(text)
-    sync_file(staged)
-    os.replace(staged, path)
-    sync_dir(path.parent)
 
 
 def parse_schema(text: str) -> StructType:

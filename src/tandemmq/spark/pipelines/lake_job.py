@@ -9,18 +9,18 @@ directory by default, so that both are kept or deleted together (spec spark 12.2
 
 from __future__ import annotations
 
-import fcntl
-import json
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial, reduce
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     CONTROL_DIR,
@@ -30,7 +30,7 @@ from tandemmq.spark.lake.files import (
     read_summary,
 )
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, read_committed
-from tandemmq.spark.lake.home import refuse_address
+from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.lake.view import LakePiece, LakeView
 from tandemmq.spark.pipelines.events import Reporter, Totals
 from tandemmq.spark.pipelines.runner import Job, Runner, open_session
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
 
 CHECKPOINT_DIR = "_checkpoint"
-LOCK_FILE = "lock"
 LOG_FILE = "spark.log"
 ONCE_RESTARTS_MAX = 3
 
@@ -82,7 +81,7 @@ def run_lake_job(
         is_long = target.is_continuous
         with open_session(f"{name} {topic}", master, log_file, is_long=is_long) as (spark, stop):
             warm_up(spark)
-            streams = _Streams(lambda: make_stream(spark))
+            streams = _make_streams(lambda: make_stream(spark))
             meter = LakeMeter(target.out, measure)
             check = None if is_outdated is None else partial(is_outdated, spark)
             job = _make_job(f"{name} {topic}", topic, target, streams, meter, check)
@@ -109,35 +108,26 @@ def check_checkpoint(target: LakeTarget) -> None:
 
 def read_query_id(checkpoint: Path) -> str | None:
     """Returns the id of the query that a checkpoint belongs to; None if there is no checkpoint."""
-    try:
-        return str(json.loads((checkpoint / "metadata").read_text())["id"])
-    except FileNotFoundError:
-        return None
+    document = read_document(checkpoint / "metadata")
+    return None if document is None else str(document["id"])
 
 
-class _Streams:
-    """The streams of a job; the first is made at once, so that an unusable one is rejected early."""
-
-    def __init__(self, make: Callable[[], DataFrame]) -> None:
-        self._make = make
-        self._first: DataFrame | None = make()
-
-    def take_first(self) -> DataFrame:
-        stream, self._first = self._first, None
-        return self._make() if stream is None else stream
+def _make_streams(make: Callable[[], DataFrame]) -> Iterator[DataFrame]:
+    """Returns the streams of a job; the first is made at once, so that an unusable one is rejected early."""
+    return chain([make()], (make() for _ in count()))
 
 
 def _make_job(
     name: str,
     topic: str,
     target: LakeTarget,
-    streams: _Streams,
+    streams: Iterator[DataFrame],
     meter: LakeMeter,
     is_outdated: Callable[[int], bool] | None,
 ) -> Job:
     def start() -> Any:
         writer = (
-            streams.take_first()
+            next(streams)
             .writeStream.format("tandemmq_lake")
             .queryName(name)
             .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
@@ -190,23 +180,6 @@ class LakeMeter:
             bad=self._total.bad + sum(read_summary(bad_root, batch_id).rows for batch_id in bad),
         )
         return self._total
-
-
-@contextmanager
-def hold_directory(out: Path) -> Iterator[None]:
-    """Locks the directory for this process; the lock is released when the process ends in any way.
-
-    Raises:  ConfigError if another pipeline holds it, or an address is given.
-    """
-    refuse_address(out)
-    control = out / CONTROL_DIR
-    control.mkdir(parents=True, exist_ok=True)
-    with (control / LOCK_FILE).open("w") as file:
-        try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise ConfigError(f"another pipeline writes to {out} right now") from error
-        yield
 
 
 # The rows of a lake of any kind as a DataFrame: good rows and bad records.

@@ -16,17 +16,16 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.columns import BODY_FAULT, find_column, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
-from tandemmq.spark.lake.formats import check_kind, check_table, parse_format, plan_files
-from tandemmq.spark.lake.home import TableHome, make_home
+from tandemmq.spark.lake.formats import check_table, make_home, parse_format, plan_files
+from tandemmq.spark.lake.home import TableHome
 from tandemmq.spark.lake.parquet import check_partition_columns
-from tandemmq.spark.option_table import SECURITY_ROWS
-from tandemmq.spark.options import PropertiesAs, parse_options
-from tandemmq.spark.pipelines.binary_bodies import BodyReader, check_fields, parse_records
+from tandemmq.spark.option_table import SECURITY_NAMES
+from tandemmq.spark.options import parse_options
+from tandemmq.spark.pipelines.binary_bodies import BodyReader, check_fields, make_reader, parse_records
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.json_bodies import (
     BAD_COLUMN,
     SCHEMA_FILE,
-    JsonChanges,
     bad_record_charts,
     choose_schema,
     parse_bodies,
@@ -34,68 +33,33 @@ from tandemmq.spark.pipelines.json_bodies import (
     save_schema,
 )
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
+from tandemmq.spark.pipelines.options import JsonChanges, LandingOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-DEFAULT_COLUMNS = (
-    "topic",
-    "brokerName",
-    "queueId",
-    "queueOffset",
-    "physicalOffset",
-    "msgId",
-    "tags",
-    "keys",
-    "body",
-    "bornTimestamp",
-    "storeTimestamp",
-    "properties",
-)
-TASKS_PER_BATCH = 4
-"""The approximate number of tasks for a full batch of one queue; four equal queues are not split."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LandingOptions:
-    """The options of `tandemmq pipeline landing`. `json_schema`: Spark's DDL or JSON form, or `infer`."""
+class Landing:
+    """A landing whose options are parsed and checked, and whose lake was looked up; made by `plan_landing`.
 
-    name_servers: str
-    topic: str
-    out: Path
-    checkpoint: Path | None = None
-    master: str = "local[*]"
-    is_continuous: bool = True
-    trigger_s: float = 1.0
-    batch_records_max: int = 500_000
-    partition_by: tuple[str, ...] = ()
-    compression: str = "zstd"
-    lake_format: str = "parquet"
-    data: str = ""
-    """An address for the files of a Delta or Iceberg table."""
-    catalog: str = ""
-    table: str = ""
-    columns: tuple[str, ...] = DEFAULT_COLUMNS
-    is_body_text: bool = False
-    json_schema: str = ""
-    json_changes: JsonChanges = JsonChanges.KEEP
-    records: BodyReader | None = None
-    """The reader of Avro or Protobuf bodies."""
-    bad_topic: str = ""
-    source: tuple[tuple[str, str], ...] = ()
-    """Further options of the source: name and value."""
+    `records`: the reader of Avro or Protobuf bodies; `names`: the landed columns of messages.
+    """
 
-    @property
-    def checkpoint_dir(self) -> Path:
-        return self.checkpoint or self.out / CHECKPOINT_DIR
+    options: LandingOptions
+    source: dict[str, str]
+    schema: str
+    names: tuple[str, ...]
+    records: BodyReader | None
+    home: TableHome
 
     @property
     def is_parsed(self) -> bool:
-        return bool(self.json_schema) or self.records is not None
+        return bool(self.options.json_schema) or self.records is not None
 
     @property
     def has_body(self) -> bool:
-        return self._names("body")
+        return "body" in self.names
 
     @property
     def has_bad_records(self) -> bool:
@@ -104,57 +68,79 @@ class LandingOptions:
 
     @property
     def has_body_faults(self) -> bool:
-        return self._names(BODY_FAULT.name)
-
-    def _names(self, column: str) -> bool:
-        return any(find_column(name).name == column for name in self.columns)
-
-    def source_options(self) -> dict[str, str]:
-        """Returns the options of the source; those of the user take precedence."""
-        return {
-            "nameServer": self.name_servers,
-            "subscribe": self.topic,
-            "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": str(self.batch_records_max),
-            "maxRecordsPerPartition": str(self.batch_records_max // TASKS_PER_BATCH * 5 // 4 + 1),
-            **dict(self.source),
-        }
-
-    def schema(self) -> str:
-        """Returns the columns to land as Spark DDL."""
-        properties_as = parse_options(self.source_options(), is_streaming=True).properties_as
-        chosen = select_columns(self.columns, properties_as)
-        types = {"body": "string"} if self.is_body_text else {}
-        return ", ".join(f"`{column.label}` {types.get(column.name, column.type)}" for column in chosen)
-
-    def home(self) -> TableHome:
-        return make_home(parse_format(self.lake_format).value, self.data, self.catalog, self.table)
+        return BODY_FAULT.name in self.names
 
     def target(self) -> LakeTarget:
+        options, home = self.options, self.home
         sink = {
-            "partitionBy": ",".join(self.partition_by),
-            "compression": self.compression,
-            "format": self.lake_format,
+            "partitionBy": ",".join(options.partition_by),
+            "compression": options.compression,
+            "format": home.kind,
+            "data": home.address,
+            "catalog": home.catalog,
+            "table": home.table,
         }
-        home = self.home()
-        sink |= {"data": home.address, "catalog": home.catalog, "table": home.table}
         if self.has_bad_records:
             sink["badColumn"] = BAD_COLUMN
         if self.is_parsed:
             # A bad record keeps its body, even if good rows are landed without bodies.
             sink["badOnly"] = "" if self.has_body else "body"
-        if self.bad_topic:
+        if options.bad_topic:
             # The credentials for reading the topic are also used for sending.
-            names = {name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases)}
-            sink |= {name: value for name, value in self.source if name.lower() in names}
-            sink |= {"badTopic": self.bad_topic, "nameServer": self.name_servers}
+            sink |= {name: value for name, value in options.source if name.lower() in SECURITY_NAMES}
+            sink |= {"badTopic": options.bad_topic, "nameServer": options.name_servers}
         return LakeTarget(
-            out=self.out,
-            checkpoint_dir=self.checkpoint_dir,
-            is_continuous=self.is_continuous,
-            trigger_s=self.trigger_s,
+            out=options.out,
+            checkpoint_dir=options.checkpoint or options.out / CHECKPOINT_DIR,
+            is_continuous=options.is_continuous,
+            trigger_s=options.trigger_s,
             sink=sink,
         )
+
+
+def plan_landing(options: LandingOptions) -> Landing:
+    """Returns the checked landing. Rejects options that would fail later, somewhere inside Spark.
+
+    Raises:  ConfigError for unusable options, or a directory with another lake.
+    """
+    source = options.source_options()
+    properties_as = parse_options(source, is_streaming=True).properties_as
+    records = make_reader(
+        options.avro_schema,
+        options.protobuf,
+        is_framed=options.registry_header or bool(options.registry),
+        registry=options.registry,
+    )
+    if options.json_changes is not JsonChanges.KEEP and not options.json_schema:
+        raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
+    if options.json_schema and records is not None:
+        raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
+    if options.bad_topic:
+        fault = topic_fault(options.bad_topic)
+        is_parsed = bool(options.json_schema) or records is not None
+        if fault or not is_parsed or options.bad_topic in options.topic.split(","):
+            raise ConfigError(
+                f"--bad-topic: {fault or 'it needs a schema of the bodies, and must not be what is landed'}"
+            )
+    if records is not None:
+        records.ddl()
+    names = [find_column(name).name for name in options.columns]
+    chosen = select_columns(names, properties_as)
+    names = [column.label for column in chosen]
+    types = {"body": "string"} if options.is_body_text else {}
+    kind = parse_format(options.lake_format)
+    home = make_home(kind.value, options.data, options.catalog, options.table)
+    check_table(options.out, home)
+    files = plan_files(kind, names, options.partition_by, options.compression)
+    check_partition_columns(names, files.partition_by)
+    return Landing(
+        options=options,
+        source=source,
+        schema=", ".join(f"`{column.label}` {types.get(column.name, column.type)}" for column in chosen),
+        names=tuple(names),
+        records=records,
+        home=home,
+    )
 
 
 def run_landing(options: LandingOptions, reporter: Reporter) -> int:
@@ -162,84 +148,54 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
 
     Raises:  ConfigError before anything is started, for unusable options or an unusable directory.
     """
-    check_landing(options)
-    target = options.target()
+    landing = plan_landing(options)
     code = run_lake_job(
         "landing",
         options.topic,
         options.master,
-        target,
-        lambda spark: _make_stream(spark, options, reporter),
+        landing.target(),
+        lambda spark: _make_stream(spark, landing, reporter),
         reporter,
         is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
-    if options.has_bad_records:
+    if landing.has_bad_records:
         reporter.report(bad_record_charts(options.out / BAD_RECORDS_DIR))
     return code
 
 
-def check_landing(options: LandingOptions) -> None:
-    """Rejects options that would fail later, somewhere inside Spark."""
-    parse_options(options.source_options(), is_streaming=True)
-    if options.json_changes is not JsonChanges.KEEP and not options.json_schema:
-        raise ConfigError("--json-changes is about JSON bodies: give --json-schema, too")
-    if options.bad_topic:
-        fault = topic_fault(options.bad_topic)
-        if fault or not options.is_parsed or options.bad_topic in options.topic.split(","):
-            raise ConfigError(
-                f"--bad-topic: {fault or 'it needs a schema of the bodies, and must not be what is landed'}"
-            )
-    if options.records is not None:
-        if options.json_schema:
-            raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
-        options.records.ddl()
-    names = [find_column(name).name for name in options.columns]
-    if parse_options(options.source_options(), is_streaming=True).properties_as is PropertiesAs.NONE:
-        names = [name for name in names if name != "properties"]
-    kind = parse_format(options.lake_format)
-    check_kind(kind, options.out)
-    check_table(options.out, options.home())
-    files = plan_files(kind, names, options.partition_by, options.compression)
-    check_partition_columns(names, files.partition_by)
-
-
-def _make_stream(spark: SparkSession, options: LandingOptions, reporter: Reporter) -> DataFrame:
-    schema, body = options.schema(), "string" if options.is_body_text else "binary"
-    if options.is_parsed and not options.has_body:
-        schema += f", `body` {body}"
-    if options.has_bad_records and not options.has_body_faults:
+def _make_stream(spark: SparkSession, landing: Landing, reporter: Reporter) -> DataFrame:
+    options, schema = landing.options, landing.schema
+    if landing.is_parsed and not landing.has_body:
+        schema += f", `body` {'string' if options.is_body_text else 'binary'}"
+    if landing.has_bad_records and not landing.has_body_faults:
         schema += f", `{BODY_FAULT.name}` {BODY_FAULT.types[0]}"
-    stream = spark.readStream.format("tandemmq").schema(schema).options(**options.source_options()).load()
-    if options.records is not None:
-        check_fields(options.out, options.records)
-        return _add_faults(parse_records(stream, options.records), options)
-    if not options.json_schema:
-        return _add_faults(stream, options)
-    changes = options.json_changes
-    fields, schema_event = choose_schema(
-        spark, options.json_schema, options.out, options.source_options(), changes
-    )
-    reporter.report(schema_event)
-    return _add_faults(parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP), options)
+    stream = spark.readStream.format("tandemmq").schema(schema).options(**landing.source).load()
+    if landing.records is not None:
+        check_fields(options.out, landing.records)
+        stream = parse_records(stream, landing.records)
+    elif options.json_schema:
+        changes = options.json_changes
+        fields, schema_event = choose_schema(spark, options.json_schema, options.out, landing.source, changes)
+        reporter.report(schema_event)
+        stream = parse_bodies(stream, fields, is_rescued=changes is not JsonChanges.KEEP)
+    return _add_faults(stream, landing) if landing.has_bad_records else stream
 
 
-def _add_faults(frame: DataFrame, options: LandingOptions) -> DataFrame:
+def _add_faults(frame: DataFrame, landing: Landing) -> DataFrame:
     """Returns the frame with body faults added to the reasons for bad records.
 
     A body that parses as JSON of the schema counts as good, whatever its flag says. For Avro and Protobuf
     this proves nothing, because compressed bytes may look like a record.
     """
-    if not options.has_bad_records:
-        return frame
     from pyspark.sql import functions as f
 
     reason = f.col(BODY_FAULT.name)
-    if options.json_schema:
+    if landing.options.json_schema:
         reason = f.when(f.col(BAD_COLUMN).isNotNull(), f.coalesce(reason, f.col(BAD_COLUMN)))
-    elif options.records is not None:
+    elif landing.records is not None:
         reason = f.coalesce(reason, f.col(BAD_COLUMN))
     marked = frame.withColumn(BAD_COLUMN, reason)
-    return marked if options.has_body_faults else marked.drop(BODY_FAULT.name)
+    return marked if landing.has_body_faults else marked.drop(BODY_FAULT.name)
 
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:

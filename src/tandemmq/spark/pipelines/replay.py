@@ -8,82 +8,28 @@ sending.
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CONTROL_DIR, read_owner, sync_dir, sync_file
+from tandemmq.spark.documents import read_document, write_document
+from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
-from tandemmq.spark.pipelines.events import Reporter, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.events import Reporter, Totals, make_batch_done, report_end, report_start
 from tandemmq.spark.pipelines.lake_job import read_rows
-from tandemmq.spark.pipelines.runner import Interrupted, Jobs, StopFlag, explain_failure, open_session, repeat
+from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, DeadLetterOptions, Keys, ReplayOptions
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
 from tandemmq.spark.sink.options import parse_sink_options
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
 
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
-NAME_SERVERS = "namesrv"
-"""The plan's key for the target cluster. A cluster may gain and lose name servers, but not all at once."""
-
-TASKS = 2
-"""The number of concurrent senders, which share the rate."""
-
-
-class Keys(Enum):
-    """The choice of unique keys for replayed messages."""
-
-    NEW = "new"
-    KEEP = "keep"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
-    """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
-
-    lake: Path
-    name_servers: str
-    to_topic: str
-    begin_ms: int | None = None
-    end_ms: int | None = None
-    where: str = ""
-    rate: int | None = None
-    keys: Keys = Keys.NEW
-    keep_queues: bool = False
-    state: Path | None = None
-    follow_every_s: float | None = None
-    master: str = "local[*]"
-    sink: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def state_path(self) -> Path:
-        return self.state or self.lake / CONTROL_DIR / f"replay-{self.to_topic}.json"
-
-    def plan(self) -> dict[str, str]:
-        """Returns the options that decide which messages are sent, and with which keys."""
-        return {
-            "topic": self.to_topic,
-            "from": str(self.begin_ms),
-            "until": str(self.end_ms),
-            "where": self.where,
-            "keys": self.keys.value,
-            "lake": read_owner(self.lake) or "",
-            NAME_SERVERS: self.name_servers,
-        }
-
-    def sink_options(self) -> dict[str, str]:
-        options = {"nameServer": self.name_servers, "topic": self.to_topic}
-        if self.rate is not None:
-            options["taskRowsPerSecond"] = str(max(1, self.rate // TASKS))
-        return {**options, **dict(self.sink)}
 
 
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
@@ -92,68 +38,38 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     Raises:  ConfigError before anything is sent.
     """
     parse_sink_options(options.sink_options())
-    if not view_lake(options.lake).pieces and options.follow_every_s is None:
+    if not view_lake(options.lake).pieces and not options.is_continuous:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())
     log = options.lake / CONTROL_DIR / "replay.log"
-    name, is_long = f"replay {options.to_topic}", options.follow_every_s is not None
+    name, is_long = f"replay {options.to_topic}", options.is_continuous
     with open_session(name, options.master, log, is_long=is_long) as (spark, stop):
-        replay = Replay(spark, options, state, reporter, stop)
-        return replay.run_all()
+        return Replay(Workplace(spark, reporter, stop), options, state).run()
 
 
 class Replay:
     """One replay in a session."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        options: ReplayOptions,
-        state: ReplayState,
-        reporter: Reporter,
-        stop: StopFlag,
-    ) -> None:
-        self._spark = spark
+    def __init__(self, place: Workplace, options: ReplayOptions, state: ReplayState) -> None:
+        self._place = place
         self._options = options
         self._state = state
-        self._reporter = reporter
-        self._stop = stop
-        self._jobs = Jobs(spark, stop)
-
-    def run_all(self) -> int:
-        """Sends the messages of the lake, and newly landed ones if requested; returns the exit code."""
-        self._report_start()
-        reason, error = "done", ""
-
-        def send_new() -> int:
-            nonlocal reason, error
-            reason, error = self._send_all(view_lake(self._options.lake))
-            if reason != "done":
-                self._stop.is_set = True
-            return 0
-
-        repeat(send_new, every_s=self._options.follow_every_s, stop=self._stop)
-        if reason == "done" and self._options.follow_every_s is not None:
-            reason = "signal"
-        return self._end(reason, error)
 
     def run(self) -> int:
-        """Sends the parts of the current lake that are not done; returns the exit code."""
-        self._report_start()
-        return self._end(*self._send_all(view_lake(self._options.lake)))
+        """Sends the messages of the lake, and newly landed ones if requested; returns the exit code."""
+        options, place = self._options, self._place
 
-    def _report_start(self) -> None:
-        self._reporter.report(
-            Started(
-                topic=str(self._options.lake),
-                out=self._options.to_topic,
-                rows_total=self._state.rows,
-                bytes_total=self._state.size_bytes,
-            )
-        )
+        def send_new() -> tuple[str, str]:
+            end = attempt(lambda: self._send_all(view_lake(options.lake)))
+            place.stop.is_set |= end[0] != "done"
+            return end
 
-    def _send_all(self, view: LakeView) -> tuple[str, str]:
-        """Returns how it ended, `done`, `signal` or `error`, and the error.
+        report_start(place.reporter, str(options.lake), options.to_topic, self._state.total)
+        reason, error = place.repeat(send_new, options.every_s if options.is_continuous else None)
+        return report_end(place.reporter, reason, self._state.total, error)
+
+    def _send_all(self, view: LakeView) -> None:
+        """Sends the parts of a lake that are not done.
 
         Raises:  ConfigError for a lake that was compacted meanwhile: parts would be sent twice, or not at
                  all.
@@ -173,51 +89,30 @@ class Replay:
                     f" now holds those up to {piece.last}, which are not. Begin anew with another --state:"
                     " what is sent again has the same unique keys"
                 )
-        try:
-            for number, piece in enumerate(waiting):
-                self._send(view, piece, number, left=len(waiting) - number - 1)
-        except Interrupted:
-            return "signal", ""
-        except ConfigError:
-            raise
-        except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
-            return "error", explain_failure(str(error))
-        return "done", ""
+        for number, piece in enumerate(waiting):
+            self._send(view, piece, number, left=len(waiting) - number - 1)
 
     def _send(self, view: LakeView, piece: LakePiece, number: int, *, left: int) -> None:
         began = time.monotonic()
-        rows, size_bytes = self._jobs.run(lambda: self._write(view, piece))
+        rows, size_bytes = self._place.jobs.run(lambda: self._write(view, piece))
         self._state.mark(piece.name, rows, size_bytes)
         batch = int(piece.name) if piece.is_batch else number
-        done = Totals(rows=rows, size_bytes=size_bytes)
-        total = Totals(rows=self._state.rows, size_bytes=self._state.size_bytes)
-        seconds = time.monotonic() - began
-        self._reporter.report(make_batch_done(batch, done, total, lag=left, seconds=seconds))
+        done, seconds = Totals(rows=rows, size_bytes=size_bytes), time.monotonic() - began
+        event = make_batch_done(batch, done, self._state.total, lag=left, seconds=seconds)
+        self._place.reporter.report(event)
 
     def _write(self, view: LakeView, piece: LakePiece) -> tuple[int, int]:
-        from pyspark.sql import Observation
-        from pyspark.sql import functions as f
-
-        frame = read_rows(self._spark, view, [piece])
+        frame = read_rows(self._place.spark, view, [piece])
         if frame is None:
             return 0, 0
-        seen = Observation()
-        messages = self._select(self._filter(frame)).observe(
-            seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes")
-        )
-        messages.write.format("tandemmq").options(**self._options.sink_options()).mode("append").save()
-        return int(seen.get["rows"]), int(seen.get["bytes"] or 0)
+        return send_frame(self._select(self._filter(frame)), self._options.sink_options())
 
     def _filter(self, frame: DataFrame) -> DataFrame:
         options = self._options
         absent = [name for name in PLACE if name not in frame.columns]
         if absent or "body" not in frame.columns:
             raise ConfigError(f"the lake has no column {(*absent, 'body')[0]}: it cannot be replayed")
-        if options.begin_ms is not None:
-            frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
-        if options.end_ms is not None:
-            frame = frame.where(f"storeTimestamp < timestamp_millis({options.end_ms})")
-        return frame.where(options.where) if options.where else frame
+        return choose_stored(frame, options)
 
     def _select(self, frame: DataFrame) -> DataFrame:
         """Returns the columns of the sink; messages of one queue stay in order, in one task."""
@@ -225,28 +120,47 @@ class Replay:
 
         options = self._options
         ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
-        # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
-        origin = f.sha2(f.concat_ws("@", f.lit(options.to_topic), *PLACE), 256)
-        new_key = f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12)))
+        key = f.col("msgId") if options.keys is Keys.KEEP else make_key(options.to_topic)
         columns: list[Any] = [
             f.col("body"),
-            (f.col("msgId") if options.keys is Keys.KEEP else new_key).alias("uniqueKey"),
+            key.alias("uniqueKey"),
             *(f.col(name) for name in ("tags", "keys", "properties", "flag") if name in frame.columns),
         ]
         if options.keep_queues:
             columns.append(f.col("queueId"))
         return ordered.select(*columns)
 
-    def _end(self, reason: str, error: str = "") -> int:
-        self._reporter.report(
-            Stopped(
-                reason=reason,
-                rows_total=self._state.rows,
-                bytes_total=self._state.size_bytes,
-                error=error,
-            )
-        )
-        return 1 if reason == "error" else 0
+
+# The parts that `dead_letters` shares.
+
+
+def choose_stored(frame: DataFrame, options: ReplayOptions | DeadLetterOptions) -> DataFrame:
+    """Returns the messages that the options select by store time and condition."""
+    if options.begin_ms is not None:
+        frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
+    if options.end_ms is not None:
+        frame = frame.where(f"storeTimestamp < timestamp_millis({options.end_ms})")
+    return frame.where(options.where) if options.where else frame
+
+
+def make_key(purpose: str) -> Any:
+    """Returns the unique key of a row that is sent again: the same for the same purpose and position."""
+    from pyspark.sql import functions as f
+
+    # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
+    origin = f.sha2(f.concat_ws("@", f.lit(purpose), *PLACE), 256)
+    return f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12)))
+
+
+def send_frame(messages: DataFrame, sink: Mapping[str, str]) -> tuple[int, int]:
+    """Sends the messages; returns their number and the bytes of their bodies."""
+    from pyspark.sql import Observation
+    from pyspark.sql import functions as f
+
+    seen = Observation()
+    counted = messages.observe(seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes"))
+    counted.write.format("tandemmq").options(**sink).mode("append").save()
+    return int(seen.get["rows"]), int(seen.get["bytes"] or 0)
 
 
 VERSION = 1
@@ -265,12 +179,9 @@ class ReplayState:
     done: dict[str, tuple[int, int]]
 
     @property
-    def rows(self) -> int:
-        return sum(rows for rows, _ in self.done.values())
-
-    @property
-    def size_bytes(self) -> int:
-        return sum(size for _, size in self.done.values())
+    def total(self) -> Totals:
+        rows, sizes = (sum(found[index] for found in self.done.values()) for index in (0, 1))
+        return Totals(rows=rows, size_bytes=sizes)
 
     def mark(self, part: str, rows: int, size_bytes: int) -> None:
         """Records that a part is sent; the record is on disk when this returns."""
@@ -279,13 +190,8 @@ class ReplayState:
 
     def write(self) -> None:
         """Writes the state to disk."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        staged = self.path.with_name(f"{self.path.name}.new")
         document = {"version": VERSION, "plan": dict(self.plan), "done": self.done}
-        staged.write_text(json.dumps(document, indent=1) + "\n")
-        sync_file(staged)
-        os.replace(staged, self.path)
-        sync_dir(self.path.parent)
+        write_document(self.path, document, indent=1)
 
 
 def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
@@ -294,11 +200,11 @@ def load_state(path: Path, plan: Mapping[str, str]) -> ReplayState:
     Raises:  ConfigError if the file belongs to another replay: some messages would be sent by neither plan.
     """
     try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
-        return ReplayState(path=path, plan=plan, done={})
+        document = read_document(path)
     except ValueError as error:
         raise ConfigError(f"{path} is not the state of a replay: {error}") from error
+    if document is None:
+        return ReplayState(path=path, plan=plan, done={})
     if document.get("version") != VERSION:
         raise ConfigError(f"{path} has version {document.get('version')!r}; this version knows {VERSION}")
     # Options that an earlier version did not store cannot be compared.

@@ -59,7 +59,7 @@ class ReportReporter:
         self._verdict, self._is_good = "ended before anything was done", False
 
     def report(self, event: Event) -> None:
-        if isinstance(event, (ReportTable, LineChart, BarChart)):
+        if isinstance(event, Exhibit):
             self._exhibits[event.title] = event
         elif isinstance(event, BatchDone):
             self._sample(event)
@@ -242,7 +242,11 @@ def render_exhibit(exhibit: Exhibit, *, is_half: bool = False) -> str:
         # Imports matplotlib, which a pipeline without a report does not need.
         from tandemmq.spark.pipelines.charts import draw_bars, draw_lines
 
-        body = draw_bars(exhibit) if isinstance(exhibit, BarChart) else draw_lines(exhibit, is_half=is_half)
+        if isinstance(exhibit, BarChart):
+            body = draw_bars(exhibit)
+        else:
+            assert isinstance(exhibit, LineChart)
+            body = draw_lines(exhibit, is_half=is_half)
     unit = f" ({exhibit.unit})" if isinstance(exhibit, LineChart) and exhibit.unit else ""
     note = f'<p class="note">{escape(exhibit.note)}</p>' if exhibit.note else ""
     return f"<section><h2>{escape(exhibit.title + unit)}</h2>{body}{note}</section>"

@@ -21,12 +21,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tandemmq.errors import ConfigError
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.spark.lake.files import Summary, batch_dir, list_batches
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, ReportTable
 from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
+from tandemmq.spark.pipelines.options import RollupOptions
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -426,47 +426,6 @@ def _table(rows: Iterable[RollupRow]) -> ReportTable:
 # The pipeline.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RollupOptions:
-    """The options of `tandemmq pipeline rollup`: either `topic` (several with commas) or `pattern`."""
-
-    name_servers: str
-    out: Path
-    topic: str = ""
-    pattern: str = ""
-    master: str = "local[*]"
-    is_continuous: bool = True
-    trigger_s: float = 10.0
-    batch_records_max: int = 1_000_000
-    source: tuple[tuple[str, str], ...] = ()
-
-    def __post_init__(self) -> None:
-        if bool(self.topic) == bool(self.pattern):
-            raise ConfigError("give either --topic or --topic-pattern")
-
-    @property
-    def subject(self) -> str:
-        return self.topic or self.pattern
-
-    def source_options(self) -> dict[str, str]:
-        chosen = {"subscribe": self.topic} if self.topic else {"subscribePattern": self.pattern}
-        return {
-            "nameServer": self.name_servers,
-            **chosen,
-            "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": str(self.batch_records_max),
-            **dict(self.source),
-        }
-
-    def target(self) -> LakeTarget:
-        return LakeTarget(
-            out=self.out,
-            checkpoint_dir=self.out / CHECKPOINT_DIR,
-            is_continuous=self.is_continuous,
-            trigger_s=self.trigger_s,
-        )
-
-
 def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
     """Runs until everything is read, or, if continuous, until a signal; returns the exit code.
 
@@ -479,9 +438,13 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
     def make(spark: SparkSession) -> DataFrame:
         return make_stream(spark, options.source_options(), live_since_ms)
 
-    code = run_lake_job(
-        "rollup", options.subject, options.master, options.target(), make, reporter, measure_batch
+    target = LakeTarget(
+        out=options.out,
+        checkpoint_dir=options.out / CHECKPOINT_DIR,
+        is_continuous=options.is_continuous,
+        trigger_s=options.trigger_s,
     )
+    code = run_lake_job("rollup", options.subject, options.master, target, make, reporter, measure_batch)
     for exhibit in rollup_charts(read_sums(options.out)):
         reporter.report(exhibit)
     return code

@@ -10,14 +10,21 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tandemmq.errors import TandemError
+from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.offsets import measure_lag
-from tandemmq.spark.pipelines.events import Reporter, Restarted, Started, Stopped, Totals, make_batch_done
+from tandemmq.spark.pipelines.events import (
+    Reporter,
+    Restarted,
+    Totals,
+    make_batch_done,
+    report_end,
+    report_start,
+)
 from tandemmq.spark.session import build_session
 
 if TYPE_CHECKING:
@@ -61,14 +68,6 @@ def register_formats(spark: SparkSession) -> None:
 
     for source in (TandemSource, CommitLogSource, LakeSink):
         spark.dataSource.register(source)
-
-
-def repeat(work: Callable[[], int], *, every_s: float | None, stop: StopFlag) -> int:
-    """Calls `work` once, or with `every_s` repeatedly until a signal; returns its last result."""
-    code = work()
-    while every_s is not None and not wait_for_stop(stop, every_s):
-        code = work()
-    return code
 
 
 def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
@@ -167,18 +166,16 @@ class Runner:
             if error is None and self._is_outdated and not self._stop.is_set:
                 continue
             if error is None:
-                self._report_end("signal" if self._stop.is_set else "done")
-                return 0
+                return self._report_end("signal" if self._stop.is_set else "done")
             if self._totals != batches_before:
                 restarts = 0
             limit = self._job.restarts_max
             if not is_transient(error) or (limit is not None and restarts >= limit) or self._stop.is_set:
-                self._report_end("error", explain_failure(error))
-                return 1
+                return self._report_end("error", explain_failure(error))
             pause_s = min(2.0**restarts, RESTART_PAUSE_S_MAX)
             restarts += 1
             self._reporter.report(Restarted(error=explain_failure(error), pause_seconds=pause_s))
-            self._sleep(pause_s)
+            wait_for_stop(self._stop, pause_s)
 
     def _run_once(self) -> str | None:
         """Runs the query until it ends; returns the text of its failure, None if it ended well."""
@@ -190,14 +187,7 @@ class Runner:
             return f"Spark's Java process does not answer any more ({error})" if is_java_gone else str(error)
 
     def _follow(self, query: Any) -> str | None:
-        self._reporter.report(
-            Started(
-                topic=self._job.topic,
-                out=self._job.out,
-                rows_total=self._totals.rows,
-                bytes_total=self._totals.size_bytes,
-            )
-        )
+        report_start(self._reporter, self._job.topic, self._job.out, self._totals)
         reported_id = -1
         self._is_outdated = False
         while query.isActive and not self._stop.is_set and not self._is_outdated:
@@ -241,22 +231,9 @@ class Runner:
             time.sleep(STOP_POLL_S)
         query.stop()
 
-    def _sleep(self, seconds: float) -> None:
-        deadline = time.monotonic() + seconds
-        while not self._stop.is_set and time.monotonic() < deadline:
-            time.sleep(POLL_S)
-
-    def _report_end(self, reason: str, error: str = "") -> None:
-        totals = self._totals = self._job.measure_all()
-        self._reporter.report(
-            Stopped(
-                reason=reason,
-                rows_total=totals.rows,
-                bytes_total=totals.size_bytes,
-                error=error,
-                bad_total=totals.bad,
-            )
-        )
+    def _report_end(self, reason: str, error: str = "") -> int:
+        self._totals = self._job.measure_all()
+        return report_end(self._reporter, reason, self._totals, error)
 
 
 def explain_failure(text: str) -> str:
@@ -372,3 +349,44 @@ class Jobs:
                 left += info.numTasks - info.numCompletedTasks
         total = sum(self._stages.values())
         return total - left, total
+
+
+@dataclass(frozen=True, slots=True)
+class Workplace:
+    """The session of a pipeline that runs jobs of its own, its reporter, and the flag that stops it."""
+
+    spark: SparkSession
+    reporter: Reporter
+    stop: StopFlag
+    jobs: Jobs = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "jobs", Jobs(self.spark, self.stop))
+
+    def repeat(self, work: Callable[[], tuple[str, str]], every_s: float | None) -> tuple[str, str]:
+        """Calls `work` once, or with `every_s` repeatedly until a signal; returns how the last call ended:
+        `done`, `signal` or `error`, and the error.
+        """
+        reason, error = work()
+        while every_s is not None and not wait_for_stop(self.stop, every_s):
+            reason, error = work()
+        is_stopped = self.stop.is_set and reason == "done"
+        return ("signal" if is_stopped and every_s is not None else reason), error
+
+
+def attempt(
+    work: Callable[[], None], refused: tuple[type[Exception], ...] = (ConfigError,)
+) -> tuple[str, str]:
+    """Returns how `work` ended, `done`, `signal` or `error`, and the error.
+
+    Raises:  the errors of `refused`: the command was refused.
+    """
+    try:
+        work()
+    except Interrupted:
+        return "signal", ""
+    except refused:
+        raise
+    except Exception as error:  # noqa: BLE001  (failures of Spark and py4j share no class)
+        return "error", explain_failure(str(error))
+    return "done", ""

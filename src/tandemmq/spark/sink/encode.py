@@ -29,7 +29,7 @@ from tandemmq.protocol.message import MESSAGE_BYTES_MAX
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, is_retry_topic, topic_fault
 from tandemmq.spark.sink.columns import SinkColumns, encode_row_properties, fixed_binary, make_keys
-from tandemmq.spark.sink.options import EmptyBodies
+from tandemmq.spark.sink.options import EmptyBodies, SinkOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,27 +189,22 @@ class BatchEncoder:
     def __init__(
         self,
         columns: SinkColumns,
+        options: SinkOptions,
         *,
-        topic: str,
-        batch_bytes: int,
         key_prefix: bytes,
         queues: Queues,
-        batch_count: int = BATCH_COUNT_MAX,
         spread: int | None = None,
         is_singly: bool = False,
-        empty_bodies: EmptyBodies = EmptyBodies.FAIL,
-        empty_bodies_topic: str = "",
     ) -> None:
         self._columns = columns
-        self._topic = topic
-        self._batch_bytes = batch_bytes
-        self.batch_count = batch_count
+        self._options = options
+        # A slow task sends small batches; otherwise its rate would be met in bursts.
+        limit = options.task_rows_per_s
+        self._batch_count = min(BATCH_COUNT_MAX, max(1, limit // 10)) if limit else BATCH_COUNT_MAX
         self._key_prefix = key_prefix
         self._queues = queues
         self._spread = spread
         self._is_singly = is_singly
-        self._empty_bodies = empty_bodies
-        self._empty_bodies_topic = empty_bodies_topic
         self.row_count = 0
         self.empty_count = 0
         """The number of rows without a body that were skipped or diverted."""
@@ -249,7 +244,7 @@ class BatchEncoder:
         is_missing = pc.fill_null(pc.equal(pc.binary_length(body), 0), True)
         if not pc.any(is_missing).as_py():
             return body, None
-        if self._empty_bodies is EmptyBodies.FAIL:
+        if self._options.empty_bodies is EmptyBodies.FAIL:
             row = first_row + pc.index(is_missing, True).as_py()
             raise MessageIllegal(
                 f"row {row} of the task has no body: at least one byte is needed; the option emptyBodies"
@@ -265,19 +260,20 @@ class BatchEncoder:
     def _diverted_body(self, batch: Any, row: int, is_valid: bool) -> bytes:
         """Returns the body of a diverted message: the row's topic, and whether its body was empty or null."""
         place = self._columns.place("topic")
-        topic = self._topic or (None if place is None else batch.column(place)[row].as_py())
+        topic = self._options.topic or (None if place is None else batch.column(place)[row].as_py())
         return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
 
     def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[RowGroup]:
         """Groups the rows by queue; rows without a body are diverted to their own topic, or skipped."""
         if is_empty is None:
-            return group_rows(batch, self._columns, self._topic, self._queues)
+            return group_rows(batch, self._columns, self._options.topic, self._queues)
         chosen, empty = np.flatnonzero(~is_empty), np.flatnonzero(is_empty)
         whole = batch.take(pa.array(chosen))
-        groups = group_rows(whole, self._columns, self._topic, self._queues) if len(chosen) else []
+        topic = self._options.topic
+        groups = group_rows(whole, self._columns, topic, self._queues) if len(chosen) else []
         groups = [group.of(chosen) for group in groups]
-        if self._empty_bodies is EmptyBodies.DIVERT:
-            groups.append(RowGroup(self._empty_bodies_topic, None, empty))
+        if self._options.empty_bodies is EmptyBodies.DIVERT:
+            groups.append(RowGroup(self._options.empty_bodies_topic, None, empty))
         return groups
 
     def _read_flags(self, batch: Any) -> NDArray[np.int32]:
@@ -333,9 +329,9 @@ class BatchEncoder:
         view = memoryview(data)
         at = 0
         while at < len(messages):
-            room = int(bounds[at]) + self._batch_bytes
+            room = int(bounds[at]) + self._options.batch_bytes
             stop = int(np.searchsorted(bounds, room, side="right")) - 1
-            stop = min(max(stop, at + 1), at + self.batch_count, len(messages))
+            stop = min(max(stop, at + 1), at + self._batch_count, len(messages))
             size = int(bounds[stop] - bounds[at])
             if size > MESSAGE_BYTES_MAX:
                 row = first_row + (at if group.rows is None else int(group.rows[at]))

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
-import os
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,7 +24,7 @@ from tandemmq.errors import ConfigError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
-from tandemmq.spark.lake.files import sync_dir, sync_file
+from tandemmq.spark.documents import read_document, sync_file, write_document
 
 _SCHEMA = pa.schema([("half_offset", pa.int64()), ("log_offset", pa.int64()), ("key", pa.binary())])
 _TOPIC, _BROKER = b"topic", b"broker"
@@ -236,12 +234,7 @@ class DecisionFiles:
 
     def _write_document(self, decision: Decision) -> None:
         document = {"version": VERSION, **{name: getattr(decision, name) for name in Decision.__slots__}}
-        path = self.directory / DECISION_FILE
-        staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
-        staged.write_text(json.dumps(document) + "\n")
-        sync_file(staged)
-        os.replace(staged, path)
-        sync_dir(self.directory)
+        write_document(self.directory / DECISION_FILE, document)
 
 
 def new_file_name(batch_id: int) -> str:
@@ -262,9 +255,8 @@ def read_decided(state_dir: str, name: str = "") -> frozenset[tuple[str, int]]:
 
 
 def _read_decision(path: Path) -> Decision | None:
-    try:
-        document = json.loads(path.read_text())
-    except FileNotFoundError:
+    document = read_document(path)
+    if document is None:
         return None
     version = document.pop("version", None)
     if version != VERSION:

@@ -13,22 +13,19 @@ rows, so they are stored too, and a query that returns with other values is reje
 
 from __future__ import annotations
 
-import json
 import logging
-import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.spark.lake.files import sync_dir, sync_file
+from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.sink.columns import SinkColumns
 from tandemmq.spark.sink.options import SinkOptions
 from tandemmq.spark.sink.sender import Pins, RowSender
@@ -79,7 +76,7 @@ def require_same_names(options: SinkOptions) -> None:
     known = _read_document(path)
     wanted = {"semantics": options.semantics, "topic": options.topic}
     if not known:
-        _write_document(path, wanted)
+        write_document(path, {"version": PIN_VERSION, **wanted})
         return
     for name, value in wanted.items():
         if known.get(name) != value:
@@ -103,28 +100,17 @@ def _queues(topic: str, places: Sequence[tuple[str, int]]) -> tuple[MessageQueue
 
 def _write(path: Path, pins: Pins) -> None:
     topics = {topic: [(q.broker_name, q.queue_id) for q in queues] for topic, queues in pins.items()}
-    _write_document(path, {"topics": topics})
+    write_document(path, {"version": PIN_VERSION, "topics": topics})
 
 
 def _read_document(path: Path) -> dict[str, Any]:
     """Reads a document of the sink's state; empty if there is no file."""
-    try:
-        document: dict[str, Any] = json.loads(path.read_text())
-    except FileNotFoundError:
+    document = read_document(path)
+    if document is None:
         return {}
     if document.get("version") != PIN_VERSION:
         raise ConfigError(f"{path} has version {document.get('version')!r}, not {PIN_VERSION}")
     return document
-
-
-def _write_document(path: Path, document: Mapping[str, Any]) -> None:
-    """Writes a document of the sink's state; the file is complete and on disk when it returns."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
-    staged.write_text(json.dumps({"version": PIN_VERSION, **document}) + "\n")
-    sync_file(staged)
-    os.replace(staged, path)
-    sync_dir(path.parent)
 
 
 @dataclass
@@ -328,18 +314,12 @@ def send_rows(
     sender = RowSender(options, turn=partition_id, once=once, halves=halves)
     encoder = BatchEncoder(
         columns,
-        topic=options.topic,
-        batch_bytes=options.batch_bytes,
+        options,
         key_prefix=make_prefix(*names),
         queues=sender.queues,
         spread=partition_id + once.epoch if once is not None else None,
         is_singly=halves is not None,
-        empty_bodies=options.empty_bodies,
-        empty_bodies_topic=options.empty_bodies_topic,
     )
-    # A slow task sends small batches; otherwise its rate would be met in bursts.
-    limit = options.task_rows_per_s
-    encoder.batch_count = min(encoder.batch_count, max(1, limit // 10)) if limit else encoder.batch_count
     pace = Pace(options.task_rows_per_s)
     try:
         for batch in batches:

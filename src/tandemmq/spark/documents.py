@@ -1,0 +1,56 @@
+"""Small files that survive a crash: the state of sinks, lakes and replays.
+
+A reader sees the old or the new content of a file, never a part; a written file is on disk when the call
+returns. Two processes may write the same file: the last one wins.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Returns the JSON object in the file; None if there is no file."""
+    try:
+        document: dict[str, Any] = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    return document
+
+
+def write_document(path: Path, document: Mapping[str, Any], *, indent: int | None = None) -> None:
+    """Replaces the file with a JSON object."""
+    replace_file(path, json.dumps(document, indent=indent) + "\n")
+
+
+def replace_file(path: Path, text: str) -> None:
+    """Replaces the file with the text, and creates its directory if necessary."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    staged = path.with_name(f"{path.name}.{uuid4().hex[:12]}")
+    staged.write_text(text)
+    sync_file(staged)
+    os.replace(staged, path)
+    sync_directory(path.parent)
+
+
+def sync_file(path: Path) -> None:
+    """Flushes the content of a file to disk."""
+    _sync(path, os.O_RDONLY)
+
+
+def sync_directory(path: Path) -> None:
+    """Flushes the names in a directory to disk."""
+    _sync(path, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,476 @@
+"""The options of `tandemmq pipeline ...`: one field per option gives its flag, help, default and type.
+
+`command` makes the commands from these classes. A field whose type differs from the text that the user types
+names its parser (`Typed`). Imports neither Spark nor pyarrow, so `--help` is quick.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple
+
+import typer
+
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.topic_names import dlq_topic
+from tandemmq.spark.lake.files import CONTROL_DIR, read_owner
+from tandemmq.spark.option_table import parse_list, read_enum
+from tandemmq.spark.options import ReadPreference
+
+
+def flag(help: str, *names: str, **more: Any) -> Any:
+    """Returns the flag of an option with its help; by default its name is that of the field."""
+    return typer.Option(*names, help=help, **more)
+
+
+class Typed(NamedTuple):
+    """The typed form of an option: its type, its default, and the parser, which gets the flag and the value.
+
+    With the default the field keeps its own default, and the parser is not called.
+    """
+
+    kind: Any
+    default: Any
+    parse: Callable[[str, Any], Any]
+
+
+def parse_pairs(flag: str, texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the names and values of `name=value` texts.
+
+    Raises:  typer.BadParameter, which names the flag.
+    """
+    pairs = []
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if not separator or not name.strip():
+            raise typer.BadParameter(f"expected name=value, got {text!r}", param_hint=flag)
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
+
+
+def parse_paths(flag: str, texts: Sequence[str]) -> tuple[tuple[str, Path], ...]:
+    """Returns the names and paths of `name=path` texts; raises as `parse_pairs`."""
+    return tuple((name, Path(value)) for name, value in parse_pairs(flag, texts))
+
+
+def read_text_option(flag: str, text: str) -> str:
+    """Returns the text itself, or, after an `@`, the content of the named file."""
+    if not text.startswith("@"):
+        return text
+    try:
+        return Path(text[1:]).read_text().strip()
+    except OSError as error:
+        raise ConfigError(f"{flag}: {text[1:]}: {error.strerror}") from error
+
+
+def parse_time(flag: str, text: str) -> int:
+    """Returns milliseconds. A time without a zone is UTC.
+
+    Raises:  ConfigError if the text is neither a number nor a time.
+    """
+    if text.isdecimal():
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ConfigError(
+            f"{flag}: expected milliseconds or a time such as 2025-01-31T12:00:00, got {text!r}"
+        ) from None
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+class JsonChanges(Enum):
+    """The handling of names that the schema lacks, and of values of other types."""
+
+    KEEP = "keep"
+    """Unknown names are ignored; a body with a value of another type is a bad record."""
+    RESCUE = "rescue"
+    """Unknown names and values of other types go to the column `jsonRescue`."""
+    GROW = "grow"
+    """The same as RESCUE, and unknown names become fields of the schema."""
+
+
+class Keys(Enum):
+    """The choice of unique keys for replayed messages."""
+
+    NEW = "new"
+    KEEP = "keep"
+
+
+Pairs = tuple[tuple[str, str], ...]
+"""Names and values of options."""
+
+_NAMES = Typed(str, "", lambda _, text: parse_list(text))
+_MANY = Typed(list[str] | None, None, lambda _, texts: tuple(texts))
+_PAIRS = Typed(list[str] | None, None, parse_pairs)
+_TIME = Typed(str, "", parse_time)
+_TEXT_OR_FILE = Typed(str, "", read_text_option)
+_IS_ONCE = Typed(bool, False, lambda _, is_once: not is_once)
+_KEEPS_KEYS = Typed(bool, False, lambda _, keeps: Keys.KEEP if keeps else Keys.NEW)
+
+NameServers = Annotated[str, flag("Name servers: host:port[;host:port].", "--namesrv")]
+Master = Annotated[str, flag("Spark master: local[*] or spark://host:port.")]
+EverySeconds = Annotated[float, flag("With --continuous: pause between rounds.", "--every-seconds", min=0.1)]
+Replica = Annotated[ReadPreference, flag("Replica to read from.")]
+BatchRows = Annotated[int, flag("Largest number of messages per batch.", "--batch-rows", min=1)]
+TriggerSeconds = Annotated[float, flag("Pause between batches.", "--trigger-seconds", min=0.0)]
+Source = Annotated[
+    Pairs, flag("Any other option of the source, as name=value; repeatable.", "--option"), _PAIRS
+]
+Sink = Annotated[Pairs, flag("Any other option of the sink, as name=value; repeatable.", "--option"), _PAIRS]
+
+DEFAULT_COLUMNS = (
+    "topic",
+    "brokerName",
+    "queueId",
+    "queueOffset",
+    "physicalOffset",
+    "msgId",
+    "tags",
+    "keys",
+    "body",
+    "bornTimestamp",
+    "storeTimestamp",
+    "properties",
+)
+TASKS_PER_BATCH = 4
+"""The approximate number of tasks for a full batch of one queue; four equal queues are not split."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingOptions:
+    """The options of `tandemmq pipeline landing`."""
+
+    name_servers: NameServers
+    topic: Annotated[str, flag("The topic to land; separate several by commas.")]
+    out: Annotated[Path, flag("Directory for the Parquet files; created if missing.")]
+    master: Master = "local[*]"
+    is_continuous: Annotated[
+        bool, flag("Stop at the current end of the topic, or keep running.", "--once/--continuous"), _IS_ONCE
+    ] = True
+    checkpoint: Annotated[Path | None, flag("Spark's checkpoint; default OUT/_checkpoint.")] = None
+    partition_by: Annotated[
+        tuple[str, ...],
+        flag("Partition by these columns, separated by commas; also dt and hour of the store time."),
+        _NAMES,
+    ] = ()
+    read_from: Replica = ReadPreference.SUGGESTED
+    starting_offsets: Annotated[str, flag("Where the first run starts: earliest, latest or JSON.")] = (
+        "earliest"
+    )
+    tags: Annotated[str, flag("Land only these tags: 'a || b'.")] = "*"
+    columns: Annotated[tuple[str, ...], flag("Columns to land, separated by commas."), _NAMES] = (
+        DEFAULT_COLUMNS
+    )
+    is_body_text: Annotated[bool, flag("Land bodies as strings, not as bytes.", "--body-as-text")] = False
+    batch_records_max: BatchRows = 500_000
+    trigger_s: TriggerSeconds = 1.0
+    compression: Annotated[str, flag("zstd, snappy or none.")] = "zstd"
+    lake_format: Annotated[
+        str, flag("parquet, delta (a Delta table) or iceberg (an Iceberg table).", "--format")
+    ] = "parquet"
+    data: Annotated[
+        str,
+        flag(
+            "With delta or iceberg: where to store the table's files, such as s3://bucket/orders; "
+            "OUT then holds the checkpoint and the bad records.",
+            metavar="ADDRESS",
+        ),
+    ] = ""
+    catalog: Annotated[str, flag("With iceberg: a catalog configured for pyiceberg.", metavar="NAME")] = ""
+    table: Annotated[
+        str, flag("With --catalog: the table's name in the catalog.", metavar="NAMESPACE.NAME")
+    ] = ""
+    source: Source = ()
+    json_schema: Annotated[
+        str,
+        flag(
+            "Parse bodies as JSON into the column json. The schema is a DDL string ('id bigint, "
+            "name string'), @FILE (DDL or Spark's JSON form), or infer."
+        ),
+        _TEXT_OR_FILE,
+    ] = ""
+    avro_schema: Annotated[
+        str, flag("Read bodies as Avro into the column record: the schema, or @FILE."), _TEXT_OR_FILE
+    ] = ""
+    protobuf: Annotated[
+        str,
+        flag(
+            "Read bodies as Protobuf into the column record: FILE:MESSAGE, with the descriptors "
+            "that protoc --include_imports -o FILE writes.",
+            metavar="FILE:MESSAGE",
+        ),
+    ] = ""
+    registry_header: Annotated[
+        bool, flag("Bodies begin with a schema registry header.", "--registry-header")
+    ] = False
+    registry: Annotated[
+        str, flag("Schema registry with the writers' Avro schemas: http://host:port.", metavar="URL")
+    ] = ""
+    bad_topic: Annotated[str, flag("With a body schema: also send bad records to this topic.")] = ""
+    json_changes: Annotated[
+        JsonChanges,
+        flag(
+            "Names that the schema lacks, and values that do not fit: keep (skip the name; a bad "
+            "value makes a bad record), rescue (both go to the column jsonRescue), or grow (as "
+            "rescue, and such names become fields)."
+        ),
+        Typed(str, "keep", read_enum(JsonChanges)),
+    ] = JsonChanges.KEEP
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+    def source_options(self) -> dict[str, str]:
+        """Returns the options of the source; those of the user take precedence."""
+        return {
+            "nameServer": self.name_servers,
+            "subscribe": self.topic,
+            "readFrom": self.read_from.value,
+            "startingOffsets": self.starting_offsets,
+            "tags": self.tags,
+            "maxOffsetsPerTrigger": str(self.batch_records_max),
+            "maxRecordsPerPartition": str(self.batch_records_max // TASKS_PER_BATCH * 5 // 4 + 1),
+            **dict(self.source),
+        }
+
+
+NAME_SERVERS = "namesrv"
+"""The plan's key for the target cluster. A cluster may gain and lose name servers, but not all at once."""
+
+TASKS = 2
+"""The number of concurrent senders, which share the rate."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
+
+    lake: Annotated[Path, flag("The lake that a landing wrote.")]
+    name_servers: NameServers
+    to_topic: Annotated[str, flag("The topic that gets the messages.", "--to")]
+    begin_ms: Annotated[
+        int | None,
+        flag("Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).", "--from-time"),
+        _TIME,
+    ] = None
+    end_ms: Annotated[
+        int | None, flag("Store time of the end, exclusive; as above.", "--until-time"), _TIME
+    ] = None
+    where: Annotated[str, flag("A condition in SQL over the lake's columns.")] = ""
+    rate: Annotated[int | None, flag("Approximate limit of messages per second.", min=1)] = None
+    keys: Annotated[
+        Keys,
+        flag("Keep the unique keys instead of making new ones.", "--keep-keys"),
+        _KEEPS_KEYS,
+    ] = Keys.NEW
+    keep_queues: Annotated[
+        bool, flag("Send each message to the queue number that it had.", "--keep-queues")
+    ] = False
+    state: Annotated[
+        Path | None, flag("File that records the progress; default LAKE/_tandemmq/replay-TOPIC.json.")
+    ] = None
+    is_continuous: Annotated[
+        bool, flag("Keep running and send what is landed meanwhile, or stop.", "--continuous/--once")
+    ] = False
+    every_s: EverySeconds = 5.0
+    master: Master = "local[*]"
+    sink: Sink = ()
+
+    @property
+    def subject(self) -> str:
+        return f"{self.lake} to {self.to_topic}"
+
+    @property
+    def state_path(self) -> Path:
+        return self.state or self.lake / CONTROL_DIR / f"replay-{self.to_topic}.json"
+
+    def plan(self) -> dict[str, str]:
+        """Returns the options that decide which messages are sent, and with which keys."""
+        return {
+            "topic": self.to_topic,
+            "from": str(self.begin_ms),
+            "until": str(self.end_ms),
+            "where": self.where,
+            "keys": self.keys.value,
+            "lake": read_owner(self.lake) or "",
+            NAME_SERVERS: self.name_servers,
+        }
+
+    def sink_options(self) -> dict[str, str]:
+        options = {"nameServer": self.name_servers, "topic": self.to_topic}
+        if self.rate is not None:
+            options["taskRowsPerSecond"] = str(max(1, self.rate // TASKS))
+        return {**options, **dict(self.sink)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadLetterOptions:
+    """The options of `tandemmq pipeline deadletters`. Times: milliseconds of store time."""
+
+    name_servers: NameServers
+    group: Annotated[str, flag("Consumer group of the dead letters.")]
+    begin_ms: Annotated[
+        int | None,
+        flag(
+            "Only dead letters stored at or after this time: milliseconds, or 2025-01-31T12:00:00 (UTC).",
+            "--from-time",
+        ),
+        _TIME,
+    ] = None
+    end_ms: Annotated[
+        int | None, flag("Only dead letters stored before this time; as above.", "--until-time"), _TIME
+    ] = None
+    ids: Annotated[
+        tuple[str, ...], flag("Message id of the dead letter or of its original; repeatable.", "--id"), _MANY
+    ] = ()
+    keys: Annotated[
+        tuple[str, ...], flag("Only dead letters with this key; repeatable.", "--key"), _MANY
+    ] = ()
+    where: Annotated[str, flag("A condition in SQL; error, age, origin and originId are columns too.")] = ""
+    error_property: Annotated[str, flag("Property in which consumers record the reason of a failure.")] = (
+        "error"
+    )
+    shown: Annotated[int, flag("Number of dead letters to show, oldest first.", "--show", min=0)] = 20
+    resend: Annotated[
+        bool, flag("Send the selected dead letters to their topics again, each once.", "--resend")
+    ] = False
+    to_topic: Annotated[str, flag("Send them to this topic instead.", "--to")] = ""
+    state: Annotated[Path | None, flag("File that records what was sent again; required by --resend.")] = None
+    is_continuous: Annotated[bool, flag("Repeat until a signal, or run once.", "--continuous/--once")] = False
+    every_s: EverySeconds = 60.0
+    sink: Sink = ()
+    source: Annotated[
+        Pairs, flag("Any option of the source, as name=value; repeatable.", "--source-option"), _PAIRS
+    ] = ()
+    master: Master = "local[*]"
+
+    def __post_init__(self) -> None:
+        if self.resend and self.state is None:
+            raise ConfigError("--resend requires --state FILE, which records what was sent again")
+
+    @property
+    def subject(self) -> str:
+        return self.group
+
+    @property
+    def topic(self) -> str:
+        return dlq_topic(self.group)
+
+    def source_options(self) -> dict[str, str]:
+        return {"nameServer": self.name_servers, "subscribe": self.topic, **dict(self.source)}
+
+    def sink_options(self) -> dict[str, str]:
+        return {"nameServer": self.name_servers, **dict(self.sink)}
+
+    def plan(self) -> dict[str, str]:
+        """Returns the options that decide the target of a dead letter; the selection may change from run to
+        run.
+        """
+        return {"group": self.group, "topic": self.to_topic, NAME_SERVERS: self.name_servers}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollupOptions:
+    """The options of `tandemmq pipeline rollup`: either `topic` (several with commas) or `pattern`."""
+
+    name_servers: NameServers
+    out: Annotated[Path, flag("Directory for the table; created if missing.")]
+    topic: Annotated[str, flag("Topics, separated by commas.")] = ""
+    pattern: Annotated[str, flag("All topics whose whole name matches.", "--topic-pattern")] = ""
+    is_continuous: Annotated[
+        bool, flag("Stop at the current end of the topics, or keep running.", "--once/--continuous"), _IS_ONCE
+    ] = True
+    read_from: Replica = ReadPreference.SUGGESTED
+    batch_records_max: BatchRows = 1_000_000
+    trigger_s: TriggerSeconds = 10.0
+    source: Source = ()
+    master: Master = "local[*]"
+
+    def __post_init__(self) -> None:
+        if bool(self.topic) == bool(self.pattern):
+            raise ConfigError("give either --topic or --topic-pattern")
+
+    @property
+    def subject(self) -> str:
+        return self.topic or self.pattern
+
+    def source_options(self) -> dict[str, str]:
+        chosen = {"subscribe": self.topic} if self.topic else {"subscribePattern": self.pattern}
+        return {
+            "nameServer": self.name_servers,
+            **chosen,
+            "readFrom": self.read_from.value,
+            "startingOffsets": "earliest",
+            "maxOffsetsPerTrigger": str(self.batch_records_max),
+            **dict(self.source),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HistoryOptions:
+    """The options of `tandemmq pipeline history`."""
+
+    lake: Annotated[Path, flag("The lake that a landing wrote, or writes.")]
+    name_servers: NameServers
+    out: Annotated[Path, flag("Directory of the Parquet files; must not exist.")]
+    topic: Annotated[str, flag("Topics of the lake, separated by commas; all by default.")] = ""
+    where: Annotated[str, flag("A condition in SQL over the columns.")] = ""
+    columns: Annotated[tuple[str, ...], flag("Columns to write, separated by commas."), _NAMES] = ()
+    checkpoint: Annotated[Path | None, flag("The landing's checkpoint; default LAKE/_checkpoint.")] = None
+    source: Source = ()
+    master: Master = "local[*]"
+
+    @property
+    def subject(self) -> str:
+        return str(self.lake)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditOptions:
+    """The options of `tandemmq pipeline audit`. `stores`: broker name and directory of each."""
+
+    topic: Annotated[str, flag("The topic to audit; separate several by commas.")]
+    name_servers: Annotated[
+        str, flag("Name servers: host:port[;host:port]; compares all replicas.", "--namesrv")
+    ] = ""
+    lakes: Annotated[
+        tuple[Path, ...],
+        flag("A lake that a landing wrote; repeatable.", "--lake"),
+        _MANY._replace(kind=list[Path] | None),
+    ] = ()
+    stores: Annotated[
+        tuple[tuple[str, Path], ...],
+        flag("The files of a store, as BROKER=DIRECTORY; repeatable.", "--store"),
+        _PAIRS._replace(parse=parse_paths),
+    ] = ()
+    is_continuous: Annotated[bool, flag("Audit repeatedly, or once.", "--continuous/--once")] = False
+    every_s: EverySeconds = 60.0
+    source: Source = ()
+    master: Master = "local[*]"
+    piece_size: Annotated[int, flag("Number of queue offsets per digest.", min=1)] = 100_000
+    settle_s: Annotated[
+        float,
+        flag("Seconds that slaves may take to reach the master's current end.", "--settle-seconds", min=0.0),
+    ] = 10.0
+    count_repeated_keys: Annotated[
+        bool, flag("Count messages that producers sent more than once.", "--repeated-keys/--no-repeated-keys")
+    ] = True
+    spark_log: Annotated[Path | None, flag("Write Spark's own log to this file; none by default.")] = None
+
+    @property
+    def subject(self) -> str:
+        return self.topic
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        return parse_list(self.topic)
+
+    def __post_init__(self) -> None:
+        if not self.name_servers and len(self.lakes) + len(self.stores) < 2:
+            raise ConfigError("an audit compares: give --namesrv, or at least two of --lake and --store")
