@@ -12,11 +12,11 @@ from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal, Send
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.spark.sink.encode import RowShipment
-from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
+from tandemmq.spark.sink.options import parse_sink_options
 from tandemmq.spark.sink.sender import RowSender
 from tandemmq.spark.wire import Security
 
-OPTIONS = SinkOptions(name_servers=("ns:1",), topic="T", retry_count=3, in_flight=2)
+OPTIONS = parse_sink_options({"nameServer": "ns:1", "topic": "T", "retries": "3", "inFlight": "2"})
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,13 @@ def test_free_shipments_go_round_the_queues(net: FakeNet) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", [ResponseCode.SYSTEM_BUSY, ResponseCode.FLUSH_SLAVE_TIMEOUT, ResponseCode.SERVICE_NOT_AVAILABLE]
+    "code",
+    [
+        ResponseCode.SYSTEM_BUSY,
+        ResponseCode.FLUSH_DISK_TIMEOUT,
+        ResponseCode.FLUSH_SLAVE_TIMEOUT,
+        ResponseCode.SERVICE_NOT_AVAILABLE,
+    ],
 )
 def test_retriable_send_error_is_retried(net: FakeNet, code: ResponseCode) -> None:
     net.add_master(T_0=FakeQueue()).send_codes = [int(code), int(code)]
