@@ -436,7 +436,7 @@ EFFECTS: Final[dict[str, str]] = {
     "haMaxTimeSlaveNotCatchup": "A member that lags for longer leaves the SyncStateSet, in ms",
     "joinSetTimeoutMillis": "Time in which a member connects to a new master or leaves the set, in ms",
     "handoverAtStop": "A master that is stopped (SIGTERM) first hands over to a member of its set",
-    "handoverStopLingerMillis": "Time for which a stopped master passes sends on after it handed over, in ms",
+    "handoverStopLingerMillis": "Time for which a stopped master forwards sends after it handed over, in ms",
     "handoverLingerMillis": "Time for which a former master passes sends on to the next one, in ms",
     "asyncLearner": "This broker copies and is never elected",
     "syncFromLastFile": "An empty broker begins its copy with the newest log file",

@@ -202,6 +202,20 @@ async def test_accounts_send_pull_and_administer_as_their_rules_say(
     assert "secret" not in caplog.text
 
 
+async def test_administrative_request_is_logged_with_its_outcome(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "tandemmq.audit")
+    options = write_rules(tmp_path, RULES)
+    async with guarded(tmp_path, options) as broker, Caller(broker, ADMIN) as admin:
+        assert await admin.create_topic("no such name!") != ResponseCode.SUCCESS
+        assert await admin.create_topic("Orders") == ResponseCode.SUCCESS
+    refused, allowed = (record for record in caplog.records if record.name == "tandemmq.audit")
+    assert (refused.msg, refused.resource) == ("admin_request.refused", "Topic:no such name!")  # type: ignore[attr-defined]  # extra
+    assert "no such name!" in refused.reason  # type: ignore[attr-defined]  # extra
+    assert (allowed.msg, allowed.resource) == ("admin_request.allowed", "Topic:Orders")  # type: ignore[attr-defined]  # extra
+
+
 async def test_a_message_is_judged_by_what_is_stored_not_by_what_is_claimed(tmp_path: Path) -> None:
     options = write_rules(tmp_path, {"accounts": [*RULES["accounts"], SPY_ACCOUNT]})
     async with (

@@ -88,7 +88,7 @@ async def test_a_message_at_any_of_several_brokers_ends_the_wait(tmp_path: Path)
             assert len(queues) == 2
             for queue in (*queues, *reversed(queues)):
                 waiting = asyncio.ensure_future(receive(consumer, 1, timeout_s=PATIENCE_S))
-                await asyncio.sleep(0.05)
+                await until(lambda: all(len(one._parts.pop.polls) for one in rig._brokers.values()))
                 assert not waiting.done()
                 await producer.send(Message(topic="T", body=queue.broker_name.encode()), queue=queue)
                 (message,) = await waiting

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from controller_rig import CLUSTER, GROUP, FakeBroker, Rig
 
+from ports import free_port
 from sim.memory import MemoryDisk
 from tandemmq.admin.targets import Target, Tools
 from tandemmq.protocol.bodies.replica import HaStatus
@@ -105,6 +106,20 @@ async def test_a_controller_that_does_not_answer_is_a_problem(rig: Rig) -> None:
     (line,) = await judged(rig, address)
     assert line.level == "problem"
     assert f"the controller {address} does not answer" in line.text
+
+
+async def test_local_servers_are_asked_without_a_name_server(
+    rig: Rig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "default_folder", lambda: tmp_path)
+    (tmp_path / "namesrv" / "controller").mkdir(parents=True)
+    namesrv, broker = f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"
+    server = local.ServerState(GROUP, "master", broker, str(tmp_path / "log"))
+    local.write_state(local.UpState(1, str(tmp_path), namesrv, 0, servers=[server]))
+    lines = await examine(Tools(None, rig.client), [namesrv])
+    asked = (namesrv, f"{GROUP} ({broker})", local.controllers_of([namesrv])[0])
+    for line, address in zip(lines, asked, strict=True):
+        assert f"{address} does not answer" in line.text
 
 
 def test_controllers_are_found_by_brokers_and_by_the_folder_of_up(

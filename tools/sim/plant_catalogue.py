@@ -841,6 +841,27 @@ _TABLES: Final = (
         proofs=("scenario/test_client_topics.py",),
     ),
     Plant(
+        name="a send to a given queue that is gone is repeated",
+        path="client/producer/sender.py",
+        sound="isinstance(error, QueueNotFound) and not shipment.is_pinned",
+        bug="isinstance(error, QueueNotFound)",
+        proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
+        name="a send to a given queue is repeated without a pause",
+        path="client/producer/sender.py",
+        sound="        if others and not shipment.is_pinned:",
+        bug="        if others:",
+        proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
+        name="a queue that is gone does not refresh the route",
+        path="errors.py",
+        sound='was created again, or reduced."""\n\n    refresh_route = True',
+        bug='was created again, or reduced."""\n\n    refresh_route = False',
+        proofs=("unit/client/test_producer.py",),
+    ),
+    Plant(
         name="a slave keeps the offsets that were deleted with their group",
         path="broker/replica/config_sync.py",
         sound="            table.apply_dropped(fetched.dropped or {})\n",
@@ -2082,6 +2103,20 @@ _ELECTED: Final = (
         sound="        if outcome == ResponseCode.SUCCESS:",
         bug="        if outcome >= ResponseCode.SUCCESS:",
         proofs=("scenario/test_controller_door.py",),
+    ),
+    Plant(
+        name="a change that a broker refused is recorded as made",
+        path="broker/access/guard.py",
+        sound="            if outcome == ResponseCode.SUCCESS:",
+        bug="            if outcome >= ResponseCode.SUCCESS:",
+        proofs=("scenario/test_access_control.py",),
+    ),
+    Plant(
+        name="a refused broker is listed for ever",
+        path="controller/history.py",
+        sound="if of_group == name and now_s < refused_s + REFUSED_S",
+        bug="if of_group == name",
+        proofs=("unit/controller/test_group_history.py",),
     ),
     Plant(
         name="a master that a new leader has not heard is cleaned",

@@ -124,7 +124,7 @@ class Controller:
     ) -> RemotingServer:
         self.served_codes = frozenset(routes)
         return RemotingServer(
-            self._guard.record_outcomes(routes),
+            routes,
             network=network,
             clock=self._clock,
             options=ServerOptions(connections_max=connections_max),

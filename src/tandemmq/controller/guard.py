@@ -17,19 +17,19 @@ Source: spec controller 2.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import partial
 from typing import Final
 
 from tandemmq.api.controller import SHARED_ACCESS_KEY
 from tandemmq.controller.options import ControllerOptions
-from tandemmq.errors import NotPermitted, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.dispatch import RecordOutcome
 from tandemmq.runtime.ports import Clock
 
 OPEN_CODES: Final = frozenset(
@@ -73,7 +73,7 @@ def _accounts_of(secret: str, inner: Credentials | None) -> dict[str, bytes]:
 
 
 class ControllerGuard:
-    """`check` is called with every request, and `record_outcomes` wraps the handlers."""
+    """Guards the requests of one controller; `check` is called with every request."""
 
     def __init__(
         self,
@@ -95,43 +95,22 @@ class ControllerGuard:
         """True if a request that changes something must be signed."""
         return not self._is_open
 
-    def check(self, channel: Channel, command: Command) -> None:
-        """Returns if the request may be served.
+    def check(self, channel: Channel, command: Command) -> RecordOutcome | None:
+        """Returns if the request may be served: the recorder of its outcome if it changes something.
 
         Raises:  NotPermitted with the reason; RemoteProtocolError for fields that cannot be read.
         """
         if self._is_open:
             channel.make_known()  # no further proof will follow
         if command.code in OPEN_CODES:
-            return
+            return None
         fault = self._fault(command)
         if fault is None:
             channel.make_known()
         elif not self._is_open:
             self._audit.denied(_signer(command), channel.peer, command.code, _resource(command), fault)
             raise NotPermitted(fault)
-
-    def record_outcomes(self, routes: Mapping[int, Handler]) -> dict[int, Handler]:
-        """Returns the routes; those that change something record what became of the request."""
-        quiet = OPEN_CODES | QUIET_CODES
-        return {code: one if code in quiet else self._recording(one) for code, one in routes.items()}
-
-    def _recording(self, handler: Handler) -> Handler:
-        async def handle(channel: Channel, command: Command) -> Command | None:
-            try:
-                result = handler(channel, command)
-                answer = result if result is None or isinstance(result, Command) else await result
-            except RequestRejected as error:
-                self._record(channel, command, error.code, error.remark)
-                raise
-            except RemoteProtocolError as error:
-                self._record(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
-                raise
-            if answer is not None:
-                self._record(channel, command, answer.code, answer.remark or "")
-            return answer
-
-        return handle
+        return None if command.code in QUIET_CODES else partial(self._record, channel, command)
 
     def _fault(self, command: Command) -> str | None:
         """Returns the reason why the request does not come from an account; None if it does."""

@@ -26,8 +26,12 @@ Handler = Callable[[Channel, Command], Command | Waiting | None]
 """The result of a handler: a Command is sent at once; None sends nothing now (the handler answers later by
 `channel.send`); a coroutine runs as a task and its result is sent.
 """
-Guard = Callable[[Channel, Command], None]
-"""A check called before the handler; raises RequestRejected for a request that must not be served."""
+RecordOutcome = Callable[[int, str], None]
+"""Records the response code and the remark of one request."""
+Guard = Callable[[Channel, Command], RecordOutcome | None]
+"""A check called before the handler; raises RequestRejected for a request that must not be served. For a
+request whose outcome is to be recorded, the guard returns the recorder.
+"""
 
 
 class RequestDispatcher:
@@ -60,7 +64,9 @@ class RequestDispatcher:
             return
         try:
             if self._guard is not None:
-                self._guard(channel, command)
+                record = self._guard(channel, command)
+                if record is not None:
+                    handler = _recorded(handler, record)
             result = handler(channel, command)
             if result is None:
                 return
@@ -117,6 +123,43 @@ class RequestDispatcher:
         _answer(
             channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
         )
+
+
+def _recorded(handler: Handler, record: RecordOutcome) -> Handler:
+    """Returns the handler of one request; it calls `record` before the request is answered."""
+
+    def handle(channel: Channel, command: Command) -> Command | Waiting | None:
+        try:
+            result = handler(channel, command)
+        except Exception as error:
+            _record_error(record, error)
+            raise
+        if result is not None and not isinstance(result, Command):
+            return wait(result)
+        _record_answer(record, result)
+        return result
+
+    async def wait(waiting: Waiting) -> Command | None:
+        try:
+            answer = await waiting
+        except Exception as error:
+            _record_error(record, error)
+            raise
+        _record_answer(record, answer)
+        return answer
+
+    return handle
+
+
+def _record_answer(record: RecordOutcome, answer: Command | None) -> None:
+    record(*((ResponseCode.SUCCESS, "") if answer is None else (answer.code, answer.remark or "")))
+
+
+def _record_error(record: RecordOutcome, error: Exception) -> None:
+    if isinstance(error, RequestRejected):
+        record(error.code, error.remark)
+    else:
+        record(ResponseCode.SYSTEM_ERROR, str(error))
 
 
 def _unsupported_remark(code: int) -> str:

@@ -125,22 +125,29 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
         except TandemError as error:
             fix = "start it, or remove it from namesrvAddr and --namesrv"
             findings.append(DoctorLine("problem", "name servers", f"{address} does not answer: {error}", fix))
-    if not infos:
-        return findings
-    findings += judge_name_servers(infos)
+    if infos:
+        info = next(iter(infos.values()))
+        findings += judge_name_servers(infos)
+        targets = targets_of(info)
+    else:  # the local cluster is known without a name server
+        info = ClusterInfo()
+        targets = [Target("", name, None, address) for name, address in local.brokers_of(servers)]
     checkups = []
-    for target in targets_of(next(iter(infos.values()))):
+    for target in targets:
         checkup = await _check_up(tools, target)
         if isinstance(checkup, DoctorLine):
             findings.append(checkup)
             continue
         checkups.append(checkup)
         findings += judge_broker(checkup, LoopClock().now_ms(), servers)
-    findings += judge_groups(next(iter(infos.values())), checkups)
-    names = sorted(next(iter(infos.values())).brokers)
+    if infos:
+        findings += judge_groups(info, checkups)
+    names = sorted({one.broker_name for one in targets})
     findings += await judge_controllers(tools.remoting, find_controllers(servers, checkups), names)
-    findings += await _judge_routes(tools, next(iter(infos.values())))
-    findings += await _judge_ports(servers, checkups)
+    if infos:
+        findings += await _judge_routes(tools, info)
+    if infos or checkups:
+        findings += await _judge_ports(servers, checkups)
     return findings
 
 

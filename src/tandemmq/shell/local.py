@@ -64,6 +64,7 @@ LOG_FILES_MIN files.
 """
 LOG_FILES_MIN: Final = 4
 STOP_SECONDS_MAX: Final = 20.0
+"""The time for a server to stop, besides the time for which it forwards sends (`stop_seconds_max`)."""
 _PAUSE_S: Final = 0.05
 
 
@@ -84,6 +85,7 @@ class ServerPlan:
     address: str
     command: tuple[str, ...]
     directory: Path
+    stop_seconds_max: float = STOP_SECONDS_MAX
 
     @property
     def log_path(self) -> Path:
@@ -260,7 +262,17 @@ def _write_plan(
 ) -> ServerPlan:
     directory.mkdir(parents=True, exist_ok=True)
     path = write_properties(directory / "server.properties", settings)
-    return ServerPlan(name, role, address, (command, "-c", str(path)), directory)
+    return ServerPlan(
+        name, role, address, (command, "-c", str(path)), directory, stop_seconds_max(_read_settings(path))
+    )
+
+
+def stop_seconds_max(settings: Mapping[str, str]) -> float:
+    """Returns the time after which a server with these settings is killed: a stopped master that handed over
+    forwards sends for `handoverStopLingerMillis` first.
+    """
+    linger_ms = settings.get("handoverStopLingerMillis", "")
+    return STOP_SECONDS_MAX + (int(linger_ms) / 1000 if linger_ms.isdecimal() else 0.0)
 
 
 def _pairs(overrides: Sequence[str]) -> dict[str, str]:
@@ -396,11 +408,22 @@ def require_equal_options(state: UpState, given: Mapping[str, object]) -> None:
 
 def _settings_of(server: ServerState) -> dict[str, str]:
     """Returns the settings with which the server was started; none if its file cannot be read."""
-    path = Path(server.log).with_name("server.properties")
+    return _read_settings(Path(server.log).with_name("server.properties"))
+
+
+def _read_settings(path: Path) -> dict[str, str]:
     try:
         return {key: one.text for key, one in parse_properties(path.read_bytes(), str(path)).items()}
     except (OSError, TandemError):
         return {}
+
+
+def brokers_of(servers: Sequence[str]) -> list[tuple[str, str]]:
+    """Returns name and address of the local cluster's brokers if its name server is among `servers`."""
+    state = read_state(default_folder())
+    if state is None or state.namesrv not in servers:
+        return []
+    return [(one.name, one.address) for one in state.servers if one.role != NAME_SERVER]
 
 
 def controllers_of(servers: Sequence[str]) -> list[str]:
@@ -485,12 +508,14 @@ def end_supervisor(folder: Path) -> bool:
     """Stops the supervisor, which stops its servers; kills it if it does not end. Returns False when there
     was none.
     """
-    pid = supervisor_pid(folder)
+    pid, state = supervisor_pid(folder), read_state(folder)
     if pid is None:
         return False
+    servers = [] if state is None else state.servers
+    longest_s = max((stop_seconds_max(_settings_of(one)) for one in servers), default=STOP_SECONDS_MAX)
     _signal([pid], signal.SIGTERM)
     # The supervisor releases the lock shortly before it exits, so wait for its exit.
-    if not _wait_for(lambda: not _is_running(pid), 2 * STOP_SECONDS_MAX):
+    if not _wait_for(lambda: not _is_running(pid), longest_s + STOP_SECONDS_MAX):
         _signal([pid], signal.SIGKILL)
         _wait_for(lambda: not _is_running(pid), STOP_SECONDS_MAX)
     return True

@@ -29,7 +29,6 @@ from tandemmq.shell.local import ServerPlan, ServerState, UpState
 RESTART_PAUSE_S_MIN: Final = 0.2
 RESTART_PAUSE_S_MAX: Final = 30.0
 STEADY_S: Final = 60.0
-STOP_S_MAX: Final = local.STOP_SECONDS_MAX
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """The size of one server's log at which it becomes `log.1`, replacing the previous one."""
 LOG_CHECK_S: Final = 10.0
@@ -114,14 +113,14 @@ class SupervisedServer:
         return await process.wait()
 
     async def stop(self) -> None:
-        """Stops the process by SIGTERM, or by SIGKILL after STOP_S_MAX."""
+        """Stops the process by SIGTERM, or by SIGKILL after the plan's `stop_seconds_max`."""
         self._stopping.set()
         process = self._process
         if process is None or process.returncode is not None:
             return
         self._terminate()
         try:
-            async with asyncio.timeout(STOP_S_MAX):
+            async with asyncio.timeout(self.plan.stop_seconds_max):
                 await process.wait()
         except TimeoutError:
             process.kill()

@@ -229,7 +229,7 @@ async def test_a_write_of_offsets_that_is_given_up_does_not_undo_the_next_one(tm
     first.cancel()
     await store.write(queue, 2)
     second = asyncio.ensure_future(store.flush())
-    await asyncio.sleep(0.05)
+    await until(lambda: store._saving._waiters, "the second write waits for the first")
     may_go_on.set()
     await asyncio.wait([first, second])
     assert first.cancelled()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
 from client_fakes import FakeBroker, running_cluster
 
-from tandemmq.client import Compression, Message, Producer, ProducerOptions, SendStatus
+from tandemmq.client import ClientOptions, Compression, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.client.producer import sender
 from tandemmq.errors import (
     BadRequest,
@@ -17,6 +18,7 @@ from tandemmq.errors import (
     MessageIllegal,
     NoRoute,
     NotServed,
+    QueueNotFound,
     RequestRejected,
     RequestTimeout,
     ServiceNotAvailable,
@@ -203,6 +205,40 @@ async def test_other_refusals_are_raised_at_once():
         with pytest.raises(MessageIllegal, match="refused by the test"):
             await producer.send(Message(topic="T", body=b"x"))
         assert cluster[0].sends == 1
+
+
+@pytest.mark.parametrize("is_pinned", [True, False])
+async def test_queue_that_is_gone_fails_only_a_pinned_send_and_refreshes_the_route(is_pinned: bool):
+    async with running_cluster(T=2) as cluster:
+        rarely = options(client=ClientOptions(route_refresh_s=3600))
+        async with Producer("g", cluster.namesrv, options=rarely) as producer:
+            gone = next(queue for queue in await producer.queues("T") if queue.queue_id == 1)
+            cluster.topics["T"] = 1
+            cluster[0].refuse = lambda header: 29 if header.queue_id == 1 else 0
+            cluster[0].refusal = "request queueId[1] is illegal"
+            if is_pinned:
+                with pytest.raises(QueueNotFound):
+                    await producer.send(MESSAGE, queue=gone)
+                assert cluster[0].sends == 1
+            else:
+                for _ in range(2):
+                    assert (await producer.send(MESSAGE)).queue.queue_id == 0
+
+            async def has_new_route() -> bool:
+                return len(await producer.queues("T")) == 1
+
+            await until(has_new_route)
+
+
+async def test_pinned_send_is_retried_at_its_broker_after_a_pause():
+    async with running_cluster(FakeBroker("a"), FakeBroker("b"), T=1) as cluster:
+        busy, pinned = cluster[0], MessageQueue(topic="T", broker_name="a", queue_id=0)
+        busy.refuse = lambda _: 2 if busy.sends < 3 else 0
+        async with Producer("g", cluster.namesrv) as producer:
+            begun_s = time.monotonic()
+            assert (await producer.send(MESSAGE, queue=pinned)).queue == pinned
+        assert time.monotonic() - begun_s >= 3 * sender.RETRY_PAUSE_S
+        assert (busy.sends, cluster[1].sends) == (3, 0)
 
 
 async def test_attempts_are_bounded():

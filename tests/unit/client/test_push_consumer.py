@@ -203,7 +203,6 @@ async def test_one_message_that_is_stuck_lets_the_reader_run_so_far_ahead() -> N
         async with push(cluster, handle, span_max=100, pull_count_max=32) as consumer:
             reader = (await _reader(consumer)).in_flight
             await until(lambda: reader.span > 100 and len(reader) == 1)
-            await asyncio.sleep(0.02)
             assert reader.span <= 100 + 32
             release.set()
             await until(lambda: consumer.positions[QUEUE] == 500)
@@ -228,7 +227,7 @@ async def test_close_waits_for_the_handlers_that_run_and_begins_no_other() -> No
         consumer = await push(cluster, handle, worker_count=2).start()
         await until(lambda: len(begun) == 2)
         closing = asyncio.ensure_future(consumer.close())
-        await asyncio.sleep(0.01)
+        await until(lambda: consumer._member.inbox.is_closed)
         assert not closing.done()
         release.set()
         await asyncio.wait_for(closing, PATIENCE_S)

@@ -25,7 +25,7 @@ from tandemmq.controller.groups import (
     choose_master,
     encode_command,
 )
-from tandemmq.controller.history import EPOCH_MAX, HistoryReports
+from tandemmq.controller.history import EPOCH_MAX, REFUSED_S, HistoryReports
 from tandemmq.errors import BadRequest
 from tandemmq.protocol.codes import ResponseCode as Code
 from tandemmq.protocol.requests.controller import RegisterReplicaRequest
@@ -513,3 +513,11 @@ def test_snapshots_of_yesterday_are_read() -> None:
     group = groups.get(NAME)
     assert group is not None
     assert (group.group_id, group.floor) == (ID, (4, 9)), "a group keeps its id"
+
+
+def test_refused_broker_is_listed_for_a_limited_time() -> None:
+    reports = HistoryReports()
+    reports.record_refusal(NAME, 1, "another group", 10.0)
+    reports.record_refusal("other", 1, "another broker", 10.0)
+    assert reports.refusals(NAME, 10.0 + REFUSED_S - 0.1) == ["another group"]
+    assert reports.refusals(NAME, 10.0 + REFUSED_S) == []

@@ -123,3 +123,10 @@ async def test_status_ends_with_1_when_a_broker_says_what_is_wrong(
         await up._show_status(UpState(1, "/f", "127.0.0.1:1", 0, servers=servers), as_json=True)
     assert ended.value.exit_code == code
     assert (wrong or "ready") in capsys.readouterr().out
+
+
+def test_stop_waits_for_the_time_in_which_a_broker_forwards_sends(tmp_path: Path) -> None:
+    plans = local.make_plan(tmp_path, port_base="auto", overrides=["handoverStopLingerMillis=30000"])
+    found = {plan.stop_seconds_max for plan in plans if plan.role != local.NAME_SERVER}
+    assert found == {local.STOP_SECONDS_MAX + 30}
+    assert plans[0].stop_seconds_max == local.STOP_SECONDS_MAX

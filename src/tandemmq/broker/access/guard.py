@@ -3,13 +3,14 @@
 A guard exists only while access control is on. It first authenticates (white addresses, access key,
 signature), then checks the needed rights, resource by resource. A permission is cached by name, host and
 needs, so that a producer's next message costs the signature and one lookup; every change of the rules clears
-the cache.
+the cache. The outcome of an administrative request is recorded in the audit log once its handler has run.
 Source: spec semantics 21, spec remoting 7.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from tandemmq.broker.access.auth_table import AuthTable, User, decide
@@ -28,11 +29,13 @@ from tandemmq.broker.access.needs import (
 from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
 from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted, TandemError
-from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.dispatch import RecordOutcome
+from tandemmq.runtime.ports import Address
 from tandemmq.units import Buffer
 
 REMEMBERED_MAX: Final = 65_536
@@ -63,6 +66,8 @@ class Guard:
         self.read_record: Callable[[int], Buffer | None] = lambda _log_offset: None
         self._is_white: dict[str, bool] = {}
         self._allowed: set[tuple[str, str, Needs, int]] = set()
+        self._changes: list[tuple[str, str]] = []
+        """Name and resource of each administrative right that the request being checked needs."""
         self._clients: dict[Channel, str] = {}
         """By connection: the name under which its last heartbeat was sent."""
         users.on_change.append(self.forget)
@@ -81,8 +86,8 @@ class Guard:
         self._allowed.clear()
         self._is_white.clear()
 
-    def check(self, channel: Channel, command: Command) -> None:
-        """Checks a request. Returns if it may be served.
+    def check(self, channel: Channel, command: Command) -> RecordOutcome | None:
+        """Checks a request. Returns if it may be served: the recorder of its outcome if it is administrative.
 
         Raises:  NotPermitted with the reason for the peer; RemoteProtocolError for a malformed request.
         """
@@ -98,7 +103,8 @@ class Guard:
             if command.code == RequestCode.HEART_BEAT:
                 self._remember_client(channel, _access_key_of(command))
         except Exception as error:
-            # The request is malformed, so its resource is unknown; it was still denied.
+            self._changes = []
+            # A malformed request's resource is unknown; it was still denied.
             if not isinstance(error, _Denied):
                 self._audit.denied(_access_key_of(command), channel.peer, command.code, "", str(error))
                 raise
@@ -106,6 +112,19 @@ class Guard:
                 _access_key_of(command), channel.peer, command.code, error.resource, error.remark
             )
             raise NotPermitted(error.remark) from None
+        if not self._changes:
+            return None
+        changes, self._changes = self._changes, []
+        return partial(self._record, channel.peer, command.code, changes)
+
+    def _record(
+        self, peer: Address, code: int, changes: list[tuple[str, str]], outcome: int, reason: str
+    ) -> None:
+        for name, resource in changes:
+            if outcome == ResponseCode.SUCCESS:
+                self._audit.allowed(name, peer, code, resource)
+            else:
+                self._audit.refused(name, peer, code, resource, reason)
 
     def may(self, channel: Channel, need: Need) -> bool:
         """Returns True if the client that sends heartbeats over this connection has this right now."""
@@ -155,7 +174,7 @@ class Guard:
         if account.matches_address(host):
             return
         self._check_signature(command, name, account.secret_key)
-        self._check_needs(channel, command, host, name, account.allows, 4)
+        self._check_needs(command, host, name, account.allows, 4)
 
     def _check_white(self, host: str) -> bool:
         if len(self._is_white) >= REMEMBERED_MAX:
@@ -183,9 +202,7 @@ class Guard:
             return True
         policies = self._users.policies(name)
         is_super = user.is_super
-        self._check_needs(
-            channel, command, host, name, lambda need: is_super or decide(policies, need, host), 5
-        )
+        self._check_needs(command, host, name, lambda need: is_super or decide(policies, need, host), 5)
         return True
 
     def _check_signature(self, command: Command, name: str, secret_key: bytes) -> None:
@@ -205,9 +222,7 @@ class Guard:
             else needs_of_stored(command, raw, log_offset, self._cluster)
         )
 
-    def _check_needs(
-        self, channel: Channel, command: Command, host: str, name: str, allows: Allows, model: int
-    ) -> None:
+    def _check_needs(self, command: Command, host: str, name: str, allows: Allows, model: int) -> None:
         needs = needs_of(command, self._cluster) + self._stored_needs(command)
         if model == 4 and command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
             needs += _origin_topic(command)
@@ -220,8 +235,7 @@ class Guard:
                 resource = f"{need.kind}:{need.name}"
                 raise _Denied(f"{name} may not {render_actions(need.actions)} {resource}", resource)
         administrative = [need for need in needs if is_administrative(need.actions)]
-        for need in administrative:
-            self._audit.allowed(name, channel.peer, command.code, f"{need.kind}:{need.name}")
+        self._changes += [(name, f"{need.kind}:{need.name}") for need in administrative]
         if not administrative:
             if len(self._allowed) >= REMEMBERED_MAX:
                 self._allowed.clear()
