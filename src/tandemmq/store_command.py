@@ -152,7 +152,7 @@ def divergent(
 ) -> None:
     """Show messages cut from the log when another broker became master; none was acknowledged to its sender.
 
-    The senders may have sent them again themselves: check before you --resend.
+    Their senders may have resent them: check before you use --resend.
     """
     from tandemmq.store.truncation import list_kept, read_kept
 

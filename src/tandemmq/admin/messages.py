@@ -299,7 +299,7 @@ def send_message_status(
     size: ProbeBytes = 128,
     count: Annotated[int, typer.Option("-c", "--count", help="Number of sends.", min=1, max=100_000)] = 50,
 ) -> Work:
-    """Send to a broker, in the topic that has its name, as a test; exit code 1 when a send fails."""
+    """Send test messages to a broker, in the topic named like the broker; exit code 1 when a send fails."""
     return lambda tools: try_sends(tools, broker_name, count, size)
 
 
@@ -321,7 +321,7 @@ def cluster_send_time(
     size: ProbeBytes = 128,
     cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
 ) -> Work:
-    """Measure repeatedly the time of a send to each broker, in the topic that has its name."""
+    """Measure the send time of each broker repeatedly, in the topic named like the broker."""
     return lambda tools: time_brokers(tools, cluster, count, size)
 
 

@@ -49,7 +49,7 @@ NameServers = Annotated[
         metavar="HOST:PORT",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON: one object per message or result.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; messages as one object per line.")]
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 Meta = Annotated[
     bool, typer.Option("--meta/--no-meta", help="Print time, position, id, tag and keys before each body.")

@@ -101,7 +101,7 @@ def rollup(options: RollupOptions, reporter: Reporter) -> int:
 
 @pipeline_command(app, HistoryOptions)
 def history(options: HistoryOptions, reporter: Reporter) -> int:
-    """Write a lake, and the messages its topic received since, to Parquet files, each message once."""
+    """Export a lake and the messages that its topic received since, as Parquet files, each message once."""
     from tandemmq.spark.pipelines.history import run_history
 
     return run_history(options, reporter)
@@ -145,7 +145,7 @@ def expire(
     directory: Directory,
     days: Annotated[int, typer.Option(help="Keep the last N days (UTC), and today.", min=1)],
 ) -> None:
-    """Delete rows older than --days, and files that no table log or batch names."""
+    """Delete rows older than --days, and files that belong to no batch or table version."""
     from tandemmq.spark.lake.upkeep import expire_lake
 
     count = _refuse_wrong(lambda: expire_lake(directory, days))

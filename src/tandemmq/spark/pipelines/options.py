@@ -215,9 +215,9 @@ class LandingOptions:
     json_changes: Annotated[
         JsonChanges,
         flag(
-            "Names that the schema lacks, and values that do not fit: keep (skip the name; a bad "
-            "value makes a bad record), rescue (both go to the column jsonRescue), or grow (as "
-            "rescue, and such names become fields)."
+            "For unknown fields and values of another type. keep: skip the field; such a value makes "
+            "a bad record. rescue: put both into the column jsonRescue. grow: rescue, and add the "
+            "unknown fields to the schema."
         ),
         Typed(str, "keep", read_enum(JsonChanges)),
     ] = JsonChanges.KEEP
@@ -251,9 +251,9 @@ TASKS = 2
 class ReplayOptions:
     """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
 
-    lake: Annotated[Path, flag("The lake that a landing wrote.")]
+    lake: Annotated[Path, flag("The directory written by `landing`.")]
     name_servers: NameServers
-    to_topic: Annotated[str, flag("The topic that gets the messages.", "--to")]
+    to_topic: Annotated[str, flag("The target topic.", "--to")]
     begin_ms: Annotated[
         int | None,
         flag("Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).", "--from-time"),
@@ -276,7 +276,7 @@ class ReplayOptions:
         Path | None, flag("File that records the progress; default LAKE/_tandemmq/replay-TOPIC.json.")
     ] = None
     is_continuous: Annotated[
-        bool, flag("Keep running and send what is landed meanwhile, or stop.", "--continuous/--once")
+        bool, flag("Keep running and send newly landed messages, or stop at the end.", "--continuous/--once")
     ] = False
     every_s: EverySeconds = 5.0
     master: Master = "local[*]"
@@ -416,7 +416,7 @@ class RollupOptions:
 class HistoryOptions:
     """The options of `tandemmq pipeline history`."""
 
-    lake: Annotated[Path, flag("The lake that a landing wrote, or writes.")]
+    lake: Annotated[Path, flag("The directory of a finished or running `landing`.")]
     name_servers: NameServers
     out: Annotated[Path, flag("Directory of the Parquet files; must not exist.")]
     topic: Annotated[str, flag("Topics of the lake, separated by commas; all by default.")] = ""
@@ -441,7 +441,7 @@ class AuditOptions:
     ] = ""
     lakes: Annotated[
         tuple[Path, ...],
-        flag("A lake that a landing wrote; repeatable.", "--lake"),
+        flag("A directory written by `landing`; repeatable.", "--lake"),
         _MANY._replace(kind=list[Path] | None),
     ] = ()
     stores: Annotated[
