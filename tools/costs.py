@@ -533,7 +533,7 @@ async def _running_ahead(root: Path) -> AsyncIterator[tuple[End, End, Connect]]:
             ends.update({topic: end for (topic, _), end in newest.items()})
             has_more.set()
 
-        store.on_dispatch(note)
+        store.dispatcher.on_dispatch(note)
 
         async def deliver(_asker: Asker) -> None:
             clock.jump(DELAY_S)

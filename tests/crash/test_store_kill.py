@@ -35,7 +35,7 @@ async def main(root, mode):
             def done(status, number=number):
                 assert status is PutStatus.PUT_OK
                 sys.stdout.write(f"{number}\\n")
-            store.append([record], done)
+            store.appender.append([record], done)
             number += 1
         await asyncio.sleep(0.001)
         sys.stdout.flush()
@@ -55,7 +55,7 @@ async def read_all(root: Path, mode: FlushMode) -> list[int]:
     store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     numbers: list[int] = []
     at = 0
-    while (result := store.get("T", 0, at, count_max=32)).status is GetStatus.FOUND:
+    while (result := store.reader.get("T", 0, at, count_max=32)).status is GetStatus.FOUND:
         records = [r for piece in result.slices for r in decode_records(piece)]
         assert [r.queue_offset for r in records] == list(range(at, result.next_offset))
         numbers += [int(r.body[:8]) for r in records]

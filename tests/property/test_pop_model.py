@@ -127,7 +127,7 @@ class World:
         assert self.revive._scope is not None
         await self.revive._scope.close()
         await self.scope.close()
-        await self.store._tasks.close()
+        await self.store._core.tasks.close()
         self.disk._locks.clear()
         if is_power_cut:
             self.disk.power_cut()
@@ -150,7 +150,7 @@ class World:
                 born_host=bytes(8),
                 unique_key=name,
             )
-            self.store.append([record], done.append)
+            self.store.appender.append([record], done.append)
         await self.clock.pass_time(0.05)
         assert len(done) == count
 
@@ -327,7 +327,7 @@ def test_nothing_is_lost_and_nothing_acknowledged_comes_again(seed: int) -> None
 
 
 async def put_record(world: World, record: NewRecord) -> None:
-    world.store.append([record], lambda _status: None)
+    world.store.appender.append([record], lambda _status: None)
     await world.clock.pass_time(0.05)
 
 

@@ -99,7 +99,7 @@ class World:
         told: list[PutStatus] = []
         end_before = self.store.max_log_offset
         try:
-            placed = self.store.append(records, told.append)
+            placed = self.store.appender.append(records, told.append)
         except (MessageIllegal, ServiceNotAvailable, Busy):
             return
         self.clock.run_soon()
@@ -176,7 +176,7 @@ class World:
 def read_queue(store: MessageStore, topic: str, queue_id: int) -> list[bytes]:
     bodies: list[bytes] = []
     at = 0
-    while (result := store.get(topic, queue_id, at, count_max=7)).status is GetStatus.FOUND:
+    while (result := store.reader.get(topic, queue_id, at, count_max=7)).status is GetStatus.FOUND:
         bodies += [r.body for piece in result.slices for r in decode_records(piece)]
         assert result.next_offset > at
         at = result.next_offset

@@ -80,7 +80,9 @@ class Copier:
         while master.epoch == epoch:
             self.lists[self.broker_id] = self.epochs.follow(master.epochs)
             end = self.store.max_log_offset
-            data = bytes(master.store.log_view(end, 1 << 20)) if end < master.store.max_log_offset else b""
+            data = (
+                bytes(master.store.log.valid_view(end, 1 << 20)) if end < master.store.max_log_offset else b""
+            )
             if data:
                 self.store.append_raw(end, data)
             if (

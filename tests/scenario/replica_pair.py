@@ -55,7 +55,7 @@ async def send(store: MessageStore, *bodies: bytes) -> list[PutStatus]:
     futures = []
     for number, body in enumerate(bodies):
         future: asyncio.Future[PutStatus] = loop.create_future()
-        store.append([new_record(body, queue_id=number % 4)], future.set_result)
+        store.appender.append([new_record(body, queue_id=number % 4)], future.set_result)
         futures.append(future)
     return list(await asyncio.gather(*futures))
 
@@ -64,7 +64,7 @@ def log_bytes(store: MessageStore, start: int | None = None) -> bytes:
     position = store.min_log_offset if start is None else start
     parts = []
     while position < store.appended.value:
-        part = bytes(store.log_view(position, SEGMENT))
+        part = bytes(store.log.valid_view(position, SEGMENT))
         assert part, f"no bytes at {position}"
         parts.append(part)
         position += len(part)
@@ -78,7 +78,7 @@ def queue_contents(store: MessageStore) -> dict[tuple[str, int], tuple[int, int,
         low, high = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
         parts, offset = [], low
         while offset < high:
-            result = store.get(topic, queue_id, offset, count_max=32)
+            result = store.reader.get(topic, queue_id, offset, count_max=32)
             assert result.next_offset > offset, result.status
             parts += [bytes(part) for part in result.slices]
             offset = result.next_offset

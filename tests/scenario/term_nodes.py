@@ -74,7 +74,7 @@ class Node:
                 done.set_result(None)
 
         for body in bodies:
-            self.store.append([record(body)], note)
+            self.store.appender.append([record(body)], note)
         await done
         return statuses
 

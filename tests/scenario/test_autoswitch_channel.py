@@ -85,7 +85,7 @@ async def test_a_slave_that_comes_again_with_less_counts_for_what_it_has(nodes: 
     before = await come_as(2, one, one.store.max_log_offset)
     await until(lambda: frozenset({1, 2}) in one.proposals)
     after = await come_as(2, one, 0)
-    await until(lambda: set(one.store.acks.positions().values()) == {0})
+    await until(lambda: set(one.store.replies.acks.positions().values()) == {0})
     assert one.proposals[-1] == {1}  # at once, before it could be elected
     for writer in (before, after):
         writer.close()
@@ -106,7 +106,7 @@ async def test_a_slave_that_comes_again_too_old_leaves_the_set(
     monkeypatch.setattr(one.channel, "log_range", lambda: LogRange(end - 1, end))
     after = await come_as(2, one, 1)
     await until(lambda: one.proposals[-1] == {1})
-    assert not one.store.acks.positions()
+    assert not one.store.replies.acks.positions()
     for writer in (before, after):
         writer.close()
 
@@ -120,12 +120,12 @@ async def test_a_term_does_not_begin_once_a_newer_one_is_known(
 
     async def end_with_news() -> None:
         await end_term()
-        await one.store.save_epochs(one.store.epochs.append(9, 0))
+        await one.store.terms.save_epochs(one.store.terms.epochs.append(9, 0))
 
     monkeypatch.setattr(one.channel, "end_term", end_with_news)
     with pytest.raises(StaleTerm):
         await one.lead(5, 1)
-    assert one.store.epochs.last_epoch == 9
+    assert one.store.terms.epochs.last_epoch == 9
     assert one.channel.required is None
 
 
@@ -137,9 +137,9 @@ async def test_an_election_sees_no_term_of_which_a_copy_has_no_byte(nodes: tuple
     await one.lead(1, 1)
     await one.send(b"first")
     end = one.store.max_log_offset
-    await one.store.save_epochs(one.store.epochs.append(2, end + 1))
-    assert (one.store.epochs.last_epoch, one.channel.epochs.last_epoch) == (2, 1)
-    await one.store.save_epochs(one.store.epochs.append(3, end))
+    await one.store.terms.save_epochs(one.store.terms.epochs.append(2, end + 1))
+    assert (one.store.terms.epochs.last_epoch, one.channel.epochs.last_epoch) == (2, 1)
+    await one.store.terms.save_epochs(one.store.terms.epochs.append(3, end))
     assert one.channel.epochs.last_epoch == 3  # a new master has no byte of its own term yet
 
 
@@ -186,7 +186,7 @@ async def test_a_set_that_is_too_small_takes_no_sends(tmp_path: Path) -> None:
     with pytest.raises(RequestRejected, match=r"minInSyncReplicas"):
         await one.send(b"alone again")
     await one.channel.end_term()
-    assert one.store._admission.refusal is None  # as a slave it writes the master's messages
+    assert one.store._core.admission.refusal is None  # as a slave it writes the master's messages
     await one.stop()
 
 
@@ -197,21 +197,21 @@ async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[N
     await two.follow(one, 1)
     await until(lambda: frozenset({1, 2}) in one.proposals)
     assert await one.send(b"confirmed") == [PutStatus.PUT_OK]
-    end = one.store.confirm_offset
+    end = one.store.terms.confirm_offset
     await two.channel.end_term()
     one.decides = False
     assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     await one.channel.end_term()
     one.store.set_role(BrokerRole.SLAVE)
-    assert one.store.confirm_offset == end < one.store.max_log_offset
+    assert one.store.terms.confirm_offset == end < one.store.max_log_offset
     await until(lambda: one.store.queue_max("T", 0) == 2)
     for is_bulk in (False, True):
-        got = one.store.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
+        got = one.store.reader.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
         assert (got.status, got.next_offset) == (GetStatus.FOUND, 1)
-        rest = one.store.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
+        rest = one.store.reader.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
         assert (rest.status, rest.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 1)
     await one.lead(3, 1)
-    assert one.store.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
+    assert one.store.reader.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
 
 
 async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes: tuple[Node, Node]) -> None:
@@ -222,16 +222,16 @@ async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes:
     await one.channel.end_term()
     one.store.set_role(BrokerRole.SLAVE)
     await one.lead(2, 1, 2)
-    assert (one.store.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
-    assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert (one.store.terms.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
+    assert one.store.reader.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
     own = DurableWriter(one.store, LoopClock())
     assert [record.body for record in own.read("T", 0, 0)[0]] == [b"perhaps"]  # leases must be seen
     told: list[dict[tuple[str, int], int]] = []
-    one.store.on_dispatch(lambda newest: told.append(dict(newest)))
+    one.store.dispatcher.on_dispatch(lambda newest: told.append(dict(newest)))
     await two.follow(one, 2)
     await until(lambda: told, "who waits for the message is woken")
     assert told == [{("T", 0): 1}]
-    assert one.store.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
+    assert one.store.reader.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
 
 
 async def test_a_slave_shows_what_every_member_holds(tmp_path: Path) -> None:
@@ -243,25 +243,25 @@ async def test_a_slave_shows_what_every_member_holds(tmp_path: Path) -> None:
     await two.follow(one, 1)
     await until(lambda: frozenset({1, 2}) in one.proposals)
     told: list[dict[tuple[str, int], int]] = []
-    two.store.on_dispatch(lambda newest: told.append(dict(newest)))
+    two.store.dispatcher.on_dispatch(lambda newest: told.append(dict(newest)))
     assert await one.send(b"both have it") == [PutStatus.PUT_OK]
     # No further message notifies the slave, and the next heartbeat is seconds away.
-    await until(lambda: two.store.confirm_offset == one.store.max_log_offset, "a head without bytes")
+    await until(lambda: two.store.terms.confirm_offset == one.store.max_log_offset, "a head without bytes")
     assert told == [{("T", 0): 1}]
-    assert two.store.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
+    assert two.store.reader.get("T", 0, 0, count_max=32).status is GetStatus.FOUND
     one.channel.set_committed(frozenset({1, 2, 3}), 10_000)
     sending = asyncio.create_task(one.send(b"the third lacks it"))
     await until(lambda: two.store.queue_max("T", 0) == 2)
     for is_bulk in (False, True):
-        got = two.store.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
+        got = two.store.reader.get("T", 0, 0, count_max=32, is_bulk=is_bulk)
         assert (got.status, got.next_offset, got.count) == (GetStatus.FOUND, 1, 1)
-        rest = two.store.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
+        rest = two.store.reader.get("T", 0, 1, count_max=32, is_bulk=is_bulk)
         assert (rest.status, rest.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, 1)
     assert len(told) == 1
     third = await come_as(3, one, one.store.max_log_offset)
-    await until(lambda: two.store.confirm_offset == one.store.max_log_offset)
+    await until(lambda: two.store.terms.confirm_offset == one.store.max_log_offset)
     assert told[1:] == [{("T", 0): 2}]
-    assert two.store.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
+    assert two.store.reader.get("T", 0, 1, count_max=32).status is GetStatus.FOUND
     await sending
     third.close()
     for node in (one, two):
@@ -291,9 +291,9 @@ async def test_acknowledgements_of_a_term_do_not_count_in_the_next(
     await until(lambda: frozenset({1, 2}) in one.proposals)
     await one.send(b"first")
     await one.lead(3, 1, 2)
-    assert not one.store.acks.positions()
+    assert not one.store.replies.acks.positions()
     assert await one.send(b"second") in ([PutStatus.PUT_OK], [PutStatus.FLUSH_SLAVE_TIMEOUT])
-    await until(one.store.acks.positions)  # over a connection of the new term
+    await until(one.store.replies.acks.positions)  # over a connection of the new term
     assert await one.send(b"third") == [PutStatus.PUT_OK]
     assert two.channel.epochs == one.channel.epochs
     assert log_bytes(two.store) == log_bytes(one.store)
@@ -333,7 +333,7 @@ async def test_a_term_that_ends_confirms_nothing_that_a_member_lacks(tmp_path: P
     sending = asyncio.ensure_future(one.send(b"x"))
     await until(lambda: one.store.max_log_offset > 0)
     writer = await come_as(2, one, one.store.max_log_offset)
-    await until(lambda: set(one.store.acks.positions().values()) == {one.store.max_log_offset})
+    await until(lambda: set(one.store.replies.acks.positions().values()) == {one.store.max_log_offset})
     await one.channel.end_term()
     assert await sending == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     writer.close()
@@ -399,10 +399,10 @@ async def inherit_unsynced(nodes: Sequence[Node], *, is_told: bool) -> tuple[Slo
     assert await one.send(*[b"acknowledged" * 50] * 5) == [PutStatus.PUT_OK] * 5
     end = one.store.max_log_offset
     if is_told:
-        await until(lambda: three.store.confirm_offset == end)
+        await until(lambda: three.store.terms.confirm_offset == end)
     await one.channel.end_term()
     assert two.store.flushed.value < two.store.max_log_offset == three.store.max_log_offset == end
-    assert (three.store.confirm_offset == end) is is_told
+    assert (three.store.terms.confirm_offset == end) is is_told
     return disk, end
 
 
@@ -442,6 +442,6 @@ async def test_no_term_begins_over_a_log_that_cannot_be_synced(tmp_path: Path) -
     disk.may_sync.set()
     with pytest.raises(FlushFailed):
         await two.lead(2, 2, 3)
-    assert (two.store.epochs.last_epoch, two.channel.required) == (1, None)
+    assert (two.store.terms.epochs.last_epoch, two.channel.required) == (1, None)
     for node in nodes:
         await node.stop()

@@ -43,11 +43,11 @@ async def test_an_end_that_nobody_can_read_leads_nobody_back(
         await rig.fill("T", 10)
         store = rig._brokers["broker-a", 0].store
         assert store is not None
-        queue = store._queues.table["T", 0]
+        queue = store.queues.table["T", 0]
         entry = queue.entry(9)
         assert entry is not None
         if kind == "damaged":
-            store._reader._log.damaged.add(DamagedRange(entry[0], sum(entry[:2]), "a test"), tmp_path)
+            store.reader._log.damaged.add(DamagedRange(entry[0], sum(entry[:2]), "a test"), tmp_path)
         else:
             queue._tail[9 * UNIT.size :] = FILLER
         async with rig.consumer(auto_ack=False) as consumer:

@@ -79,6 +79,6 @@ async def test_messages_missing_on_the_slave_are_read_from_the_master(tmp_path: 
         await rig.wait_for_slave("broker-a")
         store = broker(rig, 1).store
         assert store is not None
-        store._queues.table["T", 0].min_offset = 20
+        store.queues.table["T", 0].min_offset = 20
         async with rig.consumer(read_from=ReadFrom.PREFER_SLAVE) as consumer:
             assert numbers(await take(consumer, 40)) == list(range(40))

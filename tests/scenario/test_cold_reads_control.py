@@ -110,7 +110,7 @@ async def test_consumer_that_reads_too_much_gets_everything_later(
     async with running_rig(tmp_path) as rig:
         broker = await rig.start_broker(cold_control_enable=True, cold_bytes_per_group_max=1)
         assert broker.store is not None
-        broker.store._reader._memory_window_bytes = 0
+        broker.store.reader._memory_window_bytes = 0
         async with Admin(rig.namesrv) as admin:
             await admin.create_topic("T", queue_count=1)
         await rig.fill("T", 40)

@@ -178,7 +178,7 @@ async def test_a_recall_says_who_took_back_what_and_when(broker: Broker, peer: P
     before_ms = int(time.time() * 1000)
     assert (await recall(peer, sent.recall_handle))[0] == ResponseCode.SUCCESS
     assert broker.store is not None
-    got = broker.store.get("rmq_sys_wheel_timer", 0, 1, count_max=1)
+    got = broker.store.reader.get("rmq_sys_wheel_timer", 0, 1, count_max=1)
     [record] = decode_records(b"".join(got.slices))
     assert record.properties["PGROUP"] == "PG"
     assert before_ms <= int(record.properties["BORN_TIMESTAMP"]) <= time.time() * 1000

@@ -608,7 +608,7 @@ async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written
     await group.caught_up()
     assert broker.store is not None
     end = broker.store.max_log_offset
-    broker.store.append([new_record(b"accepted", topic="TBW102")], lambda _status: None)
+    broker.store.appender.append([new_record(b"accepted", topic="TBW102")], lambda _status: None)
     assert broker.store.max_log_offset == end
     await broker._wait_for_copies(broker.epoch)
     assert broker.replication.confirm_offset == broker.store.max_log_offset > end
@@ -664,7 +664,7 @@ async def test_a_client_with_an_old_route_sends_through_hand_overs(group: Electe
     for number, (body, answer) in enumerate(sender.answers.items()):
         told = answer.decode(SendResponse)
         assert (told.queue_id, told.queue_offset) == (0, number), "sent once, in order"
-        place = store.find_record("TBW102", 0, number)
+        place = store.reader.find_record("TBW102", 0, number)
         assert place is not None
         record = store.read_record(place[0])
         assert record is not None
@@ -797,7 +797,7 @@ async def test_progress_behind_a_cut_goes_back_with_it(group: Elected) -> None:
     offsets = slave.broker._tables.offsets
     await until(lambda: store.queue_max("TBW102", 0) == 2, "both are there")
     offsets.commit("G", "TBW102", 0, 2, 0)
-    await store.cut(point, copier(group, 2).epochs, "a newer term")
+    await store.terms.cut(point, copier(group, 2).epochs, "a newer term")
     assert store.queue_max("TBW102", 0) == 1
     assert offsets.committed("G", "TBW102", 0) == 1
 
@@ -925,11 +925,11 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     await group.in_set(1, 2)
     assert slave.store is not None
     monkeypatch.setattr(Copier, "is_caught_up", False)
-    slave.store.may_lack_tail = True
+    slave.store.terms.may_lack_tail = True
     told = [slave.make_heartbeat().is_incomplete for _ in range(3)]
     assert (told, slave.make_registration().is_incomplete) == ([True] * 3, True)
     monkeypatch.setattr(Copier, "is_caught_up", True)
-    assert (slave.make_heartbeat().is_incomplete, slave.store.may_lack_tail) == (None, False)
+    assert (slave.make_heartbeat().is_incomplete, slave.store.terms.may_lack_tail) == (None, False)
 
 
 async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_its_own_disk(

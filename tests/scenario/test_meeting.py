@@ -110,7 +110,7 @@ async def share(one: Proven, two: Proven) -> int:
     await two.follow(one, 1)
     await one.send(*[b"both have it" * 40] * 20)
     await until(lambda: two.store.max_log_offset == one.store.max_log_offset)
-    await until(lambda: two.store.confirm_offset == one.store.max_log_offset)
+    await until(lambda: two.store.terms.confirm_offset == one.store.max_log_offset)
     await two.channel.end_term()
     await one.channel.end_term()
     return one.store.max_log_offset
@@ -169,7 +169,7 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
 ) -> None:
     one, two = nodes
     shared = await part(one, two, ids=ids, members=(1, 2))
-    assert two.store.confirm_offset == shared
+    assert two.store.terms.confirm_offset == shared
     await two.follow(one, 2)
     await until(lambda: log_bytes(two.store) == log_bytes(one.store))
     assert two.channel.epochs == one.channel.epochs
@@ -196,11 +196,11 @@ async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_beg
     shared = await share(one, two)
     two.store.set_role(BrokerRole.SYNC_MASTER)
     for body in (b"Y" * 300, b"Z" * 300):
-        two.store.append([record(body)], lambda _status: None)
+        two.store.appender.append([record(body)], lambda _status: None)
     await until(lambda: two.store.confirmed.value > shared + 600)
     if is_confirmed:
-        two.store.raise_confirm_offset(two.store.max_log_offset)
-    one.store.append([record(b"X" * 900)], lambda _status: None)
+        two.store.terms.raise_confirm_offset(two.store.max_log_offset)
+    one.store.appender.append([record(b"X" * 900)], lambda _status: None)
     await until(lambda: one.store.confirmed.value > shared + 900)
     await one.lead(2, 1)
     assert two.channel.epochs.entries == one.channel.epochs.entries[:1]
@@ -357,7 +357,7 @@ async def test_an_audit_tells_two_histories_apart_where_no_byte_differs(nodes: t
     assert await outcome() is AuditOutcome.DIFFERENT
     two.group.group_id = None
     assert await outcome() is AuditOutcome.EQUAL
-    await two.store.save_epochs(EpochList(two.store.epochs.entries, {EpochEntry(1, 0): 8}))
+    await two.store.terms.save_epochs(EpochList(two.store.terms.epochs.entries, {EpochEntry(1, 0): 8}))
     assert await outcome() is AuditOutcome.DIFFERENT
 
 

@@ -109,9 +109,9 @@ async def test_a_message_comes_again_whose_ack_the_store_refused(broker: Broker,
     await fill(peer, "T", 2, queues=1)
     refused, taken = await pop_all(peer, "T", 2, invisible_ms=1_500)
     assert broker.store is not None
-    broker.store._admission.block("test", "takes nothing")
+    broker.store._core.admission.block("test", "takes nothing")
     assert await ack(peer, refused) not in (ResponseCode.SUCCESS, ResponseCode.NO_MESSAGE)
-    broker.store._admission.unblock("test")
+    broker.store._core.admission.unblock("test")
     assert await ack(peer, taken) == 0
     assert bodies(await pop_all(peer, "T", 1)) == [refused.body]
     assert await pop(peer, "T") == []

@@ -253,7 +253,7 @@ async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(
     assert broker._parts is not None
     log = broker._parts.pop._lease_log
     store = log._store
-    real = store.append
+    real = store.appender.append
     refused: list[object] = []
 
     def refusing(records: list, on_done):  # type: ignore[no-untyped-def,type-arg]

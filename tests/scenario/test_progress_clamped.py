@@ -260,7 +260,7 @@ async def test_a_record_that_cannot_be_looked_up_proves_nothing(broker: Broker, 
     """The record may be deleted, or belong to another log: it can no longer be verified."""
     record = records_of(await pull(peer, CLAIM - 1, sys_flag=0x4))[0]
     assert broker.store is not None
-    broker.store._queues.table["T", 0].min_offset = CLAIM + 1
+    broker.store.queues.table["T", 0].min_offset = CLAIM + 1
     await commit_shown(peer, SeenRecord(CLAIM - 1, record.log_offset, record.stored_at_ms))
     assert committed(broker) == LIFE_START
 
@@ -350,7 +350,7 @@ async def test_where_a_queue_begins_by_now_is_a_place_behind_what_was_deleted(
     seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
     assert records_of(await pull_shown(peer, "c1", seen))
     assert broker.store is not None
-    broker.store._queues.table["T", 0].min_offset = 9
+    broker.store.queues.table["T", 0].min_offset = 9
     assert len(records_of(await pull_shown(peer, "c1", seen, 9))) == 14
     assert pull_response(await pull_shown(peer, "c1", seen, CLAIM)).next_offset == 9
 
@@ -386,7 +386,7 @@ async def test_a_slave_keeps_no_progress_from_before_its_copy(tmp_path: Path) ->
         Peer(broker) as peer,
     ):
         assert broker.store is not None
-        broker.store._queues.table["T", 0].min_offset = CLAIM + 1
+        broker.store.queues.table["T", 0].min_offset = CLAIM + 1
         await commit_shown(peer, SeenRecord(CLAIM - 1, 900, 1_700_000_000_000))
         assert committed(broker) == 3
         await commit_shown(peer, SeenRecord(CLAIM + 1, record.log_offset, record.stored_at_ms))
@@ -405,7 +405,7 @@ async def test_a_slave_whose_copy_begins_behind_the_safe_offset_leads_nobody_the
         Peer(broker) as peer,
     ):
         assert broker.store is not None
-        broker.store._queues.table["T", 0].min_offset = 8
+        broker.store.queues.table["T", 0].min_offset = 8
         await commit_shown(peer, lost)
         assert committed(broker) == 5
         for _ in range(2):  # it rejects a repeated claim, too
@@ -424,7 +424,7 @@ async def test_a_slave_refuses_who_may_have_to_go_on_before_its_copy(tmp_path: P
         Peer(broker) as peer,
     ):
         assert broker.store is not None
-        broker.store._queues.table["T", 0].min_offset = 8
+        broker.store.queues.table["T", 0].min_offset = 8
         assert (await pull_shown(peer, "c1", lost)).code == ResponseCode.SLAVE_NOT_AVAILABLE
 
 

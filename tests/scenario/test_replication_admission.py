@@ -90,10 +90,10 @@ async def test_4x_rule_does_not_wait_for_a_slave_that_is_too_far_behind(peers: P
     await peers.subscribed()
     await send(master, b"near")
     peers.slave().set_master(None)
-    await until(lambda: not master.acks.positions(), "gone")
+    await until(lambda: not master.replies.acks.positions(), "gone")
     assert await send(master, b"x" * 20_000) == [PutStatus.SLAVE_NOT_AVAILABLE]
     # A slave that has only begun to catch up does not count before it is near.
-    master.acks.report(ReplicaId("late"), slave.appended.value)
+    master.replies.acks.report(ReplicaId("late"), slave.appended.value)
     assert await send(master, b"y") == [PutStatus.SLAVE_NOT_AVAILABLE]
 
 
@@ -102,7 +102,7 @@ async def test_4x_rule_leaves_a_send_alone_that_does_not_wait(peers: Peers) -> N
     told: list[PutStatus] = []
     record = new_record(b"x")
     record.wait_stored = False
-    master.append([record], told.append)
+    master.appender.append([record], told.append)
     await until(lambda: told == [PutStatus.PUT_OK], "told")
 
 

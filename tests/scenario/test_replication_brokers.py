@@ -270,7 +270,7 @@ async def test_state_of_replication_is_told_by_both_sides(group: Group) -> None:
         await group.caught_up(2)
         assert master.store is not None
         end = master.store.appended.value
-        await until(lambda: list(master.store.acks.positions().values()) == [end, end])  # type: ignore[union-attr]  # started
+        await until(lambda: list(master.store.replies.acks.positions().values()) == [end, end])  # type: ignore[union-attr]  # started
         status = await fetch_ha_status(to_master.client, to_master.address)
         assert (status.is_master, status.max_log_offset, status.in_sync_count) == (True, end, 2)
         assert [(c.acknowledged_offset, c.lag_bytes, c.is_in_sync) for c in status.connections] == [
@@ -469,7 +469,7 @@ async def test_slave_without_name_server_compares_before_it_follows(group: Group
     slave = await group.start(1, broker=alone)
     assert await halted(slave) is HaltReason.DIVERGED
     assert master.store is not None
-    assert master.store.acks.positions() == {}
+    assert master.store.replies.acks.positions() == {}
 
 
 async def test_slave_that_cannot_ask_reports_nothing(group: Group) -> None:
@@ -484,7 +484,7 @@ async def test_slave_that_cannot_ask_reports_nothing(group: Group) -> None:
     await until(has_failed, "asked in vain")
     assert state_of(slave).state in (SlaveState.PAUSED, SlaveState.DIALING, SlaveState.CHECKING)
     assert master.store is not None
-    assert master.store.acks.positions() == {}
+    assert master.store.replies.acks.positions() == {}
 
 
 async def test_a_second_master_of_one_name_does_not_start(group: Group) -> None:

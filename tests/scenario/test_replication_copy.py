@@ -213,7 +213,7 @@ async def test_slave_ahead_of_its_master_keeps_its_log_and_halts(peers: Peers, t
     assert status.halt.reason is HaltReason.SLAVE_AHEAD
     assert status.halt.log_offset == master.appended.value
     assert log_bytes(slave) == copied
-    assert dict(master.acks.positions()) == {}
+    assert dict(master.replies.acks.positions()) == {}
 
     # The master has forgotten the connection by now, and its log grows beyond the slave's end.
     await send(master, *bodies(30))
@@ -313,7 +313,7 @@ async def test_store_that_refuses_is_not_acknowledged_and_asked_again(
     def refuse_twice(log_offset: int, data: memoryview, columns: None = None) -> None:
         error = next(refusals, None)
         if error is not None:
-            assert max(master.acks.positions().values(), default=0) == 0
+            assert max(master.replies.acks.positions().values(), default=0) == 0
             raise error
         append_raw(log_offset, data)
 

@@ -47,7 +47,8 @@ async def test_a_slave_that_is_gone_has_a_row_until_it_follows_again(peers: Peer
     await peers.start_slave()
     await send(master, b"x")
     await until(
-        lambda: list(master.acks.positions().values()) == [master.appended.value], "the copy is acknowledged"
+        lambda: list(master.replies.acks.positions().values()) == [master.appended.value],
+        "the copy is acknowledged",
     )
     await peers.stop_slave()
     await until(lambda: [state for state, _ in rows(peers)] == ["CLOSED"], "its row")

@@ -84,7 +84,7 @@ async def test_pair_without_a_common_secret_copies_nothing(
     assert await send(master, b"x") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     await until(lambda: peers.slave().status().state is SlaveState.PAUSED, "refused")
     assert slave.appended.value == 0
-    assert not master.acks.positions()
+    assert not master.replies.acks.positions()
 
 
 async def test_stranger_cannot_confirm_a_send(peers: Peers) -> None:

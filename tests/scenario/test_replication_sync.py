@@ -109,7 +109,7 @@ async def test_send_that_does_not_wish_to_wait_does_not(peers: Peers) -> None:
     done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
     record = new_record(b"careless")
     record.wait_stored = False
-    master.append([record], done.set_result)
+    master.appender.append([record], done.set_result)
     assert await asyncio.wait_for(done, 30) is PutStatus.PUT_OK
 
 
@@ -119,7 +119,7 @@ async def test_losing_the_slave_leaves_later_sends_waiting_until_it_is_back(peer
     await subscribed(peers)
     assert await send(master, b"one") == [PutStatus.PUT_OK]
     await peers.stop_slave()
-    await until(lambda: not master.acks.positions())
+    await until(lambda: not master.replies.acks.positions())
     waiting = asyncio.ensure_future(send(master, b"two"))
     await until(lambda: master.facts().sends_waiting_for_acks == 1, "it is stored and waits")
     assert not waiting.done()
@@ -137,7 +137,7 @@ async def test_each_slave_counts_once(peers: Peers) -> None:
     wait_for_slaves(master)
     # Both are on this host: the first send proves to the master that they are two.
     assert await send(master, b"b") == [PutStatus.PUT_OK]
-    assert len(master.acks.positions()) == 2
+    assert len(master.replies.acks.positions()) == 2
     await peers.caught_up("one")
     await peers.caught_up("two")
     for name in ("one", "two"):
@@ -154,7 +154,7 @@ async def test_one_slave_with_two_sockets_counts_once(peers: Peers) -> None:
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(encode_report(slave.appended.value))
     await subscribed(peers, 2)
-    before = len(master.acks.positions())
+    before = len(master.replies.acks.positions())
     assert before == 1
     assert await send(master, b"b") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     writer.close()
@@ -272,7 +272,7 @@ async def test_a_thousand_reconnects_leave_nothing_behind(peers: Peers) -> None:
         await until(lambda: _open_sockets() <= sockets, "descriptors closed")
         # A slave counts again after its first report, which comes some time after its connection.
         await until(
-            lambda: list(master.acks.positions().values()) == [master.appended.value],
+            lambda: list(master.replies.acks.positions().values()) == [master.appended.value],
             "one slave, which acknowledged everything",
         )
         assert log_bytes(slave) == log_bytes(master)

@@ -57,7 +57,7 @@ async def write(root: Path) -> None:
                 born_at_ms=0,
                 born_host=bytes(8),
             )
-            store.append([record], lambda _: None)
+            store.appender.append([record], lambda _: None)
             await asyncio.sleep(0)
         await store.close()
 

@@ -174,7 +174,7 @@ def test_a_client_with_an_old_route_sends_through_hand_overs() -> None:
         assert store is not None
         assert [one.queue_offset for one in told] == list(range(len(told)))
         for number, one in enumerate(told):
-            place = store.find_record("Stale", 0, one.queue_offset)
+            place = store.reader.find_record("Stale", 0, one.queue_offset)
             assert place is not None
             record = store.read_record(place[0])
             assert record is not None

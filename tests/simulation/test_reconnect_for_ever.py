@@ -177,7 +177,7 @@ def slave_reconnects() -> None:
                 record = NewRecord(
                     topic="T", queue_id=0, body=b"%d" % number, properties=b"", born_at_ms=1, born_host=HOST
                 )
-                master_store.append([record], answers.append)
+                master_store.appender.append([record], answers.append)
             break_all(fabric)
             await until(one.clock, lambda: slave.status().state is not SlaveState.TRANSFERRING)
 
@@ -187,7 +187,7 @@ def slave_reconnects() -> None:
         await until(one.clock, lambda: len(answers) == ROUNDS // 500)
         assert set(answers) == {PutStatus.PUT_OK}
         assert slave_store.appended.value == master_store.appended.value
-        assert len(master_store.acks.positions()) == 1
+        assert len(master_store.replies.acks.positions()) == 1
         await slave.stop()
         await master.stop()
         await slave_store.close()

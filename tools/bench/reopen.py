@@ -76,7 +76,7 @@ async def _fill(directory: Path, gib: float, body_bytes: int) -> None:
                 born_host=options.store_host,
                 unique_key=unique_key,
             )
-            store.append([record], ignore)
+            store.appender.append([record], ignore)
         await asyncio.sleep(0)
     os._exit(KILLED)
 

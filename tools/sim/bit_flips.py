@@ -175,7 +175,7 @@ class _FlipRun:
             record = random_record(self.dice, self.options, number)
             record.sys_flag = 0
             try:
-                placed = self._store.append([record], _ignore)
+                placed = self._store.appender.append([record], _ignore)
             except RequestRejected:
                 continue
             self._sends += self.ledger.add([record], placed, 0.0)
@@ -246,7 +246,7 @@ class _FlipRun:
         for topic, queue_id in store.queue_keys():
             offset, end = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
             while offset < end:
-                result = store.get(topic, queue_id, offset, count_max=1)
+                result = store.reader.get(topic, queue_id, offset, count_max=1)
                 for view in result.slices:
                     send = self._classify(bytes(view), flip)
                     if send is not None:

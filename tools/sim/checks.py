@@ -192,7 +192,7 @@ class StoreCheck:
         records: list[Record] = []
         position, end = store.min_log_offset, store.max_log_offset
         while position < end:
-            view = store.log_view(position, end - position)
+            view = store.log.valid_view(position, end - position)
             checked = check_record(view, 0, log_offset=position)
             if checked.outcome is RecordOutcome.BLANK:
                 segment = store.options.commit_log_file_bytes
@@ -208,7 +208,7 @@ class StoreCheck:
     def _match(self, records: list[Record]) -> list[Send]:
         kept = []
         for record in records:
-            data = bytes(self.store.log_view(record.log_offset, record.size))
+            data = bytes(self.store.log.valid_view(record.log_offset, record.size))
             candidates = self.ledger.candidates(record.log_offset)
             send = next((send for send in candidates if send.data == data), None)
             if send is None:
@@ -279,7 +279,7 @@ class StoreCheck:
         found: list[Record] = []
         offset = wanted[0].queue_offset
         while True:
-            result = self.store.get(*key, offset, count_max=GET_COUNT)
+            result = self.store.reader.get(*key, offset, count_max=GET_COUNT)
             if result.status is not GetStatus.FOUND:
                 return found == wanted
             try:

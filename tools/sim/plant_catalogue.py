@@ -28,8 +28,8 @@ _STORE: Final = (
     Plant(
         name="the flushed mark is taken after the fsync",
         path="store/flusher.py",
-        sound="self._flushed.raise_to(target)",
-        bug="self._flushed.raise_to(self._appended.value)",
+        sound="self._core.flushed.raise_to(target)",
+        bug="self._core.flushed.raise_to(self._core.appended.value)",
         proofs=("crash",),
     ),
     Plant(
@@ -42,8 +42,8 @@ _STORE: Final = (
     Plant(
         name="nobody hears of an fsync that fails after who asked for it was cancelled",
         path="store/message_store.py",
-        sound='await self._tasks.run_to_completion("sync", self._writers.flusher.flush())',
-        bug="await self._writers.flusher.flush()",
+        sound='await self._core.tasks.run_to_completion("sync", self.flusher.flush())',
+        bug="await self.flusher.flush()",
         proofs=("unit/store/test_store_fail_stop.py",),
     ),
     Plant(
@@ -56,8 +56,8 @@ _STORE: Final = (
     Plant(
         name="readers of a slave that leads look behind the end of its log",
         path="store/message_store.py",
-        sound="            self._publish_limit()\n            self._dispatcher.cut(end)",
-        bug="            self._dispatcher.cut(end)",
+        sound="        self.terms.lower_confirm_offset(end)\n        self.dispatcher.cut(end)",
+        bug="        self.dispatcher.cut(end)",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
@@ -70,8 +70,8 @@ _STORE: Final = (
     Plant(
         name="only the last of several files is fsynced",
         path="store/flusher.py",
-        sound="await sync_segments(self._disk, segments)",
-        bug="await sync_segments(self._disk, segments[-1:])",
+        sound="await sync_segments(self._core.disk, segments)",
+        bug="await sync_segments(self._core.disk, segments[-1:])",
         proofs=("crash",),
     ),
     Plant(
@@ -84,7 +84,7 @@ _STORE: Final = (
     Plant(
         name="recovery does not sync what it read",
         path="store/recovery.py",
-        sound="[s for s in scanned if s in self._log.log.segments]",
+        sound="[s for s in scanned if s in log_.log.segments]",
         bug="[]",
         proofs=("crash",),
     ),
@@ -163,8 +163,8 @@ _STORE: Final = (
     Plant(
         name="a failed write is called undone before its zeros are on disk",
         path="store/failed_writes.py",
-        sound="await sync_segments(self._disk, segments)",
-        bug="await sync_segments(self._disk, segments[:0])",
+        sound="await sync_segments(self._core.disk, segments)",
+        bug="await sync_segments(self._core.disk, segments[:0])",
         proofs=("unit/store/test_store_fail_stop.py",),
     ),
     Plant(
@@ -219,8 +219,8 @@ _STORE: Final = (
     Plant(
         name="a log file is deleted before the entries of its records are on disk",
         path="store/retention.py",
-        sound="safe = min(self._flushed.value, self._tables_end())",
-        bug="safe = self._flushed.value",
+        sound="safe = min(self._core.flushed.value, self._tables_end())",
+        bug="safe = self._core.flushed.value",
         proofs=("unit/store/test_store_retention.py",),
     ),
     Plant(
@@ -246,8 +246,8 @@ _STORE: Final = (
     ),
     Plant(
         name="a healed range has no queue entries on disk",
-        path="store/scrub.py",
-        sound="            self._flush_tables,\n",
+        path="store/heal.py",
+        sound="            self._table_flusher.flush_soon,\n",
         bug="",
         proofs=("unit/store/test_damage.py",),
     ),
@@ -275,14 +275,14 @@ _STORE: Final = (
     Plant(
         name="an empty slave begins somewhere though its first write failed",
         path="store/replica_log.py",
-        sound="            if self._log.end == end:\n                self._zero",
+        sound="            if self._core.log.end == end:\n                self._zero",
         bug="            if True:\n                self._zero",
         proofs=("unit/store/test_store_replica.py",),
     ),
     Plant(
         name="a slave that leads before its first fsync is over drops a copy that begins at a later file",
         path="store/replica_log.py",
-        sound="end = max(whole_end, self._log.begin)",
+        sound="end = max(whole_end, self._core.log.begin)",
         bug="end = whole_end",
         proofs=("unit/store/test_store_replica.py",),
     ),
@@ -295,15 +295,15 @@ _STORE: Final = (
     ),
     Plant(
         name="a cut begins though queues take no writes",
-        path="store/message_store.py",
-        sound="if any(queue.unwritten_bytes for queue in self._queues):",
+        path="store/term_log.py",
+        sound="if any(queue.unwritten_bytes for queue in self._core.queues):",
         bug="if False:",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
         name="a copy that fills the disk stays in the way of a cut",
-        path="store/message_store.py",
-        sound="                await self._disk.offload(self._disk.remove, copy)\n",
+        path="store/term_log.py",
+        sound="                await offload(self._core.disk.remove, copy)\n",
         bug="",
         proofs=("unit/store/test_truncation.py",),
     ),
@@ -316,30 +316,30 @@ _STORE: Final = (
     ),
     Plant(
         name="a heal goes on though its range is gone",
-        path="store/scrub.py",
-        sound="            if damaged not in self._log.damaged:\n                return\n        self",
+        path="store/heal.py",
+        sound="            if damaged not in self._core.log.damaged:\n                return\n        self",
         bug="        self",
         proofs=("unit/store/test_damage.py", "unit/store/test_truncation.py"),
     ),
     Plant(
         name="a flush flushes what was cut while it ran",
         path="store/flusher.py",
-        sound="if self._appended.cut_count != cut_count:",
+        sound="if self._core.appended.cut_count != cut_count:",
         bug="if cut_count < 0:",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
         name="a cut does not wait for the file that is being made ahead",
         path="store/message_store.py",
-        sound="                await asyncio.wait([self._segment_task])\n            await self.sync()\n",
-        bug="                pass\n            await self.sync()\n",
+        sound="        await self._ahead.idle()  # the file it",
+        bug="        pass  # the file it",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
         name="a cut does not wait for the zeros of a failed write",
         path="store/message_store.py",
-        sound="            await self._writers.failed_writes.settle()  #",
-        bug="            pass  #",
+        sound="        await self.failed_writes.settle()  #",
+        bug="        pass  #",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
@@ -359,7 +359,7 @@ _STORE: Final = (
     Plant(
         name="the search for damage goes on where records began before a cut",
         path="store/scrub.py",
-        sound="self._position = align_down(self._position, self._log.segment_bytes)",
+        sound="self._position = align_down(self._position, self._core.log.segment_bytes)",
         bug="pass",
         proofs=("unit/store/test_truncation.py",),
     ),
@@ -373,7 +373,7 @@ _STORE: Final = (
     ),
     Plant(
         name="a damaged range is healed though nothing around it could be compared",
-        path="store/scrub.py",
+        path="store/heal.py",
         sound="        if not compared:",
         bug="        if False:",
         proofs=("unit/store/test_damage.py",),
@@ -381,14 +381,14 @@ _STORE: Final = (
     Plant(
         name="a commit of the pool takes back what the change of role wrote",
         path="store/transient_pool.py",
-        sound="        if target <= self._log.end:\n            return  #",
+        sound="        if target <= self._core.log.end:\n            return  #",
         bug="        if False:\n            return  #",
         proofs=("unit/store/test_pool_appends.py",),
     ),
     Plant(
         name="a file that ends before a damaged record is taken for an old one",
         path="store/retention.py",
-        sound="times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()",
+        sound="times[index] = times[index + 1] if index + 1 < len(times) else self._core.clock.now_ms()",
         bug="times[index] = 0",
         proofs=("unit/store/test_damage.py",),
     ),
@@ -558,9 +558,9 @@ _REPLICATION: Final = (
     ),
     Plant(
         name="a slave calls flushed what it has only written",
-        path="store/message_store.py",
-        sound="\n        self.appended.raise_to(end)",
-        bug="\n        self.appended.raise_to(end)\n        self.flushed.raise_to(end)",
+        path="store/replica_log.py",
+        sound="        self._core.appended.raise_to(",
+        bug="        for mark in (self._core.appended, self._core.flushed):\n            mark.raise_to(",
         proofs=("unit/store/test_store_replica.py", "sim"),
     ),
     Plant(
@@ -658,8 +658,8 @@ _REPLICATION: Final = (
     Plant(
         name="a new master gives out queue offsets of what it has not dispatched",
         path="store/message_store.py",
-        sound="            self._dispatcher.advance(end)\n            self._queues.deletions.cut(end)",
-        bug="            self._queues.deletions.cut(end)",
+        sound="        self.dispatcher.advance(end)\n        self.queues.deletions.cut(end)",
+        bug="        self.queues.deletions.cut(end)",
         proofs=("unit/store/test_store_replica.py", "sim"),
     ),
     Plant(
@@ -672,15 +672,15 @@ _REPLICATION: Final = (
     Plant(
         name="readers pass over an entry whose record is being looked for",
         path="store/reader.py",
-        sound="if is_lost and self._on_wrong_entry(queue, queue_offset) and waits:",
-        bug="if is_lost and self._on_wrong_entry(queue, queue_offset) and not waits:",
+        sound="if is_lost and self._on_wrong_entry(queue, queue_offset) and request.waits:",
+        bug="if is_lost and self._on_wrong_entry(queue, queue_offset) and not request.waits:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
         name="readers get what a wrong queue entry names",
         path="store/reader.py",
-        sound="if wrong is None and offset < queue.tail_start and record_filter is None:",
-        bug="if wrong is None and offset < 0 and record_filter is None:",
+        sound="if wrong is None and offset < queue.tail_start and request.record_filter is None:",
+        bug="if wrong is None and offset < 0 and request.record_filter is None:",
         proofs=("unit/store/test_scrub.py",),
     ),
     Plant(
@@ -1370,15 +1370,15 @@ _OFFSETS: Final = (
     Plant(
         name="a get by tags that begins at a wrong entry says that it went on",
         path="store/reader.py",
-        sound="return batch if batch.next_offset > offset else None\n        log_begin",
-        bug="return batch\n        log_begin",
+        sound="return batch if batch.next_offset > request.offset else None\n        batch",
+        bug="return batch\n        batch",
         proofs=("unit/store/test_store_reader.py",),
     ),
     Plant(
         name="a get by tags takes a record that begins where nothing is shown any more",
         path="store/reader.py",
-        sound="if first < log.begin or last >= request.log_limit or",
-        bug="if first < log.begin or last > request.log_limit or",
+        sound="if first < log.begin or last >= limits.log_limit or",
+        bug="if first < log.begin or last > limits.log_limit or",
         proofs=("unit/store/test_store_reader.py",),
     ),
     Plant(
@@ -1809,8 +1809,8 @@ _ELECTED: Final = (
     Plant(
         name="a log that may lack its end is reported so in one heartbeat only",
         path="broker/autoswitch/elected.py",
-        sound="if self._log.may_lack_tail and self.replication.is_caught_up:",
-        bug="if self._log.may_lack_tail:",
+        sound="if self._log.terms.may_lack_tail and self.replication.is_caught_up:",
+        bug="if self._log.terms.may_lack_tail:",
         proofs=("scenario/test_elected_brokers.py",),
     ),
     Plant(
@@ -1906,8 +1906,8 @@ _ELECTED: Final = (
     Plant(
         name="an acknowledgement of an earlier term counts in the next one",
         path="replication/shell/autoswitch.py",
-        sound='self._store.acks.forget(_replica(one))\n            connection.close("the term has ended")',
-        bug='pass\n            connection.close("the term has ended")',
+        sound="self._store.replies.acks.forget(_replica(one))\n            connection.close(",
+        bug="pass\n            connection.close(",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
@@ -2191,7 +2191,7 @@ _ELECTED: Final = (
     Plant(
         name="a broker without its tail registers like any other",
         path="broker/autoswitch/history.py",
-        sound="        is_incomplete=store.may_lack_tail or None,\n",
+        sound="        is_incomplete=store.terms.may_lack_tail or None,\n",
         bug="",
         proofs=("simulation/test_elected_simulation.py", "elected"),
     ),
@@ -2226,22 +2226,23 @@ _ELECTED: Final = (
     Plant(
         name="a copy that follows nobody shows what may be cut",
         path="replication/shell/autoswitch.py",
-        sound="        self._store.limit_reads()\n        if self._set",
+        sound="        self._store.terms.limit_reads()\n        if self._set",
         bug="        if self._set",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
         name="a new master shows at once what it inherited",
         path="replication/shell/autoswitch.py",
-        sound="store.limit_reads(until=store.max_log_offset)",
-        bug="store.limit_reads(until=0)",
+        sound="store.terms.limit_reads(until=store.max_log_offset)",
+        bug="store.terms.limit_reads(until=0)",
         proofs=("scenario/test_autoswitch_channel.py",),
     ),
     Plant(
         name="a new master forgets the leases that its set does not hold yet",
         path="broker/durable.py",
-        sound="bytes_max=limit, is_own=True, waits=waits",
-        bug="bytes_max=limit",
+        sound="reader.get_own(\n            topic, queue_id, queue_offset, count_max=count_max,"
+        " bytes_max=limit, waits=waits",
+        bug="reader.get(\n            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit",
         proofs=("scenario/test_autoswitch_channel.py", "elected"),
     ),
     Plant(
@@ -2303,8 +2304,8 @@ _ELECTED: Final = (
     Plant(
         name="a term begins behind what its disk has",
         path="replication/shell/autoswitch.py",
-        sound="store.epochs.append(epoch, begin, term_id)",
-        bug="store.epochs.append(epoch, store.max_log_offset, term_id)",
+        sound="store.terms.epochs.append(epoch, begin, term_id)",
+        bug="store.terms.epochs.append(epoch, store.max_log_offset, term_id)",
         proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(
@@ -2317,8 +2318,8 @@ _ELECTED: Final = (
     Plant(
         name="a slave keeps a byte that the next master does not have",
         path="replication/shell/slave.py",
-        sound="await store.cut(align.point, ",
-        bug="await store.cut(align.point + 1, ",
+        sound="await store.terms.cut(align.point, ",
+        bug="await store.terms.cut(align.point + 1, ",
         proofs=("unit/replication/test_autoswitch_slaves.py",),
     ),
     Plant(

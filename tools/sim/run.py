@@ -329,9 +329,9 @@ class CrashRun:
 
         batch = make_batch(records) if len(records) > 1 else None
         if batch is None:
-            placed = self._store.append(records, on_done)
+            placed = self._store.appender.append(records, on_done)
         else:
-            placed = self._store.append_batch(batch, on_done)
+            placed = self._store.appender.append_batch(batch, on_done)
         sends += self.ledger.add(records, placed, self.machine.clock.monotonic())
         head = sends[0]
         self._note(
@@ -372,7 +372,7 @@ class CrashRun:
         topic, queue_id = self.dice.pick(TOPICS), self.dice.below(QUEUES_PER_TOPIC)
         low, high = store.queue_min(topic, queue_id), store.queue_max(topic, queue_id)
         offset = self.dice.between(low, high)
-        result = store.get(topic, queue_id, offset, count_max=self.dice.between(1, 32))
+        result = store.reader.get(topic, queue_id, offset, count_max=self.dice.between(1, 32))
         if result.status is not GetStatus.FOUND:
             if offset < high:
                 self.result.faults.divergent.append(f"{topic}/{queue_id} at {offset}: {result.status.value}")
@@ -404,7 +404,7 @@ class CrashRun:
 
     async def _clean(self) -> None:
         """Deletes log files that are an hour old."""
-        count = self._store.clean()
+        count = self._store.cleaner.clean()
         if count:
             self._note(f"cleaned {count} log files")
         self.ledger.record_cleaned(self._store.min_log_offset)

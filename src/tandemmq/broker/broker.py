@@ -188,7 +188,7 @@ class Broker:
             self._tables.begin_run(store)
             if term is not None:
                 self._tables.begin_term(term.epoch)
-        store.store_host = self._packed_host(options.listen_port)
+        store.appender.store_host = self._packed_host(options.listen_port)
         parts = self._parts = Parts(
             options,
             store=store,
@@ -257,7 +257,7 @@ class Broker:
     ) -> None:
         """Starts a broker with an elected role; its owner decides when it takes office."""
         elected = self._elected = self._make_elected(store, term)
-        store.on_cut = lambda: self._tables.clamp(store)
+        store.terms.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
@@ -278,8 +278,8 @@ class Broker:
         options = self.options
         self.served_codes = frozenset(served)
         self.address = await self._listen(served, options.listen_port)
-        store.store_host = self._packed_host(self.address[1])
-        parts.reply_form.bind(store.store_host)
+        store.appender.store_host = self._packed_host(self.address[1])
+        parts.reply_form.bind(store.appender.store_host)
         if options.fast_listen and options.listen_port > FAST_PORT_DISTANCE:
             fast.update(fast_routes(served))
             await self._listen(fast, options.listen_port - FAST_PORT_DISTANCE)

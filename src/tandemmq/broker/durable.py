@@ -142,7 +142,7 @@ class DurableWriter:
         return safe_end(
             flushed=store.flushed.value,
             appended=store.appended.value,
-            acknowledged=store.acks.positions().values(),
+            acknowledged=store.replies.acks.positions().values(),
             gap_bytes_max=store.options.replica_gap_bytes_max,
         )
 
@@ -167,8 +167,8 @@ class DurableWriter:
         that an entry is being repaired.
         """
         limit = self.batch_bytes_max
-        got = self._store.get(
-            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit, is_own=True, waits=waits
+        got = self._store.reader.get_own(
+            topic, queue_id, queue_offset, count_max=count_max, bytes_max=limit, waits=waits
         )
         if got.status is not GetStatus.FOUND:
             return [], max(queue_offset, got.next_offset)
@@ -196,7 +196,7 @@ class DurableWriter:
                 continue
             try:
                 # A damaged entry may hold any size.
-                view = store.log_view(log_offset, max(0, size))
+                view = store.log.valid_view(log_offset, max(0, size))
                 record = decode_record(view, check_crc=False, log_offset=log_offset)
             except RecordError as error:
                 facts = {"topic": topic, "queue_id": queue_id, "queue_offset": number, "reason": str(error)}
@@ -232,7 +232,7 @@ class DurableWriter:
                     done.set_result(status)
 
             try:
-                appended = self._store.append(records, on_done)
+                appended = self._store.appender.append(records, on_done)
             except MessageIllegal:
                 raise
             except RequestRejected:

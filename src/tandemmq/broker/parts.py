@@ -69,7 +69,7 @@ class Parts:
         self._options, self._store, self._tables, self._clock = options, store, tables, clock
         self.stats = BrokerStats(clock.monotonic())
         self.items = StatsItems(options.cluster_name, store=store, topics=topics, stats=self.stats)
-        self.reply_form = ReplyForm(store.store_host, options.region_id, is_traced=options.trace_on)
+        self.reply_form = ReplyForm(store.appender.store_host, options.region_id, is_traced=options.trace_on)
         self.long_polls = LongPolls(
             clock=clock,
             count_max=options.long_poll_count_max,
@@ -258,15 +258,15 @@ class Parts:
             clock=clock,
         )
         self.settings.on_change.append(self._on_settings_changed)
-        store.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))
+        store.dispatcher.on_dispatch(lambda newest: self.long_polls.on_dispatch(newest.items()))
         if options.is_slave:
-            self._copied = store.dispatched_count, store.dispatched.value
-            store.on_dispatch(self._count_copies)
+            self._copied = store.dispatcher.dispatched_count, store.dispatched.value
+            store.dispatcher.on_dispatch(self._count_copies)
 
     def _count_copies(self, _newest: Mapping[tuple[str, int], int]) -> None:
         """Counts the records that a slave copies, so that its figures show activity."""
         count, end = self._copied
-        self._copied = self._store.dispatched_count, self._store.dispatched.value
+        self._copied = self._store.dispatcher.dispatched_count, self._store.dispatched.value
         self.stats.replicated_count += self._copied[0] - count
         self.stats.replicated_bytes += self._copied[1] - end
 

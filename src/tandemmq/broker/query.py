@@ -60,7 +60,7 @@ class QueryHandlers:
         wanted = header.topic, header.key, count_max, header.begin_at_ms, header.end_at_ms
         is_complete = True
         if by_tags:
-            offsets, is_complete = self._store.query_tags(*wanted)
+            offsets, is_complete = self._store.reader.query_tags(*wanted)
         else:
             offsets = self._store.query_keys(*wanted)
         records: list[memoryview] = []

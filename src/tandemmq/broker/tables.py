@@ -253,7 +253,7 @@ class Tables:
 def _is_new_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
     if store.queue_min(topic, queue_id) or topic in store.deleted_topics:
         return False
-    age_ms = store.newest_stored_at_ms - store.earliest_stored_at(topic, queue_id)
+    age_ms = store.dispatcher.stored_at_ms - store.reader.earliest_stored_at(topic, queue_id)
     return age_ms <= DISCOVERY_MS_MAX
 
 

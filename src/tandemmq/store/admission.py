@@ -17,17 +17,35 @@ Refusal = Callable[[], RequestRejected]
 class Admission:
     """The reasons to refuse an append."""
 
-    __slots__ = ("_reasons", "refusal")
+    __slots__ = ("_reasons", "has_failed", "is_closed", "refusal")
 
     def __init__(self) -> None:
         self._reasons: dict[str, Refusal] = {}
         self.refusal: Refusal | None = None
+        self.is_closed = False
+        self.has_failed = False
+        """True once the store has failed: nothing is written any more."""
 
     def block(self, reason: str, remark: str, error: type[RequestRejected] = ServiceNotAvailable) -> None:
         """Refuses appends with `error(remark)`; a second call for the same reason replaces the error."""
         assert remark, reason
         self._reasons[reason] = lambda: error(remark)
         self._choose()
+
+    def fail(self) -> None:
+        """Refuses appends for good, because the store has failed."""
+        self.has_failed = True
+        self.block("failed", "the store has failed")
+
+    def close(self) -> None:
+        """Refuses appends for good, because the store closes."""
+        self.is_closed = True
+        self.block("closed", "the store is closed")
+
+    def require_open(self) -> None:
+        """Raises ServiceNotAvailable if the store is closed or has failed."""
+        if self.is_closed or self.has_failed:
+            raise ServiceNotAvailable("the store is closed or has failed")
 
     def unblock(self, reason: str) -> None:
         """Removes the reason."""

@@ -20,22 +20,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import NamedTuple, Protocol, TypeAlias
+from typing import Protocol
 
 from tandemmq.errors import Busy, MessageIllegal, RequestRejected, ServiceNotAvailable
-from tandemmq.protocol.record import NewBatch, NewRecord, RecordCheck, encode_blank
+from tandemmq.protocol.record import NewBatch, NewRecord, encode_blank
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
-from tandemmq.runtime.ports import Clock
 from tandemmq.store.admission import Admission, overload
-from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.confirm import OnDone
-from tandemmq.store.consume_queue import ConsumeQueue
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.core import StoreCore
 from tandemmq.store.failed_writes import FailedWrites
-from tandemmq.store.options import StoreOptions
 from tandemmq.store.outcomes import Appended, PutStatus
+from tandemmq.store.record_block import PlacedBatch, Unit, count_records
 from tandemmq.store.record_maker import BLANK_BYTES, RecordMaker
-from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.replies import Sends
 from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
@@ -48,31 +44,6 @@ BUSY_PAUSE_S = 0.1
 again.
 """
 _PAGE_CACHE_BUSY = "page cache busy"
-
-
-class PlacedBatch(NamedTuple):
-    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record."""
-
-    topic: str
-    sys_flag: int
-    log_offsets: list[int]
-    sizes: list[int]
-    tag_hashes: Sequence[int]
-    unique_keys: Sequence[str]
-    keys: Sequence[str]
-
-
-Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck | PlacedBatch, int]"
-"""(queue, log_offset, size, record, stored_at_ms): the input for table entries.
-
-A batch is one unit, with the total size of its records.
-"""
-
-
-def count_records(units: Sequence[Unit]) -> int:
-    """Returns the number of records in these units."""
-    batches = [unit[3] for unit in units if type(unit[3]) is PlacedBatch]
-    return len(units) - len(batches) + sum([len(batch.log_offsets) for batch in batches])
 
 
 class LogTail(Protocol):
@@ -99,34 +70,27 @@ class Appender:
 
     def __init__(
         self,
-        options: StoreOptions,
+        core: StoreCore,
         *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        clock: Clock,
-        admission: Admission,
-        recorder: StoreRecorder,
         failed: FailedWrites,
         on_written: Callable[[list[Unit], Sends, int], None],
         on_refused: Callable[[Sends, PutStatus], None],
-        stored_at_ms: int,
     ) -> None:
-        self._options = options
-        self._tail: LogTail = log
-        self._queues = queues
-        self._table = queues.table
-        self._clock = clock
-        self._admission = admission
-        self._recorder = recorder
+        options = self._options = core.options
+        self._tail: LogTail = core.log
+        self._queues = core.queues
+        self._table = core.queues.table
+        self._clock = core.clock
+        self._admission = core.admission
+        self._recorder = core.recorder
         self._on_written = on_written
         self._on_refused = on_refused
         self._failed = failed
-        self._speed = WriteSpeed(options.page_cache_busy_ms / 1000, admission)
+        self._speed = WriteSpeed(options.page_cache_busy_ms / 1000, core.admission)
         self._maker = RecordMaker(options)
-        self.stored_at_ms = stored_at_ms  # of the newest record
-        self.written_at_ms = stored_at_ms  # of the newest written record, staged ones excluded
+        self.stored_at_ms = 0  # of the newest record
+        self.written_at_ms = 0  # of the newest written record, staged ones excluded
         self._is_scheduled = False
-        self._is_halted = False
         self._forget_stage()
 
     def _forget_stage(self) -> None:
@@ -339,17 +303,13 @@ class Appender:
             self._is_scheduled = True
             self._clock.call_soon(self.write_staged)
 
-    def halt(self) -> None:
-        """Stops all writes, because the store has failed."""
-        self._is_halted = True
-
     def write_staged(self) -> None:
         """Writes everything staged; runs once per turn of the loop, and when the store closes."""
         self._is_scheduled = False
         if not self._sends:
             return  # also on a slave, whose log grows through `ReplicaLog`
         groups, units, sends, end = self._groups, self._units, self._sends, self._position
-        if self._is_halted:
+        if self._admission.has_failed:
             _undo_offsets(units)
             self._forget_stage()
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)

@@ -17,6 +17,7 @@ from tandemmq.protocol.record_scan import Ints
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
 from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.outcomes import RecordFilter
 from tandemmq.units import MIB
 
 BULK_COUNT_MAX = 32_768
@@ -43,44 +44,56 @@ class Bulk(NamedTuple):
     """The size of each record, four bytes, big-endian."""
 
 
+class ReadRequest(NamedTuple):
+    """One read of a queue, from queue offset `offset` on.
+
+    `limit`: records that begin there or later in the log are hidden; None: none is. `waits`: the read ends
+    before an entry that is being repaired, else it skips the entry.
+    """
+
+    queue: ConsumeQueue
+    offset: int
+    count_max: int
+    bytes_max: int
+    tag_hashes: frozenset[int] | None = None
+    record_filter: RecordFilter | None = None
+    limit: int | None = None
+    waits: bool = True
+
+
 def collect_bulk(
-    queue: ConsumeQueue,
+    request: ReadRequest,
     log: CommitLog,
-    offset: int,
     *,
-    count_max: int,
-    bytes_max: int,
     near: int,
-    limit: int | None,
+    until: int,
     lost: Set[int],
-    tag_hashes: frozenset[int] | None,
     on_wrong_entry: Callable[[ConsumeQueue, int], bool],
 ) -> Bulk | None:
-    """Collects records from `offset` on that begin before `limit` of the log; None without entries.
+    """Collects records below queue offset `until`; None without entries.
 
     `near`: the log offset where warm data begins. `lost`: entries to skip. `on_wrong_entry`: as in `Reader`.
     """
+    queue, offset = request.queue, request.offset
     assert queue.min_offset <= offset <= queue.max_offset, (queue, offset)
-    entries = _read_entries(queue, offset, min(count_max, BULK_COUNT_MAX))
-    if limit is not None and queue.end_log_offset > limit:
-        is_hidden = entries["log_offset"] >= limit  # a filler names offset 0
+    entries = _read_entries(queue, offset, min(request.count_max, until - offset, BULK_COUNT_MAX))
+    if request.limit is not None and queue.end_log_offset > request.limit:
+        is_hidden = entries["log_offset"] >= request.limit  # a filler names offset 0
         entries = entries[: int(is_hidden.argmax()) if is_hidden.any() else len(entries)]
+    is_doubtful = _doubtful(entries, log.end)
+    for row in np.flatnonzero(is_doubtful).tolist():
+        if on_wrong_entry(queue, offset + row):
+            entries, is_doubtful = entries[:row], is_doubtful[:row]
+            break
     if not len(entries):
         return None
     begins = entries["log_offset"].astype(np.int64)
     sizes = entries["size"].astype(np.int64)
     ends = begins + sizes
-    is_doubtful = ((begins < 0) | (ends <= begins) | (ends > log.end)) & (sizes != FILLER_SIZE)
-    for row in np.flatnonzero(is_doubtful).tolist() if is_doubtful.any() else ():
-        if on_wrong_entry(queue, offset + row):
-            entries, begins, sizes, ends = entries[:row], begins[:row], sizes[:row], ends[:row]
-            is_doubtful = is_doubtful[:row]
-            break
-    if not len(entries):
-        return None
     is_kept = (sizes != FILLER_SIZE) & (begins >= log.begin) & ~is_doubtful
-    if tag_hashes is not None:
-        is_kept &= np.isin(entries["tag_hash"].astype(np.int32), np.array(sorted(tag_hashes), dtype=np.int32))
+    if request.tag_hashes is not None:
+        wanted = np.array(sorted(request.tag_hashes), dtype=np.int32)
+        is_kept &= np.isin(entries["tag_hash"].astype(np.int32), wanted)
     for queue_offset in lost:
         if queue_offset - offset < len(entries):
             is_kept[queue_offset - offset] = False
@@ -88,8 +101,8 @@ def collect_bulk(
         is_kept &= (begins >= damaged.end) | (ends <= damaged.begin)
     rows = np.flatnonzero(is_kept)
     if len(rows):
-        fitting_bytes = min(bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
-        rows = rows[: _fitting(begins[rows], sizes[rows], fitting_bytes, log.segment_bytes)]
+        bytes_max = min(request.bytes_max, BULK_BYTES_MAX if begins[rows[0]] >= near else BULK_COLD_BYTES_MAX)
+        rows = rows[: _fitting(begins[rows], sizes[rows], bytes_max, log.segment_bytes)]
     # If rows are left out, the next answer begins after the last included one.
     is_cut = len(rows) < int(is_kept.sum())
     reached = int(rows[-1]) + 1 if is_cut else len(entries)
@@ -104,6 +117,16 @@ def collect_bulk(
         last_log_offset=int(begins[reached - 1]),
         sizes=sizes[rows].astype(">i4").tobytes(),
     )
+
+
+def _doubtful(entries: NDArray[np.void], log_end: int) -> NDArray[np.bool_]:
+    """Returns a mask of the entries that name bytes outside any log that ends at `log_end`."""
+    begins = entries["log_offset"].astype(np.int64)
+    sizes = entries["size"].astype(np.int64)
+    ends = begins + sizes
+    is_outside = (begins < 0) | (ends <= begins) | (ends > log_end)
+    is_doubtful: NDArray[np.bool_] = is_outside & (sizes != FILLER_SIZE)
+    return is_doubtful
 
 
 def _read_entries(queue: ConsumeQueue, offset: int, count: int) -> NDArray[np.void]:

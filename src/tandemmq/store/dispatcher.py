@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
-from typing import Protocol
 
 import numpy as np
 
@@ -29,14 +28,20 @@ from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, chec
 from tandemmq.protocol.record_scan import Ints, RecordColumns
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
-from tandemmq.store.admission import Admission
-from tandemmq.store.appender import PlacedBatch, Unit, count_records
-from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ENTRY, UNIT, ConsumeQueue, FilesLeft, pack_entries
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
-from tandemmq.store.options import QUEUE_UNIT_BYTES, StoreOptions
-from tandemmq.store.record_block import LEVEL_DIGITS_MAX, RecordBlock, block_of, read_block
-from tandemmq.store.watermarks import Watermark
+from tandemmq.store.core import StoreCore
+from tandemmq.store.key_indexes import KeyIndexes
+from tandemmq.store.options import QUEUE_UNIT_BYTES
+from tandemmq.store.record_block import (
+    LEVEL_DIGITS_MAX,
+    PlacedBatch,
+    RecordBlock,
+    Unit,
+    block_of,
+    count_records,
+    read_block,
+)
 from tandemmq.telemetry import events
 from tandemmq.units import KIB, MIB, Buffer
 
@@ -61,37 +66,18 @@ _queue_of: Callable[[Unit], ConsumeQueue | None] = itemgetter(0)
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
 
 
-class KeySink(Protocol):
-    """An index that receives the keys of dispatched records; it already holds those up to `indexed_to`."""
-
-    @property
-    def indexed_to(self) -> int: ...
-
-    def add(self, units: list[Unit], count: int) -> None: ...
-
-    def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None: ...
-
-
 class Dispatcher:
     """Follows `confirmed` and raises `dispatched`."""
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        keys: KeySink | None,
-        admission: Admission,
-        dispatched: Watermark,
-    ) -> None:
+    def __init__(self, core: StoreCore) -> None:
+        options = core.options
         self._delays_ms = options.delay_levels_ms
         self._has_own_delays = tuple(options.delay_levels_ms) != DELAY_LEVELS_MS
-        self._log = log
-        self._queues = queues
-        self._keys = keys
-        self._admission = admission
-        self._dispatched = dispatched
+        self._log = core.log
+        self._queues = core.queues
+        self._keys = core.indexes
+        self._admission = core.admission
+        self._dispatched = core.dispatched
         self._pending: deque[tuple[int, list[Unit]]] = deque()
         self._listeners: tuple[DispatchListener, ...] = ()
         self._stopped_at = -1
@@ -99,7 +85,7 @@ class Dispatcher:
         self._limit: int | None = None
         self._hidden: dict[ConsumeQueue, None] = {}  # queues with entries that are not visible to readers yet
         self._blocks = BlockDispatch(
-            queues=queues, keys=keys, delays_ms=options.delay_levels_ms, on_failed=self.block
+            queues=core.queues, keys=core.indexes, delays_ms=options.delay_levels_ms, on_failed=self.block
         )
         self.dispatched_count = 0  # records of this run, recovered ones included
         self.stored_at_ms = 0  # of the newest dispatched record
@@ -198,11 +184,6 @@ class Dispatcher:
                 queue.put(log_offset, size, tag)
             except OSError as error:
                 self.block(queue, error)
-
-    @property
-    def dispatched_end(self) -> int:
-        """The end offset of the last record that the tables contain."""
-        return self._dispatched.value
 
     def add_keys(self, units: list[Unit]) -> None:
         """Hands dispatched records to the key index."""
@@ -466,7 +447,7 @@ class BlockDispatch:
         self,
         *,
         queues: ConsumeQueues,
-        keys: KeySink | None,
+        keys: KeyIndexes | None,
         delays_ms: Sequence[int],
         on_failed: Callable[[ConsumeQueue, OSError], object],
     ) -> None:

@@ -1,5 +1,4 @@
-"""Handles failures of the store's own work. `FailedWrites` zeroes what failed writes may have left after the
-end of the log; `FailStopClock` reports errors of timers to the owner of the store.
+"""Undoes failed writes: zeroes what they may have left after the end of the log.
 
 Owns:       the ranges that may hold bytes of failed writes, and the sends of these writes.
 Invariants: a send gets SERVICE_NOT_AVAILABLE ("not stored") only when the disk holds zeros in place of its
@@ -17,18 +16,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
-from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
-from tandemmq.runtime.tasks import TaskScope, run_out
-from tandemmq.store.admission import Admission
-from tandemmq.store.commit_log import CommitLog
+from tandemmq.runtime.ports import NotOpened
+from tandemmq.store.core import StoreCore
 from tandemmq.store.flusher import OPEN_RETRY_S, sync_segments
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.store.replies import Sends
 from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
-from tandemmq.units import EpochMs
 
 log = logging.getLogger(__name__)
 
@@ -45,42 +40,33 @@ class FailedWrites:
 
     def __init__(
         self,
+        core: StoreCore,
         *,
-        log: CommitLog,
-        disk: Disk,
-        clock: Clock,
-        tasks: TaskScope,
-        admission: Admission,
         on_refused: Callable[[Sends, PutStatus], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        self._log = log
-        self._disk = disk
-        self._clock = clock
-        self._tasks = tasks
-        self._admission = admission
+        self._core = core
+        self._rounds = core.rounds("undo")
         self._on_refused = on_refused
         self._on_failed = on_failed
         self._dirty: list[Range] = []
         self._unsynced: dict[Segment, None] = {}  # files in which zeros were written
         self._sends: Sends = []  # to be answered when the zeros are on disk
-        self._task: asyncio.Task[None] | None = None
         self._retry_at = 0.0
-        self._is_halted = False
 
     def refuse(self, error: OSError) -> None:
         """Refuses sends for a while, because the disk has no room."""
-        self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
-        self._admission.block(_WRITE_FAILED, f"the disk accepts no writes: {error.strerror or error}")
+        self._retry_at = self._core.clock.monotonic() + RETRY_AFTER_S
+        self._core.admission.block(_WRITE_FAILED, f"the disk accepts no writes: {error.strerror or error}")
 
     def undo(self, ranges: Sequence[Range], sends: Sends, error: OSError) -> None:
         """Undoes a failed write of these ranges; its sends are answered once that is on disk."""
-        assert not self._is_halted, "a store that has failed writes nothing"
-        assert ranges[0][0] >= self._log.end, (ranges[0], self._log.end)
+        assert not self._core.admission.has_failed, "a store that has failed writes nothing"
+        assert ranges[0][0] >= self._core.log.end, (ranges[0], self._core.log.end)
         assert all(one[0] + one[1] <= other[0] for one, other in pairwise(ranges)), ranges
         log.error(
             events.LOG_WRITE_FAILED,
-            extra={"log_offset": self._log.end, "send_count": len(sends), "error": str(error)},
+            extra={"log_offset": self._core.log.end, "send_count": len(sends), "error": str(error)},
         )
         self.refuse(error)
         self._dirty += ranges
@@ -95,23 +81,27 @@ class FailedWrites:
         try:
             while self._dirty:
                 log_offset, size = self._dirty[-1]
-                assert log_offset >= self._log.end, "what is stored is never taken back"
-                self._log.zero(log_offset, size)
-                segment = self._log.log.find(log_offset)
+                assert log_offset >= self._core.log.end, "what is stored is never taken back"
+                self._core.log.zero(log_offset, size)
+                segment = self._core.log.log.find(log_offset)
                 if segment is not None:
                     self._unsynced[segment] = None
                 self._dirty.pop()
         except OSError:
             return False
         if self._unsynced:
-            self._start_sync()
+            self._rounds.start(self._sync)
         return True
 
     def retry(self, now: float) -> None:
         """Accepts sends again after a refused one, if no remains are left and the pause is over."""
-        if not self._admission.is_blocked(_WRITE_FAILED) or now < self._retry_at or self._is_halted:
+        if (
+            not self._core.admission.is_blocked(_WRITE_FAILED)
+            or now < self._retry_at
+            or self._core.admission.has_failed
+        ):
             return
-        if self._task is not None:
+        if self._rounds.is_running:
             return
         if not self.zero():
             self._retry_at = now + RETRY_AFTER_S
@@ -121,31 +111,24 @@ class FailedWrites:
     def _resume(self) -> None:
         assert not self._dirty, "bytes of a failed write lie behind the end"
         assert not self._unsynced, "zeros are not on disk yet"
-        self._admission.unblock(_WRITE_FAILED)
-        log.warning(events.LOG_WRITE_RESUMED, extra={"log_offset": self._log.end})
-
-    def _start_sync(self) -> None:
-        if self._task is None:
-            self._task = self._tasks.start("undo", self._sync())
+        self._core.admission.unblock(_WRITE_FAILED)
+        log.warning(events.LOG_WRITE_RESUMED, extra={"log_offset": self._core.log.end})
 
     async def _sync(self) -> None:
-        try:
-            while self._unsynced and not self._is_halted:
-                segments, sends = list(self._unsynced), self._sends
-                self._unsynced, self._sends = {}, []
-                await self._sync_once(segments, sends)
-            if not self._is_halted and self._clock.monotonic() >= self._retry_at:
-                self._resume()
-        finally:
-            self._task = None
+        while self._unsynced and not self._core.admission.has_failed:
+            segments, sends = list(self._unsynced), self._sends
+            self._unsynced, self._sends = {}, []
+            await self._sync_once(segments, sends)
+        if not self._core.admission.has_failed and self._core.clock.monotonic() >= self._retry_at:
+            self._resume()
 
     async def _sync_once(self, segments: Sequence[Segment], sends: Sends) -> None:
         try:
-            await sync_segments(self._disk, segments)
+            await sync_segments(self._core.disk, segments)
         except NotOpened:
             self._unsynced = dict.fromkeys((*segments, *self._unsynced))
             self._sends = [*sends, *self._sends]
-            await self._clock.sleep(OPEN_RETRY_S)
+            await self._core.clock.sleep(OPEN_RETRY_S)
             return
         except OSError as error:
             self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
@@ -157,8 +140,7 @@ class FailedWrites:
         self._on_refused(sends, PutStatus.SERVICE_NOT_AVAILABLE)
 
     def halt(self) -> None:
-        """Stops all file access, because the store has failed."""
-        self._is_halted = True
+        """Ends the sends that wait for their zeros, because the store has failed."""
         sends, self._sends = self._sends, []
         self._on_refused(sends, PutStatus.UNKNOWN_ERROR)
 
@@ -167,42 +149,8 @@ class FailedWrites:
 
         Returns True if no bytes of failed writes are left on disk.
         """
-        if not self._is_halted:
+        if not self._core.admission.has_failed:
             self.zero()
-        await run_out(lambda: self._task)
-        self._task = None
+        await self._rounds.idle()
         assert not self._sends, "a send would never be answered"
         return not self._dirty and not self._unsynced
-
-
-class FailStopClock:
-    """A clock that passes the errors of its callbacks to `on_error`.
-
-    Strategy: asyncio passes the error of a callback to the loop's handler, which logs it and continues, with
-              the callback's work half done. Tasks have their scope for such errors; this class covers
-              callbacks.
-    """
-
-    __slots__ = ("_clock", "_on_error", "monotonic", "now_ms")
-
-    def __init__(self, clock: Clock, on_error: Callable[[Exception], None]) -> None:
-        self._clock = clock
-        self._on_error = on_error
-        # Called for each message, so there is no wrapper in between.
-        self.now_ms: Callable[[], EpochMs] = clock.now_ms
-        self.monotonic: Callable[[], float] = clock.monotonic
-
-    def call_later(self, delay_s: float, fn: Callable[..., object], *args: Any) -> TimerHandle:
-        return self._clock.call_later(delay_s, self._run, fn, args)
-
-    def call_soon(self, fn: Callable[..., object], *args: Any) -> None:
-        self._clock.call_soon(self._run, fn, args)
-
-    async def sleep(self, delay_s: float) -> None:
-        await self._clock.sleep(delay_s)
-
-    def _run(self, fn: Callable[..., object], args: tuple[Any, ...]) -> None:
-        try:
-            fn(*args)
-        except Exception as error:  # noqa: BLE001 (whatever it is, the store's state is unknown)
-            self._on_error(error)

@@ -11,23 +11,18 @@ Source:     spec store 11.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
 from tandemmq.errors import FlushFailed
-from tandemmq.runtime.ports import Clock, Disk, File, NotOpened, TimerHandle
-from tandemmq.runtime.tasks import TaskScope, run_out
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.options import FlushMode, StoreOptions
-from tandemmq.store.recorder import StoreRecorder
+from tandemmq.runtime.ports import Disk, File, NotOpened
+from tandemmq.store.core import StoreCore
+from tandemmq.store.options import PAGE_BYTES, FlushMode
 from tandemmq.store.segmented_log import Segment
-from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-PAGE_BYTES = 4096
 OPEN_RETRY_S = 0.2
 OPEN_TRIES_MAX = 25
 """The number of attempts of a flush to open its files once the flusher is stopped."""
@@ -38,89 +33,65 @@ class Flusher:
 
     def __init__(
         self,
-        options: StoreOptions,
+        core: StoreCore,
         *,
-        log: CommitLog,
-        disk: Disk,
-        clock: Clock,
-        tasks: TaskScope,
-        recorder: StoreRecorder,
-        appended: Watermark,
-        flushed: Watermark,
         stored_at: Callable[[], int],
         on_waiting: Callable[[OSError], None],
-        on_failed: Callable[[FlushFailed], None],
     ) -> None:
         """Creates the flusher. `on_waiting` is called whenever a round waits because a file cannot
         be opened.
         """
-        self._options = options
-        self._log = log
-        self._disk = disk
-        self._clock = clock
-        self._tasks = tasks
-        self._recorder = recorder
-        self._appended = appended
-        self._flushed = flushed
+        self._core = core
+        self._rounds = core.rounds("flush")
         self._stored_at = stored_at
         self._on_waiting = on_waiting
-        self._on_failed = on_failed
         self._is_waiting = False
-        self._task: asyncio.Task[None] | None = None
-        self._timer: TimerHandle | None = None
-        self._thorough_at = clock.monotonic()
-        self._is_stopped = False
+        self._thorough_at = core.clock.monotonic()
         self.is_failed = False
         self.flushed_stored_at_ms = 0
 
     def start(self) -> None:
         """Starts flushing according to the options."""
-        assert self._timer is None, "it is started once"
-        if self._options.flush_mode is FlushMode.SYNC_FLUSH:
-            self._appended.follow(self._on_appended)
+        assert not self._rounds.is_timed, "it is started once"
+        if self._core.options.flush_mode is FlushMode.SYNC_FLUSH:
+            self._core.appended.follow(self._on_appended)
         else:
             self._tick()
 
     def _on_appended(self, _appended: int) -> None:
-        if self._task is None and not self._is_stopped:
-            self._task = self._tasks.start("flush", self._catch_up())
+        self._rounds.start(self._catch_up)
 
     def _tick(self) -> None:
-        if self._is_stopped:
-            return
-        self._timer = self._clock.call_later(self._options.flush_interval_ms / 1000, self._tick)
-        now = self._clock.monotonic()
-        is_thorough = now >= self._thorough_at + self._options.flush_thorough_interval_ms / 1000
+        self._rounds.after(self._core.options.flush_interval_ms / 1000, self._tick)
+        now = self._core.clock.monotonic()
+        is_thorough = now >= self._thorough_at + self._core.options.flush_thorough_interval_ms / 1000
         if is_thorough:
             self._thorough_at = now
-        least_pages = 0 if is_thorough else self._options.flush_least_pages
-        if self._task is None and self._has_work(least_pages):
-            self._task = self._tasks.start("flush", self._catch_up())
+        least_pages = 0 if is_thorough else self._core.options.flush_least_pages
+        if self._has_work(least_pages):
+            self._rounds.start(self._catch_up)
 
     def _has_work(self, least_pages: int) -> bool:
-        flushed, appended = self._flushed.value, self._appended.value
+        flushed, appended = self._core.flushed.value, self._core.appended.value
         assert flushed <= appended, (flushed, appended)
         if flushed == appended or least_pages == 0:
             return flushed < appended
-        size = self._log.segment_bytes
+        size = self._core.log.segment_bytes
         is_file_full = flushed // size != appended // size
         return is_file_full or appended // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
 
     @property
     def flushed_end(self) -> int:
         """The offset below which everything is on disk."""
-        return self._flushed.value
+        return self._core.flushed.value
 
     async def _catch_up(self) -> None:
-        try:
+        await self.flush()
+        while self._core.options.flush_mode is FlushMode.SYNC_FLUSH and self._is_behind():
             await self.flush()
-            while self._options.flush_mode is FlushMode.SYNC_FLUSH and self._is_behind():
-                await self.flush()
-        finally:
-            self._task = None
 
     def _is_behind(self) -> bool:
-        return not self._is_stopped and self._flushed.value < self._appended.value
+        return not self._rounds.is_stopped and self._core.flushed.value < self._core.appended.value
 
     async def flush(self) -> None:
         """Runs one round: flushes everything appended so far, unless an fsync fails.
@@ -134,20 +105,22 @@ class Flusher:
                 if await self._flush_once():
                     break
             except NotOpened as error:
-                tries += self._is_stopped
+                tries += self._rounds.is_stopped
                 if tries > OPEN_TRIES_MAX:
                     self.fail(error)
                     return
                 self._wait(error)
-                await self._clock.sleep(OPEN_RETRY_S)
+                await self._core.clock.sleep(OPEN_RETRY_S)
         if self._is_waiting:
             self._is_waiting = False
-            log.warning(events.FLUSH_RESUMED, extra={"flushed": self._flushed.value})
+            log.warning(events.FLUSH_RESUMED, extra={"flushed": self._core.flushed.value})
 
     def _wait(self, error: NotOpened) -> None:
         if not self._is_waiting:
             self._is_waiting = True
-            log.error(events.FLUSH_POSTPONED, extra={"flushed": self._flushed.value, "error": str(error)})
+            log.error(
+                events.FLUSH_POSTPONED, extra={"flushed": self._core.flushed.value, "error": str(error)}
+            )
         self._on_waiting(error)
 
     async def _flush_once(self) -> bool:
@@ -158,28 +131,28 @@ class Flusher:
         """
         if self.is_failed:
             return True  # the failed pages count as clean by now: a second fsync proves nothing
-        target, cut_count = self._appended.value, self._appended.cut_count
-        assert self._flushed.value <= target, (self._flushed.value, target)
-        assert target <= self._log.end, (target, self._log.end)
+        target, cut_count = self._core.appended.value, self._core.appended.cut_count
+        assert self._core.flushed.value <= target, (self._core.flushed.value, target)
+        assert target <= self._core.log.end, (target, self._core.log.end)
         stored_at_ms = self._stored_at()
-        segments = self._log.dirty_segments(self._flushed.value, target)
-        assert segments or self._flushed.value == target, (self._flushed.value, target)
+        segments = self._core.log.dirty_segments(self._core.flushed.value, target)
+        assert segments or self._core.flushed.value == target, (self._core.flushed.value, target)
         assert not segments or segments[-1].base <= target <= segments[-1].end, (segments[-1], target)
-        begun_at = self._clock.monotonic()
+        begun_at = self._core.clock.monotonic()
         try:
-            await sync_segments(self._disk, segments)
+            await sync_segments(self._core.disk, segments)
         except NotOpened:
             raise
         except OSError as error:
             self.fail(error)
             return True
-        if self._appended.cut_count != cut_count:
+        if self._core.appended.cut_count != cut_count:
             return False
-        assert target <= self._appended.value, "only a cut lowers what is appended"
+        assert target <= self._core.appended.value, "only a cut lowers what is appended"
         if segments:
-            self._recorder.flush_s.observe(self._clock.monotonic() - begun_at)
+            self._core.recorder.flush_s.observe(self._core.clock.monotonic() - begun_at)
         self.flushed_stored_at_ms = max(self.flushed_stored_at_ms, stored_at_ms)
-        self._flushed.raise_to(target)
+        self._core.flushed.raise_to(target)
         return True
 
     def fail(self, error: OSError) -> None:
@@ -187,22 +160,13 @@ class Flusher:
         if self.is_failed:
             return
         self.is_failed = True
-        self.halt()
-        log.critical(events.FLUSH_FAILED, extra={"flushed": self._flushed.value, "error": str(error)})
-        self._on_failed(FlushFailed(f"fsync failed, the store must be recovered: {error}"))
-
-    def halt(self) -> None:
-        """Starts no more flushes."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._rounds.halt()
+        log.critical(events.FLUSH_FAILED, extra={"flushed": self._core.flushed.value, "error": str(error)})
+        self._core.fail(FlushFailed(f"fsync failed, the store must be recovered: {error}"))
 
     async def stop(self) -> None:
         """Starts no more flushes, and waits until none runs."""
-        self.halt()
-        await run_out(lambda: self._task)
-        self._task = None
+        await self._rounds.stop()
 
 
 async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:

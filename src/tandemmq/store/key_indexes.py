@@ -20,9 +20,9 @@ from tandemmq.protocol.hashes import java_hashes, key_hash, key_head
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
 from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
-from tandemmq.store.appender import PlacedBatch, Unit
 from tandemmq.store.key_index import KeyIndex, fold_hashes, made_at, new_name
 from tandemmq.store.options import StoreOptions, StorePaths
+from tandemmq.store.record_block import PlacedBatch, Unit
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 

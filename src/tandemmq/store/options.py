@@ -16,6 +16,7 @@ from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.units import GIB, KIB, MIB, align_up
 
 QUEUE_UNIT_BYTES = 20
+PAGE_BYTES = 4096
 
 
 class FlushMode(Enum):

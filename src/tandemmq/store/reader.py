@@ -21,17 +21,17 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
+from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record_check import find_plain_properties, find_record_properties
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.protocol.record_scan import Bools, Ints
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
-from tandemmq.store.bulk_read import BULK_COUNT_MAX, collect_bulk
+from tandemmq.store.bulk_read import BULK_COUNT_MAX, ReadRequest, collect_bulk
 from tandemmq.store.commit_log import CommitLog, LogWindow
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, UNIT, ConsumeQueue
-from tandemmq.store.consume_queues import ConsumeQueues
-from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole, StoreOptions
+from tandemmq.store.core import StoreCore
+from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole
 from tandemmq.store.outcomes import GetResult, GetStatus, Packed, RecordFilter
-from tandemmq.store.recorder import StoreRecorder
 
 GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
@@ -73,8 +73,8 @@ class _Wrong(NamedTuple):
     is_record: bool
 
 
-class _ReadRequest(NamedTuple):
-    """The parameters of a get.
+class _Limits(NamedTuple):
+    """RocketMQ's limits of a get, and the filters as the scan compares them.
 
     `tags`: 32 bits of each wanted tag hash. `hints`: tag hashes outside of which the filter matches nothing.
     `log_limit`: records at or beyond it are hidden. `near`: the log offset where memory begins; `near_max`
@@ -84,7 +84,6 @@ class _ReadRequest(NamedTuple):
 
     tags: frozenset[int] | None
     hints: frozenset[int] | None
-    record_filter: RecordFilter | None
     log_limit: int
     near: int
     near_max: tuple[int, int]
@@ -135,20 +134,26 @@ def _first_wrong(
         is_one = last == first and len(view) >= _HEAD_BYTES
         if is_one and _HEAD.unpack_from(view) == (end - begin, MAGIC_V1, queue_id, first, begin):
             continue
-        wrong = _wrong(queue, first, begin, end - begin if last == first else None, view)
+        wrong = _wrong(queue, first, begin, end - begin if last == first else None, view, kept)
         if wrong is None and last != first:
-            wrong = _wrong(queue, last, last_begin, end - last_begin, view[last_begin - begin :])
-        if wrong is not None and not (wrong.is_record and wrong.queue_offset in kept):
+            wrong = _wrong(queue, last, last_begin, end - last_begin, view[last_begin - begin :], kept)
+        if wrong is not None:
             return wrong
     return None
 
 
 def _wrong(
-    queue: ConsumeQueue, queue_offset: int, log_offset: int, size: int | None, view: memoryview
+    queue: ConsumeQueue,
+    queue_offset: int,
+    log_offset: int,
+    size: int | None,
+    view: memoryview,
+    kept: Set[int] = frozenset(),
 ) -> _Wrong | None:
     """Returns the fault of an entry whose record should begin `view`; None without one.
 
-    `size` is None if the next entry confirms it.
+    `size` is None if the next entry confirms it. `kept`: entries that may name a record of another queue
+    offset.
     """
     if len(view) < _HEAD_BYTES:
         return _Wrong(queue_offset, is_record=False)
@@ -156,9 +161,21 @@ def _wrong(
     if own_begin != log_offset or magic not in _MAGICS or own_size != (size or own_size):
         return _Wrong(queue_offset, is_record=False)
     topic, queue_id = queue.key
-    if (own_offset != queue_offset or own_id != queue_id) and not topic.startswith(SHARED_PREFIX):
-        return _Wrong(queue_offset, is_record=True)
-    return None
+    is_own = (own_offset, own_id) == (queue_offset, queue_id) or topic.startswith(SHARED_PREFIX)
+    return None if is_own or queue_offset in kept else _Wrong(queue_offset, is_record=True)
+
+
+def names_record(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> bool:
+    """Returns True if the entry names its record, a record known as damaged, or none (a filler)."""
+    entry = queue.entry(queue_offset)
+    if entry is None or entry[1] == FILLER_SIZE:
+        return True
+    log_offset, size, _ = entry
+    if not 0 <= log_offset < log_offset + size <= log.end:
+        return False
+    if log_offset < log.begin or log.damaged.find(log_offset, log_offset + size):
+        return True
+    return _wrong(queue, queue_offset, log_offset, size, log.view(log_offset, size)) is None
 
 
 def _has_tag(tags: Ints, wanted: Set[int]) -> Bools:
@@ -192,28 +209,19 @@ def _join(
 class Reader:
     """The reads of one store."""
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        recorder: StoreRecorder,
-        role: BrokerRole,
-        on_wrong_entry: Callable[[ConsumeQueue, int], bool],
-    ) -> None:
+    def __init__(self, core: StoreCore, on_wrong_entry: Callable[[ConsumeQueue, int], bool]) -> None:
         """Creates the reader.
 
         `on_wrong_entry(queue, offset)` is called for an entry that does not name its record; it returns True
         if readers should wait.
         """
-        self._options = options
-        self._memory_window_bytes = options.memory_window_bytes
-        self._recorder = recorder
-        self._log = log
-        self._queues = queues
+        self._options = core.options
+        self._memory_window_bytes = core.options.memory_window_bytes
+        self._recorder = core.recorder
+        self._log = core.log
+        self._queues = core.queues
         self._on_wrong_entry = on_wrong_entry
-        self.role = role
+        self.role = core.options.role
         self.limit: int | None = None
         """The log offset at which hidden records begin; None: nothing is hidden."""
 
@@ -224,19 +232,41 @@ class Reader:
         offset: int,
         *,
         count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
+        bytes_max: int = GET_BYTES_MAX,
+        tag_hashes: frozenset[int] | None = None,
         record_filter: RecordFilter | None = None,
         is_bulk: bool = False,
-        is_own: bool = False,
-        waits: bool = True,
     ) -> GetResult:
-        """Returns records of a queue from `offset` on (spec store 13.1).
+        """Returns records of a queue from `offset` on, at most as many as the transfer limits allow.
 
-        `is_bulk`: without RocketMQ's limits, unless there is a `record_filter`. `is_own`: includes everything
-        dispatched. `waits`: waits for an entry that is being repaired.
+        Units:   count_max in records; tag_hashes: the hashes to deliver, None for all; record_filter: applied
+                 after the tags; is_bulk: the limits of `bulk_read` instead of RocketMQ's, unless there is a
+                 `record_filter`.
+        Source:  spec store 13.1.
         """
         queue = self._queues.table.get((topic, queue_id))
+        found = self._check_range(queue, offset, self.limit)
+        if found is not None or queue is None:
+            return found or GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
+        request = ReadRequest(queue, offset, count_max, bytes_max, tag_hashes, record_filter, self.limit)
+        return self._read(request, None if is_bulk and record_filter is None else self._plan_limits(request))
+
+    def get_own(
+        self, topic: str, queue_id: int, offset: int, *, count_max: int, bytes_max: int, waits: bool = True
+    ) -> GetResult:
+        """Like `get`, for the broker's own tables, which must see messages hidden from readers.
+
+        `waits`: for an entry that is being repaired, else the entry is skipped.
+        """
+        queue = self._queues.table.get((topic, queue_id))
+        found = self._check_range(queue, offset, None)
+        if found is not None or queue is None:
+            return found or GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
+        request = ReadRequest(queue, offset, count_max, bytes_max, waits=waits)
+        return self._read(request, self._plan_limits(request))
+
+    def _check_range(self, queue: ConsumeQueue | None, offset: int, limit: int | None) -> GetResult | None:
+        """Returns the result of a get from an offset without a visible message; None if there is one."""
         if queue is not None and queue.max_offset < offset <= queue.next_offset:
             # A slave delivered a message that waits for the disk here: its reader waits, and is not moved
             # back.
@@ -248,25 +278,25 @@ class Reader:
         assert low <= high, queue
         if offset < low:
             return GetResult(GetStatus.OFFSET_TOO_SMALL, self._corrected(offset, low), low, high)
-        if offset == high:
-            return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
         if offset > high:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
-        limit = None if is_own else self.limit
-        if limit is not None and self._is_beyond(queue, offset, limit):
+        if offset == high or (limit is not None and self._is_beyond(queue, offset, limit)):
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
+        return None
+
+    def _read(self, request: ReadRequest, limits: _Limits | None) -> GetResult:
+        """Reads until every collected entry names its record. Without `limits` it is a bulk read."""
+        queue, offset = request.queue, request.offset
+        low, high = queue.min_offset, queue.max_offset
         lost: Set[int] = frozenset()
         kept: Set[int] = frozenset()
-        request = self._plan_read(queue, offset, count_max, bytes_max, tag_hashes, record_filter, limit)
         until = high
         wrong_count = 0
         while True:
-            if is_bulk and record_filter is None:
-                batch = self._collect_bulk(
-                    queue, offset, count_max, bytes_max, tag_hashes, limit, until=until, lost=lost
-                )
+            if limits is None:
+                batch = self._collect_bulk(request, until, lost)
             else:
-                batch = self._collect(queue, offset, request, until=until, lost=lost, kept=kept, waits=waits)
+                batch = self._collect(request, limits, until, lost, kept)
             if batch is None and (until < high or queue.entry(offset) is not None):  # an entry is unverified
                 return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
             if batch is None:
@@ -276,33 +306,19 @@ class Reader:
             views = self._log.views(batch.ranges)
             wrong = batch.wrong
             # Entries in memory cannot have changed, and those accepted by a filter were checked.
-            if wrong is None and offset < queue.tail_start and record_filter is None:
+            if wrong is None and offset < queue.tail_start and request.record_filter is None:
                 wrong = _first_wrong(queue, batch, views, kept)
             if wrong is None:
                 return self._result(batch, views, low, high)
             assert offset <= wrong.queue_offset < batch.next_offset, (queue, offset, wrong)
             wrong_count += 1
             is_enough = wrong_count > WRONG_ENTRIES_MAX and wrong.queue_offset > offset
-            if is_enough or (self._on_wrong_entry(queue, wrong.queue_offset) and waits):
+            if is_enough or (self._on_wrong_entry(queue, wrong.queue_offset) and request.waits):
                 until = wrong.queue_offset
             elif wrong.is_record:  # the record's own fields are wrong
                 kept |= {wrong.queue_offset}
             else:
                 lost |= {wrong.queue_offset}
-
-    def names_record(self, queue: ConsumeQueue, queue_offset: int) -> bool:
-        """Returns True if the entry names its record, a record known as damaged, or none (a filler or
-        nothing).
-        """
-        entry = queue.entry(queue_offset)
-        if entry is None or entry[1] == FILLER_SIZE:
-            return True
-        log_offset, size, _ = entry
-        if not 0 <= log_offset < log_offset + size <= self._log.end:
-            return False
-        if log_offset < self._log.begin or self._log.damaged.find(log_offset, log_offset + size):
-            return True
-        return _wrong(queue, queue_offset, log_offset, size, self._log.view(log_offset, size)) is None
 
     def _is_beyond(self, queue: ConsumeQueue, offset: int, limit: int) -> bool:
         """Returns True if the entry's message is hidden, as if the queue ended before it."""
@@ -314,34 +330,26 @@ class Reader:
         is_slave = self.role is BrokerRole.SLAVE
         return asked if is_slave and not self._options.offset_check_in_slave else right
 
-    def _plan_read(
-        self,
-        queue: ConsumeQueue,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
-        record_filter: RecordFilter | None,
-        limit: int | None,
-    ) -> _ReadRequest:
-        """Returns the parameters with RocketMQ's limits: entries of one queue file, and a bound of bytes."""
-        options = self._options
-        bytes_max = max(min(bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
+    def _plan_limits(self, request: ReadRequest) -> _Limits:
+        """Returns RocketMQ's limits: entries of one queue file, and a bound of bytes."""
+        options, queue, offset = self._options, request.queue, request.offset
+        count_max = request.count_max
+        bytes_max = max(min(request.bytes_max, GET_BYTES_MAX), GET_BYTES_MIN)
         # A bulk peer may ask for any count, and entries that the filter skips cost time, too.
         scan_count = min(count_max, BULK_COUNT_MAX)
         scan_bytes = max(options.filter_scan_bytes_max, scan_count * QUEUE_UNIT_BYTES)
-        hints = None if record_filter is None else record_filter.tag_hashes
+        tag_hashes = request.tag_hashes
+        hints = None if request.record_filter is None else request.record_filter.tag_hashes
         if tag_hashes is not None or hints is not None:
             first_count = FIRST_ENTRIES_TAGGED
-        elif record_filter is not None:
+        elif request.record_filter is not None:
             first_count = FIRST_ENTRIES
         else:
             first_count = min(max(1, count_max) + 1, FIRST_ENTRIES)  # one extra shows that the get is full
-        return _ReadRequest(
+        return _Limits(
             None if tag_hashes is None else frozenset([tag & TAG_MASK for tag in tag_hashes]),
             None if hints is None else frozenset([tag & TAG_MASK for tag in hints]),
-            record_filter,
-            self._log.end if limit is None else limit,
+            self._log.end if request.limit is None else request.limit,
             self._log.end - self._memory_window_bytes,
             (
                 min(count_max, options.transfer_count_in_memory_max),
@@ -356,42 +364,46 @@ class Reader:
         )
 
     def _collect(
+        self, request: ReadRequest, limits: _Limits, until: int, lost: Set[int], kept: Set[int]
+    ) -> _Batch | None:
+        """Collects records from the entries of one queue file below `until`, without those in `lost`.
+
+        Returns None without entries.
+        """
+        if limits.tags is not None and request.record_filter is None and not lost:
+            batch = self._collect_tagged(request.queue, request.offset, limits, limits.tags, until)
+            if batch is not None:
+                return batch if batch.next_offset > request.offset else None
+        batch = _Batch(request.offset)
+        self._scan(batch, request, limits, self._walk(request, limits, until, lost), lost, kept)
+        assert batch.next_offset <= until, (request.queue, batch.next_offset, until)
+        return batch if batch.next_offset > request.offset else None
+
+    def _scan(
         self,
-        queue: ConsumeQueue,
-        offset: int,
-        request: _ReadRequest,
-        *,
-        until: int,
+        batch: _Batch,
+        request: ReadRequest,
+        limits: _Limits,
+        stretches: Iterator[Iterable[tuple[int, tuple[int, int, int]]]],
         lost: Set[int],
         kept: Set[int],
-        waits: bool,
-    ) -> _Batch | None:
-        """Collects records from the entries of one queue file below `until`; None without entries.
-
-        Entries in `lost` are skipped.
-        """
-        if request.tags is not None and request.record_filter is None and not lost:
-            batch = self._collect_tagged(queue, offset, request, request.tags, until)
-            if batch is not None:
-                return batch if batch.next_offset > offset else None
-        log_begin, log_end = self._log.begin, self._log.end
-        damaged = self._log.damaged or None
-        tags, hints, record_filter = request.tags, request.hints, request.record_filter
-        log_limit, near = request.log_limit, request.near
+    ) -> None:
+        """Puts the records of these entries into `batch`, up to its limits."""
+        queue, record_filter = request.queue, request.record_filter
+        log_begin, log_end, damaged = self._log.begin, self._log.end, self._log.damaged or None
+        tags, hints, log_limit, near = limits.tags, limits.hints, limits.log_limit, limits.near
         queue_id = queue.key[1]
-        batch = _Batch(offset)
         window = LogWindow(self._log)
         begins: list[int] = []
         ends: list[int] = []
         offsets: list[int] = []
         asked = count = size_bytes = 0
-        next_offset = offset
-        stretches = self._walk(queue, offset, request, until, lost)
+        next_offset = request.offset
         for queue_offset, (begin, size, tag) in chain.from_iterable(stretches):
             end = begin + size
             is_lost = not 0 <= begin < end <= log_end and size != FILLER_SIZE
             if is_lost or (lost and queue_offset in lost):
-                if is_lost and self._on_wrong_entry(queue, queue_offset) and waits:
+                if is_lost and self._on_wrong_entry(queue, queue_offset) and request.waits:
                     break
                 next_offset = queue_offset + 1
                 batch.was_removing |= not count
@@ -399,17 +411,14 @@ class Reader:
             if begin >= log_limit:
                 break
             if count:
-                count_max, bytes_max = request.near_max if begin >= near else request.far_max
+                count_max, bytes_max = limits.near_max if begin >= near else limits.far_max
                 if count >= count_max or size_bytes + size > bytes_max:
                     break
             batch.last_log_offset = begin
             next_offset = queue_offset + 1
             if tags is not None and tag & TAG_MASK not in tags:
                 continue
-            if size == FILLER_SIZE or begin < log_begin:
-                batch.was_removing |= not count
-                continue
-            if damaged is not None and damaged.find(begin, end) is not None:
+            if size == FILLER_SIZE or begin < log_begin or (damaged and damaged.find(begin, end)):
                 batch.was_removing |= not count
                 continue
             if record_filter is not None:
@@ -426,9 +435,8 @@ class Reader:
                 if is_plain and not facts[5] & HOSTS_V6_MASK:
                     properties = find_plain_properties(view, size, facts[6])
                 else:
-                    wrong = _wrong(queue, queue_offset, begin, size, view)
-                    if wrong is not None and not (wrong.is_record and queue_offset in kept):
-                        batch.wrong = wrong
+                    batch.wrong = _wrong(queue, queue_offset, begin, size, view, kept)
+                    if batch.wrong is not None:
                         break
                     properties = find_record_properties(view)
                 if properties is None or not record_filter.matches(properties):
@@ -441,21 +449,19 @@ class Reader:
             size_bytes += size
         batch.ranges = _join(begins, ends, offsets, self._log.segment_bytes)
         batch.next_offset, batch.count, batch.bytes = next_offset, count, size_bytes
-        assert next_offset <= until, (queue, next_offset, until)
-        return batch if next_offset > offset else None
 
     def _collect_tagged(
-        self, queue: ConsumeQueue, offset: int, request: _ReadRequest, tags: Set[int], until: int
+        self, queue: ConsumeQueue, offset: int, limits: _Limits, tags: Set[int], until: int
     ) -> _Batch | None:
         """Like `_collect`, by tags alone and without examining each entry; None unless all are ordinary."""
         begins: list[int] = []
         ends: list[int] = []
         offsets: list[int] = []
         size_bytes = last_begin = 0
-        next_offset, end, entry_count = offset, min(request.scan_end, until), request.first_count
+        next_offset, end, entry_count = offset, min(limits.scan_end, until), limits.first_count
         while next_offset < end:
             raw = queue.entries(next_offset, min(entry_count, end - next_offset))
-            stretch = self._ordinary(raw, request) if raw else None
+            stretch = self._ordinary(raw, limits) if raw else None
             if stretch is None:
                 return None
             room = stretch.count_max - len(begins)
@@ -482,41 +488,41 @@ class Reader:
         return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
 
     def _walk(
-        self, queue: ConsumeQueue, offset: int, request: _ReadRequest, until: int, lost: Set[int]
+        self, request: ReadRequest, limits: _Limits, until: int, lost: Set[int]
     ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
         """Yields stretches of entries from `offset` on, each entry with its queue offset.
 
         A stretch of ordinary entries yields only those with a wanted tag, and the last one.
         """
-        end, count = min(request.scan_end, until), request.first_count
+        offset, end, count = request.offset, min(limits.scan_end, until), limits.first_count
         while offset < end:
-            raw = queue.entries(offset, min(count, end - offset))
+            raw = request.queue.entries(offset, min(count, end - offset))
             if not raw:
                 return
-            wanted = None if lost else self._matching_rows(raw, offset, request)
+            wanted = None if lost else self._matching_rows(raw, offset, limits)
             yield enumerate(UNIT.iter_unpack(raw), offset) if wanted is None else wanted
             offset += len(raw) // QUEUE_UNIT_BYTES
             count *= 2
 
     def _matching_rows(
-        self, raw: bytes, offset: int, request: _ReadRequest
+        self, raw: bytes, offset: int, limits: _Limits
     ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
         """Returns the entries that the filter may match by their tag, and the last one.
 
         None unless all are ordinary.
         """
-        stretch = None if request.hints is None else self._ordinary(raw, request)
-        if request.hints is None or stretch is None:
+        stretch = None if limits.hints is None else self._ordinary(raw, limits)
+        if limits.hints is None or stretch is None:
             return None
         tags = stretch.tags
         # A value that is not a hash says nothing about the tag.
-        is_wanted = _has_tag(tags & TAG_MASK, request.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
+        is_wanted = _has_tag(tags & TAG_MASK, limits.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
         is_wanted[-1] = True
         rows = is_wanted.nonzero()[0]
         columns = stretch.begins[rows].tolist(), stretch.sizes[rows].tolist(), tags[rows].tolist()
         return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
 
-    def _ordinary(self, raw: bytes, request: _ReadRequest) -> _Stretch | None:
+    def _ordinary(self, raw: bytes, limits: _Limits) -> _Stretch | None:
         """Returns the columns of a stretch of ordinary entries; None if one is not ordinary.
 
         Entries are ordinary if their records are in the log, undamaged, below the limit, all near or all far,
@@ -528,9 +534,9 @@ class Reader:
         ends = begins + sizes
         first, last, end, size_max = int(begins[0]), int(begins[-1]), int(ends[-1]), int(sizes.max())
         log = self._log
-        count_max, bytes_max = request.near_max if first >= request.near else request.far_max
+        count_max, bytes_max = limits.near_max if first >= limits.near else limits.far_max
         count_max = max(count_max, 1)  # a get returns the first record regardless of its limits
-        if first < log.begin or last >= request.log_limit or end > log.end or first < request.near <= last:
+        if first < log.begin or last >= limits.log_limit or end > log.end or first < limits.near <= last:
             return None
         if (ends <= begins).any() or (begins[1:] < ends[:-1]).any():
             return None
@@ -541,32 +547,11 @@ class Reader:
         tags = entries["tag_hash"].astype(np.int64)
         return _Stretch(begins, sizes, ends, tags, last, size_max, count_max, bytes_max)
 
-    def _collect_bulk(
-        self,
-        queue: ConsumeQueue,
-        offset: int,
-        count_max: int,
-        bytes_max: int,
-        tag_hashes: frozenset[int] | None,
-        limit: int | None,
-        *,
-        until: int,
-        lost: Set[int],
-    ) -> _Batch | None:
+    def _collect_bulk(self, request: ReadRequest, until: int, lost: Set[int]) -> _Batch | None:
         """Like `_collect`, for thousands of messages."""
-        assert offset <= until, (queue, offset, until)
         near = self._log.end - self._memory_window_bytes
         bulk = collect_bulk(
-            queue,
-            self._log,
-            offset,
-            count_max=min(count_max, until - offset),
-            bytes_max=bytes_max,
-            near=near,
-            limit=limit,
-            lost=lost,
-            tag_hashes=tag_hashes,
-            on_wrong_entry=self._on_wrong_entry,
+            request, self._log, near=near, until=until, lost=lost, on_wrong_entry=self._on_wrong_entry
         )
         if bulk is None:
             return None
@@ -576,7 +561,7 @@ class Reader:
             bulk.record_count,
             bulk.size_bytes,
             bulk.last_log_offset,
-            was_removing=tag_hashes is None and not bulk.record_count,
+            was_removing=request.tag_hashes is None and not bulk.record_count,
             sizes=bulk.sizes,
         )
 
@@ -621,12 +606,12 @@ class Reader:
     def has_record(
         self, topic: str, queue_id: int, queue_offset: int, log_offset: int, stored_at_ms: int
     ) -> bool | None:
-        """See `MessageStore.has_record`."""
-        queue = self._queues.table.get((topic, queue_id))
-        if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
-            return None
-        entry = queue.entry(queue_offset)
-        if entry is None or entry[1] == FILLER_SIZE:
+        """Returns True if the record at a queue offset has this log offset and store time.
+
+        None if no record can be read at that queue offset: not yet, not any more, or it is damaged.
+        """
+        entry = self._entry_of(topic, queue_id, queue_offset)
+        if entry is None:
             return None
         if entry[0] != log_offset:
             return False
@@ -634,15 +619,22 @@ class Reader:
         return None if held_at_ms == -1 else held_at_ms == stored_at_ms
 
     def find_record(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int] | None:
-        """See `MessageStore.find_record`."""
+        """Returns the log offset and store time of the record at a queue offset; None if none can be read
+        there.
+        """
+        entry = self._entry_of(topic, queue_id, queue_offset)
+        if entry is None:
+            return None
+        held_at_ms = self._log.stored_at(entry[0])
+        return None if held_at_ms == -1 else (entry[0], held_at_ms)
+
+    def _entry_of(self, topic: str, queue_id: int, queue_offset: int) -> tuple[int, int, int] | None:
+        """Returns the entry of a kept message; None without one."""
         queue = self._queues.table.get((topic, queue_id))
         if queue is None or not queue.min_offset <= queue_offset < queue.max_offset:
             return None
         entry = queue.entry(queue_offset)
-        if entry is None or entry[1] == FILLER_SIZE:
-            return None
-        held_at_ms = self._log.stored_at(entry[0])
-        return None if held_at_ms == -1 else (entry[0], held_at_ms)
+        return None if entry is None or entry[1] == FILLER_SIZE else entry
 
     def earliest_stored_at(self, topic: str, queue_id: int) -> int:
         """Returns the store time of the first kept record; -1 for an empty queue."""
@@ -655,7 +647,7 @@ class Reader:
             return -1
         return self._log.stored_at(entry[0])
 
-    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool) -> int:
+    def offset_by_time(self, topic: str, queue_id: int, time_ms: int, *, upper: bool = False) -> int:
         """Returns the first offset stored at `time_ms` or later; with `upper` the last one stored then or
         earlier.
 
@@ -678,27 +670,29 @@ class Reader:
         assert queue.min_offset <= low <= queue.max_offset, (queue, low)
         return max(low - 1, queue.min_offset) if upper else low
 
-    def find_tagged(
-        self, topic: str, tag_hash: int, count_max: int, begin_ms: int, end_ms: int
+    def query_tags(
+        self, topic: str, tags: str, count_max: int, begin_ms: int, end_ms: int
     ) -> tuple[list[int], bool]:
-        """See `MessageStore.query_tags`.
+        """Returns log offsets of a topic's newest records with this tag hash, ascending.
+
+        The second value is True if the whole time range was searched: see `TAG_SCAN_COUNT_MAX`.
 
         Strategy: the queues hold the hash of every message's tags; an index of tags would add nothing, and
                   would cost each send.
         """
+        count_max, wanted = min(count_max, self._options.query_count_max), tag_hash(tags)
         queue_ids = [queue_id for name, queue_id in self._queues.table if name == topic]
         found: list[int] = []
         is_complete = True
         for queue_id in queue_ids:
-            low = self.offset_by_time(topic, queue_id, begin_ms, upper=False)
-            high = self.offset_by_time(topic, queue_id, end_ms + 1, upper=False)
+            low = self.offset_by_time(topic, queue_id, begin_ms)
+            high = self.offset_by_time(topic, queue_id, end_ms + 1)
             end = max(low, high - TAG_SCAN_COUNT_MAX // len(queue_ids))
             of_queue: list[int] = []
             while end < high and len(of_queue) < count_max:
                 begin = max(end, high - TAG_SCAN_BLOCK)
                 of_queue = (
-                    self._tagged_between(self._queues.table[topic, queue_id], begin, high, tag_hash)
-                    + of_queue
+                    self._tagged_between(self._queues.table[topic, queue_id], begin, high, wanted) + of_queue
                 )
                 high = begin
             is_complete = is_complete and (end == low or len(of_queue) >= count_max)
@@ -706,7 +700,7 @@ class Reader:
         found.sort()
         return found[-count_max:], is_complete
 
-    def _tagged_between(self, queue: ConsumeQueue, begin: int, end: int, tag_hash: int) -> list[int]:
+    def _tagged_between(self, queue: ConsumeQueue, begin: int, end: int, wanted: int) -> list[int]:
         """Returns log offsets of the entries `[begin, end)` with this tag hash."""
         found: list[int] = []
         while begin < end:
@@ -715,7 +709,7 @@ class Reader:
                 begin = queue.file_end(begin)
                 continue
             entries = np.frombuffer(raw, dtype=ENTRY)
-            is_wanted = (entries["tag_hash"] & TAG_MASK == tag_hash & TAG_MASK) & (
+            is_wanted = (entries["tag_hash"] & TAG_MASK == wanted & TAG_MASK) & (
                 entries["size"] != FILLER_SIZE
             )
             found += entries["log_offset"][is_wanted].tolist()

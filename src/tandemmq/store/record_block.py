@@ -17,12 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import java_hash
+from tandemmq.protocol.record import NewRecord, RecordCheck
 from tandemmq.protocol.record_scan import (
     Bools,
     Ints,
@@ -43,6 +44,7 @@ from tandemmq.store.columns import (
     hash_texts,
     take_rows,
 )
+from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.key_index import fold_hashes, stable_order
 
@@ -55,6 +57,31 @@ ROW_COUNT_MIN = 16
 _HASHED = (b"TAGS", b"UNIQ_KEY", b"KEYS")
 _SEPARATOR_MAX, _SPACE = 2, 32
 assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from values by their order"
+
+
+class PlacedBatch(NamedTuple):
+    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record."""
+
+    topic: str
+    sys_flag: int
+    log_offsets: list[int]
+    sizes: list[int]
+    tag_hashes: Sequence[int]
+    unique_keys: Sequence[str]
+    keys: Sequence[str]
+
+
+Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck | PlacedBatch, int]"
+"""(queue, log_offset, size, record, stored_at_ms): the input for table entries.
+
+A batch is one unit, with the total size of its records.
+"""
+
+
+def count_records(units: Sequence[Unit]) -> int:
+    """Returns the number of records in these units."""
+    batches = [unit[3] for unit in units if type(unit[3]) is PlacedBatch]
+    return len(units) - len(batches) + sum([len(batch.log_offsets) for batch in batches])
 
 
 class Layout(NamedTuple):

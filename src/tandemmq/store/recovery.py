@@ -21,14 +21,11 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import pairwise
-from pathlib import Path
 
 from tandemmq.errors import Corrupt, DiskFull, LogMissing
 from tandemmq.protocol.record import RecordOutcome, check_record
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.checkpoint import SAFETY_MS, Checkpoint
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.checkpoint import SAFETY_MS
+from tandemmq.store.core import StoreCore
 from tandemmq.store.damage import copy_aside, data_end, read_range
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.flusher import sync_segments
@@ -241,26 +238,9 @@ class Recovered:
 class Recovery:
     """One recovery run over a directory whose log files and queues are loaded."""
 
-    def __init__(
-        self,
-        *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        dispatcher: Dispatcher,
-        checkpoint: Checkpoint,
-        clock: Clock,
-        check_crc: bool,
-        has_indexes: bool,
-        copies: Path,
-    ) -> None:
-        self._has_indexes = has_indexes
-        self._copies = copies
-        self._log = log
-        self._queues = queues
+    def __init__(self, core: StoreCore, dispatcher: Dispatcher) -> None:
+        self._core = core
         self._dispatcher = dispatcher
-        self._checkpoint = checkpoint
-        self._clock = clock
-        self._check_crc = check_crc
 
     async def run(self, *, has_abort: bool, same_boot: bool = False) -> Recovered:
         """Carries out the plan. `same_boot`: the machine has not restarted since the last process ended.
@@ -268,86 +248,85 @@ class Recovery:
         Raises:  LogMissing with nothing changed, Corrupt with no byte of the log changed; OSError when the
                  disk fails.
         """
-        segments = self._log.log.segments
-        self._queues.drop_deleted()
-        dispatched_end = self._queues.end_log_offset
-        times = self._checkpoint.times
-        plan = plan_recovery(
-            RecoveryFacts(
-                has_log=bool(segments),
-                has_queues=dispatched_end >= 0,
-                has_abort=has_abort,
-                had_log=times.log_stored_at_ms > 0,
-                has_other_queues=times.queues_digest not in (None, self._queues.digest()),
-            )
-        )
-        assert segments or plan.scan_from is ScanFrom.NOWHERE, plan
+        core, times = self._core, self._core.checkpoint.times
+        core.queues.drop_deleted()
+        plan = self._plan(has_abort=has_abort)
         if plan.is_refused:
-            raise LogMissing(self._log.log.directory, self._queues.directory)
+            raise LogMissing(core.log.log.directory, core.queues.directory)
+        limits = TrustLimits(
+            safe_ms=times.safe_ms, unverified_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
+        )
         scan = RecoveryScan(
-            log=self._log,
-            queues=self._queues,
-            dispatcher=self._dispatcher,
-            clock=self._clock,
-            check_crc=self._check_crc,
-            distrust=TrustLimits(
-                safe_ms=times.safe_ms, unverified_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
-            )
-            if plan.distrusts_disk
-            else None,
-            durable_end=times.durable_log_offset,
+            core, self._dispatcher, limits if plan.distrusts_disk else None, times.durable_log_offset
         )
         self._require_files(times.durable_log_offset)
+        dispatched_end = core.queues.end_log_offset
         if plan.drops_queues:
-            self._queues.remove_all()
+            core.queues.remove_all()
         if plan.distrusts_queues:
-            log.warning(events.QUEUES_REBUILT, extra={"path": str(self._queues.directory)})
-            self._queues.distrust(self._log.begin)
+            log.warning(events.QUEUES_REBUILT, extra={"path": str(core.queues.directory)})
+            core.queues.distrust(core.log.begin)
         lost_bytes = tables_end = 0
-        if segments and not plan.drops_queues:
-            start = choose_start(
-                self._heads(), ScanFrom.CHECKPOINT, dispatched_end=dispatched_end, safe_ms=times.safe_ms
-            )
-            tables_end = segments[start].base
         if plan.scan_from is not ScanFrom.NOWHERE:
-            start = choose_start(
-                self._heads(),
-                plan.scan_from,
-                dispatched_end=dispatched_end,
-                safe_ms=times.safe_ms,
-            )
-            if self._has_indexes and times.durable_log_offset is not None:
-                # Keys that were not synced are found in the log again.
-                indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
-                begin = choose_start(
-                    self._heads(), ScanFrom.CHECKPOINT, dispatched_end=dispatched_end, safe_ms=indexed_ms
-                )
-                start = min(start, begin)
-            scanned = segments[start:]
-            self._log.end = segments[-1].end
-            end = await scan.run(scanned[0].base)
-            assert scanned[0].base <= end <= segments[-1].end, (scanned[0], end)
-            assert scan.last_log_offset < end, (scan.last_log_offset, end)
-            await self._keep_copy(plan, scan, end)
-            lost_bytes = self._cut(plan, end)
-            tables_end = min(tables_end, end)  # a file with a safe time may start after the cut
-            if plan.distrusts_disk:
-                self._write_again(scan.unverified_from, end)
-            await sync_segments(self._log.disk, [s for s in scanned if s in self._log.log.segments])
+            tables_end = self._choose_start(ScanFrom.CHECKPOINT, dispatched_end, times.safe_ms)
+            lost_bytes = await self._scan(plan, scan, dispatched_end)
+            tables_end = min(tables_end, core.log.end)  # a file with a safe time may start after the cut
         self._settle_queues()
-        assert tables_end <= self._log.end, (tables_end, self._log.end)
         return Recovered(
             plan=plan,
             stored_at_ms=scan.stored_at_ms,
             last_log_offset=scan.last_log_offset,
             lost_bytes=lost_bytes,
             tables_end=tables_end,
-            has_damage=bool(self._log.damaged),
+            has_damage=bool(core.log.damaged),
         )
+
+    def _plan(self, *, has_abort: bool) -> RecoveryPlan:
+        core, times = self._core, self._core.checkpoint.times
+        has_log = bool(core.log.log.segments)
+        plan = plan_recovery(
+            RecoveryFacts(
+                has_log=has_log,
+                has_queues=core.queues.end_log_offset >= 0,
+                has_abort=has_abort,
+                had_log=times.log_stored_at_ms > 0,
+                has_other_queues=times.queues_digest not in (None, core.queues.digest()),
+            )
+        )
+        assert has_log or plan.scan_from is ScanFrom.NOWHERE, plan
+        return plan
+
+    async def _scan(self, plan: RecoveryPlan, scan: RecoveryScan, dispatched_end: int) -> int:
+        """Dispatches the records of the log that the tables may lack, and ends the log after the last valid
+        one. Returns how many bytes after it were not zero.
+        """
+        log_, times = self._core.log, self._core.checkpoint.times
+        segments = log_.log.segments
+        start = self._choose_start(plan.scan_from, dispatched_end, times.safe_ms)
+        if self._core.indexes is not None and times.durable_log_offset is not None:
+            # Keys that were not synced are found in the log again.
+            indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
+            start = min(start, self._choose_start(ScanFrom.CHECKPOINT, dispatched_end, indexed_ms))
+        scanned = [segment for segment in segments if segment.base >= start]
+        log_.end = segments[-1].end
+        end = await scan.run(start)
+        assert start <= end <= segments[-1].end, (start, end)
+        assert scan.last_log_offset < end, (scan.last_log_offset, end)
+        await self._keep_copy(plan, scan, end)
+        lost_bytes = self._cut(plan, end)
+        if plan.distrusts_disk:
+            self._write_again(scan.unverified_from, end)
+        await sync_segments(log_.disk, [s for s in scanned if s in log_.log.segments])
+        return lost_bytes
+
+    def _choose_start(self, scan_from: ScanFrom, dispatched_end: int, safe_ms: int) -> int:
+        """Returns the first byte of the file to begin with."""
+        heads = self._heads()
+        return heads[choose_start(heads, scan_from, dispatched_end=dispatched_end, safe_ms=safe_ms)].base
 
     def _require_files(self, durable_end: int | None) -> None:
         """Requires every file that was on disk by the checkpoint. Raises Corrupt."""
-        last = self._log.log.last
+        last = self._core.log.log.last
         if durable_end is None or last is None or durable_end <= last.end:
             return
         reason = f"the log was on disk up to {durable_end}: the files behind this one are missing"
@@ -355,7 +334,7 @@ class Recovery:
 
     def _heads(self) -> list[FileHead]:
         heads = []
-        for segment in self._log.log.segments:
+        for segment in self._core.log.log.segments:
             head = check_record(segment.view(), 0, log_offset=segment.base, check_crc=False)
             is_valid = head.outcome is RecordOutcome.OK
             heads.append(FileHead(base=segment.base, is_valid=is_valid, stored_at_ms=head.stored_at_ms))
@@ -366,24 +345,28 @@ class Recovery:
         stop = self._stale_end(plan, end)
         if stop == end or not self._is_worth_a_copy(scan, end, stop):
             return
-        disk = self._log.disk
+        disk = self._core.log.disk
         facts = {"log_offset": end, "size_bytes": stop - end}
-        parts = read_range(self._log.log, end, stop)
+        parts = read_range(self._core.log.log, end, stop)
         copy = partial(
-            copy_aside, directory=self._copies, suffix="cut", disk=disk, now_ms=self._clock.now_ms()
+            copy_aside,
+            directory=self._core.paths.damaged,
+            suffix="cut",
+            disk=disk,
+            now_ms=self._core.clock.now_ms(),
         )
         try:
             path = await disk.offload(copy, parts, end, stop - end)
         except DiskFull as error:
             # A full disk must not keep the broker down; these bytes were never acknowledged as safe.
-            extra = {"path": str(self._copies), "error": str(error), **facts}
+            extra = {"path": str(self._core.paths.damaged), "error": str(error), **facts}
             log.error(events.LOG_COPY_FAILED, extra=extra)
         else:
             log.warning(events.LOG_TAIL_KEPT, extra={"path": str(path), **facts})
 
     def _stale_end(self, plan: RecoveryPlan, end: int) -> int:
         """Returns the end of the last non-zero byte that is cut; `end` without one."""
-        for segment in reversed(self._log.log.segments):
+        for segment in reversed(self._core.log.log.segments):
             begin = max(0, end - segment.base)
             if begin >= segment.size:
                 break
@@ -396,18 +379,18 @@ class Recovery:
         return end
 
     def _is_worth_a_copy(self, scan: RecoveryScan, end: int, stop: int) -> bool:
-        segment = self._log.log.find(end)
+        segment = self._core.log.log.find(end)
         assert segment is not None, end
         torn_bytes = int.from_bytes(segment.file.pread(end - segment.base, 4), "big")
         return stop - end > torn_bytes or scan.next_valid_after(end) is not None
 
     def _cut(self, plan: RecoveryPlan, end: int) -> int:
         """Ends the log at `end`; returns how many bytes after it were not zero."""
-        last_end = self._log.end
-        assert self._log.begin <= end <= last_end, (self._log.begin, end, last_end)
-        self._log.end = end
-        stale_max = self._log.segment_bytes if plan.distrusts_disk else STALE_BYTES_CLEAN
-        lost_bytes = self._log.log.truncate(end, zero_bytes_max=stale_max)
+        last_end = self._core.log.end
+        assert self._core.log.begin <= end <= last_end, (self._core.log.begin, end, last_end)
+        self._core.log.end = end
+        stale_max = self._core.log.segment_bytes if plan.distrusts_disk else STALE_BYTES_CLEAN
+        lost_bytes = self._core.log.log.truncate(end, zero_bytes_max=stale_max)
         if lost_bytes:
             log.warning(
                 events.LOG_TAIL_CUT,
@@ -422,17 +405,20 @@ class Recovery:
         Without the rewrite a later fsync would succeed, and a power cut would leave a hole in the log.
         """
         position = unverified_from if unverified_from >= 0 else end
-        assert self._log.begin <= position <= end, (self._log.begin, position, end)
-        for raw in read_range(self._log.log, position, end):
-            segment = self._log.log.find(position)
+        assert self._core.log.begin <= position <= end, (self._core.log.begin, position, end)
+        for raw in read_range(self._core.log.log, position, end):
+            segment = self._core.log.log.find(position)
             assert segment is not None, position
             segment.file.pwrite(position - segment.base, (raw,))
             position += len(raw)
 
     def _settle_queues(self) -> None:
         """Writes the entries added by the scan, drops those the log lost, and finds the first kept entry."""
-        for queue in self._queues:
+        for queue in self._core.queues:
             queue.write()
-        self._queues.truncate(self._log.end)
-        assert self._queues.end_log_offset <= self._log.end, (self._queues.end_log_offset, self._log.end)
-        self._queues.raise_min(self._log.begin)
+        self._core.queues.truncate(self._core.log.end)
+        assert self._core.queues.end_log_offset <= self._core.log.end, (
+            self._core.queues.end_log_offset,
+            self._core.log.end,
+        )
+        self._core.queues.raise_min(self._core.log.begin)

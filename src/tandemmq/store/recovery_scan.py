@@ -19,9 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues, OffsetVerifier
+from tandemmq.store.consume_queues import OffsetVerifier
+from tandemmq.store.core import StoreCore
 from tandemmq.store.damage import BLANK_STORED_AT_MS, DamagedRange, ValidRecord, data_end, next_valid
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
@@ -64,21 +63,13 @@ class RecoveryScan:
     """
 
     def __init__(
-        self,
-        *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        dispatcher: Dispatcher,
-        clock: Clock,
-        check_crc: bool,
-        distrust: TrustLimits | None,
-        durable_end: int | None,
+        self, core: StoreCore, dispatcher: Dispatcher, distrust: TrustLimits | None, durable_end: int | None
     ) -> None:
-        self._log = log
-        self._queues = queues
+        self._core = core
+        self._log = core.log
+        self._queues = core.queues
         self._dispatcher = dispatcher
-        self._clock = clock
-        self._check_crc = check_crc
+        self._check_crc = core.options.check_crc_on_recover
         self._distrust = distrust
         self._durable_end = durable_end
         self._is_trusted = distrust is not None
@@ -219,7 +210,7 @@ class RecoveryScan:
                     return segment.base + at, False
                 at += checked.size
             assert at <= segment.size, "a record is in one file"
-            await next_turn(self._clock)
+            await next_turn(self._core.clock)
         return segment.end, True
 
     def _intact_count(self, block: RecordBlock, raw: bytes, *, phase: int, is_file_end: bool) -> int:

@@ -8,39 +8,21 @@ Source:     spec store 9, spec replication 4.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 
 from tandemmq.errors import DiskFull, LogDiverged, ServiceNotAvailable
 from tandemmq.protocol.record import RecordOutcome
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.recorder import StoreRecorder
+from tandemmq.store.core import StoreCore
 from tandemmq.units import Buffer
 
 
 class ReplicaLog:
-    """Appends raw bytes; `on_written(end)` follows each write."""
+    """Appends raw bytes and raises `appended`."""
 
-    def __init__(
-        self,
-        *,
-        log: CommitLog,
-        clock: Clock,
-        recorder: StoreRecorder,
-        on_written: Callable[[int], None],
-    ) -> None:
-        self._log = log
-        self._clock = clock
-        self._recorder = recorder
-        self._on_written = on_written
-        self._is_closed = False
+    def __init__(self, core: StoreCore) -> None:
+        self._core = core
         self._has_leftovers = False  # files of a failed start that could not be deleted
         self._torn_end = 0  # bytes of failed writes that could not be zeroed may exist up to here
-
-    def close(self) -> None:
-        """Refuses everything from now on."""
-        self._is_closed = True
 
     def cut_partial(self, whole_end: int) -> int:
         """Zeroes an incomplete record at the end of the log; returns the end of the complete ones.
@@ -48,20 +30,20 @@ class ReplicaLog:
         Records are known to be complete up to `whole_end`, which a copy that started later may not have
         reached yet. Raises OSError.
         """
-        assert whole_end <= self._log.end, (whole_end, self._log.end)
+        assert whole_end <= self._core.log.end, (whole_end, self._core.log.end)
         self._remove_leftovers()
-        end = max(whole_end, self._log.begin)
-        while (checked := self._log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
-            if end + checked.size > self._log.end:  # a BLANK states its size in its head
+        end = max(whole_end, self._core.log.begin)
+        while (checked := self._core.log.check(end)).outcome in (RecordOutcome.OK, RecordOutcome.BLANK):
+            if end + checked.size > self._core.log.end:  # a BLANK states its size in its head
                 break
             end += checked.size
         # Foreign bytes may span any number of files.
-        stale_end = max(self._log.end, self._torn_end)
-        for segment in self._log.dirty_segments(end, stale_end):
+        stale_end = max(self._core.log.end, self._torn_end)
+        for segment in self._core.log.dirty_segments(end, stale_end):
             begin = max(end, segment.base)
-            self._log.zero(begin, stale_end - begin)
+            self._core.log.zero(begin, stale_end - begin)
         self._torn_end = 0
-        self._log.end = end
+        self._core.log.end = end
         return end
 
     def append(self, log_offset: int, data: Buffer) -> None:
@@ -71,14 +53,14 @@ class ReplicaLog:
                  disk accepts no writes, and then nothing was kept; ServiceNotAvailable when the store is
                  closed.
         """
-        if self._is_closed:
-            raise ServiceNotAvailable("the store is closed")
-        end = self._log.end
-        is_empty = self._log.begin == end
-        begins = is_empty and log_offset > end and log_offset % self._log.segment_bytes == 0
+        if self._core.admission.has_failed:
+            raise ServiceNotAvailable("the store has failed")
+        end = self._core.log.end
+        is_empty = self._core.log.begin == end
+        begins = is_empty and log_offset > end and log_offset % self._core.log.segment_bytes == 0
         if log_offset != end and not begins:
             raise LogDiverged(f"the master sends byte {log_offset}, the next one here is {end}")
-        room = self._log.segment_bytes - log_offset % self._log.segment_bytes
+        room = self._core.log.segment_bytes - log_offset % self._core.log.segment_bytes
         size = len(data)
         if size > room:
             raise LogDiverged(f"{size} bytes at {log_offset} reach into a second file; equal file sizes?")
@@ -87,30 +69,33 @@ class ReplicaLog:
         try:
             self._remove_leftovers()
             if begins:
-                self._log.begin_at(log_offset)
-            assert self._log.end == log_offset, (self._log.end, log_offset)
-            self._log.log.open_at(log_offset)
-            begun_at = self._clock.monotonic()
-            self._log.write(log_offset, (data,))
+                self._core.log.begin_at(log_offset)
+            assert self._core.log.end == log_offset, (self._core.log.end, log_offset)
+            self._core.log.log.open_at(log_offset)
+            begun_at = self._core.clock.monotonic()
+            self._core.log.write(log_offset, (data,))
         except OSError as error:
-            if self._log.end == end:
+            if self._core.log.end == end:
                 self._zero(log_offset, size)
             else:  # the log has no start yet, and its master may start elsewhere next time
-                self._log.end = end
+                self._core.log.end = end
                 self._has_leftovers = True
                 with suppress(OSError):
-                    self._log.log.drop_files()
+                    self._core.log.log.drop_files()
             raise DiskFull(f"the disk accepts no writes: {error.strerror or error}") from error
-        self._recorder.append_batch_s.observe(self._clock.monotonic() - begun_at)
-        self._log.end = log_offset + size
-        assert self._log.begin <= log_offset, (self._log.begin, log_offset)
-        assert self._log.log.last is not None, log_offset
-        assert self._log.end <= self._log.log.last.end, (self._log.end, self._log.log.last)
-        self._on_written(self._log.end)
+        self._core.recorder.append_batch_s.observe(self._core.clock.monotonic() - begun_at)
+        self._core.log.end = log_offset + size
+        assert self._core.log.begin <= log_offset, (self._core.log.begin, log_offset)
+        assert self._core.log.log.last is not None, log_offset
+        assert self._core.log.end <= self._core.log.log.last.end, (
+            self._core.log.end,
+            self._core.log.log.last,
+        )
+        self._core.appended.raise_to(self._core.log.end)
 
     def _remove_leftovers(self) -> None:
         if self._has_leftovers:
-            self._log.log.remove_leftovers()
+            self._core.log.log.remove_leftovers()
             self._has_leftovers = False
 
     def _zero(self, log_offset: int, size: int) -> None:
@@ -118,6 +103,6 @@ class ReplicaLog:
         bytes are sent again and overwrite it.
         """
         try:
-            self._log.zero(log_offset, size)
+            self._core.log.zero(log_offset, size)
         except OSError:
             self._torn_end = max(self._torn_end, log_offset + size)

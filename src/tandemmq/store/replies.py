@@ -10,13 +10,11 @@ from __future__ import annotations
 import logging
 
 from tandemmq.errors import Busy
-from tandemmq.runtime.ports import Clock, TimerHandle
-from tandemmq.store.admission import Admission
+from tandemmq.runtime.ports import TimerHandle
 from tandemmq.store.confirm import AckTable, Answers, OnDone, WaitFor, WaitLines, plan_wait
-from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
+from tandemmq.store.core import StoreCore
+from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.store.outcomes import PutStatus
-from tandemmq.store.recorder import StoreRecorder
-from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
 
@@ -31,29 +29,20 @@ _TOO_MANY = "too many sends wait"
 class Replies:
     """The waiting sends of one store, and their answers."""
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        *,
-        clock: Clock,
-        admission: Admission,
-        recorder: StoreRecorder,
-        appended: Watermark,
-        flushed: Watermark,
-    ) -> None:
-        self._options = options
-        self._clock = clock
-        self._admission = admission
-        self._recorder = recorder
-        self._appended = appended
-        self._flushed = flushed
+    def __init__(self, core: StoreCore) -> None:
+        self._options = core.options
+        self._clock = core.clock
+        self._admission = core.admission
+        self._recorder = core.recorder
+        self._appended = core.appended
+        self._flushed = core.flushed
         self.lines = WaitLines()
         self._timer: TimerHandle | None = None
         self._timer_at = 0.0
         self._failed: PutStatus | None = None
         self.acks = AckTable(self._release)
-        flushed.follow(self._on_flushed)
-        self.set_role(options.role)
+        core.flushed.follow(self._on_flushed)
+        self.set_role(core.options.role)
 
     def set_role(self, role: BrokerRole) -> None:
         """Sets the number of acks that sends require from the next write on, by role (spec

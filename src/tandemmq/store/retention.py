@@ -21,15 +21,11 @@ from typing import Final
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.record import RecordOutcome
-from tandemmq.runtime.ports import Clock, Disk, TimerHandle
-from tandemmq.store.admission import Admission
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.runtime.ports import Disk
+from tandemmq.store.core import StoreCore
 from tandemmq.store.damage import DAMAGED
-from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import StoreOptions
 from tandemmq.store.segmented_log import Segment
-from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -129,16 +125,8 @@ class Cleaner:
 
     def __init__(
         self,
-        options: StoreOptions,
+        core: StoreCore,
         *,
-        log: CommitLog,
-        queues: ConsumeQueues,
-        indexes: KeyIndexes | None,
-        admission: Admission,
-        directories: Sequence[Path],
-        disk: Disk,
-        clock: Clock,
-        flushed: Watermark,
         tables_end: Callable[[], int],
         is_held: Callable[[], bool],
     ) -> None:
@@ -148,34 +136,24 @@ class Cleaner:
         its record, and a queue whose file is lost in a power cut would begin at 0. `is_held`: the end of the
         log is being cut; no file may be deleted meanwhile, since the cut may be at the beginning of one.
         """
-        self._options = options
-        self._log = log
-        self._queues = queues
-        self._indexes = indexes
-        self._admission = admission
-        self._directories = directories
-        self._disk = disk
-        self._clock = clock
-        self._flushed = flushed
+        self._core = core
+        self._rounds = core.rounds("clean")
         self._tables_end = tables_end
         self._is_held = is_held
-        self._timer: TimerHandle | None = None
 
     def start(self) -> None:
         """Starts the rounds; with a disk that is already full no message is accepted until the first one."""
-        assert self._timer is None, "the rounds begin once"
-        self._set_full(self._used_percent() > self._options.disk_warning_percent)
-        self._timer = self._clock.call_later(self._options.clean_first_delay_ms / 1000, self._tick)
+        assert not self._rounds.is_timed, "the rounds begin once"
+        self._set_full(self._used_percent() > self._core.options.disk_warning_percent)
+        self._rounds.after(self._core.options.clean_first_delay_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        self._timer = self._clock.call_later(self._options.clean_interval_ms / 1000, self._tick)
+        self._rounds.after(self._core.options.clean_interval_ms / 1000, self._tick)
         self.clean()
 
     def stop(self) -> None:
         """Ends the rounds."""
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._rounds.halt()
 
     def clean(self, *, at_any_hour: bool = False) -> int:
         """Runs one round and returns how many log files were deleted.
@@ -185,14 +163,14 @@ class Cleaner:
         """
         if self._is_held():
             return 0
-        now_ms, used_percent = self._clock.now_ms(), self._used_percent()
+        now_ms, used_percent = self._core.clock.now_ms(), self._used_percent()
         try:
             left_at_ms = self._left_at()
         except OSError as error:
             log.warning(events.RETENTION_POSTPONED, extra={"error": str(error)})
             left_at_ms = []
         plan = plan_cleaning(
-            self._options,
+            self._core.options,
             used_percent=used_percent,
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             now_ms=now_ms,
@@ -203,13 +181,13 @@ class Cleaner:
         deleted = 0
         try:
             for _ in range(plan.delete_count):
-                segment = self._log.log.drop_oldest()
-                assert segment.end <= self._flushed.value, (segment, self._flushed.value)
+                segment = self._core.log.log.drop_oldest()
+                assert segment.end <= self._core.flushed.value, (segment, self._core.flushed.value)
                 assert segment.end <= self._tables_end(), (segment, self._tables_end())
                 deleted += 1
                 if deleted > plan.delete_count - plan.early_count:
                     # Its pending delayed and timer messages and open transactions are lost as well.
-                    hours = self._options.file_reserved_hours
+                    hours = self._core.options.file_reserved_hours
                     log.error(
                         events.SEGMENT_DELETED_EARLY,
                         extra={"path": str(segment.path), "reserved_hours": hours},
@@ -225,16 +203,16 @@ class Cleaner:
 
     def cut_tables(self) -> None:
         """Deletes the files of queues and key indexes that point only below the log."""
-        begin = self._log.begin
-        assert begin <= self._log.end, (begin, self._log.end)
-        self._log.damaged.drop_below(begin)
-        if not self._log.damaged:
-            self._admission.unblock(DAMAGED)
+        begin = self._core.log.begin
+        assert begin <= self._core.log.end, (begin, self._core.log.end)
+        self._core.log.damaged.drop_below(begin)
+        if not self._core.log.damaged:
+            self._core.admission.unblock(DAMAGED)
         steps: list[Callable[[int], object]] = [
-            step for queue in self._queues for step in (queue.drop_files_below, queue.raise_min)
+            step for queue in self._core.queues for step in (queue.drop_files_below, queue.raise_min)
         ]
-        if self._indexes is not None:
-            steps.append(self._indexes.drop_below)
+        if self._core.indexes is not None:
+            steps.append(self._core.indexes.drop_below)
         for step in steps:
             try:
                 step(begin)
@@ -248,27 +226,27 @@ class Cleaner:
         it.
         """
         used = USE_UNKNOWN
-        for directory in self._directories:
+        for directory in (self._core.paths.commit_log, self._core.paths.consume_queues):
             with suppress(OSError):
-                total, free = self._disk.usage(directory)
+                total, free = self._core.disk.usage(directory)
                 if total > 0:
                     used = max(used, -(-100 * (total - free) // total))
         return used
 
     def _left_at(self) -> list[int]:
-        safe = min(self._flushed.value, self._tables_end())
-        candidates = islice(pairwise(self._log.log.segments), self._options.delete_file_count_max)
+        safe = min(self._core.flushed.value, self._tables_end())
+        candidates = islice(pairwise(self._core.log.log.segments), self._core.options.delete_file_count_max)
         # A file followed by a damaged record counts as young as the next one, which the plan checks.
         times = [
             self._left_for(segment, after)
             for segment, after in candidates
-            if segment.end <= safe and after.base < self._log.end
+            if segment.end <= safe and after.base < self._core.log.end
         ]
         for index in range(len(times) - 1, -1, -1):
             if times[index] < 0:
-                times[index] = times[index + 1] if index + 1 < len(times) else self._clock.now_ms()
-        assert not times or self._log.log.segments[len(times) - 1].end <= safe, (len(times), safe)
-        assert len(times) < max(1, len(self._log.log.segments)), "the last file stays"
+                times[index] = times[index + 1] if index + 1 < len(times) else self._core.clock.now_ms()
+        assert not times or self._core.log.log.segments[len(times) - 1].end <= safe, (len(times), safe)
+        assert len(times) < max(1, len(self._core.log.log.segments)), "the last file stays"
         assert min(times, default=0) >= 0, times
         return times
 
@@ -290,7 +268,7 @@ class Cleaner:
         times: list[int] = []
         at = segment.base
         while at < segment.end and len(times) < count:
-            record = self._log.check(at)
+            record = self._core.log.check(at)
             if record.outcome is not RecordOutcome.OK:
                 break
             times.append(record.stored_at_ms)
@@ -299,11 +277,11 @@ class Cleaner:
         return times
 
     def _set_full(self, is_full: bool) -> None:
-        if is_full == self._admission.is_blocked(_DISK_FULL):
+        if is_full == self._core.admission.is_blocked(_DISK_FULL):
             return
         if is_full:
-            self._admission.block(_DISK_FULL, "the disk is full")
-            log.error(events.DISK_FULL, extra={"path": str(self._log.log.directory)})
+            self._core.admission.block(_DISK_FULL, "the disk is full")
+            log.error(events.DISK_FULL, extra={"path": str(self._core.log.log.directory)})
         else:
-            self._admission.unblock(_DISK_FULL)
-            log.warning(events.DISK_SPACE_RECOVERED, extra={"path": str(self._log.log.directory)})
+            self._core.admission.unblock(_DISK_FULL)
+            log.warning(events.DISK_SPACE_RECOVERED, extra={"path": str(self._core.log.log.directory)})

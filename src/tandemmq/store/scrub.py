@@ -1,51 +1,39 @@
-"""Finds and repairs damage in the files of a store.
+"""Finds damage in the files of a store before the bytes are needed.
 
-The `Scrubber` re-reads the log in rounds, so that damage is found before the bytes are needed. It also
-compares queue entries with the log and repairs them. The `Healer` restores damaged ranges of the log from the
-bytes of another copy.
+The `Scrubber` re-reads the log in rounds. It also compares queue entries with the log and repairs them.
+`EntryRepair` has a part of the log re-read at once for a wrong entry that a reader met.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterator
-from functools import partial
-from pathlib import Path
+from collections.abc import Awaitable, Callable
 from typing import Final, NamedTuple, TypeVar
 
-from tandemmq.errors import Corrupt, DiskFull, StoreError
-from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
+from tandemmq.errors import Corrupt, RequestRejected, StoreError
+from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.protocol.record_layout import PREFIX
-from tandemmq.runtime.ports import Advice, Clock, Disk, File, TimerHandle
-from tandemmq.runtime.tasks import TaskScope
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.damage import DamagedRange, copy_aside, next_valid, read_range
+from tandemmq.runtime.ports import Advice, File
+from tandemmq.store.consume_queue import ConsumeQueue
+from tandemmq.store.consume_queues import QueueKey
+from tandemmq.store.core import StoreCore
+from tandemmq.store.damage import DamagedRange, next_valid
 from tandemmq.store.dispatcher import Dispatcher
-from tandemmq.store.flusher import sync_segments
-from tandemmq.store.options import StoreOptions
+from tandemmq.store.reader import names_record
 from tandemmq.store.record_block import RecordBlock, read_block
-from tandemmq.store.recorder import StoreRecorder
 from tandemmq.store.segmented_log import Segment
-from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
-from tandemmq.units import KIB, MIB, align_down
+from tandemmq.units import MIB, align_down
 
 log = logging.getLogger(__name__)
 
 BLOCK_BYTES: Final = MIB
 FIRST_DELAY_S: Final = 60.0
 """The delay of the first round: a start has just read the last file, and has other work."""
-HEAL_BYTES_MAX = 256 * MIB
-AROUND_BYTES = 4 * KIB
-"""The bytes on either side of a range that must be the same in both logs."""
+LOST_ENTRIES_MAX = 1024
+"""The number of lost queue entries after which no more are searched for."""
 
 _T = TypeVar("_T")
-
-Fetch = Callable[[int, int], Awaitable[bytes]]
-"""(log_offset, size): returns the other copy's bytes, all of them. Raises a TandemError when it
-lacks some.
-"""
 
 
 class _BlockScan(NamedTuple):
@@ -86,96 +74,62 @@ class Scrubber:
 
     def __init__(
         self,
-        options: StoreOptions,
+        core: StoreCore,
         *,
-        log: CommitLog,
-        disk: Disk,
-        clock: Clock,
-        tasks: TaskScope,
-        recorder: StoreRecorder,
-        flushed: Watermark,
-        dispatched: Watermark,
         on_damaged: Callable[[], None],
         repair_entries: Callable[[RecordBlock], None],
     ) -> None:
-        self._bytes_per_second = options.scrub_bytes_per_second
-        self._record_pair_bytes = 2 * options.record_bytes_max
-        self._interval_s = options.scrub_interval_ms / 1000
-        self._log = log
-        self._disk = disk
-        self._clock = clock
-        self._tasks = tasks
-        self._recorder = recorder
-        self._flushed = flushed
-        self._dispatched = dispatched
+        self._core = core
+        self._rounds = core.rounds("scrub")
         self._on_damaged = on_damaged
         self._repair_entries = repair_entries
         self._position = 0  # where the next read begins
         self._cut_count = 0  # cuts of the log when `_position` was a record boundary
-        self._timer: TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_stopped = False
 
     def start(self) -> None:
         """Starts the rounds, unless the options disable them."""
-        if self._bytes_per_second:
+        if self._core.options.scrub_bytes_per_second:
             self._schedule(FIRST_DELAY_S)
-
-    def halt(self) -> None:
-        """Stops reading."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
 
     async def stop(self) -> None:
         """Stops reading, and waits until no read runs."""
-        self.halt()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await self._rounds.stop()
 
     def _schedule(self, seconds: float) -> None:
-        assert self._timer is None, "one scan at a time"
-        self._timer = self._clock.call_later(seconds, self._tick)
-
-    def _tick(self) -> None:
-        self._timer = None
-        if not self._is_stopped:
-            assert self._task is None, "one scan at a time"
-            self._task = self._tasks.start("scrub", self._run_once())
+        self._rounds.after(seconds, lambda: self._rounds.start(self._run_once))
 
     async def _run_once(self) -> None:
         """Runs one read and schedules the next, after a longer rest at the end of a round."""
-        if self._cut_count != self._flushed.cut_count:
-            self._position = align_down(self._position, self._log.segment_bytes)
-            self._cut_count = self._flushed.cut_count
-        try:
-            step = await self._scan_block(self._position)
-        finally:
-            self._task = None
-        is_cut = self._cut_count != self._flushed.cut_count
+        if self._cut_count != self._core.flushed.cut_count:
+            self._position = align_down(self._position, self._core.log.segment_bytes)
+            self._cut_count = self._core.flushed.cut_count
+        step = await self._scan_block(self._position)
+        is_cut = self._cut_count != self._core.flushed.cut_count
         assert step is None or is_cut or step.position >= self._position, (step, self._position)
         assert step is None or step.read_bytes >= 0, step
         self._position = 0 if step is None else step.position
-        if not self._is_stopped:
-            self._schedule(self._interval_s if step is None else step.read_bytes / self._bytes_per_second)
+        options = self._core.options
+        rest_s = 0.0 if step is None else step.read_bytes / options.scrub_bytes_per_second
+        self._schedule(options.scrub_interval_ms / 1000 if step is None else rest_s)
 
     async def scan_range(self, log_offset: int, end: int) -> None:
         """Reads now, at full speed, from the record that contains `log_offset` up to `end`."""
-        segment = self._log.log.find(log_offset)
+        segment = self._core.log.log.find(log_offset)
         if segment is None:
             return
-        position, cut_count = segment.base, self._flushed.cut_count
-        at = max(0, log_offset - self._record_pair_bytes - segment.base)
+        position, cut_count = segment.base, self._core.flushed.cut_count
+        at = max(0, log_offset - 2 * self._core.options.record_bytes_max - segment.base)
         try:
             found_at = await self._off_loop(segment, _find_valid, at, log_offset - segment.base)
         except OSError as error:
             self._report_failure(segment, log_offset, str(error))
         else:
-            if at and found_at is not None and self._flushed.cut_count == cut_count:
+            if at and found_at is not None and self._core.flushed.cut_count == cut_count:
                 position += found_at
         while (
-            position < end and not self._is_stopped and (step := await self._scan_block(position)) is not None
+            position < end
+            and not self._rounds.is_stopped
+            and (step := await self._scan_block(position)) is not None
         ):
             position = step.position
 
@@ -183,19 +137,19 @@ class Scrubber:
         """Reads the block at `position` or the next valid one; returns None at the end of the
         readable part.
         """
-        position = max(position, self._log.begin)  # retention may have deleted the position
-        while (known := self._log.damaged.find(position, position + 1)) is not None:
+        position = max(position, self._core.log.begin)  # retention may have deleted the position
+        while (known := self._core.log.damaged.find(position, position + 1)) is not None:
             position = known.end
-        segment = self._log.log.find(position)
+        segment = self._core.log.log.find(position)
         if segment is None or position >= segment.base + self._limit(segment):
             return None
         at, limit = position - segment.base, self._limit(segment)
-        cut_count = self._flushed.cut_count
+        cut_count = self._core.flushed.cut_count
         try:
             scan = await self._off_loop(segment, _scan_file, at, limit)
             assert at <= scan.end <= segment.size, (segment, at, scan.end)
-            self._recorder.scrubbed_bytes += scan.read_bytes
-            if self._flushed.cut_count != cut_count:
+            self._core.recorder.scrubbed_bytes += scan.read_bytes
+            if self._core.flushed.cut_count != cut_count:
                 return _ScanStep(segment.base, scan.read_bytes)
             position = segment.base + scan.end
             if scan.block is not None and not self._is_removed(segment):
@@ -214,25 +168,29 @@ class Scrubber:
         Raises:  OSError.
         """
         begin = segment.base + at
-        if self._is_removed(segment) or self._log.damaged.find(begin, begin + 1) is not None:
+        if self._is_removed(segment) or self._core.log.damaged.find(begin, begin + 1) is not None:
             return begin  # the next read begins after it
         if not _valid_end(segment.view(), at, segment.base)[1]:
             return begin  # it was healed meanwhile, or memory had an error
-        limit, cut_count = self._limit(segment), self._flushed.cut_count
+        limit, cut_count = self._limit(segment), self._core.flushed.cut_count
         found_at = await self._off_loop(segment, _find_valid, at, limit)
-        if self._flushed.cut_count != cut_count:
+        if self._core.flushed.cut_count != cut_count:
             return segment.base
         if self._is_removed(segment):
             return begin
-        if found_at is None and limit < segment.size and self._flushed.value < self._dispatched.value:
+        if (
+            found_at is None
+            and limit < segment.size
+            and self._core.flushed.value < self._core.dispatched.value
+        ):
             return None  # it is unknown if a record ends at `limit`: next time
         end = segment.base + (limit if found_at is None else found_at)
         assert begin < end, "valid bytes follow the invalid ones"
-        assert end <= min(segment.end, self._log.end), (segment, end, self._log.end)
-        following = self._log.damaged.find(begin, end)
+        assert end <= min(segment.end, self._core.log.end), (segment, end, self._core.log.end)
+        following = self._core.log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
         try:
-            self._log.damaged.add(damaged, segment.path)
+            self._core.log.damaged.add(damaged, segment.path)
         except Corrupt as error:
             self._report_failure(segment, begin, str(error))
             return None
@@ -256,16 +214,16 @@ class Scrubber:
         """
         file = segment.pin()
         try:
-            return await self._disk.offload(scan, file, segment.view(), segment.base, *facts)
+            return await self._core.disk.offload(scan, file, segment.view(), segment.base, *facts)
         finally:
             segment.unpin()
 
     def _limit(self, segment: Segment) -> int:
         """Returns the end of the readable part of the file; only a cut of the log lowers it."""
-        return min(segment.size, min(self._flushed.value, self._dispatched.value) - segment.base)
+        return min(segment.size, min(self._core.flushed.value, self._core.dispatched.value) - segment.base)
 
     def _is_removed(self, segment: Segment) -> bool:
-        return self._log.log.find(segment.base) is not segment
+        return self._core.log.log.find(segment.base) is not segment
 
     def _report_failure(self, segment: Segment, log_offset: int, reason: str) -> None:
         extra = {"path": str(segment.path), "log_offset": log_offset, "reason": reason}
@@ -320,142 +278,50 @@ def _read(file: File, begin: int, end: int) -> None:
         file.pread(at, min(BLOCK_BYTES, end - at))
 
 
-class Healer:
-    """The heals of one store; one at a time.
+class EntryRepair:
+    """The searches for the records of wrong queue entries, one at a time.
 
-    Invariants: nothing is written before two checks: the other copy's bytes are valid records that fill the
-                range exactly, and its bytes around the range equal ours, so it is the same log. The old bytes
-                are copied aside, and the copy is on disk, before they are overwritten. A range is valid again
-                only after the fsync; the next start finds a heal interrupted by a crash as damage.
-    Strategy:   missing queue entries are written first and flushed, because nothing restores them later.
-                Readers skip them while the range is damaged. The key index is unchanged, since it accepts
-                keys only in log order.
-    At a bound: a range of more than `HEAL_BYTES_MAX` is left to an operator.
-    Knows not:  the source of the other copy.
+    `rescan(begin, end)` re-reads a part of the log, which repairs the entries of the records in it.
     """
 
     def __init__(
-        self,
-        *,
-        log: CommitLog,
-        dispatcher: Dispatcher,
-        copies: Path,
-        clock: Clock,
-        flush_tables: Callable[[], Awaitable[object]],
+        self, core: StoreCore, dispatcher: Dispatcher, rescan: Callable[[int, int], Awaitable[None]]
     ) -> None:
-        self._flush_tables = flush_tables
-        self._log = log
+        self._core = core
         self._dispatcher = dispatcher
-        self._copies = copies
-        self._clock = clock
+        self._rescan = rescan
+        self._is_running = False
+        self._lost: set[tuple[QueueKey, int]] = set()
 
-    async def heal(self, damaged: DamagedRange, fetch: Fetch) -> None:
-        """Heals the range; it is valid again when the call returns.
+    def start(self, queue: ConsumeQueue, queue_offset: int) -> bool:
+        """Starts a search for the record of a wrong queue entry, in the part of the log where it must be.
 
-        Raises:  what `fetch` raises; Corrupt when the other bytes do not fit here; DiskFull; OSError when an
-                 fsync failed.
+        Returns True if readers should wait before the entry, False if an earlier search failed.
         """
-        if damaged not in self._log.damaged:
-            return  # it left the log while another one was healed
-        if damaged.size > HEAL_BYTES_MAX:
-            reason = f"{damaged.size} bytes exceed the {HEAL_BYTES_MAX} that are healed at once"
-            raise self._mismatch(damaged, reason)
-        data = await fetch(damaged.begin, damaged.end - damaged.begin)
-        records = list(self._records(damaged, data))
-        await self._compare_around(damaged, fetch)
-        if damaged not in self._log.damaged:
-            return  # retention or a cut removed it, or it grew meanwhile
-        touched = self._dispatcher.restore(memoryview(data), damaged.begin, records)
-        steps: tuple[Callable[[], Awaitable[object]], ...] = (
-            self._flush_tables,
-            partial(self._keep_copy, damaged),
-            partial(self._write, damaged, data),
-        )
-        for step in steps:
-            await step()
-            if damaged not in self._log.damaged:
-                return
-        self._log.damaged.remove(damaged)
-        self._dispatcher.notify_readable(touched)
-        log.warning(
-            events.LOG_HEALED,
-            extra={"log_offset": damaged.begin, "size_bytes": damaged.size, "record_count": len(records)},
-        )
+        assert queue.min_offset <= queue_offset < queue.max_offset, (queue, queue_offset)
+        if (queue.key, queue_offset) in self._lost or len(self._lost) >= LOST_ENTRIES_MAX:
+            return False
+        if not self._is_running:
+            self._is_running = True
+            self._core.tasks.start("repair_entry", self._repair(queue, queue_offset))
+        return True
 
-    def _records(self, damaged: DamagedRange, data: bytes) -> Iterator[RecordCheck]:
-        """Yields the records that fill the range, file by file. Raises Corrupt."""
-        if len(data) != damaged.size:
-            raise self._mismatch(damaged, f"the other copy sent {len(data)} bytes")
-        view = memoryview(data)
-        position = damaged.begin
-        while position < damaged.end:
-            segment = self._log.log.find(position)
-            if segment is None:
-                raise self._mismatch(damaged, "the file was deleted")
-            at, file_end = position - damaged.begin, segment.end - damaged.begin
-            found = check_record(view[:file_end], at, log_offset=position)
-            if found.outcome is RecordOutcome.BLANK and found.size == segment.end - position:
-                position = segment.end
-            elif found.outcome is RecordOutcome.OK:
-                yield found
-                position += found.size
-            else:
-                raise self._mismatch(damaged, f"the other copy at {position}: {found.outcome.value}")
-        if position != damaged.end:
-            raise self._mismatch(damaged, f"the other copy's records end at {position}")
-
-    async def _compare_around(self, damaged: DamagedRange, fetch: Fetch) -> None:
-        """Compares the bytes around the range. Raises Corrupt if the other log differs from ours."""
-        before = max(damaged.begin - AROUND_BYTES, self._log.begin)
-        compared = 0
-        for begin, end in ((before, damaged.begin), (damaged.end, damaged.end + AROUND_BYTES)):
-            ours = self._valid_part(begin, end, is_before=end == damaged.begin)
-            if ours is None:
-                continue
-            at, view = ours
-            assert begin <= at < at + len(view) <= end, (damaged, begin, at, end)
-            if await fetch(at, len(view)) != view:
-                raise self._mismatch(damaged, f"the other log differs from this one at {at} or after it")
-            compared += len(view)
-        if not compared:
-            raise self._mismatch(damaged, "no valid bytes beside the range to compare with the other copy")
-
-    def _valid_part(self, begin: int, end: int, *, is_before: bool) -> tuple[int, memoryview] | None:
-        """Returns valid bytes adjacent to the range, of one file; None without any."""
-        if is_before:
-            segment = self._log.log.find(end - 1)
-            begin = begin if segment is None else max(begin, segment.base)
-            while (other := self._log.damaged.find(begin, end)) is not None:
-                begin = other.end
-        view = self._log.valid_view(begin, max(0, end - begin))
-        return (begin, view) if len(view) else None
-
-    async def _keep_copy(self, damaged: DamagedRange) -> None:
-        disk = self._log.disk
-        now_ms = self._clock.now_ms()
-        copy = partial(copy_aside, directory=self._copies, suffix="bad", disk=disk, now_ms=now_ms)
+    async def _repair(self, queue: ConsumeQueue, queue_offset: int) -> None:
+        begin, end = self._core.log.begin, self._core.dispatched.value  # a filler names offset 0
+        before, after = queue.entry(queue_offset - 1), queue.entry(queue_offset + 1)
+        if before is not None and begin <= before[0] < end:
+            begin = before[0]
+        if after is not None and begin < after[0] < end:
+            end = after[0]
         try:
-            old = [*read_range(self._log.log, damaged.begin, damaged.end)]
-        except OSError:
-            old = [bytes(damaged.size)]  # an unreadable sector holds nothing to keep
-        assert sum(map(len, old)) == damaged.size, damaged
-        await disk.offload(copy, old, damaged.begin, damaged.size)
-
-    async def _write(self, damaged: DamagedRange, data: bytes) -> None:
-        assert len(data) == damaged.size, (damaged, len(data))
-        segments = self._log.dirty_segments(damaged.begin, damaged.end)
-        assert segments, f"{damaged} is not in the log"
-        assert segments[0].base <= damaged.begin < damaged.end <= segments[-1].end, (damaged, segments)
-        for segment in segments:
-            begin, end = max(segment.base, damaged.begin), min(segment.end, damaged.end)
-            part = memoryview(data)[begin - damaged.begin : end - damaged.begin]
-            assert len(part) == end - begin > 0, (damaged, segment)
-            try:
-                segment.file.pwrite(begin - segment.base, (part,))
-            except OSError as error:
-                raise DiskFull(f"{segment.path} cannot be written: {error.strerror or error}") from error
-        await sync_segments(self._log.disk, segments)
-
-    def _mismatch(self, damaged: DamagedRange, reason: str) -> StoreError:
-        directory = self._log.log.directory
-        return Corrupt(directory, damaged.begin, f"bytes to {damaged.end} are not healed: {reason}")
+            await self._rescan(begin, end)
+            if not names_record(self._core.log, queue, queue_offset):
+                self._lost.add((queue.key, queue_offset))
+                extra = {"topic": queue.key[0], "queue_id": queue.key[1], "queue_offset": queue_offset}
+                log.error(events.QUEUE_ENTRY_LOST, extra=extra)
+        except (StoreError, RequestRejected) as error:
+            if isinstance(error, StoreError) and error.fatal:
+                raise
+        finally:
+            self._is_running = False
+        self._dispatcher.notify_readable({queue: None})

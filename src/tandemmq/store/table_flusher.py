@@ -13,17 +13,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Protocol
+from functools import partial
 
-from tandemmq.runtime.ports import Clock, Disk, NotOpened, TimerHandle
-from tandemmq.runtime.tasks import TaskScope, run_out
-from tandemmq.store.admission import Admission
-from tandemmq.store.checkpoint import Checkpoint
+from tandemmq.runtime.ports import Clock, NotOpened
 from tandemmq.store.consume_queue import ConsumeQueue
-from tandemmq.store.consume_queues import ConsumeQueues
+from tandemmq.store.core import StoreCore
 from tandemmq.store.dispatcher import QUEUE_WRITE_FAILED, Dispatcher
-from tandemmq.store.flusher import PAGE_BYTES, Flusher, sync_segments
-from tandemmq.store.options import StoreOptions
+from tandemmq.store.flusher import Flusher, sync_segments
+from tandemmq.store.options import PAGE_BYTES
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
 
@@ -41,87 +38,63 @@ REST_FACTOR = 4
 """The factor of rest: rounds triggered by load take at most one part in five of the time."""
 
 
-class IndexTables(Protocol):
-    """The part of the key index that the flusher uses."""
-
-    async def flush(self) -> bool:
-        """Flushes; returns True if the keys of everything dispatched so far are on disk."""
-
-
 class TableFlusher:
     """The rounds over ConsumeQueues, key index and checkpoint."""
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        *,
-        queues: ConsumeQueues,
-        indexes: IndexTables | None,
-        checkpoint: Checkpoint,
-        dispatcher: Dispatcher,
-        flusher: Flusher,
-        disk: Disk,
-        clock: Clock,
-        tasks: TaskScope,
-        admission: Admission,
-        tables_end: int,
-    ) -> None:
-        assert tables_end >= 0, tables_end
-        self.tables_end = tables_end
+    def __init__(self, core: StoreCore, dispatcher: Dispatcher, flusher: Flusher) -> None:
+        self.tables_end = 0
         """The log offset below which the queue entries of all records are on disk."""
-        self._options = options
-        self._queues = queues
-        self._indexes = indexes
-        self._checkpoint = checkpoint
+        self._core = core
+        self._rounds = core.rounds("flush_tables")
         self._dispatcher = dispatcher
         self._flusher = flusher
-        self._disk = disk
-        self._clock = clock
-        self._tasks = tasks
-        self._admission = admission
-        self._task: asyncio.Task[None] | None = None
-        self._timer: TimerHandle | None = None
-        self._thorough_at = clock.monotonic()
+        self._thorough_at = core.clock.monotonic()
         self._thorough_s = 0.0  # the duration of the last thorough round
-        self._thorough_end = dispatcher.dispatched_end
-        self._thorough_count = dispatcher.dispatched_count
-        self._whole_end = dispatcher.dispatched_end  # becomes the durable mark once it is flushed
-        self._is_stopped = False
+        self._thorough_end = self._thorough_count = 0
+        self._whole_end = 0  # becomes the durable mark once it is flushed
+
+    async def begin(self, tables_end: int) -> None:
+        """Puts everything that recovery dispatched on disk, before anything relies on it.
+
+        `tables_end`: the log offset below which the entries were on disk before.
+        """
+        assert 0 <= tables_end <= self._core.dispatched.value, tables_end
+        self.tables_end = tables_end
+        self._thorough_end = self._whole_end = self._core.dispatched.value
+        self._thorough_count = self._dispatcher.dispatched_count
+        await self.flush(is_thorough=True)
 
     def start(self) -> None:
         """Starts the rounds."""
-        self._timer = self._clock.call_later(self._options.queue_flush_interval_ms / 1000, self._tick)
+        self._rounds.after(self._core.options.queue_flush_interval_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        if self._is_stopped:
-            return
         self.start()
-        if self._task is not None:
+        if self._rounds.is_running:
             return
-        now = self._clock.monotonic()
-        is_due = now >= self._thorough_at + self._options.queue_flush_thorough_interval_ms / 1000
+        now = self._core.clock.monotonic()
+        is_due = now >= self._thorough_at + self._core.options.queue_flush_thorough_interval_ms / 1000
         is_rest_over = now >= self._thorough_at + (1 + REST_FACTOR) * self._thorough_s
         is_thorough = is_due or (is_rest_over and self._is_far_behind())
         if is_thorough:
             self._thorough_at = now
-        self._task = self._tasks.start("flush_tables", self._round(is_thorough))
+        self._rounds.start(partial(self._round, is_thorough))
 
     def _is_far_behind(self) -> bool:
         """Returns True if a restart after a crash would have much to redo."""
         dispatcher = self._dispatcher
-        assert self._thorough_end <= dispatcher.dispatched_end, self._thorough_end
+        assert self._thorough_end <= self._core.dispatched.value, self._thorough_end
         assert self._thorough_count <= dispatcher.dispatched_count, "what is dispatched is counted once"
         return (
-            dispatcher.dispatched_end - self._thorough_end >= BACKLOG_BYTES_MAX
+            self._core.dispatched.value - self._thorough_end >= BACKLOG_BYTES_MAX
             or dispatcher.dispatched_count - self._thorough_count >= BACKLOG_COUNT_MAX
         )
 
     async def flush_soon(self) -> None:
         """Waits for a thorough round that began after the call, or until the flusher is halted."""
         await self.idle()
-        if not self._is_stopped:
-            self._task = self._tasks.start("flush_tables", self._round(is_thorough=True))
-            await asyncio.wait([self._task])
+        self._rounds.start(partial(self._round, is_thorough=True))
+        await self.idle()
 
     async def _round(self, is_thorough: bool) -> None:
         try:
@@ -131,8 +104,6 @@ class TableFlusher:
             log.error(events.TABLE_FLUSH_POSTPONED, extra={"error": str(error)})
         except OSError as error:
             self._flusher.fail(error)
-        finally:
-            self._task = None
 
     async def flush(self, *, is_thorough: bool) -> bool:
         """Runs one round. Returns True if it was thorough and every entry is on disk now.
@@ -140,43 +111,44 @@ class TableFlusher:
         Raises:  NotOpened when a file could not be opened now; OSError when an fsync failed.
         """
         stored_at_ms = self._dispatcher.stored_at_ms
-        begun_at = self._clock.monotonic()
+        begun_at = self._core.clock.monotonic()
         if is_thorough:
-            self._thorough_end = self._dispatcher.dispatched_end
+            self._thorough_end = self._core.dispatched.value
             self._thorough_count = self._dispatcher.dispatched_count
         is_written, is_blocked = True, False
-        least_bytes = 1 if is_thorough else max(1, self._options.queue_flush_least_pages * PAGE_BYTES)
+        least_bytes = 1 if is_thorough else max(1, self._core.options.queue_flush_least_pages * PAGE_BYTES)
         due: list[ConsumeQueue] = []
-        for count, queue in enumerate(self._queues):
+        for count, queue in enumerate(self._core.queues):
             if count % QUEUES_PER_TURN == QUEUES_PER_TURN - 1:
-                await next_turn(self._clock)
+                await next_turn(self._core.clock)
             is_refused = self._write(queue, is_idle=is_thorough)
             is_written &= is_refused is None
             is_blocked |= bool(is_refused)
             if queue.unsynced_bytes >= least_bytes:
                 due.append(queue)
         if not is_blocked:
-            self._admission.unblock(QUEUE_WRITE_FAILED)
+            self._core.admission.unblock(QUEUE_WRITE_FAILED)
         is_synced = await self._sync(due)
-        is_indexed = is_thorough and self._indexes is not None and await self._indexes.flush()
+        indexes = self._core.indexes
+        is_indexed = is_thorough and indexes is not None and await indexes.flush()
         if self._flusher.is_failed:
             return False
         has_saved_deletions = await self._save_deletions()
         durable_log_offset = self._flushed_whole_end()
-        assert durable_log_offset is None or durable_log_offset <= self._flusher.flushed_end
+        assert durable_log_offset is None or durable_log_offset <= self._core.flushed.value
         is_complete = is_thorough and is_written and is_synced and has_saved_deletions
         if is_complete:
-            assert self._thorough_end <= self._dispatcher.dispatched_end, self._thorough_end
+            assert self._thorough_end <= self._core.dispatched.value, self._thorough_end
             self.tables_end = self._thorough_end
-        self._checkpoint.raise_times(
+        self._core.checkpoint.raise_times(
             log_ms=self._flusher.flushed_stored_at_ms,
             queues_ms=stored_at_ms if is_complete else 0,
             index_ms=stored_at_ms if is_indexed else 0,
             durable_log_offset=durable_log_offset,
         )
-        await self._disk.offload(self._checkpoint.write)
+        await self._core.disk.offload(self._core.checkpoint.write)
         if is_thorough:
-            self._thorough_s = self._clock.monotonic() - begun_at
+            self._thorough_s = self._core.clock.monotonic() - begun_at
         return is_complete
 
     async def _save_deletions(self) -> bool:
@@ -184,7 +156,7 @@ class TableFlusher:
 
         Returns False if it fails again.
         """
-        deletions = self._queues.deletions
+        deletions = self._core.queues.deletions
         if not deletions.is_behind:
             return True
         try:
@@ -199,7 +171,7 @@ class TableFlusher:
 
         A slave may have flushed a partial record; dispatched records are whole.
         """
-        flushed, dispatched = self._flusher.flushed_end, self._dispatcher.dispatched_end
+        flushed, dispatched = self._core.flushed.value, self._core.dispatched.value
         assert self._whole_end <= dispatched, (self._whole_end, dispatched)
         durable = None
         if self._whole_end <= flushed:
@@ -226,7 +198,7 @@ class TableFlusher:
         """
         ends = []
         # The files stay open while they are synced, whatever else needs descriptors.
-        count = max(1, min(QUEUES_PER_SYNC, self._options.open_file_count_max // 2))
+        count = max(1, min(QUEUES_PER_SYNC, self._core.options.open_file_count_max // 2))
         for first in range(0, len(queues), count):
             segments = []
             for queue in queues[first : first + count]:
@@ -235,7 +207,7 @@ class TableFlusher:
                 found, end = queue.unsynced_segments()
                 segments += found
                 ends.append((queue, end))
-            await sync_segments(self._disk, segments)
+            await sync_segments(self._core.disk, segments)
         overtaken = [queue for queue, end in ends if not queue.set_synced(end)]
         return not overtaken
 
@@ -248,19 +220,11 @@ class TableFlusher:
 
     async def idle(self) -> None:
         """Waits until no round runs; none begins before the next await."""
-        await run_out(lambda: self._task)
-        self._task = None
-
-    def halt(self) -> None:
-        """Starts no more rounds."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
+        await self._rounds.idle()
 
     async def stop(self) -> None:
         """Starts no more rounds, and waits until none runs."""
-        self.halt()
-        await self.idle()
+        await self._rounds.stop()
 
 
 async def next_turn(clock: Clock) -> None:

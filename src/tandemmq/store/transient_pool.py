@@ -15,7 +15,6 @@ Source:     spec store 11, spec replication 10.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
@@ -23,15 +22,11 @@ from typing import NamedTuple, TypeAlias
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol.record import RecordOutcome, check_record
 from tandemmq.runtime.disk import LockedMemory
-from tandemmq.runtime.ports import Clock, Disk, File, TimerHandle
-from tandemmq.runtime.tasks import TaskScope, run_out
-from tandemmq.store.admission import Admission
+from tandemmq.runtime.ports import File
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.flusher import PAGE_BYTES
-from tandemmq.store.options import StoreOptions
-from tandemmq.store.recorder import StoreRecorder
+from tandemmq.store.core import StoreCore
+from tandemmq.store.options import PAGE_BYTES, StoreOptions
 from tandemmq.store.segmented_log import Segment
-from tandemmq.store.watermarks import Watermark
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
@@ -216,93 +211,71 @@ class Committer:
                 later, and sends are refused meanwhile.
     """
 
-    def __init__(
-        self,
-        options: StoreOptions,
-        *,
-        pool: TransientPool,
-        log: CommitLog,
-        disk: Disk,
-        clock: Clock,
-        tasks: TaskScope,
-        admission: Admission,
-        recorder: StoreRecorder,
-        appended: Watermark,
-        written_at_ms: Callable[[], int],
-    ) -> None:
-        self._least_pages = options.commit_least_pages
-        self._interval_s = options.commit_interval_ms / 1000
-        self._thorough_s = options.commit_thorough_interval_ms / 1000
+    def __init__(self, core: StoreCore, pool: TransientPool, written_at_ms: Callable[[], int]) -> None:
+        self._core = core
+        self._rounds = core.rounds("commit")
+        self._thorough_s = core.options.commit_thorough_interval_ms / 1000
         self._pool = pool
-        self._log = log
-        self._disk = disk
-        self._clock = clock
-        self._tasks = tasks
-        self._admission = admission
-        self._recorder = recorder
-        self._appended = appended
         self._written_at_ms = written_at_ms
-        self._task: asyncio.Task[None] | None = None
-        self._timer: TimerHandle | None = None
-        self._committed_at = clock.monotonic() - self._thorough_s
+        self._committed_at = core.clock.monotonic() - self._thorough_s
         self._retry_at = 0.0
-        self._is_stopped = False
         self.committed_stored_at_ms = 0  # of the newest record in the files
 
     def wake(self) -> None:
         """Starts or schedules a commit after a put into the pool."""
-        if self._is_stopped or self._task is not None:
+        if self._rounds.is_stopped or self._rounds.is_running:
             return
         if self._is_due():
-            self._task = self._tasks.start("commit", self._catch_up())
-        elif self._timer is None:
-            self._timer = self._clock.call_later(self._interval_s, self._tick)
+            self._rounds.start(self._catch_up)
+        elif not self._rounds.is_timed:
+            self._rounds.after(self._core.options.commit_interval_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        self._timer = None
-        if self._pool.end > self._log.end:
+        if self._pool.end > self._core.log.end:
             self.wake()
 
     def _is_due(self) -> bool:
-        now = self._clock.monotonic()
-        begin, end = self._log.end, self._pool.end
+        now = self._core.clock.monotonic()
+        begin, end = self._core.log.end, self._pool.end
         if begin >= end or now < self._retry_at:
             return False
         if now >= self._committed_at + self._thorough_s:
             return True
-        size = self._log.segment_bytes
-        return begin // size != end // size or end // PAGE_BYTES - begin // PAGE_BYTES >= self._least_pages
+        size = self._core.log.segment_bytes
+        return (
+            begin // size != end // size
+            or end // PAGE_BYTES - begin // PAGE_BYTES >= self._core.options.commit_least_pages
+        )
 
     async def _catch_up(self) -> None:
-        try:
-            while not self._is_stopped and self._is_due():
-                await self.commit()
-        finally:
-            self._task = None
-        if self._pool.end > self._log.end:
-            self.wake()
+        while not self._rounds.is_stopped and self._is_due():
+            await self.commit()
+        if self._pool.end > self._core.log.end:
+            self._rounds.after(self._core.options.commit_interval_ms / 1000, self._tick)
 
     async def commit(self) -> bool:
         """Writes the present content of the pool to the files; False if the disk accepted no write."""
         target, stored_at_ms = self._pool.end, self._written_at_ms()
-        begun_at = self._clock.monotonic()
+        begun_at = self._core.clock.monotonic()
         pinned: list[Segment] = []
         writes: list[Write] = []
         try:
-            for segment, position, data in self._pool.pieces(self._log.end, target):
+            for segment, position, data in self._pool.pieces(self._core.log.end, target):
                 writes.append((segment.pin(), position, data))
                 pinned.append(segment)
-            await self._disk.offload(_write_all, writes)
+            await self._core.disk.offload(_write_all, writes)
         except OSError as error:
-            if target > self._log.end:  # else `commit_now` was faster, and no commit would lift the refusal
+            if (
+                target > self._core.log.end
+            ):  # else `commit_now` was faster, and no commit would lift the refusal
                 self._block(error)
             return False
         finally:
             for segment in pinned:
                 segment.unpin()
-        self._recorder.commit_s.observe(self._clock.monotonic() - begun_at)
+        self._core.recorder.commit_s.observe(self._core.clock.monotonic() - begun_at)
         self._advance(target, stored_at_ms)
-        self._pool.release_below(self._log.end)
+        self._pool.release_below(self._core.log.end)
         return True
 
     def commit_now(self) -> None:
@@ -311,54 +284,47 @@ class Committer:
         Raises:  OSError; everything is still in the pool then.
         """
         target = self._pool.end
-        for segment, position, data in self._pool.pieces(self._log.end, target):
+        for segment, position, data in self._pool.pieces(self._core.log.end, target):
             segment.file.pwrite(position, (data,))
         self._advance(target, self._written_at_ms())
-        if self._task is None:
+        if not self._rounds.is_running:
             self._pool.release_below(target)
 
     def _advance(self, target: int, stored_at_ms: int) -> None:
-        self._committed_at = self._clock.monotonic()
-        if self._admission.is_blocked(_COMMIT_FAILED):
-            self._admission.unblock(_COMMIT_FAILED)
+        self._committed_at = self._core.clock.monotonic()
+        if self._core.admission.is_blocked(_COMMIT_FAILED):
+            self._core.admission.unblock(_COMMIT_FAILED)
             log.warning(events.COMMIT_RESUMED, extra={"log_offset": target})
-        if target <= self._log.end:
+        if target <= self._core.log.end:
             return  # `commit_now` was faster
         assert target <= self._pool.end, (target, self._pool.end)
         self.committed_stored_at_ms = max(self.committed_stored_at_ms, stored_at_ms)
-        self._log.end = target
-        self._appended.raise_to(target)
-        assert self._appended.value == target, (self._appended.value, target)
+        self._core.log.end = target
+        self._core.appended.raise_to(target)
+        assert self._core.appended.value == target, (self._core.appended.value, target)
 
     def _block(self, error: OSError) -> None:
-        self._retry_at = self._clock.monotonic() + RETRY_AFTER_S
-        if not self._admission.is_blocked(_COMMIT_FAILED):
+        self._retry_at = self._core.clock.monotonic() + RETRY_AFTER_S
+        if not self._core.admission.is_blocked(_COMMIT_FAILED):
             log.error(
                 events.COMMIT_TO_LOG_FAILED,
                 extra={"uncommitted_bytes": self._pool.uncommitted_bytes, "error": str(error)},
             )
-        self._admission.block(_COMMIT_FAILED, f"the disk accepts no writes: {error.strerror or error}")
-
-    def halt(self) -> None:
-        """Starts no more commits, because the store has failed."""
-        self._is_stopped = True
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._core.admission.block(_COMMIT_FAILED, f"the disk accepts no writes: {error.strerror or error}")
 
     async def stop(self) -> bool:
         """Commits the rest and starts no more commits. Returns True if nothing is left."""
-        is_halted = self._is_stopped
-        self.halt()
-        await run_out(lambda: self._task)
-        self._task = None
+        is_halted = self._rounds.is_stopped
+        await self._rounds.stop()
         for _ in range(0 if is_halted else LAST_ATTEMPTS):
-            if self._pool.end <= self._log.end or await self.commit():
+            if self._pool.end <= self._core.log.end or await self.commit():
                 break
         # On a slave the log has grown without the pool.
-        lost_bytes = max(0, self._pool.end - self._log.end)
+        lost_bytes = max(0, self._pool.end - self._core.log.end)
         if lost_bytes:
-            log.error(events.POOL_ABANDONED, extra={"log_offset": self._log.end, "lost_bytes": lost_bytes})
+            log.error(
+                events.POOL_ABANDONED, extra={"log_offset": self._core.log.end, "lost_bytes": lost_bytes}
+            )
         return not lost_bytes
 
 

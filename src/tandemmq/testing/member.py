@@ -112,7 +112,7 @@ class ClusterMember:
     def set_disk_full(self, *, is_full: bool) -> None:
         self._disk.is_full = is_full
         if self._broker is not None and self._broker.store is not None:
-            self._broker.store.clean()
+            self._broker.store.cleaner.clean()
 
     def has_all_of(self, master: ClusterMember) -> bool:
         """Returns True if the broker has everything of the master's log, has reported that to the master, and
@@ -124,7 +124,7 @@ class ClusterMember:
         assert own is not None
         assert other is not None
         end = other.max_log_offset
-        is_reported = end in other.acks.positions().values()
+        is_reported = end in other.replies.acks.positions().values()
         return is_reported and own.dispatched.value >= end
 
 

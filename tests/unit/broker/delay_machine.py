@@ -84,7 +84,7 @@ class Machine:
         assert self.delivery._scope is not None
         await self.delivery._scope.close()
         await self.scope.close()
-        await self.store._tasks.close()
+        await self.store._core.tasks.close()
         self.disk._locks.clear()
         self._forget_timers()
 
@@ -101,7 +101,7 @@ class Machine:
     def slave_has_all(self) -> None:
         """Makes an in-sync slave acknowledge the whole current log."""
         assert self.store is not None
-        self.store.acks.report(ReplicaId("slave"), self.store.appended.value)
+        self.store.replies.acks.report(ReplicaId("slave"), self.store.appended.value)
 
     def delay(self, name: str, level: int, *, topic: str = "T") -> None:
         """Sends a message for a delay level."""
@@ -131,8 +131,8 @@ class Machine:
 
     def _append(self, record: NewRecord) -> None:
         assert self.store is not None
-        self.store.append([record], lambda _status: None)
-        self.store._writers.appender.write_staged()
+        self.store.appender.append([record], lambda _status: None)
+        self.store.appender.write_staged()
 
     def delivered(self, topic: str = "T", queue_id: int = 0) -> list[Record]:
         """Returns every message of one of the topic's queues."""
@@ -140,7 +140,7 @@ class Machine:
         found: list[Record] = []
         at = self.store.queue_min(topic, queue_id)
         while True:
-            got = self.store.get(topic, queue_id, at, count_max=32)
+            got = self.store.reader.get(topic, queue_id, at, count_max=32)
             if got.status is not GetStatus.FOUND:
                 return found
             found += [record for view in got.slices for record in decode_records(view)]

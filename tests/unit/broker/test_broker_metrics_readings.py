@@ -26,7 +26,7 @@ async def open_store(clock: ManualClock) -> MessageStore:
 def put(store: MessageStore, clock: ManualClock, body: bytes, topic: str = "T", queue_id: int = 0) -> int:
     """Appends a record and returns its log offset."""
     new = NewRecord(topic=topic, queue_id=queue_id, body=body, properties=b"", born_at_ms=1, born_host=HOST)
-    appended = store.append([new], lambda _status: None)
+    appended = store.appender.append([new], lambda _status: None)
     clock.run_soon()
     return appended.log_offsets[0]
 

@@ -280,7 +280,7 @@ async def test_store_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch
     assert store is not None
     machine.delay("a", 1)
     machine.delay("b", 1)
-    append = store.append
+    append = store.appender.append
 
     def refuse(*_: object) -> None:
         raise Busy("not now")

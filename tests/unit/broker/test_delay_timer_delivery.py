@@ -174,7 +174,7 @@ async def pass_hour(machine: Machine) -> None:
     for number in range(20):
         machine.time(f"{number}", {"TIMER_DELAY_MS": "0"}, topic="Other")
     assert machine.store is not None
-    machine.store.clean(at_any_hour=True)
+    machine.store.cleaner.clean(at_any_hour=True)
 
 
 @pytest.mark.parametrize("reserved_hours", [3, 24])

@@ -291,7 +291,7 @@ async def test_the_revive_topic_is_not_given_up_beyond_records_of_others_that_ar
     theirs = make(50, pop_time=clock.now_ms(), invisible=60_000)
     foreign = log.records.check_point(theirs, moves_position=False, now_ms=clock.now_ms())
     foreign.properties = append_property(foreign.properties, "TIMER_OUT_MS", "500")
-    store.append([foreign], lambda _status: None)
+    store.appender.append([foreign], lambda _status: None)
     ours = make(pop_time=clock.now_ms(), invisible=60_000)
     log.open([ours], lambda _status: None)
     for index in range(3):

@@ -174,7 +174,7 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
         unique_key="u",
     )
     make_half(half)
-    store.append([half], lambda _status: None)
+    store.appender.append([half], lambda _status: None)
     clock.run_soon()
     offsets, decided, asked = OffsetTable(), Decided(), []
     checks = TransactionChecks(

@@ -113,7 +113,7 @@ class Term:
 
     def write(self) -> None:
         """Appends a record, which is not on disk yet."""
-        self.store.append([RECORD], lambda _status: None)
+        self.store.appender.append([RECORD], lambda _status: None)
         self.clock.run_soon()
 
 
@@ -144,10 +144,10 @@ async def test_a_slave_that_comes_again_takes_the_place_of_its_older_connection(
     """Also if it has become a learner in between, or has stopped being one."""
     other = await term.come(2, is_learner=True)
     older = await term.come(3, is_learner=was_learner)
-    assert ("broker 3" in term.store.acks.positions()) is not was_learner
+    assert ("broker 3" in term.store.replies.acks.positions()) is not was_learner
     newer = await term.come(3, is_learner=is_learner)
     assert [slave.is_lost for slave in (other, older, newer)] == [False, True, False]
-    assert ("broker 3" in term.store.acks.positions()) is not is_learner
+    assert ("broker 3" in term.store.replies.acks.positions()) is not is_learner
 
 
 async def test_a_slave_that_comes_again_ends_its_older_connection_that_has_reported_nothing(
@@ -196,10 +196,10 @@ async def test_a_copy_that_began_late_acknowledges_nothing_before_its_first_file
     slave_report = encode_term_report(end)
     slave.transport.write(slave_report)
     await term.clock.pass_time(0.1)
-    assert store.acks.positions() == {"broker 2": end}
-    assert store.acks.acknowledged(1, log_end=end) == end
-    assert store.acks.acknowledged(1, log_end=end, since=FILE_BYTES) == 0
-    assert store.acks.acknowledged(1, log_end=end, since=FILE_BYTES + 1) == end
+    assert store.replies.acks.positions() == {"broker 2": end}
+    assert store.replies.acks.acknowledged(1, log_end=end) == end
+    assert store.replies.acks.acknowledged(1, log_end=end, since=FILE_BYTES) == 0
+    assert store.replies.acks.acknowledged(1, log_end=end, since=FILE_BYTES + 1) == end
 
 
 async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(
@@ -221,7 +221,7 @@ async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(
 
     monkeypatch.setattr(store, "sync", sync_while_more_comes)
     await term.channel.begin_term(2, frozenset({1}), 200)
-    assert store.epochs.last == EpochEntry(2, end)
+    assert store.terms.epochs.last == EpochEntry(2, end)
     assert end < store.max_log_offset
     slave = await term.connect(encode_handshake(Handshake(2)))
     assert not slave.is_lost
@@ -233,13 +233,13 @@ async def test_a_slave_ends_its_log_where_that_of_the_next_master_parts_from_it(
     await term.channel.end_term()
     log, ends = make_log([100] * 3, segment_bytes=store.options.commit_log_file_bytes)
     store.append_raw(0, log)
-    assert [tuple(entry) for entry in store.epochs.entries] == [(1, 0)]
+    assert [tuple(entry) for entry in store.terms.epochs.entries] == [(1, 0)]
     epochs = EpochList((EpochEntry(1, 0), EpochEntry(2, ends[1])))
     master = NextMaster(EpochsAnswer(ends[1], epochs))
     listener = await term.network.listen("10.0.0.2", 10912, lambda: master)
     await term.channel.follow("10.0.0.2:10912", 2, 2)
     await term.clock.pass_time(1.0)
-    assert (store.max_log_offset, store.epochs) == (ends[1], epochs)
+    assert (store.max_log_offset, store.terms.epochs) == (ends[1], epochs)
     assert master.heard == encode_term_report(ends[1])
     assert term.faults == []
     await listener.close()

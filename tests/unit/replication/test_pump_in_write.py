@@ -74,7 +74,7 @@ async def rig() -> AsyncIterator[Rig]:
 
 async def test_bytes_that_a_send_waits_for_are_sent_within_its_write(rig: Rig) -> None:
     await rig.come()
-    rig.store.append([RECORD], lambda _status: None)
+    rig.store.appender.append([RECORD], lambda _status: None)
     sent: list[int] = []
     rig.clock.call_soon(lambda: sent.append(rig.master.status().slaves[0].next_offset))
     rig.clock.run_soon()
@@ -96,7 +96,7 @@ async def test_an_error_of_one_connection_costs_neither_the_store_nor_another_sl
 
     monkeypatch.setattr(rig.master, "log_view", fail_once)
     statuses: list[PutStatus] = []
-    rig.store.append([RECORD], statuses.append)
+    rig.store.appender.append([RECORD], statuses.append)
     await rig.clock.pass_time(0.1)
     assert not rig.faults
     assert not rig.store.facts().is_failed
@@ -113,7 +113,7 @@ async def test_slave_resumes_at_once_when_damage_before_it_is_healed(
     heard_bytes = slave.heard_bytes
     with monkeypatch.context() as damaged:
         damaged.setattr(rig.master, "log_view", lambda _log_offset, _bytes_max: memoryview(b""))
-        rig.store.append([RECORD], lambda _status: None)
+        rig.store.appender.append([RECORD], lambda _status: None)
         rig.clock.run_soon()
         assert slave.heard_bytes == heard_bytes
     rig.master.wake()
@@ -129,7 +129,7 @@ async def test_a_slave_that_is_far_behind_takes_its_part_of_a_turn_once(
     await rig.come()
     with monkeypatch.context() as unread:
         unread.setattr(rig.master, "log_view", lambda _log_offset, _bytes_max: memoryview(b""))
-        rig.store.append([RECORD] * 100, lambda _status: None)
+        rig.store.appender.append([RECORD] * 100, lambda _status: None)
         rig.clock.run_soon()
     before = rig.master.status().slaves[0].next_offset
     for _ in range(5):

@@ -66,7 +66,7 @@ def test_bytes_without_waiting_sends_leave_once_in_the_next_turn() -> None:
 def test_sends_that_begin_to_wait_do_not_wait_for_the_next_turn() -> None:
     rig = Rig(1, awaits_acks=False)
     rig.pump.wake()
-    rig.store.awaits_acks = True
+    rig.store.replies.awaits_acks = True
     rig.pump.wake()
     assert rig.counts == [1]
     rig.clock.run_soon()

@@ -58,7 +58,7 @@ async def write_store(root: Path, records: list[NewRecord], **changes: Any) -> N
         options = StoreOptions(root=root, **{**SIZES, **changes})
         store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
         for new in part:
-            store.append([new], lambda _: None)
+            store.appender.append([new], lambda _: None)
             clock.run_soon()
             await clock.pass_time(0.5)
         await store.close()

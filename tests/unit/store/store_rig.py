@@ -102,7 +102,7 @@ class Rig:
         """Appends records one by one and runs the write; returns the statuses reported so far."""
         statuses: list[PutStatus] = []
         for item in records:
-            store.append([item], statuses.append)
+            store.appender.append([item], statuses.append)
         self.clock.run_soon()
         return statuses
 
@@ -114,7 +114,7 @@ def bodies(
     found: list[bytes] = []
     at = store.queue_min(topic, queue_id) if offset is None else offset
     while True:
-        result = store.get(topic, queue_id, at, count_max=32)
+        result = store.reader.get(topic, queue_id, at, count_max=32)
         if result.status is not GetStatus.FOUND:
             assert result.status in (GetStatus.OFFSET_OVERFLOW_ONE, GetStatus.NO_MESSAGE_IN_QUEUE), result
             return found
@@ -175,7 +175,7 @@ async def heal_disturbed(
 
     rig.disk.offload = disturb_in_turn  # type: ignore[method-assign,assignment]
     try:
-        return await store.heal(fetch)
+        return await store.healer.heal_all(fetch)
     finally:
         rig.disk.offload = offload  # type: ignore[method-assign]
 

@@ -28,7 +28,7 @@ def read_all(store: MessageStore, *, bytes_max: int = 1 << 20, tags: Sequence[st
     hashes = frozenset(map(tag_hash, tags)) or None
     answers, at = [], store.queue_min("T", 0)
     while True:
-        result = store.get(
+        result = store.reader.get(
             "T", 0, at, count_max=1 << 15, bytes_max=bytes_max, tag_hashes=hashes, is_bulk=True
         )
         if result.status is GetStatus.OFFSET_OVERFLOW_ONE:
@@ -63,7 +63,7 @@ async def test_bytes_bound_an_answer_that_holds_at_least_one(bytes_max: int) -> 
     answers = read_all(store, bytes_max=bytes_max)
     assert [body for answer in answers for body in answer] == bodies(store)
     for at in range(10):
-        result = store.get("T", 0, at, count_max=99, bytes_max=bytes_max, is_bulk=True)
+        result = store.reader.get("T", 0, at, count_max=99, bytes_max=bytes_max, is_bulk=True)
         assert result.bytes <= bytes_max or result.count == 1
     await store.close()
 
@@ -73,7 +73,7 @@ async def test_slices_bound_an_answer_too(monkeypatch: pytest.MonkeyPatch) -> No
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *mixed(60))
-    result = store.get("T", 0, 0, count_max=99, is_bulk=True)
+    result = store.reader.get("T", 0, 0, count_max=99, is_bulk=True)
     assert len(result.slices) == 3
     assert [body for answer in read_all(store) for body in answer] == bodies(store)
     await store.close()
@@ -85,7 +85,7 @@ async def test_tags_are_filtered_without_losing_the_place() -> None:
     rig.put(store, *mixed(200))
     wanted = [b"%04d" % n for n in range(200) if n % 7 and n % 3 == 1]
     assert [body for answer in read_all(store, tags=("b",)) for body in answer] == wanted
-    result = store.get("T", 0, 0, count_max=99, tag_hashes=frozenset({12345}), is_bulk=True)
+    result = store.reader.get("T", 0, 0, count_max=99, tag_hashes=frozenset({12345}), is_bulk=True)
     assert (result.status, result.count) == (GetStatus.NO_MATCHED_MESSAGE, 0)
     await store.close()
 

@@ -24,7 +24,7 @@ async def filled(rig: Rig, count: int = COUNT) -> int:
     rig.put(store, *(record(b"%03d" % n + b"x" * 100, keys=f"k{n:03}") for n in range(count)))
     await rig.clock.pass_time(11)
     rig.stores.append(store)
-    return store.get("T", 0, 0, count_max=1).bytes
+    return store.reader.get("T", 0, 0, count_max=1).bytes
 
 
 def place(rig: Rig, number: int) -> int:
@@ -59,11 +59,11 @@ def read(store: MessageStore, *, is_bulk: bool = False) -> list[int]:
     found: list[int] = []
     offset = store.queue_min("T", 0)
     while offset < store.queue_max("T", 0):
-        result = store.get("T", 0, offset, count_max=32, is_bulk=is_bulk)
+        result = store.reader.get("T", 0, offset, count_max=32, is_bulk=is_bulk)
         found += [int(r.body[:3]) for piece in result.slices for r in decode_records(piece)]
         assert result.next_offset > offset, result
         offset = result.next_offset
-    assert store.get("T", 0, offset, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.reader.get("T", 0, offset, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
     return found
 
 
@@ -89,10 +89,10 @@ async def test_a_flipped_bit_costs_the_one_message_and_the_sends(is_clean: bool,
         assert read(store, is_bulk=True) == others
         assert store.read_record(at) is None
         assert store.max_log_offset == end
-        assert store.log_view(0, FILE_BYTES).nbytes == at
+        assert store.log.valid_view(0, FILE_BYTES).nbytes == at
         assert log_bytes(rig)[: len(before)] == before
         with pytest.raises(ServiceNotAvailable, match=f"bytes {at} to "):
-            store.append([record()], lambda _: None)
+            store.appender.append([record()], lambda _: None)
         assert store.facts().damaged_range_count == 1
         await store.close()
 
@@ -112,9 +112,9 @@ async def test_a_file_that_ends_before_a_damaged_record_is_not_taken_for_an_old_
     assert [begin for begin, _, _ in store.damaged_ranges] == [file_number * FILE_BYTES]
     assert store.max_log_offset > 3 * FILE_BYTES
     await rig.clock.pass_time(11)
-    assert store.clean(at_any_hour=True) == 0
+    assert store.cleaner.clean(at_any_hour=True) == 0
     rig.clock._start_ms += 30 * 24 * HOUR_MS
-    assert store.clean(at_any_hour=True) == (2 if file_number == 3 else 3)
+    assert store.cleaner.clean(at_any_hour=True) == (2 if file_number == 3 else 3)
     await store.close()
 
 
@@ -340,7 +340,7 @@ async def healed(store: MessageStore, data: bytes) -> int:
     async def fetch(log_offset: int, size: int) -> bytes:
         return data[log_offset : log_offset + size]
 
-    return await store.heal(fetch)
+    return await store.healer.heal_all(fetch)
 
 
 @pytest.mark.parametrize("has_queues", [True, False])
@@ -362,7 +362,7 @@ async def test_a_range_is_healed_from_another_copy_while_the_store_is_open(
     store = await rig.open()
     assert read(store) == [n for n in range(COUNT) if n not in numbers]
     touched: dict[tuple[str, int], int] = {}
-    store.on_dispatch(touched.update)
+    store.dispatcher.on_dispatch(touched.update)
     assert await healed(store, sound) == 0
     assert touched == {("T", 0): COUNT}
     assert read(store) == read(store, is_bulk=True) == list(range(COUNT))
@@ -421,10 +421,10 @@ async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> Non
     async def fetch(log_offset: int, size: int) -> bytes:
         if not deleted:
             rig.clock._start_ms += 30 * 24 * HOUR_MS
-            deleted.append(store.clean(at_any_hour=True))
+            deleted.append(store.cleaner.clean(at_any_hour=True))
         return sound[log_offset : log_offset + size]
 
-    assert await store.heal(fetch) == 0
+    assert await store.healer.heal_all(fetch) == 0
     assert deleted == [3]
     assert not store.damaged_ranges
     assert not rig.disk.exists(COPIES)
@@ -467,7 +467,7 @@ async def test_nothing_is_written_from_a_copy_that_does_not_fit(how: str) -> Non
     assert log_bytes(rig) == damaged
     assert len(store.damaged_ranges) == 1
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], lambda _: None)
+        store.appender.append([record()], lambda _: None)
     await store.close()
 
 
@@ -478,7 +478,7 @@ async def test_a_range_whose_file_expires_while_it_is_healed_is_forgotten(turn: 
 
     async def expire() -> None:
         rig.clock._start_ms += 30 * 24 * HOUR_MS
-        assert store.clean(at_any_hour=True)
+        assert store.cleaner.clean(at_any_hour=True)
 
     assert await heal_disturbed(rig, store, sound, turn, expire) == 0
     await store.close()
@@ -493,7 +493,7 @@ async def test_a_range_whose_file_cannot_be_deleted_is_healed(turn: int) -> None
     async def expire() -> None:
         rig.clock._start_ms += 30 * 24 * HOUR_MS
         with unremovable(rig, LOG / f"{0:020d}"):
-            assert store.clean(at_any_hour=True) == 0
+            assert store.cleaner.clean(at_any_hour=True) == 0
 
     assert await heal_disturbed(rig, store, sound, turn, expire) == 0
     assert log_bytes(rig) == sound
@@ -508,7 +508,7 @@ async def test_damage_expires_though_a_later_file_cannot_be_deleted() -> None:
     store, _ = await damaged_store(rig)
     rig.clock._start_ms += 30 * 24 * HOUR_MS
     with unremovable(rig, LOG / f"{FILE_BYTES:020d}"):
-        assert store.clean(at_any_hour=True) == 1
+        assert store.cleaner.clean(at_any_hour=True) == 1
     assert store.damaged_ranges == ()
     assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
     await store.close()
@@ -532,11 +532,11 @@ async def test_nobody_is_asked_for_a_range_that_expires_while_another_is_healed(
     async def fetch(log_offset: int, size: int) -> bytes:
         if not asked:
             rig.clock._start_ms += 30 * 24 * HOUR_MS
-            assert store.clean(at_any_hour=True) > 0
+            assert store.cleaner.clean(at_any_hour=True) > 0
         asked.append(log_offset)
         return sound[log_offset : log_offset + size] if other_fits else b""
 
-    assert await store.heal(fetch) == 0
+    assert await store.healer.heal_all(fetch) == 0
     assert places[1] not in asked
     assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
     await store.close()
@@ -554,9 +554,9 @@ async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_
         rig.put(store, record(b"%03d" % number))
         await rig.clock.pass_time(1)
     rig.stores.append(store)
-    size = store.get("T", 0, 0, count_max=1).bytes
-    start = store.stored_at("T", 0, 0)
-    times = {number: store.stored_at("T", 0, number) for number in range(8)}
+    size = store.reader.get("T", 0, 0, count_max=1).bytes
+    start = store.reader.stored_at("T", 0, 0)
+    times = {number: store.reader.stored_at("T", 0, number) for number in range(8)}
     places = [place(rig, number) for number in damaged]
     if is_filler:
         await store.close()
@@ -570,9 +570,9 @@ async def test_a_damaged_message_does_not_hide_those_around_it_from_a_search_by_
     assert sum(end - begin for begin, end, _ in store.damaged_ranges) == len(damaged) * size
     kept = [number for number in times if number not in damaged]
     for time_ms in range(start - 500, start + 9000, 500):
-        first = store.offset_by_time("T", 0, time_ms)
+        first = store.reader.offset_by_time("T", 0, time_ms)
         assert [n for n in kept if n >= first] == [n for n in kept if times[n] >= time_ms]
-        last = store.offset_by_time("T", 0, time_ms, upper=True)
+        last = store.reader.offset_by_time("T", 0, time_ms, upper=True)
         before = [n for n in kept if times[n] <= time_ms]
         assert last == (before[-1] if before else store.queue_min("T", 0))
     await store.close()
@@ -582,9 +582,9 @@ async def test_messages_are_taken_again_when_the_damage_has_expired() -> None:
     rig = Rig(commit_log_file_bytes=FILE_BYTES)
     store, _ = await damaged_store(rig)
     with pytest.raises(ServiceNotAvailable, match="damaged"):
-        store.append([record()], lambda _: None)
+        store.appender.append([record()], lambda _: None)
     rig.clock._start_ms += 30 * 24 * HOUR_MS
-    assert store.clean(at_any_hour=True) > 0
+    assert store.cleaner.clean(at_any_hour=True) > 0
     assert store.damaged_ranges == ()
     assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
     await store.close()
@@ -610,16 +610,16 @@ async def test_what_is_left_of_a_range_whose_first_file_is_forced_out_is_healed(
 
     async def force_out() -> None:
         room, rig.disk.total_bytes = rig.disk.total_bytes, 1
-        assert store.clean() == 1
+        assert store.cleaner.clean() == 1
         rig.disk.total_bytes = room
-        assert store.clean() == 0
+        assert store.cleaner.clean() == 0
 
     async def fetch(log_offset: int, size: int) -> bytes:
         await force_out()
         return sound[log_offset : log_offset + size]
 
     if is_being_healed:
-        assert await store.heal(fetch) == 1, "the other copy is not to blame"
+        assert await store.healer.heal_all(fetch) == 1, "the other copy is not to blame"
     else:
         await force_out()
     assert [(begin, end) for begin, end, _ in store.damaged_ranges] == [(FILE_BYTES, end)]

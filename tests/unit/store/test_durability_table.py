@@ -71,13 +71,13 @@ class Pair:
         """Returns both stores after the message was answered with SEND_OK."""
         master, slave = await self.master.open(), await self.slave.open()
         statuses: list[PutStatus] = []
-        master.append([record(b"promised")], statuses.append)
+        master.appender.append([record(b"promised")], statuses.append)
         self.master.clock.run_soon()
         if self.has_two_copies:
             assert statuses == [], "not before the slave has it"
             await self.master.clock.pass_time(0.3 if "transient_pool_enable" in self.settings else 0.01)
-            slave.append_raw(0, memoryview(bytes(master.log_view(0, 4096))))
-            master.acks.report(ReplicaId("slave"), slave.appended.value)
+            slave.append_raw(0, memoryview(bytes(master.log.valid_view(0, 4096))))
+            master.replies.acks.report(ReplicaId("slave"), slave.appended.value)
         elif self.settings.get("flush_mode") is SYNC:
             assert statuses == [], "not before the disk has it"
             await self.master.clock.pass_time(0.01)

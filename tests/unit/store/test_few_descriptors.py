@@ -35,7 +35,7 @@ def nothing_opens(rig: Rig, store: MessageStore) -> Iterator[None]:
         raise NotOpened(errno.EMFILE, "Too many open files", str(path))
 
     before = rig.disk.open, rig.disk.create
-    while store._files.close_some():
+    while store._core.files.close_some():
         pass
     rig.disk.open = rig.disk.create = refuse  # type: ignore[method-assign, assignment]
     try:
@@ -99,11 +99,11 @@ async def test_rounds_of_tables_and_retention_wait_for_descriptors() -> None:
     with nothing_opens(rig, store):
         for _ in range(4):
             await rig.clock.pass_time(61)
-            assert store.clean(at_any_hour=True) == 0
+            assert store.cleaner.clean(at_any_hour=True) == 0
         assert store.min_log_offset == begin
         assert rig.fatal == []
     await rig.clock.pass_time(61)
-    assert store.clean(at_any_hour=True) > 0
+    assert store.cleaner.clean(at_any_hour=True) > 0
     assert store.has_key_index
     await store.close()
     store = await rig.open()
@@ -116,17 +116,17 @@ async def test_keys_wait_for_a_file_that_cannot_be_opened() -> None:
     store = await rig.open()
     rig.put(store, record(b"before", keys="before"))
     await rig.clock.pass_time(61)
-    assert store._indexes is not None
+    assert store.indexes is not None
     with nothing_opens(rig, store):
-        store._indexes.close()
+        store.indexes.close()
         for number in range(80):  # more than the file has entries for
-            store._indexes.add([(None, 1 << 20 | number, 100, record(keys=f"k{number}"), number)], 1)
-            store._indexes.build()
+            store.indexes.add([(None, 1 << 20 | number, 100, record(keys=f"k{number}"), number)], 1)
+            store.indexes.build()
         assert store.has_key_index
         with pytest.raises(NotOpened):
-            await store._indexes.flush()
-    assert await store._indexes.flush()
-    found = [store._indexes.query("T", f"k{number}", 32, 0, 1 << 62) for number in range(80)]
+            await store.indexes.flush()
+    assert await store.indexes.flush()
+    found = [store.indexes.query("T", f"k{number}", 32, 0, 1 << 62) for number in range(80)]
     assert found == [[1 << 20 | number] for number in range(80)]
 
 
@@ -144,7 +144,7 @@ async def test_a_real_store_lives_on_the_handles_that_it_can_close(
     count = 0
 
     def put(number: int) -> None:
-        store.append([record(b"%d" % number, queue_id=number % 20)], lambda _status: None)
+        store.appender.append([record(b"%d" % number, queue_id=number % 20)], lambda _status: None)
 
     for number in range(100):
         put(number)
@@ -156,7 +156,7 @@ async def test_a_real_store_lives_on_the_handles_that_it_can_close(
             put(number)
         await until(lambda: store.dispatched.value == store.accepted_log_offset)
         await store.sync()
-        await store._writers.table_flusher.flush_soon()
+        await store.table_flusher.flush_soon()
         for queue_id in range(20):
             count += len(bodies(store, queue_id=queue_id))
     assert (count, fatal) == (200, [])

@@ -217,9 +217,9 @@ def test_queue_offset_that_leaves_a_gap_in_the_log_is_damage(tmp_path: Path) -> 
         options = StoreOptions(root=tmp_path, **SIZES)
         store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
         for number in range(6):
-            store.append([record(b"%d" % number)], lambda _: None)
+            store.appender.append([record(b"%d" % number)], lambda _: None)
             if number == 3:
-                store._queues.table["T", 0].next_offset += 2
+                store.queues.table["T", 0].next_offset += 2
             clock.run_soon()
         await store.close()
 
@@ -236,7 +236,7 @@ def test_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) -> None:
         for number in range(9):
             if number == 5:
                 await store.drop_topics(["T"])
-            store.append([record(b"%d" % number)], lambda _: None)
+            store.appender.append([record(b"%d" % number)], lambda _: None)
             clock.run_soon()
         await store.close()
 

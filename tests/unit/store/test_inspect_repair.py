@@ -181,7 +181,7 @@ def test_broker_opens_a_repaired_store_and_serves_it(original: Path, root: Path)
         store = await reopened(root)
         found = []
         at = 0
-        while (got := store.get("A", 0, at, count_max=4)).status is GetStatus.FOUND:
+        while (got := store.reader.get("A", 0, at, count_max=4)).status is GetStatus.FOUND:
             found += [bytes(piece) for piece in got.slices]
             at = got.next_offset
         await store.close()
@@ -402,12 +402,12 @@ async def test_given_up_damage_is_sealed_and_the_broker_takes_messages_again(
     clock = ManualClock()
     store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
     assert not store.damaged_ranges
-    placed = store.append([record(b"40")], lambda _: None)
+    placed = store.appender.append([record(b"40")], lambda _: None)
     clock.run_soon()
     assert placed.queue_offset == 40
     found = []
     for offset in range(41):
-        result = store.get("T", 0, offset, count_max=1)
+        result = store.reader.get("T", 0, offset, count_max=1)
         found += [int(r.body[:2]) for piece in result.slices for r in decode_records(piece)][:1]
     assert sorted(set(found)) == [n for n in range(41) if n != lost]
     await store.close()
@@ -528,7 +528,7 @@ def test_queue_whose_records_all_expired_keeps_its_offsets(tmp_path: Path) -> No
 
     async def next_offset() -> int:
         store = await reopened(root)
-        appended = store.append([record(b"new", topic="Old")], lambda _: None)
+        appended = store.appender.append([record(b"new", topic="Old")], lambda _: None)
         await store.close()
         return appended.queue_offset
 
@@ -542,7 +542,7 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
         for number in range(9):
             if number == 5:
                 await store.drop_topics(["T"])
-            store.append([record(b"%d" % number)], lambda _: None)
+            store.appender.append([record(b"%d" % number)], lambda _: None)
             clock.run_soon()
         await store.close()
 

@@ -107,7 +107,7 @@ async def test_the_files_are_those_of_a_store_without_pool() -> None:
         for size in range(0, 400, 7):
             rig.put(store, record(b"%d" % size * (size // 3), queue_id=size % 3, keys=f"k{size}"))
             await rig.clock.pass_time(0)
-        store.append([record(b"1"), record(b"2" * 300), record(b"3" * 300)], lambda _: None)
+        store.appender.append([record(b"1"), record(b"2" * 300), record(b"3" * 300)], lambda _: None)
         await store.close()
         names = rig.disk.list(LOG)
         assert len(names) > 5
@@ -148,7 +148,7 @@ async def test_without_a_buffer_a_send_is_refused_until_one_returns(fails_fast: 
         assert error.code == (1 if fails_fast else 2)
         assert store.facts().pool_free_count == 0
         with pytest.raises(RequestRejected):
-            store.append([record(b"x" * 200), record(b"y" * 200)], pytest.fail)
+            store.appender.append([record(b"x" * 200), record(b"y" * 200)], pytest.fail)
         await rig.clock.pass_time(0.5)
         assert bodies(store) == accepted
     assert len(accepted) >= 9
@@ -166,7 +166,7 @@ async def test_a_failed_commit_keeps_everything_and_is_tried_again(arriving: int
     assert rig.put(store, *(record(b"%d" % n) for n in range(5))) == [PutStatus.PUT_OK] * 5
     await rig.clock.pass_time(0.3)
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     assert store.appended.value == 0
     await rig.clock.pass_time(5)
     assert rig.fatal == []
@@ -182,7 +182,7 @@ async def test_a_clean_stop_commits_everything() -> None:
     rig = pooled()
     store = await rig.open()
     statuses = rig.put(store, record(b"1"), record(b"2"))
-    store.append([record(b"3")], statuses.append)
+    store.appender.append([record(b"3")], statuses.append)
     await store.close()
     assert statuses == [PutStatus.PUT_OK] * 3
     assert not rig.disk.exists(ROOT / "abort")
@@ -212,14 +212,14 @@ async def test_sends_that_wait_for_a_slave_wait_for_the_commit_too() -> None:
     store = await rig.open()
     statuses = rig.put(store, record(b"a"), record(b"b", waits=False))
     assert statuses == [PutStatus.PUT_OK]
-    assert store.log_view(0, 4096) == b""
+    assert store.log.valid_view(0, 4096) == b""
     await rig.clock.pass_time(0)
     assert len(statuses) == 1
-    store.acks.report(ReplicaId("s"), store.max_log_offset)
+    store.replies.acks.report(ReplicaId("s"), store.max_log_offset)
     assert statuses == [PutStatus.PUT_OK] * 2
     rig.put(store, record(b"c"))
     late: list[PutStatus] = []
-    store.append([record(b"d")], late.append)
+    store.appender.append([record(b"d")], late.append)
     await rig.clock.pass_time(4)
     assert late == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     await store.close()
@@ -238,14 +238,14 @@ async def test_a_change_of_role_commits_first_and_goes_on_behind() -> None:
     rig = pooled()
     store = await rig.open()
     rig.put(store, record(b"a"))
-    store.append([record(b"b")], lambda _: None)
+    store.appender.append([record(b"b")], lambda _: None)
     store.set_role(BrokerRole.SLAVE)
     assert bodies(store) == [b"a", b"b"]
-    view = bytes(store.log_view(0, 4096))
+    view = bytes(store.log.valid_view(0, 4096))
     other = Rig()
     master = await other.open()
     other.put(master, record(b"a"), record(b"b"), record(b"c"))
-    store.append_raw(len(view), master.log_view(len(view), 4096))
+    store.append_raw(len(view), master.log.valid_view(len(view), 4096))
     await rig.clock.pass_time(1)
     assert bodies(store) == [b"a", b"b", b"c"]
     store.set_role(BrokerRole.ASYNC_MASTER)
@@ -263,7 +263,7 @@ async def test_a_slave_with_a_pool_leaves_its_directory_as_after_a_clean_stop() 
     other = Rig()
     master = await other.open()
     other.put(master, record(b"a"))
-    store.append_raw(0, master.log_view(0, 4096))
+    store.append_raw(0, master.log.valid_view(0, 4096))
     await store.close()
     await master.close()
     assert not rig.disk.exists(ROOT / "abort")
@@ -294,10 +294,10 @@ async def test_checkpoint_never_vouches_for_what_is_in_the_pool_only() -> None:
     fault.is_stuck = True
     rig.put(store, record(b"b"))
     await rig.clock.pass_time(100)
-    assert store._checkpoint.times.log_stored_at_ms == first_ms
+    assert store._core.checkpoint.times.log_stored_at_ms == first_ms
     fault.is_stuck = False
     await rig.clock.pass_time(100)
-    assert store._checkpoint.times.log_stored_at_ms == first_ms + 1000
+    assert store._core.checkpoint.times.log_stored_at_ms == first_ms + 1000
     await store.close()
 
 
@@ -435,7 +435,7 @@ async def test_a_commit_that_ends_on_a_slave_is_the_last_one_and_blocks_nothing(
     await rig.clock.pass_time(1)
     store.set_role(BrokerRole.SLAVE)
     while (end := store.max_log_offset) < other.max_log_offset:
-        store.append_raw(end, other.log_view(end, 4096))
+        store.append_raw(end, other.log.valid_view(end, 4096))
     assert end > 4096
     is_open.set()
     await rig.clock.pass_time(1)
@@ -453,7 +453,7 @@ async def test_another_kind_of_master_goes_on_with_what_is_in_the_pool() -> None
     store = await rig.open()
     rig.put(store, record(b"in the pool"))
     statuses: list[PutStatus] = []
-    store.append([record(b"staged")], statuses.append)
+    store.appender.append([record(b"staged")], statuses.append)
     store.set_role(BrokerRole.SYNC_MASTER)
     rig.put(store, record(b"new"))
     await rig.clock.pass_time(1)

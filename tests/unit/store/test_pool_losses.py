@@ -37,13 +37,13 @@ async def test_a_kill_loses_what_was_not_committed_and_its_queue_offsets_are_use
     store = await rig.open()
     rig.put(store, record(b"kept"))
     await rig.clock.pass_time(0.01)
-    placed = store.append([record(b"lost")], lambda _: None)
+    placed = store.appender.append([record(b"lost")], lambda _: None)
     rig.clock.run_soon()
     assert placed.queue_offset == 1
     die(rig)
     store = await rig.open()
     assert bodies(store) == [b"kept"]
-    again = store.append([record(b"again")], lambda _: None)
+    again = store.appender.append([record(b"again")], lambda _: None)
     assert (again.queue_offset, again.log_offsets[0]) == (1, placed.log_offsets[0])
     await store.close()
 
@@ -131,7 +131,7 @@ async def main(root):
             def done(status, number=number):
                 assert status is PutStatus.PUT_OK
                 sys.stdout.write(f"{number}\\n")
-            store.append([record], done)
+            store.appender.append([record], done)
             number += 1
         await asyncio.sleep(0.001)
         sys.stdout.flush()
@@ -161,7 +161,7 @@ async def read_all(root: Path) -> list[int]:
     )
     store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     numbers: list[int] = []
-    while (result := store.get("T", 0, len(numbers), count_max=32)).status is GetStatus.FOUND:
+    while (result := store.reader.get("T", 0, len(numbers), count_max=32)).status is GetStatus.FOUND:
         numbers += [int(r.body[:8]) for piece in result.slices for r in decode_records(piece)]
     await store.close()
     return numbers

@@ -29,7 +29,7 @@ def copy(master: MessageStore, slave: MessageStore, *, tells: bool, known_share:
     """Sends whole records in chunks; `known_share`: the part of each chunk that the columns cover."""
     while slave.max_log_offset < master.max_log_offset:
         at = slave.max_log_offset
-        view = master.log_view(at, CHUNK)
+        view = master.log.valid_view(at, CHUNK)
         columns = read_intact(view, log_offset=at, record_bytes_max=CHUNK)
         size = columns.end or len(view)  # a filler has no columns
         known = columns.head(int(len(columns) * known_share)) if tells and len(columns) else None

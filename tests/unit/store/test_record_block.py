@@ -15,15 +15,11 @@ from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.protocol.hashes import key_hash
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, encode_record
-from tandemmq.store.admission import Admission
-from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.consume_queues import ConsumeQueues, OffsetVerifier
+from tandemmq.store.consume_queues import OffsetVerifier
+from tandemmq.store.core import StoreCore
 from tandemmq.store.dispatcher import Dispatcher
-from tandemmq.store.key_indexes import KeyIndexes
-from tandemmq.store.options import StoreOptions, StorePaths
+from tandemmq.store.options import StoreOptions
 from tandemmq.store.record_block import read_block
-from tandemmq.store.segmented_log import OpenFiles, SegmentedLog
-from tandemmq.store.watermarks import Watermark
 
 HOSTS = [encode_host("10.0.0.1", 5), encode_host("2001:db8::1", 6)]
 TOPICS = ["a", "orders", "%RETRY%" + "g" * 200, "SCHEDULE_TOPIC_XXXX", "tó", *(f"many{n}" for n in range(30))]
@@ -48,24 +44,19 @@ PROPERTIES = [
 ]
 
 
+def raise_error(error: BaseException) -> None:
+    raise error
+
+
 class Tables:
     """The tables of one store and their dispatcher."""
 
     def __init__(self, settings: StoreOptions) -> None:
         self.disk = MemoryDisk()
-        paths = StorePaths(settings)
-        files = OpenFiles(self.disk, 100)
-        log = SegmentedLog(paths.commit_log, settings.commit_log_file_bytes, files, sparse=False)
-        self.queues = ConsumeQueues(settings, paths, self.disk, files)
-        self.keys = KeyIndexes(settings, paths, disk=self.disk, clock=ManualClock())
-        self.dispatcher = Dispatcher(
-            settings,
-            log=CommitLog(log, self.disk, mapped_bytes_max=1 << 20),
-            queues=self.queues,
-            keys=self.keys,
-            admission=Admission(),
-            dispatched=Watermark("dispatched"),
-        )
+        core = StoreCore.make(settings, disk=self.disk, clock=ManualClock(), fail=raise_error)
+        assert core.indexes is not None
+        self.queues, self.keys = core.queues, core.indexes
+        self.dispatcher = Dispatcher(core)
 
     def put_one_by_one(self, log: bytes, checks: Sequence[RecordCheck], base: int) -> None:
         units = []

@@ -213,7 +213,7 @@ async def test_a_failed_store_does_not_even_tidy_up() -> None:
     before = broken.writes
     await rig.clock.pass_time(5)
     with pytest.raises(Exception, match=r"accepts no writes|has failed"):
-        store.append([record(b"c")], lambda _: None)
+        store.appender.append([record(b"c")], lambda _: None)
     assert broken.writes == before
     await store.close()
 
@@ -226,8 +226,8 @@ async def test_properties_that_look_like_a_torn_write_are_refused(properties: by
     odd.properties = properties
     for records in ([odd], [record(b"b"), odd]):
         with pytest.raises(MessageIllegal, match="zero byte"):
-            store.append(records, lambda _: None)
-    assert store.append([record(b"c")], lambda _: None).queue_offset == 0
+            store.appender.append(records, lambda _: None)
+    assert store.appender.append([record(b"c")], lambda _: None).queue_offset == 0
     await store.close()
 
 

@@ -149,8 +149,8 @@ async def test_files_that_are_deleted_meanwhile_are_passed_over() -> None:
     await rig.clock.pass_time(FIRST_DELAY_S + 1)
     assert 0 < store.recorder.scrubbed_bytes < 2 * FILE_BYTES
     for _ in range(2):
-        store._log.log.drop_oldest()
-    store.cut_queues()
+        store.log.log.drop_oldest()
+    store.cleaner.cut_tables()
     await rig.clock.pass_time(ROUND_S)
     assert not store.damaged_ranges
     assert rig.fatal == []
@@ -165,7 +165,7 @@ async def test_a_file_that_cannot_be_read_is_told_and_passed_over(
     store = rig.stores[-1]
     at = place(rig, 299)
     flip(rig, at + 95)
-    first = store._log.log.segments[0]
+    first = store.log.log.segments[0]
     file_type = type(first.file)
     sound_pread = file_type.pread
 
@@ -187,7 +187,7 @@ async def test_a_file_that_cannot_be_read_is_told_and_passed_over(
 async def from_disk(rig: Rig) -> None:
     """Makes the queue read from its files, as after an idle time."""
     await rig.clock.pass_time(11)
-    rig.stores[-1]._queues.table["T", 0].drop_tail()
+    rig.stores[-1].queues.table["T", 0].drop_tail()
 
 
 def entry_place(rig: Rig, number: int) -> tuple[Path, int]:
@@ -252,12 +252,14 @@ async def test_readers_wait_while_the_record_of_a_wrong_entry_is_looked_for(
     await from_disk(rig)
     flip_entry(rig, 15, at, bit)
     told: list[object] = []
-    store.on_dispatch(told.append)
-    assert store.get("T", 0, 12, count_max=100, is_bulk=is_bulk).next_offset == 15
-    assert store.get("T", 0, 15, count_max=100, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    store.dispatcher.on_dispatch(told.append)
+    assert store.reader.get("T", 0, 12, count_max=100, is_bulk=is_bulk).next_offset == 15
+    assert (
+        store.reader.get("T", 0, 15, count_max=100, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    )
     await rig.clock.pass_time(1)
     assert told
-    assert store.get("T", 0, 15, count_max=1, is_bulk=is_bulk).status is GetStatus.FOUND
+    assert store.reader.get("T", 0, 15, count_max=1, is_bulk=is_bulk).status is GetStatus.FOUND
     assert read(store, is_bulk=is_bulk) == list(range(300))
     await store.close()
 
@@ -278,7 +280,9 @@ async def test_an_entry_that_names_the_record_of_another_place_is_mended_when_it
     record_filter = EVERYTHING if how == "filter" else None
 
     def get(offset: int) -> GetResult:
-        return store.get("T", 0, offset, count_max=100, is_bulk=how == "bulk", record_filter=record_filter)
+        return store.reader.get(
+            "T", 0, offset, count_max=100, is_bulk=how == "bulk", record_filter=record_filter
+        )
 
     assert get(12).next_offset == 15
     assert get(15).status is GetStatus.OFFSET_OVERFLOW_ONE
@@ -299,9 +303,9 @@ async def test_a_record_that_tells_a_wrong_place_of_itself_is_given_to_its_reade
     await from_disk(rig)
     flip(rig, place(rig, 10) + QUEUE_OFFSET_AT + 7)
     await rig.clock.pass_time(0)
-    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.reader.get("T", 0, 10, count_max=1, is_bulk=is_bulk).status is GetStatus.OFFSET_OVERFLOW_ONE
     await rig.clock.pass_time(1)
-    assert store.get("T", 0, 10, count_max=1, is_bulk=is_bulk).next_offset == 11
+    assert store.reader.get("T", 0, 10, count_max=1, is_bulk=is_bulk).next_offset == 11
     assert read(store, is_bulk=is_bulk)[11:] == list(range(11, 300))
     await store.close()
 
@@ -318,7 +322,7 @@ async def test_many_entries_that_cannot_be_mended_are_passed_in_steps(
     log_offset, size, tag = store.queue_entries("T", 0, 250, 1)[0]
     for number in range(20, 120):
         overwrite_entry(rig, number, UNIT.pack(log_offset + (not is_record), size, tag))
-    monkeypatch.setattr(store._reader, "_on_wrong_entry", lambda _queue, _offset: False)
+    monkeypatch.setattr(store.reader, "_on_wrong_entry", lambda _queue, _offset: False)
     looks: list[int] = []
     first_wrong = reader._first_wrong
 
@@ -330,7 +334,7 @@ async def test_many_entries_that_cannot_be_mended_are_passed_in_steps(
     offset, given, most = 0, 0, 0
     while offset < 300:
         looks.clear()
-        got = store.get("T", 0, offset, count_max=1_000, is_bulk=is_bulk)
+        got = store.reader.get("T", 0, offset, count_max=1_000, is_bulk=is_bulk)
         assert got.next_offset > offset
         offset, given, most = got.next_offset, given + got.count, max(most, len(looks))
     assert given == (300 if is_record else 200)
@@ -347,7 +351,7 @@ async def test_an_entry_whose_record_is_nowhere_keeps_nobody_waiting(
     await from_disk(rig)
     flip(rig, place(rig, 10) + FIELDS["body"])
     overwrite_entry(rig, 10, UNIT.pack(1 << 50, size, 0))
-    assert store.get("T", 0, 10, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.reader.get("T", 0, 10, count_max=1).status is GetStatus.OFFSET_OVERFLOW_ONE
     await rig.clock.pass_time(1)
     assert read(store) == read(store, is_bulk=True) == [n for n in range(300) if n != 10]
     told = [r for r in caplog.records if r.msg == events.QUEUE_ENTRY_LOST]

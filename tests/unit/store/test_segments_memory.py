@@ -83,7 +83,7 @@ def test_warming_syncs_as_it_goes_where_sends_wait_for_the_disk(sync_bytes: int 
 async def test_the_step_between_syncs_is_configured_in_pages() -> None:
     rig = Rig(warm_segments=True, warm_flush_pages=7, flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
-    assert store._log._warmth == Warmth(sync_bytes=7 * 4096)
+    assert store.log._warmth == Warmth(sync_bytes=7 * 4096)
     await store.close()
 
 
@@ -136,11 +136,11 @@ async def test_pages_read_by_consumers_are_released_beyond_a_bound() -> None:
         """Returns the files whose pages were released while these positions were read."""
         rig.disk.advised.clear()
         for offset in offsets_mib:
-            assert len(store.log_view(offset * MIB, 10)) == 10
+            assert len(store.log.valid_view(offset * MIB, 10)) == 10
         return sorted(path.name.lstrip("0")[:-6] for path, _ in rig.disk.advised)
 
     look(0)
-    store._log.release_pages()
+    store.log.release_pages()
     assert look(0, 1, 3, 2, 0, 1, 3) == []
     assert look(9) == [""], "the third block"
     assert look(8, 9, 10, 11, 9) == []
@@ -180,19 +180,19 @@ async def open_real(root: Path, **changes: Any) -> MessageStore:
 async def test_pages_of_a_large_read_leave_the_process_and_slices_stay_valid(tmp_path: Path) -> None:
     store = await open_real(tmp_path)
     for number in range(64):
-        store.append([record(b"%02d" % number * 50_000)], lambda _: None)
+        store.appender.append([record(b"%02d" % number * 50_000)], lambda _: None)
     await store.appended.wait_for(64 * 100_000)
     slices = []
     sums = []
     at = 0
     while at < store.max_log_offset:
-        slices.append(store.log_view(at, 65_536))
+        slices.append(store.log.valid_view(at, 65_536))
         sums.append(hash(bytes(slices[-1])))
         at += len(slices[-1])
         log_file = tmp_path / "commitlog" / "00000000000000000000"
         assert mapped_bytes(log_file) <= 4 * MIB
     assert [hash(bytes(piece)) for piece in slices] == sums
-    store._log.release_pages()
+    store.log.release_pages()
     assert len(bodies(store)) == 64
     await store.close()
     assert [hash(bytes(piece)) for piece in slices] == sums, "also when the file is closed"
@@ -202,7 +202,7 @@ async def test_pages_of_a_large_read_leave_the_process_and_slices_stay_valid(tmp
 async def test_pages_read_by_recovery_are_released(tmp_path: Path, has_abort: bool) -> None:
     store = await open_real(tmp_path)
     for number in range(64):
-        store.append([record(b"%02d" % number * 50_000)], lambda _: None)
+        store.appender.append([record(b"%02d" % number * 50_000)], lambda _: None)
     await store.close()
     if has_abort:
         (tmp_path / "abort").touch()

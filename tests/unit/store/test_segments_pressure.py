@@ -96,11 +96,11 @@ async def test_a_disk_that_is_full_at_the_start_takes_no_message() -> None:
     before = {name: rig.disk.read_bytes(LOG / name) for name in rig.disk.list(LOG)}
     store = await rig.open()
     with pytest.raises(ServiceNotAvailable, match="full"):
-        store.append([record(b"b")], pytest.fail)
+        store.appender.append([record(b"b")], pytest.fail)
     assert bodies(store) == [b"a"]
     assert {name: rig.disk.read_bytes(LOG / name) for name in rig.disk.list(LOG)} == before
     rig.disk.total_bytes = used * 10
-    store.clean()
+    store.cleaner.clean()
     assert rig.put(store, record(b"b")) == [PutStatus.PUT_OK]
     await store.close()
 
@@ -125,7 +125,7 @@ async def test_the_fuller_disk_of_log_and_queues_counts(
     rig = Rig()
     store = await rig.open()
     usage_by_directory(rig, monkeypatch, {"commitlog": log_percent, "consumequeue": queue_percent})
-    store.clean()
+    store.cleaner.clean()
     assert (store.facts().refusal is not None) is is_full
     await store.close()
 
@@ -142,9 +142,9 @@ async def test_no_room_for_the_next_file_refuses_the_send_and_keeps_the_rest(is_
 
     create, rig.disk.fault.on_create = rig.disk.fault.on_create, refuse  # type: ignore[method-assign]
     with pytest.raises(ServiceNotAvailable, match="no space"):
-        store.append([record(b"x" * 500)], pytest.fail)
+        store.appender.append([record(b"x" * 500)], pytest.fail)
     with pytest.raises(ServiceNotAvailable):
-        store.append([record(b"small")], pytest.fail)
+        store.appender.append([record(b"small")], pytest.fail)
     rig.disk.fault.on_create = create  # type: ignore[method-assign]
     await rig.clock.pass_time(1.1)
     assert rig.put(store, record(b"x" * 500)) == [PutStatus.PUT_OK]

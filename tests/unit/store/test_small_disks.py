@@ -58,7 +58,7 @@ async def test_a_store_that_holds_messages_opens_wherever_they_are() -> None:
     store = await opened(disk)
     results: list[PutStatus] = []
     record = NewRecord(topic="T", queue_id=0, body=b"m", properties=b"", born_at_ms=1, born_host=bytes(8))
-    store.append([record], results.append)
+    store.appender.append([record], results.append)
     await store.close()
     assert results == [PutStatus.PUT_OK]
     disk.total_bytes = FILE_BYTES // 2
@@ -75,7 +75,7 @@ async def test_why_no_message_is_taken_is_told() -> None:
     assert f"a CommitLog file takes {FILE_BYTES:,}" in store.refusal
     disk.total_bytes += 1
     assert store.refusal == ""
-    store._admission.block("x", "the disk accepts no writes: no")
+    store._core.admission.block("x", "the disk accepts no writes: no")
     assert store.refusal == "the disk accepts no writes: no"
     ballast.close()
     await store.close()
@@ -84,6 +84,6 @@ async def test_why_no_message_is_taken_is_told() -> None:
 async def test_a_slave_takes_no_messages_and_nothing_is_wrong_with_it() -> None:
     options = replace(OPTIONS, role=BrokerRole.SLAVE)
     store = await MessageStore.open(options, disk=MemoryDisk(), clock=ManualClock())
-    assert store._admission.refusal is not None
+    assert store._core.admission.refusal is not None
     assert store.refusal == ""
     await store.close()

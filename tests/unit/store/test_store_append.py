@@ -16,8 +16,8 @@ async def test_appended_records_get_dense_offsets_and_are_readable_after_the_wri
     rig = Rig()
     store = await rig.open()
     statuses: list[PutStatus] = []
-    first = store.append([record(b"a")], statuses.append)
-    second = store.append([record(b"b")], statuses.append)
+    first = store.appender.append([record(b"a")], statuses.append)
+    second = store.appender.append([record(b"b")], statuses.append)
     assert (first.queue_offset, second.queue_offset) == (0, 1)
     assert first.end_offset == second.log_offsets[0]
     assert store.max_log_offset == 0
@@ -88,7 +88,7 @@ async def test_a_full_file_ends_with_a_blank_and_the_record_goes_to_the_next() -
     assert blank == (1024 - per_file * size, 0xCBD43194)
     assert rig.disk.list(ROOT / "commitlog") == ["00000000000000000000", "00000000000000001024"]
     assert bodies(store) == [b"x" * 200] * 5
-    assert bytes(store.log_view(per_file * size, 4096)) == data[per_file * size :]
+    assert bytes(store.log.valid_view(per_file * size, 4096)) == data[per_file * size :]
     await store.close()
 
 
@@ -99,7 +99,7 @@ async def test_a_record_keeps_eight_bytes_free_for_the_blank(spare: int) -> None
     overhead = 91 + len("T")
     store = await rig.open(commit_log_file_bytes=1024)
     rig.put(store, record(b"x" * (1024 - overhead - 300)))
-    second = store.append([record(b"y" * (300 - overhead - spare))], lambda _: None)
+    second = store.appender.append([record(b"y" * (300 - overhead - spare))], lambda _: None)
     rig.clock.run_soon()
     assert (second.log_offsets[0] >= 1024) == (spare < 8)
     await store.close()
@@ -109,9 +109,9 @@ async def test_a_record_that_never_fits_is_refused_before_anything_changes() -> 
     rig = Rig()
     store = await rig.open(commit_log_file_bytes=1024)
     with pytest.raises(MessageIllegal):
-        store.append([record(b"x" * 1024)], pytest.fail)
+        store.appender.append([record(b"x" * 1024)], pytest.fail)
     with pytest.raises(MessageIllegal):
-        store.append([record(b"x" * 400), record(b"x" * 500)], pytest.fail)
+        store.appender.append([record(b"x" * 400), record(b"x" * 500)], pytest.fail)
     assert rig.put(store, record(b"fits")) == [PutStatus.PUT_OK]
     assert bodies(store) == [b"fits"]
     await store.close()
@@ -121,9 +121,9 @@ async def test_a_body_above_the_limit_is_refused() -> None:
     rig = Rig()
     store = await rig.open(message_bytes_max=100)
     with pytest.raises(MessageIllegal, match="body has 101 bytes"):
-        store.append([record(b"x" * 101)], pytest.fail)
+        store.appender.append([record(b"x" * 101)], pytest.fail)
     with pytest.raises(MessageIllegal, match="body has 101 bytes"):
-        store.append([record(b"x"), record(b"x" * 101)], pytest.fail)
+        store.appender.append([record(b"x"), record(b"x" * 101)], pytest.fail)
     assert rig.put(store, record(b"x" * 100)) == [PutStatus.PUT_OK]
     await store.close()
 
@@ -133,7 +133,7 @@ async def test_a_topic_that_no_record_can_hold_is_refused() -> None:
     store = await rig.open()
     for batch in ([record(topic="t" * 256)], [record(), record(topic="t" * 256)]):
         with pytest.raises(MessageIllegal):
-            store.append(batch, pytest.fail)
+            store.appender.append(batch, pytest.fail)
     assert rig.put(store, record()) == [PutStatus.PUT_OK]
     assert store.queue_max("T", 0) == 1
     await store.close()
@@ -145,7 +145,9 @@ async def test_a_batch_is_consecutive_and_lies_in_one_file() -> None:
     store = await rig.open(commit_log_file_bytes=1024)
     rig.put(store, record(b"x" * 500))
     statuses: list[PutStatus] = []
-    placed = store.append([record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)], statuses.append)
+    placed = store.appender.append(
+        [record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)], statuses.append
+    )
     rig.clock.run_soon()
     assert statuses == [PutStatus.PUT_OK]
     assert placed.queue_offset == 1
@@ -173,7 +175,7 @@ async def test_a_long_batch_leaves_the_files_that_its_messages_leave_alone() -> 
         rig = Rig()
         store = await rig.open(commit_log_file_bytes=1 << 16)
         for batch in batches:
-            store.append(batch, lambda _: None)
+            store.appender.append(batch, lambda _: None)
             rig.clock.run_soon()  # each is dispatched separately
         ends = [store.queue_max("T", 0), store.queue_max("T", 1), store.queue_max("SCHEDULE_TOPIC_XXXX", 1)]
         nexts = [store.queue_next("T", 0), store.queue_next("T", 1)]
@@ -195,15 +197,15 @@ async def test_a_batch_as_one_block_leaves_the_files_that_its_messages_leave() -
         store = await rig.open(commit_log_file_bytes=1 << 16)
         statuses: list[PutStatus] = []
         rig.put(store, record(b"before"))
-        store.append([record(b"staged")], statuses.append)
+        store.appender.append([record(b"staged")], statuses.append)
         if is_block:
             batch = make_batch(messages)
             assert batch is not None
-            placed = store.append_batch(batch, statuses.append)
+            placed = store.appender.append_batch(batch, statuses.append)
             assert (placed.queue_offset, len(placed.log_offsets)) == (2, 12)
         else:
-            store.append(messages, statuses.append)
-        store.append([record(b"behind")], statuses.append)
+            store.appender.append(messages, statuses.append)
+        store.appender.append([record(b"behind")], statuses.append)
         rig.clock.run_soon()
         assert statuses == [PutStatus.PUT_OK] * 3
         assert (store.queue_max("T", 0), store.queue_next("T", 0)) == (15, 15)
@@ -220,15 +222,15 @@ async def test_a_batch_as_one_block_is_all_or_nothing() -> None:
     assert bad is not None
     bad.properties[1] = bad.properties[1][:-1]
     with pytest.raises(MessageIllegal, match="zero byte"):
-        store.append_batch(bad, pytest.fail)
+        store.appender.append_batch(bad, pytest.fail)
     long = make_batch([record(b"x" * 600), record(b"y" * 600)])
     assert long is not None
     with pytest.raises(MessageIllegal, match="never fit"):
-        store.append_batch(long, pytest.fail)
+        store.appender.append_batch(long, pytest.fail)
     rig.put(store, record(b"x" * 500))
     good = make_batch([record(b"1" * 100), record(b"2" * 100), record(b"3" * 100)])
     assert good is not None
-    placed = store.append_batch(good, lambda _: None)
+    placed = store.appender.append_batch(good, lambda _: None)
     rig.clock.run_soon()
     assert placed.log_offsets[0] == 1024
     assert [stored(store, offset).queue_offset for offset in placed.log_offsets] == [1, 2, 3]
@@ -241,7 +243,7 @@ async def test_a_bad_record_in_a_batch_takes_the_whole_batch_back() -> None:
     bad = record(b"bad")
     bad.properties = b"x" * 40_000
     with pytest.raises(MessageIllegal):
-        store.append([record(b"a"), record(b"b"), bad], pytest.fail)
+        store.appender.append([record(b"a"), record(b"b"), bad], pytest.fail)
     rig.put(store, record(b"only"))
     assert bodies(store) == [b"only"]
     await store.close()
@@ -263,8 +265,8 @@ async def test_store_times_never_fall_when_the_clock_does() -> None:
     store = await rig.open()
     rig.put(store, record(b"a"))
     rig.clock._start_ms -= 60_000
-    placed = store.append([record(b"b")], lambda _: None)
-    batch = store.append([record(b"c"), record(b"d")], lambda _: None)
+    placed = store.appender.append([record(b"b")], lambda _: None)
+    batch = store.appender.append([record(b"c"), record(b"d")], lambda _: None)
     rig.clock.run_soon()
     assert placed.stored_at_ms == batch.stored_at_ms == stored(store, 0).stored_at_ms
     await store.close()
@@ -277,7 +279,7 @@ async def test_a_delayed_message_has_its_due_time_in_the_queue_entry() -> None:
         extra = {} if levels[1] == 5000 else {"delay_levels_ms": levels}
         store = await rig.open(**extra)
         new = record(b"later", topic="SCHEDULE_TOPIC_XXXX", queue_id=1, properties={"DELAY": "2"})
-        placed = store.append([new], lambda _: None)
+        placed = store.appender.append([new], lambda _: None)
         rig.clock.run_soon()
         await store.close()
         data = rig.disk.read_bytes(ROOT / "consumequeue" / "SCHEDULE_TOPIC_XXXX" / "1" / ("0" * 20))
@@ -288,7 +290,7 @@ async def test_a_slave_refuses_messages_and_a_master_raw_bytes() -> None:
     rig = Rig()
     store = await rig.open(role=BrokerRole.SLAVE)
     with pytest.raises(ServiceNotAvailable, match="slave"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     store.set_role(BrokerRole.ASYNC_MASTER)
     assert rig.put(store, record()) == [PutStatus.PUT_OK]
     with pytest.raises(ServiceNotAvailable):
@@ -301,9 +303,9 @@ async def test_too_many_bytes_in_one_turn_are_refused_as_busy() -> None:
     store = await rig.open(staged_bytes_max=600)
     statuses: list[PutStatus] = []
     for _ in range(2):
-        store.append([record(b"x" * 200)], statuses.append)
+        store.appender.append([record(b"x" * 200)], statuses.append)
     with pytest.raises(Busy):
-        store.append([record(b"x" * 200)], pytest.fail)
+        store.appender.append([record(b"x" * 200)], pytest.fail)
     rig.clock.run_soon()
     assert statuses == [PutStatus.PUT_OK] * 2
     assert rig.put(store, record(b"x" * 200)) == [PutStatus.PUT_OK]
@@ -317,14 +319,14 @@ async def test_a_closed_store_refuses_messages() -> None:
     await store.close()
     await store.close()
     with pytest.raises(ServiceNotAvailable, match="closed"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
 
 
 async def test_what_was_staged_when_the_store_closes_is_stored() -> None:
     rig = Rig()
     store = await rig.open()
     statuses: list[PutStatus] = []
-    store.append([record(b"last")], statuses.append)
+    store.appender.append([record(b"last")], statuses.append)
     await store.close()
     assert statuses == [PutStatus.PUT_OK]
     store = await rig.open()
@@ -340,8 +342,8 @@ async def test_a_callback_that_raises_does_not_cost_others_their_answer() -> Non
     def broken(_status: PutStatus) -> None:
         raise RuntimeError("broken callback")
 
-    store.append([record()], broken)
-    store.append([record()], statuses.append)
+    store.appender.append([record()], broken)
+    store.appender.append([record()], statuses.append)
     rig.clock.run_soon()
     assert statuses == [PutStatus.PUT_OK]
     assert rig.fatal == []
@@ -351,7 +353,7 @@ async def test_a_callback_that_raises_does_not_cost_others_their_answer() -> Non
 async def test_store_host_may_be_set_once_the_port_is_known() -> None:
     rig = Rig()
     store = await rig.open()
-    store.store_host = b"\x7f\x00\x00\x01\x00\x00\x30\x39"
+    store.appender.store_host = b"\x7f\x00\x00\x01\x00\x00\x30\x39"
     rig.put(store, record())
-    assert stored(store, 0).store_host == store.store_host
+    assert stored(store, 0).store_host == store.appender.store_host
     await store.close()

@@ -72,12 +72,12 @@ async def test_a_batch_whose_write_failed_gives_its_queue_offsets_back() -> None
     batch = make_batch([record(b"%d" % n) for n in range(3)])
     assert batch is not None
     statuses: list[PutStatus] = []
-    store.append_batch(batch, statuses.append)
+    store.appender.append_batch(batch, statuses.append)
     await rig.clock.pass_time(0)
     assert statuses == REFUSED
     assert (store.queue_next("T", 0), store.queue_max("T", 0)) == (1, 1)
     await rig.clock.pass_time(11)
-    assert store.append_batch(batch, statuses.append).queue_offset == 1
+    assert store.appender.append_batch(batch, statuses.append).queue_offset == 1
     await rig.clock.pass_time(0)
     assert bodies(store) == [b"kept", b"0", b"1", b"2"]
     await store.close()
@@ -93,7 +93,7 @@ async def test_a_failed_fsync_of_the_zeros_is_fatal() -> None:
     assert [type(error) for error in rig.fatal] == [FlushFailed]
     assert store.facts().is_failed
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     await store.close()
     assert rig.disk.exists(store.options.root / "abort")
 
@@ -141,7 +141,7 @@ async def test_zeros_that_cannot_be_written_are_written_before_the_next_send() -
     assert statuses == [PutStatus.UNKNOWN_ERROR]
     await rig.clock.pass_time(1.1)
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], pytest.fail)  # the zeros are being synced
+        store.appender.append([record()], pytest.fail)  # the zeros are being synced
     await rig.clock.pass_time(0)
     assert rig.put(store, record(b"next")) == [PutStatus.PUT_OK]
     await store.close()
@@ -152,7 +152,7 @@ async def test_a_close_undoes_a_write_that_fails_in_it() -> None:
     faults = ShortWrites(room=50)
     _, store = await broken_store(faults)
     statuses: list[PutStatus] = []
-    store.append([record(b"last")], statuses.append)
+    store.appender.append([record(b"last")], statuses.append)
     await store.close()
     assert statuses == REFUSED
 
@@ -160,7 +160,7 @@ async def test_a_close_undoes_a_write_that_fails_in_it() -> None:
 async def test_a_close_that_cannot_undo_a_write_leaves_the_abort_file() -> None:
     faults = ShortWrites(room=50, failures=1000)
     rig, store = await broken_store(faults)
-    store.append([record(b"last")], lambda _: None)
+    store.appender.append([record(b"last")], lambda _: None)
     await store.close()
     assert rig.disk.exists(store.options.root / "abort")
 
@@ -192,7 +192,7 @@ async def test_a_failed_assertion_of_a_callback_stops_the_store() -> None:
     assert statuses == [PutStatus.PUT_OK] or statuses == [PutStatus.UNKNOWN_ERROR]
     assert [str(error) for error in rig.fatal] == ["1 is not 2"]
     with pytest.raises(ServiceNotAvailable, match="failed"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     await store.close()
     assert rig.disk.exists(store.options.root / "abort")
 
@@ -204,7 +204,7 @@ async def test_an_error_of_a_timer_stops_the_store(monkeypatch: pytest.MonkeyPat
     def wrong(_least_pages: int) -> bool:
         raise KeyError("lost")
 
-    monkeypatch.setattr(store._writers.flusher, "_has_work", wrong)
+    monkeypatch.setattr(store.flusher, "_has_work", wrong)
     await rig.clock.pass_time(1)
     assert [type(error) for error in rig.fatal] == [KeyError]
     await store.close()
@@ -231,10 +231,10 @@ async def test_a_store_closes_though_another_task_failed_as_a_flush_began() -> N
     async def fail() -> None:
         raise AssertionError("a fault of ours")
 
-    store._tasks.start("fail", fail())
+    store._core.tasks.start("fail", fail())
     await asyncio.sleep(0)  # the task has ended, but its end is not processed yet
     rig.put(store, record())
-    flush = store._writers.flusher._task
+    flush = store.flusher._rounds._task
     assert flush is not None
     await store.close()
     assert (flush.cancelled(), len(rig.fatal)) == (True, 1)

@@ -73,7 +73,7 @@ async def test_keys_of_batches_that_are_written_together_are_found_by_their_own_
         messages = [record(b"%d" % n, topic=topic, keys=keys, unique_key=f"{keys}{n}") for n in range(3)]
         batch = make_batch(messages)
         assert batch is not None
-        store.append_batch(batch, lambda _: None)
+        store.appender.append_batch(batch, lambda _: None)
     rig.clock.run_soon()
     for topic, key, count in (("T", "1", 1), ("other", "1", 1), ("third", "1", 0), ("other", "both", 0)):
         assert found(store, key, topic) == [b"1", b"1"][:count]
@@ -378,10 +378,10 @@ async def test_records_are_found_by_their_tags_in_the_queues() -> None:
             record(b"g%d" % number, tags="green"),
             record(b"o%d" % number, tags="red", topic="other"),
         )
-    first_ms = stored(store, store.query_tags("T", "red", 9, *ALWAYS)[0][0]).stored_at_ms
+    first_ms = stored(store, store.reader.query_tags("T", "red", 9, *ALWAYS)[0][0]).stored_at_ms
 
     def tagged(tags: str, count_max: int = 9, begin_ms: int = 0, end_ms: int = ALWAYS[1]) -> list[bytes]:
-        offsets, is_complete = store.query_tags("T", tags, count_max, begin_ms, end_ms)
+        offsets, is_complete = store.reader.query_tags("T", tags, count_max, begin_ms, end_ms)
         assert is_complete
         return [stored(store, offset).body for offset in offsets]
 
@@ -389,7 +389,7 @@ async def test_records_are_found_by_their_tags_in_the_queues() -> None:
     assert tagged("red", 2) == [b"r4", b"r5"]
     assert tagged("red", 9, first_ms + 1_000, first_ms + 2_000) == [b"r1", b"r2"]
     assert tagged("blue") == []
-    assert store.query_tags("absent", "red", 9, *ALWAYS) == ([], True)
+    assert store.reader.query_tags("absent", "red", 9, *ALWAYS) == ([], True)
     await store.close()
 
 
@@ -400,13 +400,13 @@ async def test_a_query_by_tags_is_bounded_and_says_so(monkeypatch: pytest.Monkey
     store = await rig.open()
     rig.put(store, record(b"old", tags="red"))
     rig.put(store, *[record(b"%d" % number, tags="green") for number in range(8)])
-    assert store.query_tags("T", "red", 9, *ALWAYS) == ([], False)
-    assert len(store.query_tags("T", "green", 9, *ALWAYS)[0]) == 8
-    offsets, is_complete = store.query_tags("T", "green", 5, *ALWAYS)
+    assert store.reader.query_tags("T", "red", 9, *ALWAYS) == ([], False)
+    assert len(store.reader.query_tags("T", "green", 9, *ALWAYS)[0]) == 8
+    offsets, is_complete = store.reader.query_tags("T", "green", 5, *ALWAYS)
     assert [stored(store, offset).body for offset in offsets] == [b"3", b"4", b"5", b"6", b"7"]
     assert is_complete
     rig.put(store, record(b"new", tags="red"))
-    assert len(store.query_tags("T", "red", 1, *ALWAYS)[0]) == 1
+    assert len(store.reader.query_tags("T", "red", 1, *ALWAYS)[0]) == 1
     await store.close()
 
 

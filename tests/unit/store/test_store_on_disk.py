@@ -65,8 +65,8 @@ async def open_store(root: Path, **changes: object) -> MessageStore:
 async def put(store: MessageStore, *new: bytes) -> None:
     done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
     for body in new[:-1]:
-        store.append([record(body)], lambda _: None)
-    store.append([record(new[-1])], done.set_result)
+        store.appender.append([record(body)], lambda _: None)
+    store.appender.append([record(new[-1])], done.set_result)
     assert await done is PutStatus.PUT_OK
 
 
@@ -120,7 +120,7 @@ async def test_large_tables_take_little_room_until_they_are_filled(tmp_path: Pat
     options = StoreOptions(root=tmp_path, commit_log_file_bytes=MIB)
     store = await MessageStore.open(options, disk=RealDisk(), clock=LoopClock())
     done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
-    store.append([record(b"x", keys="k")], done.set_result)
+    store.appender.append([record(b"x", keys="k")], done.set_result)
     await done
     assert len(store.query_keys("T", "k", 8, 0, 2**62)) == 1
     await store.close()
@@ -149,7 +149,7 @@ async def test_the_next_file_is_made_ahead_of_need(tmp_path: Path) -> None:
 async def test_slices_stay_valid_while_and_after_files_are_closed(tmp_path: Path) -> None:
     store = await open_store(tmp_path, open_file_count_max=8, commit_log_file_bytes=1024)
     await put(store, *(b"%03d" % n + b"x" * 300 for n in range(60)))
-    slices = [store.get("T", 0, n, count_max=1).slices[0] for n in range(60)]
+    slices = [store.reader.get("T", 0, n, count_max=1).slices[0] for n in range(60)]
     await store.close()
     assert [bytes(piece).find(b"%03d" % n) > 0 for n, piece in enumerate(slices)] == [True] * 60
 

@@ -49,7 +49,7 @@ async def test_an_offset_outside_the_queue_is_named_and_corrected(
     offset: int, status: GetStatus, next_offset: int
 ) -> None:
     store = await filled(Rig(), 5)
-    result = store.get("T", 0, offset, count_max=32)
+    result = store.reader.get("T", 0, offset, count_max=32)
     assert (result.status, result.next_offset) == (status, next_offset)
     assert (result.min_offset, result.max_offset) == (0, 5)
     await store.close()
@@ -59,7 +59,7 @@ async def test_an_offset_outside_the_queue_is_named_and_corrected(
 async def test_a_queue_that_nobody_wrote_to_is_empty(offset: int) -> None:
     rig = Rig()
     store = await filled(rig, 1)
-    result = store.get("other", 3, offset, count_max=32)
+    result = store.reader.get("other", 3, offset, count_max=32)
     assert (result.status, result.next_offset) == (GetStatus.NO_MESSAGE_IN_QUEUE, 0)
     await store.close()
 
@@ -69,11 +69,11 @@ async def test_a_slave_leaves_the_correction_of_offsets_to_its_master() -> None:
     store = await filled(rig, 5)
     await store.close()
     store = await rig.open(role=BrokerRole.SLAVE)
-    assert store.get("T", 0, 9, count_max=1).next_offset == 9
-    assert store.get("none", 0, 9, count_max=1).next_offset == 9
+    assert store.reader.get("T", 0, 9, count_max=1).next_offset == 9
+    assert store.reader.get("none", 0, 9, count_max=1).next_offset == 9
     await store.close()
     store = await rig.open(role=BrokerRole.SLAVE, offset_check_in_slave=True)
-    assert store.get("T", 0, 9, count_max=1).next_offset == 5
+    assert store.reader.get("T", 0, 9, count_max=1).next_offset == 5
     await store.close()
 
 
@@ -81,7 +81,7 @@ async def test_neighbours_in_the_log_share_one_slice() -> None:
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, record(b"a"), record(b"b"), record(b"other", queue_id=1), record(b"c"))
-    result = store.get("T", 0, 0, count_max=32)
+    result = store.reader.get("T", 0, 0, count_max=32)
     assert [len(list(decode_records(piece))) for piece in result.slices] == [2, 1]
     assert read(result) == [b"a", b"b", b"c"]
     assert result.bytes == sum(map(len, result.slices))
@@ -92,7 +92,7 @@ async def test_slices_never_reach_over_a_file_end() -> None:
     rig = Rig()
     store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=6000)
     rig.put(store, *(record(b"x" * 300) for _ in range(8)))
-    result = store.get("T", 0, 0, count_max=32)
+    result = store.reader.get("T", 0, 0, count_max=32)
     assert read(result) == [b"x" * 300] * 8
     await store.close()
 
@@ -109,7 +109,7 @@ async def test_slices_never_reach_over_a_file_end() -> None:
 )
 async def test_a_get_stops_at_each_limit(limits: dict[str, int], count: int) -> None:
     store = await filled(Rig(), 50, **BIG)
-    result = store.get("T", 0, 0, **limits)
+    result = store.reader.get("T", 0, 0, **limits)
     assert (result.status, result.count, result.next_offset) == (GetStatus.FOUND, count, count)
     await store.close()
 
@@ -119,25 +119,32 @@ async def test_a_record_is_far_beyond_the_share_of_memory() -> None:
     store = await filled(rig, 20)
     distances = [store.max_log_offset - entry[0] for entry in store.queue_entries("T", 0, 0, 20)]
     assert distances[0] > 400 > distances[-1]
-    assert [store.is_far("T", 0, n) for n in range(20)] == [distance > 400 for distance in distances]
-    assert not any((store.is_far("T", 0, -1), store.is_far("T", 0, 20), store.is_far("other", 0, 0)))
+    assert [store.reader.is_far("T", 0, n) for n in range(20)] == [distance > 400 for distance in distances]
+    assert not any(
+        (store.reader.is_far("T", 0, -1), store.reader.is_far("T", 0, 20), store.reader.is_far("other", 0, 0))
+    )
     await store.close()
 
 
 async def test_records_far_behind_the_end_are_read_in_smaller_portions() -> None:
     """The in-memory estimate of spec store 13.1, with an injected memory size."""
     store = await filled(Rig(), 50, **BIG, memory_bytes=1000)
-    result = store.get("T", 0, 0, count_max=32)
+    result = store.reader.get("T", 0, 0, count_max=32)
     assert (result.count, result.suggest_slave) == (8, True)
     assert result.lag_bytes > 400
-    near = store.get("T", 0, 48, count_max=32)
+    near = store.reader.get("T", 0, 48, count_max=32)
     assert (near.count, near.suggest_slave) == (2, False)
     await store.close()
 
 
 async def test_one_get_ends_at_the_end_of_its_queue_file() -> None:
     store = await filled(Rig(), 25, commit_log_file_bytes=MIB, consume_queue_file_bytes=200)
-    assert [store.get("T", 0, at, count_max=32).next_offset for at in (0, 5, 10, 20)] == [10, 10, 20, 25]
+    assert [store.reader.get("T", 0, at, count_max=32).next_offset for at in (0, 5, 10, 20)] == [
+        10,
+        10,
+        20,
+        25,
+    ]
     await store.close()
 
 
@@ -146,11 +153,13 @@ async def test_tags_are_filtered_by_their_hash() -> None:
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="AB"[n % 2]) for n in range(6)), record(b"untagged"))
     wanted = frozenset({tag_hash("B")})
-    result = store.get("T", 0, 0, count_max=32, tag_hashes=wanted)
+    result = store.reader.get("T", 0, 0, count_max=32, tag_hashes=wanted)
     assert (result.status, read(result), result.next_offset) == (GetStatus.FOUND, [b"1", b"3", b"5"], 7)
-    none = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({12345}))
+    none = store.reader.get("T", 0, 0, count_max=32, tag_hashes=frozenset({12345}))
     assert (none.status, none.next_offset, none.count) == (GetStatus.NO_MATCHED_MESSAGE, 7, 0)
-    everything = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({tag_hash("A"), tag_hash("B"), 0}))
+    everything = store.reader.get(
+        "T", 0, 0, count_max=32, tag_hashes=frozenset({tag_hash("A"), tag_hash("B"), 0})
+    )
     assert everything.count == 7
     await store.close()
 
@@ -160,7 +169,7 @@ async def test_a_negative_tag_hash_matches() -> None:
     rig = Rig()
     store = await rig.open()
     rig.put(store, record(tags=tags))
-    assert store.get("T", 0, 0, count_max=1, tag_hashes=frozenset({tag_hash(tags)})).count == 1
+    assert store.reader.get("T", 0, 0, count_max=1, tag_hashes=frozenset({tag_hash(tags)})).count == 1
     await store.close()
 
 
@@ -169,9 +178,9 @@ async def test_a_filter_that_matches_little_scans_a_bounded_stretch() -> None:
     rig = Rig()
     store = await rig.open(commit_log_file_bytes=MIB, consume_queue_file_bytes=60_000)
     rig.put(store, *(record() for _ in range(1000)))
-    result = store.get("T", 0, 0, count_max=32, tag_hashes=frozenset({1}))
+    result = store.reader.get("T", 0, 0, count_max=32, tag_hashes=frozenset({1}))
     assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, 800)
-    result = store.get("T", 0, 0, count_max=900, tag_hashes=frozenset({1}))
+    result = store.reader.get("T", 0, 0, count_max=900, tag_hashes=frozenset({1}))
     assert result.next_offset == 900
     await store.close()
 
@@ -186,7 +195,7 @@ async def test_a_filter_scans_a_bounded_stretch_whatever_count_a_peer_asks_for(
     compiled = compile_filter("TAGS = 'a'")
     record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes)
     for count_max, next_offset in ((1, 800), (840, 840), (2**31 - 1, 850)):
-        result = store.get("T", 0, 0, count_max=count_max, record_filter=record_filter, is_bulk=True)
+        result = store.reader.get("T", 0, 0, count_max=count_max, record_filter=record_filter, is_bulk=True)
         assert (result.status, result.next_offset) == (GetStatus.NO_MATCHED_MESSAGE, next_offset)
     await store.close()
 
@@ -207,7 +216,7 @@ async def test_entries_are_the_same_from_memory_and_from_files() -> None:
 async def test_a_record_is_read_by_its_log_offset_only_where_one_begins() -> None:
     rig = Rig()
     store = await filled(rig, 3)
-    second = store.get("T", 0, 1, count_max=1).slices[0]
+    second = store.reader.get("T", 0, 1, count_max=1).slices[0]
     size = len(second)
     assert bytes(store.read_record(size) or b"") == bytes(second)
     for offset in (-1, 1, size - 1, size + 1, store.max_log_offset, 10**12):
@@ -218,10 +227,10 @@ async def test_a_record_is_read_by_its_log_offset_only_where_one_begins() -> Non
 async def test_a_record_that_another_one_carries_is_none_of_the_log() -> None:
     rig = Rig()
     store = await filled(rig, 1, **BIG)
-    whole = bytes(store.get("T", 0, 0, count_max=1).slices[0])
+    whole = bytes(store.reader.get("T", 0, 0, count_max=1).slices[0])
     rig.put(store, record(whole))
     at = store.queue_entries("T", 0, 1, 1)[0][0]
-    inner = at + bytes(store.log_view(at, MIB)).index(whole)
+    inner = at + bytes(store.log.valid_view(at, MIB)).index(whole)
     assert bytes(store.read_record(at) or b"").count(whole) == 1
     assert store.read_record(inner) is None
     await store.close()
@@ -235,20 +244,32 @@ async def test_offset_by_time_finds_the_first_and_the_last_of_equal_times() -> N
     for _ in range(3):
         rig.put(store, record(), record())
         await rig.clock.pass_time(10)
-    assert [store.stored_at("T", 0, n) - start for n in range(6)] == [0, 0, 10_000, 10_000, 20_000, 20_000]
+    assert [store.reader.stored_at("T", 0, n) - start for n in range(6)] == [
+        0,
+        0,
+        10_000,
+        10_000,
+        20_000,
+        20_000,
+    ]
     lower = {-1: 0, 0: 0, 1: 2, 10_000: 2, 10_001: 4, 20_000: 4, 20_001: 6}
     upper = {-1: 0, 0: 1, 1: 1, 10_000: 3, 19_999: 3, 20_000: 5, 99_999: 5}
-    assert {t: store.offset_by_time("T", 0, start + t) for t in lower} == lower
-    assert {t: store.offset_by_time("T", 0, start + t, upper=True) for t in upper} == upper
-    assert store.earliest_stored_at("T", 0) == start
+    assert {t: store.reader.offset_by_time("T", 0, start + t) for t in lower} == lower
+    assert {t: store.reader.offset_by_time("T", 0, start + t, upper=True) for t in upper} == upper
+    assert store.reader.earliest_stored_at("T", 0) == start
     await store.close()
 
 
 async def test_times_of_what_is_not_there_are_unknown() -> None:
     store = await filled(Rig(), 1)
-    assert store.stored_at("T", 0, 1) == store.stored_at("T", 0, -1) == store.stored_at("X", 0, 0) == -1
-    assert store.earliest_stored_at("X", 0) == -1
-    assert store.offset_by_time("X", 0, 0) == store.queue_min("X", 0) == store.queue_max("X", 0) == 0
+    assert (
+        store.reader.stored_at("T", 0, 1)
+        == store.reader.stored_at("T", 0, -1)
+        == store.reader.stored_at("X", 0, 0)
+        == -1
+    )
+    assert store.reader.earliest_stored_at("X", 0) == -1
+    assert store.reader.offset_by_time("X", 0, 0) == store.queue_min("X", 0) == store.queue_max("X", 0) == 0
     await store.close()
 
 
@@ -258,7 +279,7 @@ async def test_store_times_of_records_from_ipv6_producers_are_read() -> None:
     new = record()
     new.born_host = bytes(16) + b"\x00\x00\x00\x50"
     rig.put(store, new)
-    assert store.stored_at("T", 0, 0) == rig.clock.now_ms() == stored(store, 0).stored_at_ms
+    assert store.reader.stored_at("T", 0, 0) == rig.clock.now_ms() == stored(store, 0).stored_at_ms
     await store.close()
 
 
@@ -266,7 +287,7 @@ async def test_listeners_hear_which_queues_grew() -> None:
     rig = Rig()
     store = await rig.open()
     heard: list[dict[tuple[str, int], int]] = []
-    store.on_dispatch(lambda changed: heard.append(dict(changed)))
+    store.dispatcher.on_dispatch(lambda changed: heard.append(dict(changed)))
     rig.put(store, record(), record(), record(topic="U", queue_id=2))
     assert heard == [{("T", 0): 2, ("U", 2): 1}]
     await store.close()
@@ -276,7 +297,7 @@ async def test_a_dropped_topic_begins_again_at_zero() -> None:
     rig = Rig()
     store = await filled(rig, 5)
     await rig.clock.pass_time(2)
-    old = store.get("T", 0, 0, count_max=1)
+    old = store.reader.get("T", 0, 0, count_max=1)
     await store.drop_topics(["T"])
     assert store.queue_keys() == ()
     assert read(old) == [b"000"]
@@ -294,12 +315,12 @@ async def test_log_view_gives_every_written_byte_once() -> None:
     rig.put(store, *(record(b"x" * 200) for _ in range(10)))
     at = 0
     pieces = []
-    while piece := bytes(store.log_view(at, 100)):
+    while piece := bytes(store.log.valid_view(at, 100)):
         pieces.append(piece)
         at += len(piece)
     assert at == store.max_log_offset
     assert all(len(piece) <= 100 for piece in pieces)
-    assert bytes(store.log_view(-1, 10)) == b""
+    assert bytes(store.log.valid_view(-1, 10)) == b""
     await store.close()
 
 
@@ -308,10 +329,10 @@ async def test_a_get_by_tags_ends_before_the_record_with_which_the_hidden_ones_b
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="a") for n in range(shown + 1)))
-    entry = store._reader._queues.table["T", 0].entry(shown)
+    entry = store.reader._queues.table["T", 0].entry(shown)
     assert entry is not None
-    store._reader.limit = entry[0]
-    got = store.get("T", 0, 0, count_max=100, bytes_max=MIB, tag_hashes=frozenset([tag_hash("a")]))
+    store.reader.limit = entry[0]
+    got = store.reader.get("T", 0, 0, count_max=100, bytes_max=MIB, tag_hashes=frozenset([tag_hash("a")]))
     assert (got.next_offset, got.count) == (shown, shown)
     await store.close()
 
@@ -381,7 +402,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             properties = {"n": str(number % 10), "m": chance.choice("xy")}
             body, queue_id = bytes(chance.randrange(size_max)), chance.choice((0, 0, 0, 1))
             rig.put(store, record(body, queue_id=queue_id, tags=chance.choice("abc "), properties=properties))
-        queue = store._reader._queues.table["T", 0]
+        queue = store.reader._queues.table["T", 0]
         for _ in range(chance.choice((0, 0, 1, 3))):
             at = chance.randrange(queue.max_offset)
             entry = queue.entry(at)
@@ -391,21 +412,21 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = chance.choice((tagged, shorter, *FAULTS))
         if chance.random() < 0.3:
             begin = chance.randrange(store.max_log_offset)
-            store._reader._log.damaged.add(DamagedRange(begin, begin + 50, "a test"), ROOT)
+            store.reader._log.damaged.add(DamagedRange(begin, begin + 50, "a test"), ROOT)
         if chance.random() < 0.5:  # entries of the files are compared with their records
             queue.write()
             if chance.random() < 0.6:
                 queue.drop_tail()
         edges = [queue.entry(at) for at in range(queue.max_offset)]
         limits = [None, chance.randrange(store.max_log_offset), *(edge[0] for edge in edges if edge)]
-        each = copy.copy(store._reader)
+        each = copy.copy(store.reader)
         each.__class__ = EachEntry
         for _ in range(30):
             compiled = compile_filter(chance.choice(EXPRESSIONS))
             filters = [None, RecordFilter(compiled.matches_properties, chance.choice((1, 5, 1_000)))]
             filters.append(filters[1]._replace(tag_hashes=compiled.tag_hashes))  # type: ignore[union-attr]
             tags = chance.choice((None, "a", "ab", "abc", "z", "abdefghijklmnopqrst"))
-            store._reader.limit = each.limit = chance.choice(limits[: chance.choice((1, 2, len(limits)))])
+            store.reader.limit = each.limit = chance.choice(limits[: chance.choice((1, 2, len(limits)))])
             asked = {
                 "count_max": chance.choice((0, 1, 3, 32, 200)),
                 "bytes_max": chance.choice((1, 500, 4_000, MIB)),
@@ -415,7 +436,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             offset = chance.randrange(queue.max_offset)
             # In a file this short all entries would be examined together.
             with patch.object(reader, "FIRST_ENTRIES_TAGGED", chance.choice((1, 7, 256))):
-                passed = seen(store._reader, offset, **asked)
+                passed = seen(store.reader, offset, **asked)
             assert passed == seen(each, offset, **asked), (offset, asked)
         await store.close()
 
@@ -431,18 +452,18 @@ async def test_a_get_by_tags_meets_an_entry_of_a_file_that_does_not_name_its_rec
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="a") for n in range(10)))
-    queue = store._reader._queues.table["T", 0]
+    queue = store.reader._queues.table["T", 0]
     entry = queue.entry(at)
     assert entry is not None
     log_offset = (1 << 63) - 1 if is_far_off else entry[0]
     queue._tail[at * UNIT.size : (at + 1) * UNIT.size] = UNIT.pack(log_offset, entry[1] - 1, entry[2])
     queue.write()
     queue.drop_tail()
-    each = copy.copy(store._reader)
+    each = copy.copy(store.reader)
     each.__class__ = EachEntry
     for offset in range(10):
         asked: dict[str, Any] = {"count_max": 32, "bytes_max": MIB, "tag_hashes": frozenset([tag_hash("a")])}
-        status, next_offset, _, count, *_ = got = seen(store._reader, offset, **asked)
+        status, next_offset, _, count, *_ = got = seen(store.reader, offset, **asked)
         assert got == seen(each, offset, **asked)
         if offset > at:
             assert (status, next_offset, count) == (GetStatus.FOUND, 10, 10 - offset)
@@ -467,7 +488,7 @@ async def test_a_filter_is_not_asked_for_records_of_tags_that_it_never_wants() -
         return compiled.matches_properties(properties)
 
     record_filter = RecordFilter(matches, 1_000, compiled.tag_hashes)
-    result = store.get("T", 0, 0, count_max=32, record_filter=record_filter)
+    result = store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter)
     assert read(result) == [b"%d" % n for n in range(21, 100, 4)]
     assert (result.next_offset, len(asked)) == (100, 25)
     await store.close()
@@ -483,7 +504,7 @@ async def test_a_filter_takes_records_from_ipv6_producers_too() -> None:
         rig.put(store, new)
     compiled = compile_filter("TAGS = 'a' AND n > 1")
     record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes)
-    assert read(store.get("T", 0, 0, count_max=32, record_filter=record_filter)) == [b"2", b"3"]
+    assert read(store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter)) == [b"2", b"3"]
     await store.close()
 
 
@@ -492,11 +513,11 @@ async def test_an_entry_whose_tag_is_no_hash_is_looked_at_for_a_filter() -> None
     rig = Rig()
     store = await rig.open(**BIG)
     rig.put(store, *(record(b"%d" % n, tags="a") for n in range(3)))
-    queue = store._reader._queues.table["T", 0]
+    queue = store.reader._queues.table["T", 0]
     log_offset, size, _tag = store.queue_entries("T", 0, 1, 1)[0]
     queue._tail[UNIT.size : 2 * UNIT.size] = UNIT.pack(log_offset, size, -(1 << 31) - 5)
     compiled = compile_filter("TAGS = 'a'")
     for hashes in (None, compiled.tag_hashes):
         record_filter = RecordFilter(compiled.matches_properties, 1_000, hashes)
-        assert store.get("T", 0, 0, count_max=32, record_filter=record_filter).count == 3
+        assert store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter).count == 3
     await store.close()

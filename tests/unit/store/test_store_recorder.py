@@ -67,7 +67,7 @@ async def test_acks_and_the_wait_for_them_are_measured() -> None:
     statuses = rig.put(store, record(), record())
     assert store.facts().sends_waiting_for_acks == 2
     await rig.clock.pass_time(0.25)
-    store.acks.report(ReplicaId("s"), store.appended.value)
+    store.replies.acks.report(ReplicaId("s"), store.appended.value)
     assert statuses == [PutStatus.PUT_OK] * 2
     wait = store.recorder.ack_wait.seconds
     assert (wait.count, wait.total) == (1, 0.25)
@@ -80,7 +80,7 @@ async def test_send_that_times_out_is_counted_once_and_its_batch_when_the_ack_co
     statuses = rig.put(store, record())
     await rig.clock.pass_time(1.5)
     assert statuses == [PutStatus.FLUSH_SLAVE_TIMEOUT]
-    store.acks.report(ReplicaId("s"), store.appended.value)
+    store.replies.acks.report(ReplicaId("s"), store.appended.value)
     outcomes = store.recorder.outcomes
     assert (outcomes[PutStatus.FLUSH_SLAVE_TIMEOUT], outcomes[PutStatus.PUT_OK]) == (1, 0)
     wait = store.recorder.ack_wait.seconds
@@ -95,7 +95,7 @@ async def test_both_waits_are_measured_apart() -> None:
     await rig.clock.pass_time(0.5)
     recorder = store.recorder
     assert (recorder.flush_wait.seconds.count, recorder.ack_wait.seconds.count) == (1, 0)
-    store.acks.report(ReplicaId("s"), store.appended.value)
+    store.replies.acks.report(ReplicaId("s"), store.appended.value)
     assert recorder.ack_wait.seconds.total == 0.5
     assert statuses == [PutStatus.PUT_OK]
     await store.close()
@@ -121,7 +121,7 @@ async def test_raw_runs_of_a_slave_are_batches_too() -> None:
     rig = Rig()
     master = await rig.open()
     rig.put(master, record(), record())
-    data = bytes(master.log_view(0, 4096))
+    data = bytes(master.log.valid_view(0, 4096))
     await master.close()
     other = Rig()
     slave = await other.open(role=BrokerRole.SLAVE)

@@ -129,7 +129,7 @@ async def test_a_clean_restart_goes_on_where_the_log_ended() -> None:
     store = await rig.open()
     assert store.max_log_offset == end
     assert numbers(store) == list(range(60))
-    placed = store.append([record(b"060")], lambda _: None)
+    placed = store.appender.append([record(b"060")], lambda _: None)
     rig.clock.run_soon()
     assert (placed.queue_offset, placed.log_offsets[0]) == (60, end)
     assert numbers(store) == list(range(61))
@@ -142,7 +142,7 @@ async def test_checkpoint_vouches_for_the_last_record_after_a_clean_stop() -> No
     store = await rig.open()
     rig.put(store, record(b"a"))
     await rig.clock.pass_time(5)
-    placed = store.append([record(b"b")], lambda _: None)
+    placed = store.appender.append([record(b"b")], lambda _: None)
     await store.close()
     fields = struct.unpack_from(">qqqqq", rig.disk.read_bytes(ROOT / "checkpoint"))
     assert fields[0] == fields[1] == placed.stored_at_ms
@@ -155,7 +155,7 @@ async def test_what_was_written_survives_the_death_of_the_process() -> None:
     assert rig.disk.exists(ROOT / "abort")
     store = await rig.open()
     assert numbers(store) == list(range(60))
-    assert store.append([record()], lambda _: None).queue_offset == 60
+    assert store.appender.append([record()], lambda _: None).queue_offset == 60
     await store.close()
 
 
@@ -164,7 +164,7 @@ async def test_only_flushed_bytes_survive_a_power_cut() -> None:
     store = await rig.open()
     acknowledged: list[object] = []
     for n in range(30):
-        store.append([record(b"%03d" % n + b"x" * 100)], acknowledged.append)
+        store.appender.append([record(b"%03d" % n + b"x" * 100)], acknowledged.append)
     await rig.clock.pass_time(0.1)
     assert len(acknowledged) == 30
     rig.power_cut()
@@ -181,7 +181,7 @@ async def test_unflushed_bytes_are_lost_by_a_power_cut_and_their_offsets_used_ag
     rig.power_cut()
     store = await rig.open()
     assert numbers(store) == [0, 1, 2]
-    assert store.append([record(b"003")], lambda _: None).queue_offset == 3
+    assert store.appender.append([record(b"003")], lambda _: None).queue_offset == 3
     await store.close()
 
 
@@ -205,7 +205,7 @@ async def test_a_torn_tail_is_cut_and_zeroed(is_clean: bool) -> None:
 async def test_a_torn_body_ends_the_log_before_it() -> None:
     rig = Rig()
     store = await filled(rig, 20)
-    fifth = store.get("T", 0, 5, count_max=1)
+    fifth = store.reader.get("T", 0, 5, count_max=1)
     assert fifth.count == 1
     size = store.max_log_offset // 20
     await store.close()
@@ -405,7 +405,7 @@ async def test_a_deletion_is_forgotten_once_its_messages_have_expired() -> None:
     await rig.clock.pass_time(4 * 3600)
     rig.put(store, record(b"x", topic="U"))
     await rig.clock.pass_time(1)
-    assert store.clean(at_any_hour=True) or store.min_log_offset > 0
+    assert store.cleaner.clean(at_any_hour=True) or store.min_log_offset > 0
     await store.drop_topics(["U"])
     assert list(store.deleted_topics) == ["U"]
     await store.close()
@@ -415,7 +415,7 @@ async def test_a_deletion_is_forgotten_once_its_messages_have_expired() -> None:
 async def test_a_queue_ahead_of_the_log_is_cut(is_clean: bool) -> None:
     rig = Rig()
     store = await filled(rig, 30)
-    size = 4096 // (store.get("T", 0, 0, count_max=1).bytes)
+    size = 4096 // (store.reader.get("T", 0, 0, count_max=1).bytes)
     await store.close()
     rig.note_durable(None)
     if not is_clean:
@@ -750,8 +750,8 @@ async def test_queues_without_messages_keep_their_numbers_when_others_are_built_
     rig.clock.advance(10)
     rig.put(store, *(record(b"y" * 100, topic="U") for _ in range(120)))
     for _ in range(2):
-        store._log.log.drop_oldest()  # as retention does
-    store.cut_queues()
+        store.log.log.drop_oldest()  # as retention does
+    store.cleaner.cut_tables()
     assert store.queue_min("T", 0) == store.queue_max("T", 0) == 3
     rig.put(store, record(b"z", topic="V"))
     await store.close()

@@ -23,7 +23,7 @@ def copy(master: MessageStore, slave: MessageStore, *, chunk: int = 32_768, end:
     stop = master.max_log_offset if end is None else end
     while slave.max_log_offset < stop:
         at = slave.max_log_offset
-        slave.append_raw(at, master.log_view(at, min(chunk, stop - at)))
+        slave.append_raw(at, master.log.valid_view(at, min(chunk, stop - at)))
 
 
 async def master_with(rig: Rig, count: int) -> MessageStore:
@@ -160,7 +160,7 @@ async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() 
 async def test_deletion_ends_lowered_by_a_copy_are_written_once_the_disk_has_room(follows: str) -> None:
     rig = Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     slave = await rig.open()
-    slave.append_raw(0, (await master_with(Rig(), 3)).log_view(0, 4096))
+    slave.append_raw(0, (await master_with(Rig(), 3)).log.valid_view(0, 4096))
     await slave.apply_deletions({"Later": slave.max_log_offset + 5000})
     rig.disk.fault = Unwritable("config")
     slave.begin_copy()
@@ -231,7 +231,7 @@ async def test_a_slave_whose_queue_files_took_no_writes_gives_no_number_out_twic
     slave_rig.disk.fault = NoFault()
     await slave_rig.clock.pass_time(2)
     slave.set_role(BrokerRole.ASYNC_MASTER)
-    slave.begin_run()
+    slave.queues.begin_run()
     slave_rig.put(slave, record(b"5"))
     assert bodies(slave) == [b"0", b"1", b"2", b"3", b"4", b"5"]
     await slave.close()
@@ -276,7 +276,7 @@ async def test_an_empty_slave_may_begin_at_a_later_file() -> None:
     base = master.max_log_offset // 4096 * 4096
     with pytest.raises(LogDiverged):
         slave.append_raw(base + 1, b"x")
-    slave.append_raw(base, master.log_view(base, 100))
+    slave.append_raw(base, master.log.valid_view(base, 100))
     copy(master, slave, chunk=100)
     assert slave.min_log_offset == base
     for _life in range(2):
@@ -337,7 +337,7 @@ async def test_a_full_disk_leaves_the_slave_as_it_was() -> None:
     works = rig.disk.fault.on_write
     rig.disk.fault.on_write = lambda path, offset, size: min(size, 5)  # type: ignore[method-assign]
     with pytest.raises(DiskFull):
-        slave.append_raw(500, master.log_view(500, 300))
+        slave.append_raw(500, master.log.valid_view(500, 300))
     assert slave.max_log_offset == 500
     rig.disk.fault.on_write = works  # type: ignore[method-assign]
     copy(master, slave)
@@ -363,7 +363,7 @@ async def test_an_empty_slave_whose_first_write_fails_is_empty_still(
         with monkeypatch.context() as patch:
             patch.setattr(rig.disk.fault, f"on_{fails}", refuse)
             with pytest.raises(DiskFull):
-                slave.append_raw(begin, master.log_view(begin, 100))
+                slave.append_raw(begin, master.log.valid_view(begin, 100))
         assert (slave.min_log_offset, slave.max_log_offset, slave.appended.value) == (0, 0, 0)
     await slave.close()
     assert rig.disk.list(ROOT / "commitlog") == []
@@ -371,7 +371,7 @@ async def test_an_empty_slave_whose_first_write_fails_is_empty_still(
     with monkeypatch.context() as patch:
         patch.setattr(rig.disk.fault, f"on_{fails}", refuse)
         with pytest.raises(DiskFull):
-            slave.append_raw(base, master.log_view(base, 100))
+            slave.append_raw(base, master.log.valid_view(base, 100))
     copy(master, slave)
     assert bodies(slave) == bodies(master)
     await slave.close()
@@ -397,7 +397,7 @@ async def test_a_promoted_slave_goes_on_with_the_offsets_of_its_master() -> None
     slave = await rig.open()
     copy(master, slave)
     slave.set_role(BrokerRole.ASYNC_MASTER)
-    placed = slave.append([record(b"new")], lambda _: None)
+    placed = slave.appender.append([record(b"new")], lambda _: None)
     rig.clock.run_soon()
     assert placed.queue_offset == master.queue_max("T", 0)
     assert placed.log_offsets[0] == master.max_log_offset
@@ -461,11 +461,11 @@ async def test_store_times_do_not_fall_when_a_slave_becomes_master() -> None:
     master = await master_with(master_rig, 3)
     slave = await slave_rig.open()
     copy(master, slave)
-    newest_ms = slave.stored_at("T", 2, 0)
+    newest_ms = slave.reader.stored_at("T", 2, 0)
     assert newest_ms > slave_rig.clock.now_ms()
     slave.set_role(BrokerRole.ASYNC_MASTER)
     slave_rig.put(slave, record(b"new", queue_id=2))
-    assert slave.stored_at("T", 2, 1) == newest_ms
+    assert slave.reader.stored_at("T", 2, 1) == newest_ms
     await master.close()
     await slave.close()
 
@@ -492,9 +492,9 @@ async def test_the_first_message_of_a_queue_is_healed_right_behind_the_second_on
     assert bodies(slave, "New") == [b"second"]
 
     async def fetch(log_offset: int, size: int) -> bytes:
-        return bytes(master.log_view(log_offset, size))
+        return bytes(master.log.valid_view(log_offset, size))
 
-    assert await slave.heal(fetch) == 0
+    assert await slave.healer.heal_all(fetch) == 0
     assert bodies(slave, "New") == [b"first", b"second"]
     await slave.close()
     slave = await slave_rig.open()
@@ -542,13 +542,13 @@ async def test_an_empty_slave_whose_first_file_takes_no_write_and_stays_copies_l
     rig.disk.fault = Unwritable("commitlog")
     with unremovable(rig, file):
         with pytest.raises(DiskFull):
-            slave.append_raw(base, master.log_view(base, 100))
+            slave.append_raw(base, master.log.valid_view(base, 100))
         rig.disk.fault = NoFault()
         assert rig.disk.exists(file)
         assert (slave.min_log_offset, slave.max_log_offset, slave.appended.value) == (0, 0, 0)
-        slave.clean()
+        slave.cleaner.clean()
         with pytest.raises(DiskFull):
-            slave.append_raw(base, master.log_view(base, 100))
+            slave.append_raw(base, master.log.valid_view(base, 100))
         with pytest.raises(OSError, match="refuses"):
             slave.set_role(BrokerRole.ASYNC_MASTER)
     if begins_at == "its own":
@@ -558,7 +558,7 @@ async def test_an_empty_slave_whose_first_file_takes_no_write_and_stays_copies_l
         expected, begin = bodies(slave), 0
     else:
         begin = base if begins_at == "the same file" else base - 4096
-        slave.append_raw(begin, master.log_view(begin, 4096))
+        slave.append_raw(begin, master.log.valid_view(begin, 4096))
         copy(master, slave)
         expected = bodies(slave)
         assert expected == bodies(master, offset=slave.queue_min("T", 0))
@@ -576,7 +576,7 @@ async def test_a_slave_that_is_empty_still_is_so_after_a_stop_though_its_first_f
     slave = await rig.open()
     rig.disk.fault = Unwritable("commitlog")
     with unremovable(rig, ROOT / "commitlog" / f"{4096:020d}"), pytest.raises(DiskFull):
-        slave.append_raw(4096, master.log_view(4096, 100))
+        slave.append_raw(4096, master.log.valid_view(4096, 100))
     rig.disk.fault = NoFault()
     await slave.close()
     slave = await rig.open()
@@ -592,12 +592,12 @@ async def test_an_empty_log_goes_on_at_no_earlier_file_than_it_stands_at() -> No
     master = await master_with(Rig(), 100)
     rig = Rig(**SLAVE)
     slave = await rig.open()
-    slave.append_raw(8192, master.log_view(8192, 20))
+    slave.append_raw(8192, master.log.valid_view(8192, 20))
     rig.kill()
     slave = await rig.open()
     assert slave.min_log_offset == slave.max_log_offset == 8192
     with pytest.raises(LogDiverged):
-        slave.append_raw(4096, master.log_view(4096, 4096))
+        slave.append_raw(4096, master.log.valid_view(4096, 4096))
     copy(master, slave)
     await slave.close()
     await master.close()
@@ -608,7 +608,7 @@ async def test_a_copy_that_begins_at_a_later_file_may_lead_before_its_first_fsyn
     master = await master_with(Rig(), 100)
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH, **SLAVE)
     slave = await rig.open()
-    slave.append_raw(8192, master.log_view(8192, 4096))
+    slave.append_raw(8192, master.log.valid_view(8192, 4096))
     end = slave.max_log_offset
     assert slave.dispatched.value == 0
     slave.set_role(BrokerRole.ASYNC_MASTER)
@@ -624,7 +624,7 @@ async def test_foreign_bytes_in_several_files_come_back_behind_no_end_of_a_maste
     master, rig = await master_with(Rig(), 100), Rig(**SLAVE)
     slave = await rig.open()
     copy(master, slave, end=4096)
-    slave.append_raw(4096, b"#" * 100 + bytes(master.log_view(4196, 3996)))
+    slave.append_raw(4096, b"#" * 100 + bytes(master.log.valid_view(4196, 3996)))
     copy(master, slave, end=12288)
     slave.set_role(BrokerRole.ASYNC_MASTER)
     assert slave.max_log_offset == 4096
@@ -648,7 +648,7 @@ async def test_a_slave_that_leads_leaves_nothing_of_a_failed_write_behind_its_en
     sizes = iter([1000])
     rig.disk.fault.on_write = lambda path, offset, size: next(sizes, 0)  # type: ignore[method-assign]
     with pytest.raises(DiskFull):
-        slave.append_raw(500, master.log_view(500, 1500))
+        slave.append_raw(500, master.log.valid_view(500, 1500))
     with pytest.raises(OSError, match="no room"):
         slave.set_role(BrokerRole.ASYNC_MASTER)
     assert slave.role is BrokerRole.SLAVE
@@ -676,7 +676,7 @@ async def test_a_queue_whose_files_cannot_be_deleted_when_it_begins_anew_is_righ
     await slave_rig.clock.pass_time(61)
     if has_expired:
         slave_rig.clock._start_ms += 30 * 24 * 3_600_000
-        assert slave.clean(at_any_hour=True) > 1
+        assert slave.cleaner.clean(at_any_hour=True) > 1
     directory = ROOT / "consumequeue" / "T" / "0"
     files = [directory / name for name in slave_rig.disk.list(directory)]
     await master.drop_topics(["T"])
@@ -765,7 +765,7 @@ async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_th
 
     rig.disk.write_atomically = full  # type: ignore[method-assign]
     taking = asyncio.create_task(slave.apply_deletions({"U": slave.max_log_offset}))
-    await turn_until(slave._queues.deletions._lock.locked)
+    await turn_until(slave.queues.deletions._lock.locked)
     slave.set_role(BrokerRole.ASYNC_MASTER)
     with pytest.raises(OSError, match="no space"):
         await taking

@@ -82,15 +82,15 @@ async def test_expired_files_go_and_the_queues_begin_behind_them() -> None:
     rig = Rig()
     store = await old_store(rig)
     before = bodies(store)
-    slice_of_first = store.get("T", 0, 0, count_max=1).slices[0]
-    assert store.clean() > 0
+    slice_of_first = store.reader.get("T", 0, 0, count_max=1).slices[0]
+    assert store.cleaner.clean() > 0
     low = store.queue_min("T", 0)
     assert 0 < low <= 20
     assert store.min_log_offset == int(rig.disk.list(LOG)[0])
     assert bodies(store) == before[low:]
-    assert store.get("T", 0, 0, count_max=1).status is GetStatus.OFFSET_TOO_SMALL
+    assert store.reader.get("T", 0, 0, count_max=1).status is GetStatus.OFFSET_TOO_SMALL
     assert [r.body for r in decode_records(slice_of_first)] == before[:1]
-    assert store.offset_by_time("T", 0, 0) == low
+    assert store.reader.offset_by_time("T", 0, 0) == low
     assert store.query_keys("T", "k0", 8, 0, 2**62) == []
     first_unit = int(rig.disk.list(ROOT / "consumequeue" / "T" / "0")[0]) // 20
     assert low - 3 < first_unit <= low
@@ -104,7 +104,7 @@ async def test_the_last_file_never_goes() -> None:
     rig = Rig()
     store = await old_store(rig)
     rig.clock._start_ms += 30 * 24 * HOUR_MS
-    while store.clean():
+    while store.cleaner.clean():
         pass
     assert len(rig.disk.list(LOG)) == 1
     assert rig.put(store, record(b"more")) == [PutStatus.PUT_OK]
@@ -125,11 +125,11 @@ async def test_a_full_disk_refuses_messages_until_there_is_room() -> None:
     store = await rig.open()
     rig.put(store, record())
     rig.disk.total_bytes = sum(rig.disk.size(path) for path in (LOG / name for name in rig.disk.list(LOG)))
-    store.clean()
+    store.cleaner.clean()
     with pytest.raises(ServiceNotAvailable, match="disk is full"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     rig.disk.total_bytes = 1 << 40
-    store.clean()
+    store.cleaner.clean()
     assert rig.put(store, record()) == [PutStatus.PUT_OK]
     await store.close()
 
@@ -144,7 +144,7 @@ async def test_files_that_no_queue_knows_yet_stay() -> None:
     assert (slave.flushed.value, slave.dispatched.value) == (4096, 0)
     rig.clock._start_ms += 30 * 24 * HOUR_MS
     rig.disk.total_bytes = 1
-    assert slave.clean() == 0
+    assert slave.cleaner.clean() == 0
     await slave.close()
 
 
@@ -154,7 +154,7 @@ async def test_files_that_are_not_flushed_stay() -> None:
     rig.put(store, *(record(b"x" * 200) for _ in range(20)))
     rig.clock._start_ms += 30 * 24 * HOUR_MS
     rig.disk.total_bytes = 1
-    assert store.clean() == 0
+    assert store.cleaner.clean() == 0
     await store.close()
 
 
@@ -165,14 +165,14 @@ async def test_files_stay_whose_entries_could_be_lost_with_the_power() -> None:
     rig.put(store, *(record(b"x" * 200) for _ in range(20)))
     await rig.clock.pass_time(15)
     rig.disk.total_bytes = 1
-    assert (store.flushed.value, store.clean()) == (store.max_log_offset, 0)
+    assert (store.flushed.value, store.cleaner.clean()) == (store.max_log_offset, 0)
     rig.disk.total_bytes = 1 << 40
     rig.power_cut()
     store = await rig.open(commit_log_file_bytes=1024)
     assert (store.queue_min("T", 0), store.queue_max("T", 0)) == (0, 20)
     await rig.clock.pass_time(61)
     rig.disk.total_bytes = 1
-    assert store.clean() > 0
+    assert store.cleaner.clean() > 0
     rig.power_cut()
     rig.disk.total_bytes = 1 << 40
     store = await rig.open(commit_log_file_bytes=1024)
@@ -192,9 +192,9 @@ async def test_a_turned_bit_in_a_record_s_time_makes_no_file_old_and_keeps_none_
     file = rig.disk.open(LOG / f"{1024:020d}")
     at = STORED_AT_V4 + 7 - bit // 8
     file.pwrite(at, (bytes([file.pread(at, 1)[0] ^ 1 << bit % 8]),))
-    assert store.clean(at_any_hour=True) == 0
+    assert store.cleaner.clean(at_any_hour=True) == 0
     rig.clock._start_ms += 7 * 24 * HOUR_MS
-    assert store.clean(at_any_hour=True) > 0
+    assert store.cleaner.clean(at_any_hour=True) > 0
     await store.close()
 
 
@@ -206,7 +206,7 @@ async def test_a_file_that_cannot_be_deleted_keeps_those_behind_it(caplog: pytes
     store = await old_store(rig)
     before = bodies(store)
     with unremovable(rig, LOG / f"{1024:020d}"), caplog.at_level(logging.WARNING):
-        assert [store.clean(at_any_hour=True) for _ in range(2)] == [1, 0]
+        assert [store.cleaner.clean(at_any_hour=True) for _ in range(2)] == [1, 0]
     assert [record.message for record in caplog.records] == [events.SEGMENT_DELETE_FAILED] * 2
     assert store.min_log_offset == int(rig.disk.list(LOG)[0]) == 1024
     low = store.queue_min("T", 0)
@@ -216,7 +216,7 @@ async def test_a_file_that_cannot_be_deleted_keeps_those_behind_it(caplog: pytes
     store = await rig.open(commit_log_file_bytes=1024, consume_queue_file_bytes=60)
     assert (store.min_log_offset, bodies(store)) == (1024, before[low:])
     await rig.clock.pass_time(11)
-    assert store.clean(at_any_hour=True) > 0
+    assert store.cleaner.clean(at_any_hour=True) > 0
     assert store.min_log_offset == int(rig.disk.list(LOG)[0]) > 1024
     await store.close()
 
@@ -225,7 +225,7 @@ async def test_a_file_that_somebody_else_has_deleted_is_no_reason_to_keep_those_
     rig = Rig()
     store = await old_store(rig)
     rig.disk.remove(LOG / f"{0:020d}")
-    assert store.clean(at_any_hour=True) > 1
+    assert store.cleaner.clean(at_any_hour=True) > 1
     assert store.min_log_offset == int(rig.disk.list(LOG)[0])
     assert rig.fatal == []
     await store.close()
@@ -240,7 +240,7 @@ async def test_a_queue_whose_file_cannot_be_deleted_begins_with_the_log_and_so_d
     queues = [ROOT / "consumequeue" / "T" / str(queue_id) for queue_id in range(2)]
     first = f"{0:020d}"
     with unremovable(rig, queues[0] / first):
-        assert store.clean(at_any_hour=True) > 0
+        assert store.cleaner.clean(at_any_hour=True) > 0
     begin = store.min_log_offset
     for queue_id in range(2):
         low = store.queue_min("T", queue_id)
@@ -248,7 +248,7 @@ async def test_a_queue_whose_file_cannot_be_deleted_begins_with_the_log_and_so_d
         assert before < begin <= at
     assert [rig.disk.exists(path / first) for path in queues] == [True, False]
     kept = [bodies(store, queue_id=queue_id) for queue_id in range(2)]
-    store.cut_queues()
+    store.cleaner.cut_tables()
     assert not rig.disk.exists(queues[0] / first)
     await store.close()
     store = await rig.open()
@@ -263,7 +263,7 @@ async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_it
     rig.put(store, *(record(b"x" * 200) for _ in range(30)))
     await rig.clock.pass_time(61)
     rig.clock._start_ms += 7 * 24 * HOUR_MS
-    assert store.clean(at_any_hour=True) > 0
+    assert store.cleaner.clean(at_any_hour=True) > 0
     directory = ROOT / "consumequeue" / "T" / "0"
     first = directory / rig.disk.list(directory)[0]
     assert first.name > f"{0:020d}"

@@ -133,9 +133,9 @@ async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> N
     statuses = rig.put(store, record(b"a"))
     assert statuses == []
     assert bodies(store) == [b"a"]
-    store.acks.report(SLAVE, store.appended.value - 1)
+    store.replies.acks.report(SLAVE, store.appended.value - 1)
     assert statuses == []
-    store.acks.report(SLAVE, store.appended.value)
+    store.replies.acks.report(SLAVE, store.appended.value)
     assert statuses == [OK]
     await store.close()
 
@@ -143,18 +143,18 @@ async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> N
 async def test_a_store_tells_whether_its_next_sends_wait_for_slaves() -> None:
     rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await rig.open()
-    assert store.awaits_acks
+    assert store.replies.awaits_acks
     store.set_role(BrokerRole.SLAVE)
-    assert not store.awaits_acks
+    assert not store.replies.awaits_acks
     store.set_role(BrokerRole.ASYNC_MASTER)
-    assert not store.awaits_acks
-    store.require_acks(frozenset({SLAVE}))
-    assert store.awaits_acks
-    store.require_acks(frozenset())
-    assert not store.awaits_acks
-    store.require_acks(None)
+    assert not store.replies.awaits_acks
+    store.replies.require(frozenset({SLAVE}))
+    assert store.replies.awaits_acks
+    store.replies.require(frozenset())
+    assert not store.replies.awaits_acks
+    store.replies.require(None)
     store.set_role(BrokerRole.SYNC_MASTER)
-    assert store.awaits_acks
+    assert store.replies.awaits_acks
     await store.close()
 
 
@@ -166,18 +166,18 @@ async def test_a_repeat_is_not_confirmed_by_a_slave_that_began_behind_its_messag
     assert first == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     repeats: list[PutStatus] = []
     later = rig.put(store, record(b"b" * 3000))
-    store.acks.report(SLAVE, store.appended.value, start=4096)
+    store.replies.acks.report(SLAVE, store.appended.value, start=4096)
     assert later == [OK]
     store.confirm(0, repeats.append)
     assert repeats == []
     assert rig.put(store, record(b"c")) == []
-    store.acks.report(SLAVE, store.appended.value, start=4096)
+    store.replies.acks.report(SLAVE, store.appended.value, start=4096)
     assert repeats == []
     await rig.clock.pass_time(3.1)
     assert repeats == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     store.confirm(4096, repeats.append)
     assert repeats[1:] == [OK]
-    store.acks.report(ReplicaId("whole"), store.appended.value)
+    store.replies.acks.report(ReplicaId("whole"), store.appended.value)
     store.confirm(0, repeats.append)
     assert repeats[2:] == [OK]
     await store.close()
@@ -210,10 +210,10 @@ async def test_compatibility_with_4x_asks_for_one_near_slave() -> None:
     rig = Rig(role=BrokerRole.SYNC_MASTER, sync_master_compat4=True)
     store = await rig.open()
     assert rig.put(store, record()) == [PutStatus.SLAVE_NOT_AVAILABLE]
-    store.acks.report(SLAVE, store.appended.value)
+    store.replies.acks.report(SLAVE, store.appended.value)
     statuses = rig.put(store, record())
     assert statuses == []
-    store.acks.report(SLAVE, store.appended.value)
+    store.replies.acks.report(SLAVE, store.appended.value)
     assert statuses == [OK]
     await store.close()
 
@@ -223,8 +223,8 @@ async def test_too_many_waiting_sends_are_refused_until_some_end() -> None:
     store = await rig.open()
     statuses = rig.put(store, *(record() for _ in range(3)))
     with pytest.raises(Busy):
-        store.append([record()], pytest.fail)
-    store.acks.report(SLAVE, store.appended.value)
+        store.appender.append([record()], pytest.fail)
+    store.replies.acks.report(SLAVE, store.appended.value)
     assert statuses == [OK] * 3
     assert rig.put(store, record()) == []
     await store.close()
@@ -254,11 +254,11 @@ async def test_a_failed_write_is_taken_back_whole(arrived: int) -> None:
     assert statuses == [PutStatus.UNKNOWN_ERROR] * 2 or statuses == [PutStatus.SERVICE_NOT_AVAILABLE] * 2
     assert store.max_log_offset == store.appended.value == end
     with pytest.raises(ServiceNotAvailable, match="the disk accepts no writes"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     is_full = False
     await rig.clock.pass_time(1.1)
     with pytest.raises(ServiceNotAvailable):
-        store.append([record()], pytest.fail)  # the remains of the write are being zeroed
+        store.appender.append([record()], pytest.fail)  # the remains of the write are being zeroed
     await turns(rig)
     assert rig.put(store, record(b"after")) == [OK]
     assert [body[:6] for body in bodies(store)] == [b"before", b"after"]
@@ -297,7 +297,7 @@ async def test_no_room_for_the_next_file_refuses_before_staging() -> None:
     faults = broken(rig)
     faults.fails_create = True
     with pytest.raises(ServiceNotAvailable, match="no room"):
-        store.append([record(b"y" * 500)], pytest.fail)
+        store.appender.append([record(b"y" * 500)], pytest.fail)
     faults.fails_create = False
     await rig.clock.pass_time(1.1)
     assert rig.put(store, record(b"y" * 500)) == [OK]
@@ -318,7 +318,7 @@ async def test_a_failed_fsync_stops_the_store_for_good(mode: FlushMode) -> None:
     assert statuses == ([PutStatus.UNKNOWN_ERROR] if mode is FlushMode.SYNC_FLUSH else [OK])
     assert [type(error) for error in rig.fatal] == [FlushFailed]
     with pytest.raises(ServiceNotAvailable, match="failed"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     faults.fails_sync = False
     syncs = rig.disk.sync_count
     await rig.clock.pass_time(70)
@@ -355,7 +355,7 @@ async def test_staged_records_are_not_written_after_a_store_failure() -> None:
     def fail_while_something_is_staged(path: Path) -> None:
         if path.parent.name != "commitlog":
             return
-        store.append([record(b"second")], staged.append)
+        store.appender.append([record(b"second")], staged.append)
         raise OSError(errno.EIO, "input/output error", str(path))
 
     faults.on_sync = fail_while_something_is_staged  # type: ignore[method-assign]
@@ -375,7 +375,7 @@ async def test_queue_files_that_take_no_writes_stop_sends_but_lose_nothing() -> 
     rig.put(store, *(record(b"%04d" % n) for n in range(30)))
     await rig.clock.pass_time(1.5)
     with pytest.raises(ServiceNotAvailable, match="queue files"):
-        store.append([record()], pytest.fail)
+        store.appender.append([record()], pytest.fail)
     assert len(bodies(store)) == 30
     faults.arrives = lambda path, offset, size: size
     await rig.clock.pass_time(1.5)
@@ -416,15 +416,15 @@ async def test_send_waiting_for_the_disk_also_waits_for_a_slave_that_joins() -> 
     """The slave holds only flushed bytes: if elected, it would lack the messages answered then."""
     rig = Rig(role=BrokerRole.SYNC_MASTER, flush_mode=FlushMode.SYNC_FLUSH)
     store = await rig.open()
-    store.require_acks(frozenset())
+    store.replies.require(frozenset())
     statuses = rig.put(store, record(b"first"), record(b"second"))
-    store.acks.report(SLAVE, 0)
-    store.require_acks(frozenset({SLAVE}))
+    store.replies.acks.report(SLAVE, 0)
+    store.replies.require(frozenset({SLAVE}))
     later = rig.put(store, record(b"third"))
     await rig.clock.pass_time(0.1)
     assert store.flushed.value == store.appended.value
     assert (statuses, later) == ([], [])
-    store.acks.report(SLAVE, store.appended.value)
+    store.replies.acks.report(SLAVE, store.appended.value)
     assert (statuses, later) == ([OK, OK], [OK])
     await store.close()
 
@@ -433,11 +433,11 @@ async def test_sends_waiting_for_slaves_end_with_the_role() -> None:
     """The end offsets of a later term differ."""
     rig = Rig(role=BrokerRole.SYNC_MASTER)
     store = await rig.open()
-    store.require_acks(frozenset({SLAVE}))
+    store.replies.require(frozenset({SLAVE}))
     statuses = rig.put(store, record())
     store.begin_role(BrokerRole.SLAVE)
     assert statuses == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     store.begin_role(BrokerRole.SYNC_MASTER)
-    store.require_acks(frozenset())
+    store.replies.require(frozenset())
     assert rig.put(store, record()) == [OK]
     await store.close()

@@ -15,7 +15,7 @@ from tandemmq.store.message_store import MessageStore
 
 
 def queues_ms(store: MessageStore) -> int:
-    return store._checkpoint.times.queues_stored_at_ms
+    return store._core.checkpoint.times.queues_stored_at_ms
 
 
 async def test_a_minute_passes_before_the_checkpoint_vouches_for_a_quiet_store() -> None:
@@ -52,7 +52,7 @@ async def test_slow_disks_are_left_alone_most_of_the_time(monkeypatch: pytest.Mo
     monkeypatch.setattr(table_flusher, "BACKLOG_COUNT_MAX", 1)
     rig = Rig()
     store = await rig.open()
-    flusher = store._writers.table_flusher
+    flusher = store.table_flusher
     rig.put(store, record(b"a"))
     await rig.clock.pass_time(1.5)
     first = queues_ms(store)
@@ -90,7 +90,7 @@ async def test_the_checkpoint_does_not_vouch_for_what_came_while_the_queues_were
         rig.put(store, record(b"b"))
 
     faults.meanwhile = take_long_under_load
-    assert await store._writers.table_flusher.flush(is_thorough=True)
+    assert await store.table_flusher.flush(is_thorough=True)
     assert faults.meanwhile is None
     assert queues_ms(store) == stored_at_ms
     await store.close()
@@ -100,11 +100,11 @@ async def test_the_checkpoint_does_not_vouch_for_entries_that_changed_while_they
     rig = Rig()
     store = await rig.open()
     rig.put(store, *(record(b"a") for _ in range(3)))
-    queue = store._queues.get_or_create(("T", 0))
+    queue = store.queues.get_or_create(("T", 0))
     entry = queue.entry(1)
     assert entry is not None
     faults = rig.disk.fault = SlowQueueSync()
-    flusher = store._writers.table_flusher
+    flusher = store.table_flusher
     faults.meanwhile = lambda: queue.restore(1, *entry[:2], 99, replaces=True)
     assert not await flusher.flush(is_thorough=True)
     assert (queues_ms(store), flusher.tables_end) == (0, 0)
@@ -120,7 +120,7 @@ async def test_few_of_many_queues_are_open_at_once(monkeypatch: pytest.MonkeyPat
     store = await rig.open()
     rig.put(store, *(record(b"a", queue_id=number) for number in range(10)))
     rig.put(store, record(b"deleted", topic="Gone"))
-    first = store._queues.get_or_create(("T", 0))
+    first = store.queues.get_or_create(("T", 0))
     entry = first.entry(0)
     assert entry is not None
     synced: list[int] = []
@@ -135,10 +135,10 @@ async def test_few_of_many_queues_are_open_at_once(monkeypatch: pytest.MonkeyPat
         return await offload(fn, *args)
 
     monkeypatch.setattr(rig.disk, "offload", look)
-    assert not await store._writers.table_flusher.flush(is_thorough=True)
+    assert not await store.table_flusher.flush(is_thorough=True)
     assert synced == [4, 4, 2]
     synced.clear()
-    assert await store._writers.table_flusher.flush(is_thorough=True)
+    assert await store.table_flusher.flush(is_thorough=True)
     assert synced == [1]
     monkeypatch.undo()
     await store.close()

@@ -69,7 +69,7 @@ async def open_deposed(rig: Rig) -> tuple[MessageStore, int]:
     rig.put(store, *(record(b"kept %d" % n, keys=f"k{n}") for n in range(KEPT)))
     point = store.max_log_offset
     rig.put(store, *(record(b"cut %d" % n + b"x" * 150, keys=f"c{n}") for n in range(CUT)))
-    await store.save_epochs(BEFORE)
+    await store.terms.save_epochs(BEFORE)
     store.set_role(BrokerRole.SLAVE)
     return store, point
 
@@ -81,7 +81,7 @@ async def check_cut(rig: Rig, point: int) -> None:
     assert store.queue_max("T", 0) == KEPT
     assert bodies(store) == [b"kept %d" % n for n in range(KEPT)]
     assert store.query_keys("T", "c1", 9, 0, 2**62) == []
-    assert store.epochs == AFTER
+    assert store.terms.epochs == AFTER
     assert not rig.disk.exists(ROOT / "truncate.pending")
     for name in rig.disk.list(ROOT / "commitlog"):
         data = rig.disk.read_bytes(ROOT / "commitlog" / name)
@@ -121,9 +121,9 @@ async def test_copies_of_what_was_cut_are_bounded() -> None:
     rig.put(store, record(b"kept"))
     point = store.max_log_offset
     rig.put(store, record(b"cut"), record(b"cut"))
-    await store.save_epochs(BEFORE)
+    await store.terms.save_epochs(BEFORE)
     store.set_role(BrokerRole.SLAVE)
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     [copy] = rig.disk.list(ROOT / "divergent")
     assert len(rig.disk.read_bytes(ROOT / "divergent" / copy)) == 50
     await store.close()
@@ -134,7 +134,7 @@ async def count_steps() -> int:
     store, point = await open_deposed(rig)
     await store.sync()
     fault = rig.disk.fault = DiesAt(10**9)
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     rig.disk.fault = NoFault()
     await store.close()
     return fault.count
@@ -144,11 +144,11 @@ async def test_the_end_is_cut_at_once_and_stays_cut() -> None:
     rig = TermRig()
     store, point = await open_deposed(rig)
     told: list[int] = []
-    store.on_cut = lambda: told.append(store.queue_max("T", 0))
-    store.raise_confirm_offset(point)
-    await store.cut(point, AFTER, "a newer term")
+    store.terms.on_cut = lambda: told.append(store.queue_max("T", 0))
+    store.terms.raise_confirm_offset(point)
+    await store.terms.cut(point, AFTER, "a newer term")
     assert told == [KEPT]
-    assert store.confirm_offset == point
+    assert store.terms.confirm_offset == point
     marks = (store.appended, store.flushed, store.confirmed, store.dispatched)
     assert {mark.value for mark in marks} == {point}
     assert bodies(store) == [b"kept %d" % n for n in range(KEPT)]
@@ -160,10 +160,10 @@ async def test_no_record_of_the_next_master_need_end_where_one_of_the_cut_part_d
     """The future durable mark, and the end that the tables confirm, are lowered with the log."""
     rig = TermRig()
     store, point = await open_deposed(rig)
-    flusher = store._writers.table_flusher
+    flusher = store.table_flusher
     assert await flusher.flush(is_thorough=True)
     assert min(flusher.tables_end, flusher._whole_end) > point
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     assert max(flusher.tables_end, flusher._whole_end) <= point
     await store.close()
     await check_cut(rig, point)
@@ -181,7 +181,7 @@ async def test_whenever_it_is_interrupted_nothing_comes_back(dies: str) -> None:
         await store.sync()
         rig.disk.fault = DiesAt(step)
         with pytest.raises((Died, TandemError)):  # a task of the store may be the first to fail
-            await store.cut(point, AFTER, "a newer term")
+            await store.terms.cut(point, AFTER, "a newer term")
         rig.disk.fault = NoFault()
         rig.stores.append(store)
         if dies == "kill":
@@ -211,7 +211,7 @@ async def test_a_mark_whose_removal_does_not_last_cuts_nothing_later(monkeypatch
     remove = rig.disk.remove
     mark = ROOT / "truncate.pending"
     monkeypatch.setattr(rig.disk, "remove", lambda path: None if path == mark else remove(path))
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     assert rig.disk.exists(mark)
     store.set_role(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"stored since"))
@@ -261,13 +261,13 @@ async def test_only_where_a_record_begins_and_only_on_a_slave() -> None:
     before = store.max_log_offset
     for wrong in (point - 1, point + 4, before, before + 100):
         with pytest.raises(LogDiverged):
-            await store.cut(wrong, AFTER, "")
+            await store.terms.cut(wrong, AFTER, "")
     store.set_role(BrokerRole.ASYNC_MASTER)
     with pytest.raises(TandemError) as refused:
-        await store.cut(point, AFTER, "")
+        await store.terms.cut(point, AFTER, "")
     assert isinstance(refused.value, ServiceNotAvailable)
     assert store.max_log_offset == before
-    assert store.epochs == BEFORE
+    assert store.terms.epochs == BEFORE
     await store.close()
 
 
@@ -280,7 +280,7 @@ async def test_a_full_disk_costs_the_copy_and_not_the_cut() -> None:
     rig = TermRig()
     store, point = await open_deposed(rig)
     rig.disk.fault = Full()
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     assert store.max_log_offset == point
     await store.close()
 
@@ -303,12 +303,12 @@ async def test_a_disk_that_is_full_refuses_a_cut_before_anything_is_changed(take
     end, before = store.max_log_offset, bodies(store)
     rig.disk.fault = Full()
     with pytest.raises(ServiceNotAvailable):
-        await store.cut(point, AFTER, "a newer term")
+        await store.terms.cut(point, AFTER, "a newer term")
     rig.disk.fault = NoFault()
-    assert (store.max_log_offset, store.epochs, bodies(store)) == (end, BEFORE, before)
+    assert (store.max_log_offset, store.terms.epochs, bodies(store)) == (end, BEFORE, before)
     assert not rig.disk.exists(ROOT / "truncate.pending")
     assert rig.fatal == []
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     await store.close()
     await check_cut(rig, point)
 
@@ -326,7 +326,7 @@ async def test_a_copy_that_leaves_no_room_for_a_cut_makes_room_and_costs_no_othe
     rig.disk.make_dirs(directory)
     rig.disk.create(directory / "0-10-20", store.options.divergent_bytes_max - size).close()
     rig.disk.fault = Full()
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     assert rig.disk.list(directory) == ["0-10-20"]
     rig.disk.fault = NoFault()
     await store.close()
@@ -359,7 +359,7 @@ async def test_a_log_from_before_terms_gets_a_list_and_confirms_nothing() -> Non
     rig.put(store, record(b"old"))
     await store.close()
     store = await rig.open()
-    assert store.epochs == EpochList((EpochEntry(0, 0),))
+    assert store.terms.epochs == EpochList((EpochEntry(0, 0),))
     assert bodies(store) == [b"old"]
     await store.close()
 
@@ -370,7 +370,7 @@ async def test_truncation_survives_cancellation_of_its_caller() -> None:
         rig = TermRig()
         store, point = await open_deposed(rig)
         end = store.max_log_offset
-        cutting = asyncio.create_task(store.cut(point, AFTER, "a newer term"))
+        cutting = asyncio.create_task(store.terms.cut(point, AFTER, "a newer term"))
         for _ in range(turn):
             await asyncio.sleep(0)
         cutting.cancel()
@@ -384,7 +384,7 @@ async def test_truncation_survives_cancellation_of_its_caller() -> None:
         await store.close()
         store = await rig.open(role=BrokerRole.SLAVE)
         assert bodies(store) == before, turn
-        assert store.epochs == (AFTER if is_cut else BEFORE)
+        assert store.terms.epochs == (AFTER if is_cut else BEFORE)
         await store.close()
 
 
@@ -409,7 +409,7 @@ async def test_what_is_cut_while_it_is_looked_at_is_no_damage(scan_name: str) ->
         is_behind = getattr(fn, "__name__", "") == scan_name and args[3] > BLOCK_BYTES // 2
         if is_behind and not is_cut:
             is_cut = True
-            await store.cut(point, EpochList(), "its master does not have it")
+            await store.terms.cut(point, EpochList(), "its master does not have it")
         return await offload(fn, *args)
 
     rig.disk.offload = cut_first  # type: ignore[method-assign,assignment]
@@ -435,9 +435,9 @@ async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> No
     assert begin == point < end < store.max_log_offset
     store.set_role(BrokerRole.SLAVE)
     with pytest.raises(LogDiverged):
-        await store.cut(point, EpochList(), "its master does not have it")
+        await store.terms.cut(point, EpochList(), "its master does not have it")
     before = store.queue_entries("T", 0, 0, 3)[-1][0]
-    await store.cut(before, EpochList(), "its master does not have it")
+    await store.terms.cut(before, EpochList(), "its master does not have it")
     assert store.damaged_ranges == ()
     store.set_role(BrokerRole.ASYNC_MASTER)
     rig.put(store, *(record(b"new %d" % n) for n in range(3)))
@@ -456,7 +456,7 @@ async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple
     rig = TermRig()
     old = await rig.open(role=BrokerRole.ASYNC_MASTER)
     rig.put(old, *(record(b"kept %d" % n) for n in range(3)), *(record(b"cut %d" % n) for n in range(7)))
-    await old.save_epochs(BEFORE)
+    await old.terms.save_epochs(BEFORE)
     places = [log_offset for log_offset, _, _ in old.queue_entries("T", 0, 0, 10)]
     await old.close()
     rig.kill()
@@ -469,9 +469,9 @@ async def test_a_cut_takes_what_stands_for_damaged_messages_along(damaged: tuple
         rig.disk.open(ROOT / "commitlog" / f"{0:020d}").pwrite(places[number] + 4, (b"####",))
     slave = await rig.open(role=BrokerRole.SLAVE)
     assert slave.damaged_ranges
-    await slave.cut(places[2] if 3 in damaged else point, AFTER, "a newer term")
+    await slave.terms.cut(places[2] if 3 in damaged else point, AFTER, "a newer term")
     begin = slave.max_log_offset
-    slave.append_raw(begin, bytes(master.log_view(begin, 4096)))
+    slave.append_raw(begin, bytes(master.log.valid_view(begin, 4096)))
     await rig.clock.pass_time(1)
     assert bodies(slave) == bodies(master)
     assert slave.queue_min("T", 0) == 0
@@ -501,7 +501,7 @@ async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
         rig.put(store, record(b"cut"))
         await rig.clock.pass_time(0)
     store.set_role(BrokerRole.SLAVE)
-    cut = asyncio.ensure_future(store.cut(point, EpochList(), "its master does not have it"))
+    cut = asyncio.ensure_future(store.terms.cut(point, EpochList(), "its master does not have it"))
     await rig.clock.pass_time(1)
     is_made.set()
     await cut
@@ -531,7 +531,7 @@ async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
     cuts: list[asyncio.Task[None]] = []
 
     async def cut_meanwhile() -> None:
-        cuts.append(asyncio.create_task(store.cut(point, EpochList(), "its master does not have it")))
+        cuts.append(asyncio.create_task(store.terms.cut(point, EpochList(), "its master does not have it")))
         for _ in range(99):
             await asyncio.sleep(0)
 
@@ -563,7 +563,7 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
     rig.disk.offload = sync_slowly  # type: ignore[method-assign,assignment]
     early = asyncio.create_task(store.sync())
     await is_begun.wait()
-    await store.cut(point, EpochList(), "its master does not have it")
+    await store.terms.cut(point, EpochList(), "its master does not have it")
     is_synced.set()
     await early
     assert store.flushed.value == store.confirmed.value == point
@@ -603,8 +603,8 @@ async def test_scrubber_accepts_a_log_that_was_truncated_and_grew_again(scan_nam
         return await offload(fn, *args)
 
     async def follow() -> None:
-        await store.cut(point, EpochList(), "its master does not have it")
-        store.append_raw(point, other.log_view(point, 4 * MIB))
+        await store.terms.cut(point, EpochList(), "its master does not have it")
+        store.append_raw(point, other.log.valid_view(point, 4 * MIB))
         await store.sync()
 
     rig.disk.offload = cut_first  # type: ignore[method-assign,assignment]
@@ -630,9 +630,9 @@ async def test_readers_of_a_slave_that_leads_see_no_more_than_is_confirmed() -> 
     other = await other_rig.open()
     other_rig.put(other, record(b"one"), record(b"two"))
     store = await rig.open(role=BrokerRole.SLAVE)
-    store.limit_reads()
-    store.append_raw(0, bytes(other.log_view(0, other.max_log_offset))[:-20])
-    store.raise_confirm_offset(other.max_log_offset)
+    store.terms.limit_reads()
+    store.append_raw(0, bytes(other.log.valid_view(0, other.max_log_offset))[:-20])
+    store.terms.raise_confirm_offset(other.max_log_offset)
     store.set_role(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"new"))
     assert bodies(store) == [b"one"]
@@ -652,10 +652,10 @@ async def expiring_slave(rig: Rig) -> MessageStore:
     settings = {"commit_log_file_bytes": 1024, "consume_queue_file_bytes": 60}
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, **settings)
     rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
-    await store.save_epochs(BEFORE)
+    await store.terms.save_epochs(BEFORE)
     store.set_role(BrokerRole.SLAVE)
     await store.sync()
-    await store._writers.table_flusher.flush_soon()
+    await store.table_flusher.flush_soon()
     rig.clock._start_ms += 30 * 24 * HOUR_MS
     return store
 
@@ -670,13 +670,13 @@ async def test_no_file_expires_while_the_log_is_cut(file_number: int) -> None:
     deleted: list[int] = []
 
     async def clean_first(fn: Callable[..., object], *args: Any) -> object:
-        deleted.append(store.clean(at_any_hour=True))
+        deleted.append(store.cleaner.clean(at_any_hour=True))
         await rig.clock.pass_time(61)
-        deleted.append(store.clean(at_any_hour=True))
+        deleted.append(store.cleaner.clean(at_any_hour=True))
         return await offload(fn, *args)
 
     rig.disk.offload = clean_first  # type: ignore[method-assign,assignment]
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     rig.disk.offload = offload  # type: ignore[method-assign]
     assert deleted
     assert not any(deleted)
@@ -690,8 +690,8 @@ async def test_files_expire_again_when_a_cut_is_over() -> None:
     rig = TermRig()
     store = await expiring_slave(rig)
     point = record_of_file_begin(store, 3) + len(store.read_record(3 * 1024) or b"")
-    await store.cut(point, AFTER, "a newer term")
-    assert store.clean(at_any_hour=True) == 3
+    await store.terms.cut(point, AFTER, "a newer term")
+    assert store.cleaner.clean(at_any_hour=True) == 3
     assert (store.min_log_offset, store.max_log_offset) == (3 * 1024, point)
     await store.close()
 
@@ -702,7 +702,7 @@ async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
     rig = TermRig()
     store, point = await open_deposed(rig)
     await store.sync()
-    indexes = store._indexes
+    indexes = store.indexes
     assert indexes is not None
     offload = rig.disk.offload
     turns_left = turn
@@ -714,7 +714,7 @@ async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
         if turns_left == -1:
             for index in indexes._files:
                 indexes._add_unsynced(index)
-            rounds.append(asyncio.create_task(store._writers.table_flusher.flush_soon()))
+            rounds.append(asyncio.create_task(store.table_flusher.flush_soon()))
         result = await offload(fn, *args)
         if getattr(fn, "__name__", "") == "write_and_sync":
             for _ in range(20):
@@ -722,7 +722,7 @@ async def test_no_keys_are_cut_while_they_are_written(turn: int) -> None:
         return result
 
     rig.disk.offload = write_tables  # type: ignore[method-assign,assignment]
-    await store.cut(point, AFTER, "a newer term")
+    await store.terms.cut(point, AFTER, "a newer term")
     assert rounds
     await asyncio.gather(*rounds)
     rig.disk.offload = offload  # type: ignore[method-assign]
@@ -738,12 +738,12 @@ async def test_what_is_copied_in_the_place_of_damage_that_was_cut_is_dispatched(
     other = await other_rig.open()
     other_rig.put(other, *(record(b"%d" % n) for n in range(4)))
     size = other.max_log_offset // 4
-    sound = bytes(other.log_view(0, 4 * size))
+    sound = bytes(other.log.valid_view(0, 4 * size))
     store = await rig.open(role=BrokerRole.SLAVE)
     store.append_raw(0, sound[: 2 * size])
     store.append_raw(2 * size, b"#" * size)
     assert store.dispatched.value == 2 * size < store.max_log_offset
-    await store.cut(size, EpochList(), "its master does not have it")
+    await store.terms.cut(size, EpochList(), "its master does not have it")
     for begin in (size, 2 * size, 3 * size):
         store.append_raw(begin, sound[begin : begin + size])
         assert store.dispatched.value == begin + size
@@ -779,7 +779,7 @@ async def test_a_cut_waits_until_the_zeros_of_a_failed_write_are_on_disk() -> No
 
     rig.disk.offload = sync_slowly  # type: ignore[method-assign,assignment]
     store.set_role(BrokerRole.SLAVE)
-    cut = asyncio.ensure_future(store.cut(point, EpochList(), "its master does not have it"))
+    cut = asyncio.ensure_future(store.terms.cut(point, EpochList(), "its master does not have it"))
     await rig.clock.pass_time(1)
     assert rig.disk.exists(ROOT / "commitlog" / second)
     is_synced.set()
@@ -796,14 +796,14 @@ async def test_a_log_that_is_cut_to_nothing_begins_where_it_began_after_a_clean_
     other = await other_rig.open()
     while other.max_log_offset < 4096 + 200:
         other_rig.put(other, record(b"x" * 300))
-    sound = bytes(other.log_view(4096, 4096))
+    sound = bytes(other.log.valid_view(4096, 4096))
     store = await rig.open(role=BrokerRole.SLAVE)
     store.append_raw(4096, sound)
     terms = EpochList((EpochEntry(1, 4096),))
-    await store.cut(4096, terms, "its master does not have it")
+    await store.terms.cut(4096, terms, "its master does not have it")
     await store.close()
     store = await rig.open(role=BrokerRole.SLAVE)
-    assert (store.min_log_offset, store.max_log_offset, store.epochs) == (4096, 4096, terms)
+    assert (store.min_log_offset, store.max_log_offset, store.terms.epochs) == (4096, 4096, terms)
     store.append_raw(4096, sound)
     assert store.dispatched.value == 4096 + len(sound)
     await store.close()

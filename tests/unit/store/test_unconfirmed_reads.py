@@ -15,11 +15,11 @@ async def test_reader_ahead_of_the_flush_waits() -> None:
     place = first.topic, first.queue_id
     assert store.queue_max(*place) == 0
     for offset in (1, 3):
-        result = store.get(*place, offset, count_max=8)
+        result = store.reader.get(*place, offset, count_max=8)
         assert (result.status, result.next_offset) == (GetStatus.OFFSET_OVERFLOW_ONE, offset)
-    assert store.get(*place, 4, count_max=8).status is not GetStatus.OFFSET_OVERFLOW_ONE
+    assert store.reader.get(*place, 4, count_max=8).status is not GetStatus.OFFSET_OVERFLOW_ONE
     await rig.clock.pass_time(0.01)
     assert store.queue_max(*place) == 3
-    assert store.get(*place, 1, count_max=8).status is GetStatus.FOUND
-    assert store.get(*place, 4, count_max=8).status is GetStatus.OFFSET_OVERFLOW_BADLY
+    assert store.reader.get(*place, 1, count_max=8).status is GetStatus.FOUND
+    assert store.reader.get(*place, 4, count_max=8).status is GetStatus.OFFSET_OVERFLOW_BADLY
     await store.close()

@@ -72,7 +72,10 @@ def first_difference(one: MessageStore, other: MessageStore, begin: int, end: in
     """Returns the first offset at which the logs differ; None if they are equal."""
     position = begin
     while position < end:
-        ours, theirs = one.log_view(position, end - position), other.log_view(position, end - position)
+        ours, theirs = (
+            one.log.valid_view(position, end - position),
+            other.log.valid_view(position, end - position),
+        )
         size = min(len(ours), len(theirs))
         if not size:
             return position
@@ -113,7 +116,7 @@ def read_queue(store: MessageStore, place: Place) -> list[Record]:
     records: list[Record] = []
     offset = store.queue_min(*place)
     while True:
-        result = store.get(*place, offset, count_max=64)
+        result = store.reader.get(*place, offset, count_max=64)
         if result.status is not GetStatus.FOUND:
             return records
         records += [record for view in result.slices for record in decode_records(view)]

@@ -311,7 +311,7 @@ class FaultInjector:
         flushed = [at for at, size, _ in entries if at + size <= store.flushed.value]
         if not flushed:
             return
-        record = decode_record(store.log_view(at := self._dice.pick(flushed), 1 << 20))
+        record = decode_record(store.log.valid_view(at := self._dice.pick(flushed), 1 << 20))
         if not record.body:
             return
         self._cluster.watch.on_copy_lost(node)

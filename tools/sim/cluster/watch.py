@@ -273,7 +273,7 @@ class Watch:
     def _check_acks(self, master: BrokerNode) -> None:
         """Checks that no acknowledgement exceeds what its slave holds."""
         assert master.store is not None
-        positions = master.store.acks.positions()
+        positions = master.store.replies.acks.positions()
         slaves = [node for node in self.brokers if node.broker_id]
         if not positions or any(node.store is None for node in slaves):
             return
@@ -297,7 +297,7 @@ class Watch:
             self._world.findings.broken.append(f"{master.process} knew more acknowledgements than {highest}")
         self._acknowledged[master.process] = highest
         now_s = self._world.loop.time()
-        deadline_s = master.store._replies.lines.next_deadline()
+        deadline_s = master.store.replies.lines.next_deadline()
         is_late = deadline_s is not None and deadline_s < now_s - LATE_S
         if is_late and self._world.is_quiet_since(now_s - LATE_S):
             self._world.findings.broken.append(

@@ -198,7 +198,7 @@ class ProgressHandlers:
         for queue_id in range(max(config.read_queue_count, config.write_queue_count)):
             low = self._store.queue_min(config.name, queue_id)
             high = self._store.queue_max(config.name, queue_id)
-            newest_ms = self._store.stored_at(config.name, queue_id, high - 1) if high > low else 0
+            newest_ms = self._store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
             queues[self._queue(config.name, queue_id)] = TopicOffset(
                 min_offset=low, max_offset=high, updated_at_ms=max(newest_ms, 0)
             )
@@ -263,7 +263,7 @@ class ProgressHandlers:
         high = self._store.queue_max(topic, queue_id)
         committed = self._offsets.committed(group, topic, queue_id) or 0
         pulled = self._offsets.pulled(group, topic, queue_id) or 0
-        last_ms = self._store.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
+        last_ms = self._store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
         return QueueProgress(
             broker_offset=high,
             committed_offset=committed,
@@ -374,14 +374,14 @@ class InspectionHandlers:
     def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> QueueTimeSpan:
         store = self._store
         end = store.queue_max(topic, queue_id)
-        oldest_ms = store.earliest_stored_at(topic, queue_id)
+        oldest_ms = store.reader.earliest_stored_at(topic, queue_id)
         committed = self._offsets.committed(group, topic, queue_id) or 0
-        next_ms = store.stored_at(topic, queue_id, committed) if committed < end else -1
+        next_ms = store.reader.stored_at(topic, queue_id, committed) if committed < end else -1
         return QueueTimeSpan(
             queue=MessageQueue(topic=topic, broker_name=self._broker_name, queue_id=queue_id),
             oldest_at_ms=oldest_ms,
-            newest_at_ms=store.stored_at(topic, queue_id, end - 1) if end else -1,
-            consumed_at_ms=store.stored_at(topic, queue_id, committed - 1) if committed else oldest_ms,
+            newest_at_ms=store.reader.stored_at(topic, queue_id, end - 1) if end else -1,
+            consumed_at_ms=store.reader.stored_at(topic, queue_id, committed - 1) if committed else oldest_ms,
             delay_ms=max(0, now_ms - next_ms) if next_ms > 0 else 0,
         )
 

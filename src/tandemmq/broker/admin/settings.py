@@ -409,13 +409,13 @@ class CleaningHandlers:
 
     def handle_queues(self, channel: Channel, command: Command) -> Command:
         """Handles CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
-        self._store.cut_queues()
+        self._store.cleaner.cut_tables()
         log.info(events.CLEANED_BY_HAND, extra={"what": "expired queue files", "peer": channel.peer})
         return command.reply()
 
     def handle_log(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_EXPIRED_COMMITLOG (329): deletes files older than fileReservedTime, at any hour."""
-        count = self._store.clean(at_any_hour=True)
+        count = self._store.cleaner.clean(at_any_hour=True)
         extra = {"what": "expired log files", "count": count, "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()

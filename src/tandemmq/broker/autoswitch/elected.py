@@ -455,8 +455,8 @@ class ElectedBroker:
             await broker.pause(is_paused=is_paused)
 
     def make_heartbeat(self) -> BrokerHeartbeatRequest:
-        if self._log.may_lack_tail and self.replication.is_caught_up:
-            self._log.trust_tail()
+        if self._log.terms.may_lack_tail and self.replication.is_caught_up:
+            self._log.terms.trust_tail()
         election = self._config.election
         return BrokerHeartbeatRequest(
             **self._report(),
@@ -604,7 +604,7 @@ class ElectedBroker:
             # The disk stalled until then. The log may still lack messages of the group.
             await self.replication.end_term()
             return
-        self._log.trust_tail()
+        self._log.terms.trust_tail()
         # Clients reconnect and identify themselves; connections that are currently sending to this broker
         # stay.
         await self.broker.stop(keeps=self._forwarding.is_used_by)

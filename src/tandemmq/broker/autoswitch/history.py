@@ -37,7 +37,7 @@ def newest_term(store: MessageStore, accepted: MasterFacts | None) -> KnownTerm:
     If the log has a term with the accepted number and a different id, the log's term counts: a master wrote
     bytes in it.
     """
-    epochs = store.epochs
+    epochs = store.terms.epochs
     if accepted is None or epochs.last_epoch > accepted.master_epoch:
         return KnownTerm(max(epochs.last_epoch, 0), epochs.last_id, None)
     held_id = epochs.id_of(accepted.master_epoch)
@@ -62,7 +62,7 @@ def report_history(
     members, required = None, replication.required
     if is_master and required is not None and term.master_id == broker_id:
         members = ";".join(map(str, sorted(required | {broker_id})))
-    last = store.epochs.find(replication.confirm_offset - 1) if replication.confirm_offset else None
+    last = store.terms.epochs.find(replication.confirm_offset - 1) if replication.confirm_offset else None
     return HistoryFacts(
         group_id=group_id,
         epoch_known=term.epoch or None,
@@ -71,7 +71,7 @@ def report_history(
         members=members,
         set_epoch=None if members is None else replication.set_epoch,
         confirmed_epoch=None if last is None else last.epoch,
-        is_incomplete=store.may_lack_tail or None,
+        is_incomplete=store.terms.may_lack_tail or None,
     )
 
 

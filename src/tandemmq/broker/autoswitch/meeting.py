@@ -95,9 +95,9 @@ class Meeting:
             master_epoch=self._master_epoch(),
             min_offset=store.min_log_offset,
             max_offset=store.confirmed_log_offset,
-            confirmed_offset=store.confirm_offset,
+            confirmed_offset=store.terms.confirm_offset,
         )
-        epochs = store.epochs
+        epochs = store.terms.epochs
         terms = [(*entry, epochs.ids.get(entry, 0)) for entry in epochs.entries]
         return command.reply(header=header, body=encode_terms(terms))
 
@@ -182,14 +182,14 @@ class Meeting:
     async def _record_start(self, log_offset: int) -> int:
         """Returns the start of this log's record that holds the byte at `log_offset`."""
         store = self._store
-        entry = store.epochs.find(log_offset)
+        entry = store.terms.epochs.find(log_offset)
         at = max(
             align_down(log_offset, store.options.commit_log_file_bytes),
             store.min_log_offset,
             0 if entry is None else entry.start,
         )
         while True:
-            found = scan_boundaries(store.log_view(at, SLICE_BYTES))
+            found = scan_boundaries(store.log.valid_view(at, SLICE_BYTES))
             behind = [start for start in found.positions.tolist() if at + start <= log_offset]
             if at + found.end > log_offset or not found.end:
                 return at + (behind[-1] if behind else 0)
@@ -200,7 +200,7 @@ class Meeting:
         make a different history.
         """
         local = check_record(
-            self._store.log_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
+            self._store.log.valid_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
         )
         if local.outcome is RecordOutcome.BAD_CRC:
             await self._store.scrub(log_offset, log_offset + local.size)  # also has it repaired

@@ -310,7 +310,7 @@ class DelayedDelivery:
         self._tasks: list[asyncio.Task[None]] = []
         self._levels: LevelDelivery | None = None
         self._timers: TimerDelivery | None = None
-        store.on_dispatch(self._on_dispatch)
+        store.dispatcher.on_dispatch(self._on_dispatch)
 
     def start(self) -> None:
         """Starts delivery; does nothing if already running."""

@@ -124,7 +124,7 @@ class RecallHandlers:
 
         try:
             record = self._make_recall(channel, command.decode(RecallRequest))
-            self._store.append([record], answer)
+            self._store.appender.append([record], answer)
         except RequestRejected as error:
             return command.reply(error.code, remark=error.remark, fields=fields)
         return None

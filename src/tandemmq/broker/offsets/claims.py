@@ -336,7 +336,7 @@ class Claims:
             committed = self._offsets.committed(group, *queue)
         if committed is None:
             committed = self._beginning_of(online, queue)
-        younger = self._store.offset_by_time(*queue, seen.stored_at_ms)
+        younger = self._store.reader.offset_by_time(*queue, seen.stored_at_ms)
         safe = min(committed, younger, seen.queue_offset)
         return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
 
@@ -362,7 +362,7 @@ class Claims:
         subscription = online.subscriptions.get(queue[0])
         if subscription is None:
             return run_start
-        return min(run_start, self._store.offset_by_time(*queue, subscription.version))
+        return min(run_start, self._store.reader.offset_by_time(*queue, subscription.version))
 
     def _next_after(self, queue: QueueName, seen: SeenRecord) -> int:
         """Returns the offset that a record of this log proves: the one after it, but at least the queue's
@@ -381,7 +381,7 @@ class Claims:
             return None
         if not self._is_slave and seen.queue_offset >= self._store.queue_next(*queue):
             return False
-        return self._store.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
+        return self._store.reader.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
 
     def _member_of(self, channel: Channel, group: str, client_id: str | None) -> MemberId:
         if client_id:

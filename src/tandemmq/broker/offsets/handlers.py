@@ -111,7 +111,7 @@ class OffsetHandlers:
         """Returns the record before the offset. A client that queried a slave presents it to the master,
         whose log may differ.
         """
-        found = self._store.find_record(topic, queue_id, offset - 1)
+        found = self._store.reader.find_record(topic, queue_id, offset - 1)
         return None if found is None else SeenRecord(offset - 1, *found).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
@@ -149,7 +149,7 @@ class OffsetHandlers:
         """Handles SEARCH_OFFSET_BY_TIMESTAMP (29)."""
         header = command.decode(SearchOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
-        offset = self._store.offset_by_time(
+        offset = self._store.reader.offset_by_time(
             header.topic, header.queue_id, header.timestamp_ms, upper=header.is_upper
         )
         self._claims.record_answer(channel, (header.topic, header.queue_id), offset)
@@ -159,14 +159,14 @@ class OffsetHandlers:
         """Handles GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
         header = command.decode(EarliestStoreTimeRequest)
         self._check_queue(header.topic, header.queue_id)
-        at_ms = self._store.earliest_stored_at(header.topic, header.queue_id)
+        at_ms = self._store.reader.earliest_stored_at(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, EarliestStoreTimeResponse(timestamp_ms=at_ms))
 
     def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
         """Returns True if the queue still has its first message, recent enough to be in memory."""
         if self._store.queue_min(topic, queue_id) > 0:
             return False
-        return not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave
+        return not self._store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
         config = self._topics.get(topic) or require_topic(self._topics, topic)
@@ -385,7 +385,7 @@ class ResetHandlers:
         """Returns the first offset stored at or after the time; the queue's end for a negative time."""
         if time_ms < 0:
             return self._store.queue_max(topic, queue_id)
-        return self._store.offset_by_time(topic, queue_id, time_ms)
+        return self._store.reader.offset_by_time(topic, queue_id, time_ms)
 
     def _lowered(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
         """Returns the targets, limited to the committed offsets unless forced: no queue is moved forward

@@ -392,7 +392,7 @@ class LeaseLog:
         """Appends records to one revive queue. Returns the offset of the first; the others follow it
         directly.
         """
-        first = self._store.append(records, on_done).queue_offset
+        first = self._store.appender.append(records, on_done).queue_offset
         for position in range(first, first + len(records)):
             self._record_own(records[0].queue_id, position)
         return first

@@ -460,7 +460,7 @@ class PopReader:
         tag_hashes = params.message_filter if source.flag == FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
             tag_hashes = None  # `_add` applies the SQL filter
-        return self._store.get(
+        return self._store.reader.get(
             source.topic,
             source.queue_id,
             start,
@@ -517,7 +517,7 @@ class PopReader:
         young topic.
         """
         is_young = low <= 0 and self._options.pop_init_checks_memory
-        if is_young and not self._store.get(topic, queue_id, 0, count_max=1).suggest_slave:
+        if is_young and not self._store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave:
             return 0
         return max(0, self._store.queue_max(topic, queue_id) - 1)
 

@@ -93,7 +93,7 @@ class Revive:
             (lease_log.records.topic, queue_id) for queue_id in range(REVIVE_QUEUES_MAX)
         )
         lease_log.on_sooner = self._wake.set
-        store.on_dispatch(self._on_dispatch)
+        store.dispatcher.on_dispatch(self._on_dispatch)
 
     def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
         """Starts the task: it reads the leases back as soon as the log shows all of them, then redelivers
@@ -340,7 +340,7 @@ class PopService:
             stats=stats,
             clock=clock,
         )
-        store.on_dispatch(self.polls.on_dispatch)
+        store.dispatcher.on_dispatch(self.polls.on_dispatch)
         self._orders = orders
         self._lease_log = lease_log
         offsets.on_topic_dropped.append(self._on_topic_dropped)

@@ -153,7 +153,7 @@ class ColdControl:
 
     def is_over(self, header: PullRequest) -> bool:
         """Returns True if this pull would read cold records and its group is over its threshold."""
-        return self._reads.is_over(header.consumer_group) and self._store.is_far(
+        return self._reads.is_over(header.consumer_group) and self._store.reader.is_far(
             header.topic, header.queue_id, header.queue_offset
         )
 

@@ -241,7 +241,7 @@ class PullHandlers:
             header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
         )
         bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
-        result = self._store.get(
+        result = self._store.reader.get(
             header.topic,
             header.queue_id,
             offset,
@@ -307,7 +307,7 @@ class PullHandlers:
         end = plan.next_offset
         if header.client_id is None or end - header.queue_offset <= result.count:
             return None
-        found = self._store.find_record(header.topic, header.queue_id, end - 1)
+        found = self._store.reader.find_record(header.topic, header.queue_id, end - 1)
         return None if found is None else SeenRecord(end - 1, *found).render()
 
     def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:

@@ -57,7 +57,7 @@ def _stored_at(store: MessageStore, log_offset: int) -> int | None:
     """Returns the store time of the first record at or after `log_offset`."""
     found = _read_stored_at(store, log_offset)
     if found is None:
-        view = bytes(store.log_view(log_offset, SEARCH_BYTES_MAX))
+        view = bytes(store.log.valid_view(log_offset, SEARCH_BYTES_MAX))
         for position in _candidates(view):
             found = _read_stored_at(store, log_offset + position)
             if found is not None:

@@ -129,7 +129,7 @@ class LogChecksums:
         views: list[memoryview] = []
         remaining = min(size_bytes, SLICE_BYTES)
         while remaining:
-            view = self._store.log_view(log_offset, remaining)
+            view = self._store.log.valid_view(log_offset, remaining)
             if not len(view):
                 break
             views.append(view)
@@ -213,4 +213,4 @@ class LogHeal:
             return data
 
         if self._store.damaged_ranges:
-            await self._store.heal(fetch)
+            await self._store.healer.heal_all(fetch)

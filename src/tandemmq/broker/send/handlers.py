@@ -378,12 +378,12 @@ class SendHandlers:
 
     def _append(self, channel: Channel, command: Command, record: NewRecord, queue_id: int) -> None:
         if command.flag & FLAG_ONEWAY:
-            self._store.append((record,), ignore_outcome)
+            self._store.appender.append((record,), ignore_outcome)
         else:
             reply = SendReply(
                 self._form, channel, command.opaque, command.serialize_type, queue_id, record.unique_key
             )
-            reply.appended = self._store.append((record,), reply.done)
+            reply.appended = self._store.appender.append((record,), reply.done)
         stats = self._stats
         stats.put_count += 1
         stats.put_bytes += len(command.body)
@@ -493,7 +493,7 @@ class SendHandlers:
         handle = encode_recall_handle(record.topic, self._options.broker_name, slot_ms + 1, record.unique_key)
         self._delay.postpone_until(record, slot_ms)
         if command.flag & FLAG_ONEWAY:
-            self._store.append([record], ignore_outcome)
+            self._store.appender.append([record], ignore_outcome)
         else:
             reply = TimerReply(
                 self._form,
@@ -504,7 +504,7 @@ class SendHandlers:
                 record.unique_key,
                 recall_handle=handle,
             )
-            reply.appended = self._store.append([record], reply.done)
+            reply.appended = self._store.appender.append([record], reply.done)
         self._stats.put_count += 1
         self._stats.put_bytes += len(command.body)
 
@@ -527,13 +527,13 @@ class SendHandlers:
             self._append_once(channel, command, target.topic, batch.records(), queue_id, claim_text)
             return
         if command.flag & FLAG_ONEWAY:
-            self._store.append_batch(batch, ignore_outcome)
+            self._store.appender.append_batch(batch, ignore_outcome)
         else:
             unique_key = find_value(text, UNIQ_KEY_MARK)
             reply = SendReply(
                 self._form, channel, command.opaque, command.serialize_type, queue_id, unique_key
             )
-            reply.appended = self._store.append_batch(batch, reply.done)
+            reply.appended = self._store.appender.append_batch(batch, reply.done)
         self._stats.put_count += len(batch)
         self._stats.put_bytes += len(command.body)
 

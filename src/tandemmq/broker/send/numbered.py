@@ -214,7 +214,7 @@ class NumberedSends:
         self._make_room(queue)
         key = records[-1].unique_key
         done = partial(self._done, queue, self._last.get(queue), on_done)
-        appended = reply.appended = self._store.append(records, done)
+        appended = reply.appended = self._store.appender.append(records, done)
         self._last.pop(queue, None)  # newest last
         self._last[queue] = _Last(epoch, key, appended.end_offset, is_in_flight=True)
 

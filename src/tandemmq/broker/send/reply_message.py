@@ -107,7 +107,7 @@ class ReplyHandlers:
             retry_count=header.retry_count,
             is_unit_mode=header.is_unit_mode,
             born_host=render_address(decode_host(record.born_host)),
-            store_host=render_address(decode_host(self._store.store_host)),
+            store_host=render_address(decode_host(self._store.appender.store_host)),
             stored_at_ms=now_ms,
         )
 
@@ -129,7 +129,7 @@ class ReplyHandlers:
             self._answer(channel, command, record, fault, None if status in NOT_STORED else place[0])
 
         try:
-            appended = self._store.append([record], on_stored)
+            appended = self._store.appender.append([record], on_stored)
         except RequestRejected:
             self._answer(channel, command, record, fault, None)
         else:

@@ -152,7 +152,7 @@ class SendBackHandlers:
                 remark = f"the message was not stored again: {status.value}"
                 channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
 
-        self._store.append([record], answer)
+        self._store.appender.append([record], answer)
 
 
 def _check_identity(message: Record, header: SendBackRequest) -> None:

@@ -322,7 +322,7 @@ class TransactionChecks:
             return False  # if storing the outcome fails, the next round handles the message
         if root in self._decided:
             # The outcome was stored with the marks of other copies only.
-            [mark] = make_ops([half.queue_offset], self._store.store_host, self._clock.now_ms())
+            [mark] = make_ops([half.queue_offset], self._store.appender.store_host, self._clock.now_ms())
             await self._append(mark, None)
             return True
         verdict = plan_check(half, self._clock.now_ms(), self._limits)
@@ -367,7 +367,7 @@ class TransactionChecks:
                     done.set_result(status)
 
             try:
-                appended = self._store.append([record], on_done)
+                appended = self._store.appender.append([record], on_done)
             except MessageIllegal as error:
                 facts = {"unique_key": record.unique_key, "reason": error.remark}
                 log.error(events.TRANSACTION_LOST, extra=facts)

@@ -91,7 +91,7 @@ class TransactionHandlers:
             return self._repeat(command, before, header.decision)
         now_ms = self._clock.now_ms()
         offsets_to_mark = self._decided.offsets_to_mark(root, half.queue_offset)
-        records = make_ops(offsets_to_mark, self._store.store_host, now_ms)
+        records = make_ops(offsets_to_mark, self._store.appender.store_host, now_ms)
         if header.decision == TRANSACTION_COMMIT:
             records.insert(0, self._make_commit(half, now_ms))
         self._decided.end(root, header.decision)
@@ -189,7 +189,7 @@ class TransactionHandlers:
                 channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
 
         try:
-            return self._store.append(records, answer)
+            return self._store.appender.append(records, answer)
         except RequestRejected:
             if root is not None:
                 self._decided.reopen(root)

@@ -198,7 +198,7 @@ class AutoSwitchReplication:
     async def start(self, host: str, port: int) -> Address:
         assert self._listener is None, "it listens once"
         assert not self._is_stopped, "what was stopped does not listen again"
-        self._store.limit_reads()
+        self._store.terms.limit_reads()
         self._unfollow = self._store.confirmed.follow(self._on_confirmed)
         self._listener = await self._network.listen(
             host,
@@ -240,18 +240,18 @@ class AutoSwitchReplication:
             if store.confirmed.value < begin:
                 raise FlushFailed(f"the log could not be flushed up to {begin}, where term {epoch} begins")
         self._require_newer(epoch)  # tasks in progress may have brought the list of a newer master
-        await store.save_epochs(store.epochs.append(epoch, begin, term_id))
+        await store.terms.save_epochs(store.terms.epochs.append(epoch, begin, term_id))
         assert self._slave is None, "the slave side has ended"
         assert self._set is None, "one term at a time"
         assert not self._connections, "slaves are served during a term only"
-        assert store.epochs.last_epoch == epoch, (store.epochs.last_epoch, epoch)
-        store.limit_reads(until=store.max_log_offset)
+        assert store.terms.epochs.last_epoch == epoch, (store.terms.epochs.last_epoch, epoch)
+        store.terms.limit_reads(until=store.max_log_offset)
         self._set = SyncStateSet(
             self._broker_id,
             members,
             set_epoch,
             now_ms=self._now_ms(),
-            confirm_offset=store.confirm_offset,
+            confirm_offset=store.terms.confirm_offset,
             options=self._set_options,
             may_join=lambda one: self.may_join(one),
         )
@@ -272,8 +272,8 @@ class AutoSwitchReplication:
             segment_bytes=store.options.commit_log_file_bytes,
             handshake=self._handshake,
             master_epoch=master_epoch,
-            epochs=store.epochs,
-            confirm_offset=store.confirm_offset,
+            epochs=store.terms.epochs,
+            confirm_offset=store.terms.confirm_offset,
             compares_history=comparer is not None,
         )
 
@@ -312,7 +312,7 @@ class AutoSwitchReplication:
         if self._confirm_timer is not None:
             self._confirm_timer.cancel()
             self._confirm_timer = None
-        self._store.limit_reads()
+        self._store.terms.limit_reads()
         if self._set is not None:
             self._set = None
             self._store.set_replica_shortage("")
@@ -324,7 +324,7 @@ class AutoSwitchReplication:
         for connection in connections:
             one = _slave_of(connection)
             if one is not None:
-                self._store.acks.forget(_replica(one))
+                self._store.replies.acks.forget(_replica(one))
             connection.close("the term has ended")
         assert not self._connections, "no slave connects while the others are closed"
         assert self._timer is None, "no set is checked without a term"
@@ -384,11 +384,11 @@ class AutoSwitchReplication:
     @property
     def epochs(self) -> EpochList:
         # Without terms of which a copy has the entries but no byte yet: an election must not see them.
-        return self._store.epochs.cut_suffix(self._store.max_log_offset + 1)
+        return self._store.terms.epochs.cut_suffix(self._store.max_log_offset + 1)
 
     @property
     def confirm_offset(self) -> int:
-        return self._store.confirm_offset
+        return self._store.terms.confirm_offset
 
     @property
     def is_caught_up(self) -> bool:
@@ -406,7 +406,7 @@ class AutoSwitchReplication:
         return "" if halt is None else f"{halt.reason.value}: {halt.detail}"
 
     def _require_newer(self, epoch: int) -> None:
-        known = self._store.epochs.last_epoch
+        known = self._store.terms.epochs.last_epoch
         if epoch <= known:
             raise StaleTerm(f"term {epoch} cannot begin: the log already has term {known}")
 
@@ -416,7 +416,7 @@ class AutoSwitchReplication:
         return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        return self._store.log_view(log_offset, bytes_max)
+        return self._store.log.valid_view(log_offset, bytes_max)
 
     def new_handshake(self) -> MasterHandshake | None:
         secret = self._options.shared_secret
@@ -427,8 +427,8 @@ class AutoSwitchReplication:
             options=self._options,
             segment_bytes=self._store.options.commit_log_file_bytes,
             now_ms=now_ms,
-            epochs=self._store.epochs,
-            confirm_offset=lambda: self._store.confirm_offset,
+            epochs=self._store.terms.epochs,
+            confirm_offset=lambda: self._store.terms.confirm_offset,
             group_id=None if self.comparer is None else self.comparer.group_id,
         )
 
@@ -460,7 +460,7 @@ class AutoSwitchReplication:
                 other.close("the slave has reconnected")
         one = _slave_of(connection)
         if one is not None and connection in self._connections:
-            self._store.acks.forget(_replica(one))
+            self._store.replies.acks.forget(_replica(one))
             if start.rule is StartRule.SLAVE_TOO_OLD:
                 self._discount(one)
 
@@ -489,7 +489,7 @@ class AutoSwitchReplication:
         start = connection.session.start
         begins_at = 0 if start is None or start.reported else start.log_offset
         held_from = 0 if begins_at <= self._store.min_log_offset else begins_at
-        self._store.acks.report(_replica(one), log_offset, start=held_from)
+        self._store.replies.acks.report(_replica(one), log_offset, start=held_from)
         if one not in self._set.members:
             self._propose()
 
@@ -514,7 +514,7 @@ class AutoSwitchReplication:
 
     def _discount(self, one: int) -> None:
         """Stops counting the slave until it reconnects."""
-        self._store.acks.forget(_replica(one))
+        self._store.replies.acks.forget(_replica(one))
         if self._set is not None:
             self._set.on_closed(one)
             self._on_set_changed()
@@ -533,7 +533,7 @@ class AutoSwitchReplication:
         self._store.set_replica_shortage(remark if size < needed else "")
         self._raise_confirm_offset(self._set.raise_confirm(self._store.confirmed.value))
         if self._set_options.waits_for_all and size >= needed:
-            self._store.require_acks(frozenset(map(_replica, self._set.required)))
+            self._store.replies.require(frozenset(map(_replica, self._set.required)))
 
     def _propose(self) -> None:
         if self._set is None:
@@ -559,8 +559,8 @@ class AutoSwitchReplication:
         """Raises confirmOffset: bytes that the whole set holds may be read, also at the slaves. The slaves
         learn it with the next bytes, or from a head without a body if no bytes follow soon.
         """
-        self._store.raise_confirm_offset(log_offset)
-        assert self._store.confirm_offset >= log_offset, "what all of the set hold is in the log"
+        self._store.terms.raise_confirm_offset(log_offset)
+        assert self._store.terms.confirm_offset >= log_offset, "what all of the set hold is in the log"
         if self._connections:
             self._schedule_confirm_heads()
 

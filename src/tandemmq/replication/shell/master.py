@@ -181,7 +181,7 @@ class ReplicationMaster:
         return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        return self._store.log_view(log_offset, bytes_max)
+        return self._store.log.valid_view(log_offset, bytes_max)
 
     def new_handshake(self) -> MasterHandshake | None:
         secret = self._options.shared_secret
@@ -290,14 +290,14 @@ class ReplicationMaster:
 
     def _report(self, replica: ReplicaId, held: LogRange) -> None:
         self._reported[replica] = held
-        self._store.acks.report(replica, held.end, start=held.start)
+        self._store.replies.acks.report(replica, held.end, start=held.start)
 
     def _report_all(self) -> None:
         """Updates the store's table after ids may have changed."""
         positions = self._directory.positions()
         for replica in [replica for replica in self._reported if replica not in positions]:
             del self._reported[replica]
-            self._store.acks.forget(replica)
+            self._store.replies.acks.forget(replica)
         ranges = {replica: self._range_of(replica, held) for replica, held in positions.items()}
         # Reductions before increases: at no moment may a byte count twice and so confirm a send.
         for replica, before in list(self._reported.items()):

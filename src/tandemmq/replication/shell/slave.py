@@ -330,7 +330,7 @@ class ReplicationSlave:
                     if self.on_halted is not None:
                         self.on_halted()
         if self._term is not None:
-            self._store.raise_confirm_offset(self._term.confirm_offset)
+            self._store.terms.raise_confirm_offset(self._term.confirm_offset)
         self._arm()
 
     async def _fetch_history(self) -> None:
@@ -368,9 +368,9 @@ class ReplicationSlave:
         reason = ""
         try:
             if align.point < store.max_log_offset:
-                await store.cut(align.point, align.epochs, f"{session.address} leads a newer term")
+                await store.terms.cut(align.point, align.epochs, f"{session.address} leads a newer term")
             elif self._connection is connection:
-                await store.save_epochs(align.epochs)
+                await store.terms.save_epochs(align.epochs)
         except (StoreError, ReplicationError, RequestRejected, OSError) as error:
             if isinstance(error, StoreError) and error.fatal:
                 raise
@@ -380,7 +380,7 @@ class ReplicationSlave:
         if reason:
             self._perform(session.on_failed(reason, self._now_ms()))
             return
-        self._perform(session.on_aligned(store.max_log_offset, store.epochs, self._now_ms()))
+        self._perform(session.on_aligned(store.max_log_offset, store.terms.epochs, self._now_ms()))
         if self.on_following is not None:
             self.on_following()
 

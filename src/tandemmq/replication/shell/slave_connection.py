@@ -107,7 +107,7 @@ class SlavePump:
         """Handles new bytes to send."""
         if not self._connections:
             return
-        if self._store.awaits_acks:
+        if self._store.replies.awaits_acks:
             self._guard.run(self._send)
         elif not self._is_due:
             self._is_due = True
