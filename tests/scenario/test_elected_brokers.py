@@ -429,7 +429,7 @@ async def test_master_replaced_while_its_disk_stalls_does_not_become_active(
     assert broker.store is not None
     monkeypatch.setattr(copy, "begin_term", begin_slowly)
     monkeypatch.setattr(broker, "_compose", note_compose)
-    monkeypatch.setattr(broker.store, "trust_tail", lambda: trusted.append(True))
+    monkeypatch.setattr(broker.store.terms, "trust_tail", lambda: trusted.append(True))
     wanted = broker._assigned
     assert wanted is not None
     epoch = wanted.master_epoch

@@ -263,7 +263,7 @@ async def test_messages_whose_leases_were_not_stored_go_to_a_pop_that_waits(
         refused.append(on_done)
         return real(records, lambda _status: None)
 
-    monkeypatch.setattr(store, "append", refusing)
+    monkeypatch.setattr(store.appender, "append", refusing)
     first = await waiting_pop(broker, peer)
     await peer.send_ok("T", b"m")
     await until(lambda: refused, "the first pop has leased it")

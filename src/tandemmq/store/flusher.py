@@ -34,8 +34,8 @@ class Flusher:
     def __init__(
         self,
         core: StoreCore,
-        *,
         stored_at: Callable[[], int],
+        *,
         on_waiting: Callable[[OSError], None],
     ) -> None:
         """Creates the flusher. `on_waiting` is called whenever a round waits because a file cannot

@@ -93,9 +93,7 @@ class MessageStore:
         self.dispatcher = Dispatcher(core)
         self.replies = Replies(core)
         self.flusher = Flusher(
-            core,
-            stored_at=self._newest_stored_at,
-            on_waiting=lambda error: self.failed_writes.refuse(error),
+            core, self._newest_stored_at, on_waiting=lambda error: self.failed_writes.refuse(error)
         )
         self.failed_writes = FailedWrites(core, on_refused=self._on_refused, on_failed=self.flusher.fail)
         self.appender = Appender(

@@ -375,31 +375,26 @@ class Reader:
             if batch is not None:
                 return batch if batch.next_offset > request.offset else None
         batch = _Batch(request.offset)
-        self._scan(batch, request, limits, self._walk(request, limits, until, lost), lost, kept)
+        rows = self._scan(batch, request, limits, until, lost, kept)
+        if rows:
+            begins, ends, offsets = zip(*rows, strict=True)
+            batch.ranges = _join(begins, ends, offsets, self._log.segment_bytes)
         assert batch.next_offset <= until, (request.queue, batch.next_offset, until)
         return batch if batch.next_offset > request.offset else None
 
     def _scan(
-        self,
-        batch: _Batch,
-        request: ReadRequest,
-        limits: _Limits,
-        stretches: Iterator[Iterable[tuple[int, tuple[int, int, int]]]],
-        lost: Set[int],
-        kept: Set[int],
-    ) -> None:
-        """Puts the records of these entries into `batch`, up to its limits."""
-        queue, record_filter = request.queue, request.record_filter
+        self, batch: _Batch, request: ReadRequest, limits: _Limits, until: int, lost: Set[int], kept: Set[int]
+    ) -> list[tuple[int, int, int]]:
+        """Returns begin, end and queue offset of the records to deliver; `batch` gets all other facts."""
+        queue, queue_id, record_filter = request.queue, request.queue.key[1], request.record_filter
         log_begin, log_end, damaged = self._log.begin, self._log.end, self._log.damaged or None
         tags, hints, log_limit, near = limits.tags, limits.hints, limits.log_limit, limits.near
-        queue_id = queue.key[1]
         window = LogWindow(self._log)
-        begins: list[int] = []
-        ends: list[int] = []
-        offsets: list[int] = []
+        rows: list[tuple[int, int, int]] = []
         asked = count = size_bytes = 0
         next_offset = request.offset
-        for queue_offset, (begin, size, tag) in chain.from_iterable(stretches):
+        entries = chain.from_iterable(self._walk(request, limits, until, lost))
+        for queue_offset, (begin, size, tag) in entries:
             end = begin + size
             is_lost = not 0 <= begin < end <= log_end and size != FILLER_SIZE
             if is_lost or (lost and queue_offset in lost):
@@ -442,13 +437,11 @@ class Reader:
                 if properties is None or not record_filter.matches(properties):
                     batch.rejected_bytes += size
                     continue
-            begins.append(begin)
-            ends.append(end)
-            offsets.append(queue_offset)
+            rows.append((begin, end, queue_offset))
             count += 1
             size_bytes += size
-        batch.ranges = _join(begins, ends, offsets, self._log.segment_bytes)
         batch.next_offset, batch.count, batch.bytes = next_offset, count, size_bytes
+        return rows
 
     def _collect_tagged(
         self, queue: ConsumeQueue, offset: int, limits: _Limits, tags: Set[int], until: int

@@ -37,6 +37,7 @@ class Store:
     def __init__(self) -> None:
         self.min_offset, self.run_start, self.end = 0, LIFE_START, END
         self.max_log_offset = 100 * END
+        self.reader = self
 
     def queue_min(self, _topic: str, _queue_id: int) -> int:
         return self.min_offset

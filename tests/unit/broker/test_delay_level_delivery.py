@@ -285,10 +285,10 @@ async def test_store_that_refuses_is_asked_again(monkeypatch: pytest.MonkeyPatch
     def refuse(*_: object) -> None:
         raise Busy("not now")
 
-    monkeypatch.setattr(store, "append", refuse)
+    monkeypatch.setattr(store.appender, "append", refuse)
     await machine.clock.pass_time(5)
     assert machine.names() == []
-    monkeypatch.setattr(store, "append", append)
+    monkeypatch.setattr(store.appender, "append", append)
     await machine.clock.pass_time(1)
     assert machine.names() == ["a", "b"]
     await machine.stop()

@@ -23,6 +23,10 @@ class Log:
     required: frozenset[int] | None = None
     set_epoch: int | None = None
 
+    @property
+    def terms(self) -> Log:
+        return self
+
 
 TERMS = EpochList((EpochEntry(1, 0), EpochEntry(2, 500)), {EpochEntry(1, 0): 77, EpochEntry(2, 500): 88})
 

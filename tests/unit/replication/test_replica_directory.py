@@ -154,7 +154,9 @@ class Acks:
 
 def make_master() -> tuple[ReplicationMaster, Acks]:
     acks = Acks()
-    store = SimpleNamespace(options=SimpleNamespace(commit_log_file_bytes=1024), acks=acks)
+    store = SimpleNamespace(
+        options=SimpleNamespace(commit_log_file_bytes=1024), replies=SimpleNamespace(acks=acks)
+    )
     master = ReplicationMaster(
         cast(MessageStore, store),
         ReplicationOptions(),

@@ -30,7 +30,7 @@ class Rig:
         self.connections = [Pumped() for _ in range(count)]
         self.clock = ManualClock()
         self.faults: list[BaseException] = []
-        self.store = SimpleNamespace(awaits_acks=awaits_acks)
+        self.store = SimpleNamespace(replies=SimpleNamespace(awaits_acks=awaits_acks))
         self.pump = SlavePump(
             cast(Any, self.connections),
             store=cast(Any, self.store),
