@@ -200,7 +200,7 @@ class MessageStore:
         """Determines whether acknowledged messages may be lost: a machine restart loses unsynced bytes, which
         a slave may still hold.
 
-        Returns True if the controllers must be told so; they decide the role of a store with terms.
+        Returns True if a store with terms must report it to the controllers, which decide its role.
         """
         options, marks = self.options, self._core.marks
         is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
