@@ -544,7 +544,7 @@ _REPLICATION: Final = (
     ),
     Plant(
         name="slaves are sent what is not flushed",
-        path="replication/shell/master.py",
+        path="replication/shell/slave_connection.py",
         sound="return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)",
         bug="return LogRange(self._store.min_log_offset, self._store.max_log_offset)",
         proofs=("scenario/test_replication_sync.py", "scenario/test_replication_copy.py", "sim"),

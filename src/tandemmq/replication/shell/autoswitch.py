@@ -15,19 +15,17 @@ from typing import Final, Protocol
 
 from tandemmq.errors import FlushFailed, StaleTerm
 from tandemmq.replication.core.epochs import UNKNOWN_ID, EpochList, Handshake
-from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions, SetOptions
-from tandemmq.replication.core.progress import LogRange, SlaveState, StartRule, TransferStart
+from tandemmq.replication.core.progress import SlaveState, StartRule, TransferStart
 from tandemmq.replication.core.sync_state_set import SyncStateSet
 from tandemmq.replication.core.term_sessions import MasterHistory, TermMasterSession, TermSlaveSession
 from tandemmq.replication.core.verifier import TailVerdict
 from tandemmq.replication.shell.master_status import MasterStatus
 from tandemmq.replication.shell.slave import ReplicationSlave, ReplicationSlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump, warn_of_open_port
-from tandemmq.runtime.machine import unpredictable_bytes
-from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
-from tandemmq.runtime.tasks import FaultGuard, OnFatal
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlaveServer
+from tandemmq.runtime.ports import Address, Clock, Network, TimerHandle
+from tandemmq.runtime.tasks import OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
@@ -146,7 +144,7 @@ class AutoSwitch(Protocol):
         """True if a slave holds everything that its master held when the copy began."""
 
 
-class AutoSwitchReplication:
+class AutoSwitchReplication(SlaveServer):
     """The AutoSwitch channel of one broker, over real connections and a real store.
 
     Invariants: an acknowledgement of a slave counts while its connection lasts, which is within one term; the
@@ -165,29 +163,20 @@ class AutoSwitchReplication:
         on_fatal: OnFatal | None = None,
     ) -> None:
         assert store.has_terms
-        self._store = store
+        options = replace(options, reconnect_delay_ms=min(options.reconnect_delay_ms, RECONNECT_MS_MAX))
+        super().__init__(store, options, network=network, clock=clock, on_fatal=on_fatal)
         self._broker_id = broker_id
-        self._options = replace(options, reconnect_delay_ms=min(options.reconnect_delay_ms, RECONNECT_MS_MAX))
-        self._network = network
-        self._clock = clock
         self._on_fatal = on_fatal
-        self._guard = FaultGuard(on_fatal)
-        self._allowed = AllowedHosts(options.allowed_slaves)
         self._set_options = set_options
         self._handshake = Handshake(
             broker_id, from_last_file=set_options.from_last_file, is_learner=set_options.is_learner
         )
-        self._listener: Listener | None = None
-        self._connections: list[SlaveConnection] = []
         self._set: SyncStateSet | None = None
         self._slave: ReplicationSlave | None = None
         self._session: TermSlaveSession | None = None
         self._followed: tuple[str, int, int] | None = None
         self._timer: TimerHandle | None = None
         self._confirm_timer: TimerHandle | None = None
-        self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
-        self._is_stopped = False
-        self._unfollow: Callable[[], None] | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
         self.comparer: HistoryComparer | None = None
@@ -196,32 +185,11 @@ class AutoSwitchReplication:
         self.on_following: Callable[[], None] = lambda: None
 
     async def start(self, host: str, port: int) -> Address:
-        assert self._listener is None, "it listens once"
-        assert not self._is_stopped, "what was stopped does not listen again"
         self._store.terms.limit_reads()
-        self._unfollow = self._store.confirmed.follow(self._on_confirmed)
-        self._listener = await self._network.listen(
-            host,
-            port,
-            lambda: SlaveConnection(self, options=self._options, clock=self._clock, guard=self._guard),
-        )
-        host, port = self._listener.address
-        facts = {
-            "address": f"{host}:{port}",
-            "commit_log_file_bytes": self._store.options.commit_log_file_bytes,
-        }
-        log.info(events.REPLICATION_STARTED, extra=facts)
-        warn_of_open_port(self._options, (host, port))
-        return host, port
+        return await super().start(host, port)
 
     async def stop(self) -> None:
-        self._is_stopped = True
-        if self._unfollow is not None:
-            self._unfollow()
-            self._unfollow = None
-        if self._listener is not None:
-            await self._listener.close()
-            self._listener = None
+        await self._stop_listening()
         await self.end_term()
         assert not self._connections, "a stopped master accepts no slaves"
 
@@ -412,16 +380,6 @@ class AutoSwitchReplication:
 
     # Callbacks of the connections.
 
-    def log_range(self) -> LogRange:
-        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
-
-    def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        return self._store.log.valid_view(log_offset, bytes_max)
-
-    def new_handshake(self) -> MasterHandshake | None:
-        secret = self._options.shared_secret
-        return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
-
     def new_session(self, host: str, now_ms: int) -> MasterSession:
         return TermMasterSession(
             options=self._options,
@@ -578,9 +536,6 @@ class AutoSwitchReplication:
                 connection.send_head()
             if session.has_unsent_confirm_offset:  # the socket accepts nothing now
                 self._schedule_confirm_heads()
-
-    def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
 
 
 def _slave_of(connection: SlaveConnection) -> int | None:

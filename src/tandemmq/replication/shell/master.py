@@ -15,10 +15,9 @@ Source:     spec replication 4, spec decisions 2.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final, TypeVar
 
-from tandemmq.replication.core.frames import NONCE_BYTES, AllowedHosts, MasterHandshake
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import (
@@ -31,10 +30,9 @@ from tandemmq.replication.core.progress import (
 )
 from tandemmq.replication.core.replicas import ReplicaDirectory
 from tandemmq.replication.shell.master_status import DepartedSlave, DepartedSlaves, MasterStatus, SlaveStatus
-from tandemmq.replication.shell.slave_connection import SlaveConnection, SlavePump, warn_of_open_port
-from tandemmq.runtime.machine import unpredictable_bytes
-from tandemmq.runtime.ports import Address, Clock, Listener, Network
-from tandemmq.runtime.tasks import FaultGuard, OnFatal
+from tandemmq.replication.shell.slave_connection import SlaveConnection, SlaveServer
+from tandemmq.runtime.ports import Address, Clock, Network
+from tandemmq.runtime.tasks import OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
@@ -49,7 +47,7 @@ Key = TypeVar("Key")
 Value = TypeVar("Value")
 
 
-class ReplicationMaster:
+class ReplicationMaster(SlaveServer):
     """Serves the log of `store` to any number of slaves."""
 
     def __init__(
@@ -61,50 +59,17 @@ class ReplicationMaster:
         clock: Clock,
         on_fatal: OnFatal | None = None,
     ) -> None:
-        self._store = store
-        self._options = options
-        self._network = network
-        self._clock = clock
-        self._guard = FaultGuard(on_fatal)
-        self._segment_bytes = store.options.commit_log_file_bytes
-        self._allowed = AllowedHosts(options.allowed_slaves)
-        self._listener: Listener | None = None
-        self._connections: list[SlaveConnection] = []
+        super().__init__(store, options, network=network, clock=clock, on_fatal=on_fatal)
         self._directory = ReplicaDirectory()
         self._reported: dict[ReplicaId, LogRange] = {}
         self._known_ahead = KnownAhead()
         self._departed = DepartedSlaves()
         self._in_sync = InSyncLog(options.in_sync_gap_bytes_max)
-        self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
-        self._is_stopped = False
         self._highest_acknowledged = 0
-        self._unfollow: Callable[[], None] | None = None
-
-    async def start(self, host: str, port: int) -> Address:
-        """Starts listening and returns the address that slaves dial. Port 0 picks a free one."""
-        assert self._listener is None, "it listens once"
-        assert not self._is_stopped, "what was stopped does not listen again"
-        self._unfollow = self._store.confirmed.follow(lambda _end: self._pump.wake())
-        self._listener = await self._network.listen(
-            host,
-            port,
-            lambda: SlaveConnection(self, options=self._options, clock=self._clock, guard=self._guard),
-        )
-        host, port = self._listener.address
-        facts = {"address": f"{host}:{port}", "commit_log_file_bytes": self._segment_bytes}
-        log.info(events.REPLICATION_STARTED, extra=facts)
-        warn_of_open_port(self._options, (host, port))
-        return host, port
 
     async def stop(self) -> None:
         """Stops accepting slaves and starts closing every connection."""
-        self._is_stopped = True
-        if self._unfollow is not None:
-            self._unfollow()
-            self._unfollow = None
-        if self._listener is not None:
-            await self._listener.close()
-            self._listener = None
+        await self._stop_listening()
         for connection in list(self._connections):
             connection.close("the master stops")
 
@@ -176,21 +141,10 @@ class ReplicationMaster:
 
     # Callbacks of the connections.
 
-    def log_range(self) -> LogRange:
-        """Returns the range of bytes that a slave can receive."""
-        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
-
-    def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
-        return self._store.log.valid_view(log_offset, bytes_max)
-
-    def new_handshake(self) -> MasterHandshake | None:
-        secret = self._options.shared_secret
-        return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
-
     def new_session(self, host: str, now_ms: int) -> MasterSession:
         return MasterSession(
             options=self._options,
-            segment_bytes=self._segment_bytes,
+            segment_bytes=self._store.options.commit_log_file_bytes,
             now_ms=now_ms,
             known_ahead=lambda: self._known_ahead.ends_of(host),
         )
@@ -309,9 +263,6 @@ class ReplicationMaster:
             if self._reported.get(replica) != held:
                 self._report(replica, held)
         assert self._reported == ranges, (self._reported, ranges)
-
-    def _now_ms(self) -> int:
-        return int(self._clock.monotonic() * 1000)
 
 
 def _begin_of(start: TransferStart) -> int | None:

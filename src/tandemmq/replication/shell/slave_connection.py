@@ -1,4 +1,5 @@
-"""One slave's socket on the master: feeds a MasterSession and carries out its effects.
+"""One slave's socket on the master: feeds a MasterSession and carries out its effects. `SlaveServer` is the
+listener that both kinds of master share.
 
 Strategy: many frames in one write, per slave and loop turn, until the socket pushes back; then nothing until
           it has drained. Small writes are joined; large ones are passed to the socket as views of the mapped
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
 from typing import Protocol, cast
 
 from tandemmq.errors import RemoteProtocolError, StoreError
@@ -22,14 +24,20 @@ from tandemmq.replication.core.effects import (
     Send,
     TransferStarted,
 )
-from tandemmq.replication.core.frames import TANDEM_BODY_BYTES_MAX, MasterHandshake
+from tandemmq.replication.core.frames import (
+    NONCE_BYTES,
+    TANDEM_BODY_BYTES_MAX,
+    AllowedHosts,
+    MasterHandshake,
+)
 from tandemmq.replication.core.master import MasterSession
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import LogRange, MasterState, SlaveName, StartRule, TransferStart
 from tandemmq.replication.core.replicas import Connection
 from tandemmq.replication.shell.master_status import SlaveStatus
-from tandemmq.runtime.ports import Address, Clock, TimerHandle
-from tandemmq.runtime.tasks import FaultGuard
+from tandemmq.runtime.machine import unpredictable_bytes
+from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
+from tandemmq.runtime.tasks import FaultGuard, OnFatal
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import ReplicaId
@@ -401,3 +409,74 @@ class SlaveConnection(asyncio.Protocol):
 
 
 _COPYING = (StartRule.RESUMED, StartRule.LAST_FILE, StartRule.FIRST_FILE)
+
+
+class SlaveServer(MasterHub):
+    """Listens for slaves and serves them the confirmed log. A subclass decides which sessions they get, and
+    what their acknowledgements mean.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        options: ReplicationOptions,
+        *,
+        network: Network,
+        clock: Clock,
+        on_fatal: OnFatal | None = None,
+    ) -> None:
+        self._store = store
+        self._options = options
+        self._network = network
+        self._clock = clock
+        self._guard = FaultGuard(on_fatal)
+        self._allowed = AllowedHosts(options.allowed_slaves)
+        self._connections: list[SlaveConnection] = []
+        self._pump = SlavePump(self._connections, store=store, clock=clock, guard=self._guard)
+        self._listener: Listener | None = None
+        self._unfollow: Callable[[], None] | None = None
+        self._is_stopped = False
+
+    async def start(self, host: str, port: int) -> Address:
+        """Starts listening and returns the address that slaves dial. Port 0 picks a free one."""
+        assert self._listener is None, "it listens once"
+        assert not self._is_stopped, "what was stopped does not listen again"
+        self._unfollow = self._store.confirmed.follow(self._on_confirmed)
+        self._listener = await self._network.listen(
+            host,
+            port,
+            lambda: SlaveConnection(self, options=self._options, clock=self._clock, guard=self._guard),
+        )
+        host, port = self._listener.address
+        segment_bytes = self._store.options.commit_log_file_bytes
+        facts = {"address": f"{host}:{port}", "commit_log_file_bytes": segment_bytes}
+        log.info(events.REPLICATION_STARTED, extra=facts)
+        warn_of_open_port(self._options, (host, port))
+        return host, port
+
+    async def _stop_listening(self) -> None:
+        """Stops accepting slaves; the connections stay."""
+        self._is_stopped = True
+        if self._unfollow is not None:
+            self._unfollow()
+            self._unfollow = None
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
+
+    def log_range(self) -> LogRange:
+        """Returns the range of bytes that a slave can receive."""
+        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
+
+    def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
+        return self._store.log.valid_view(log_offset, bytes_max)
+
+    def new_handshake(self) -> MasterHandshake | None:
+        secret = self._options.shared_secret
+        return MasterHandshake(secret, unpredictable_bytes(NONCE_BYTES)) if secret else None
+
+    def _on_confirmed(self, _end: int) -> None:
+        self._pump.wake()
+
+    def _now_ms(self) -> int:
+        return int(self._clock.monotonic() * 1000)
