@@ -368,10 +368,10 @@ async def test_a_slave_in_front_of_damage_goes_on_as_soon_as_it_is_healed(peers:
     await send(master, *bodies(3))
     begin, size, _ = master.queue_entries("T", 1, 0, 1)[0]
     damaged = DamagedRange(begin, begin + size, "rotten")
-    master._log.damaged.add(damaged, peers.root)
+    master.log.damaged.add(damaged, peers.root)
     slave = await peers.start_slave()
     await until(lambda: slave.appended.value == damaged.begin, "copied up to the damage")
-    master._log.damaged.remove(damaged)
+    master.log.damaged.remove(damaged)
     assert peers.master is not None
     peers.master.wake()
     await peers.caught_up()
