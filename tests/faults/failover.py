@@ -564,7 +564,7 @@ class Failover:
         raise TandemError("; ".join(reasons))
 
     async def _state(self) -> GroupSyncState | None:
-        return (await read_sync_states(self._asking, await self._leader(), [GROUP], timeout_s=1.0)).get(GROUP)
+        return (await read_sync_states.within(1.0, self._asking, await self._leader(), [GROUP])).get(GROUP)
 
     async def _epochs(self, address: str) -> BrokerEpochs:
         answer = await call(self._asking, address, RequestCode.GET_BROKER_EPOCH_CACHE)

@@ -38,8 +38,8 @@ async def ha_status(address: str) -> HaStatus:
 async def committed(address: str, topic: str, queue_id: int, group: str = "G") -> int:
     """Returns the group's offset at one broker; -1 if there is none."""
     async with asking() as client:
-        found = await broker_consume.query_committed_offset(
-            client, address, group, topic, queue_id, zero_if_missing=False, timeout_s=2.0
+        found = await broker_consume.query_committed_offset.within(
+            2.0, client, address, group, topic, queue_id, zero_if_missing=False
         )
         return -1 if found is None else found
 

@@ -16,7 +16,8 @@ from tally import BOTH
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Message
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.progress import decode_consumer_offsets
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.progress import ConsumerOffsetTable
 from waits import until_blocking
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(400), pytest.mark.interop_case(column=BOTH)]
@@ -42,7 +43,7 @@ def is_written(root: Path, topic: str, offsets: dict[int, int]) -> bool:
     """The group's offsets are in the table on disk; Java empties the file before it writes it anew."""
     path = root / "config" / "consumerOffset.json"
     try:
-        table = decode_consumer_offsets(path.read_bytes())
+        table = decode_body(path.read_bytes(), ConsumerOffsetTable)
     except (FileNotFoundError, RemoteProtocolError):
         return False
     return table.offsets.get(f"{topic}@{GROUP}") == offsets

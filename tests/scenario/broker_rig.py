@@ -18,8 +18,8 @@ from tandemmq.protocol.bodies.client import (
     MessageModel,
     ProducerData,
     SubscriptionData,
-    encode_heartbeat,
 )
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
@@ -144,7 +144,7 @@ class Peer:
             consumers=consumers,
             producers=tuple(ProducerData(group=group) for group in producers),
         )
-        return await self.ask(RequestCode.HEART_BEAT, body=encode_heartbeat(body))
+        return await self.ask(RequestCode.HEART_BEAT, body=encode_body(body))
 
 
 def send_header(topic: str, properties: Mapping[str, str] | None = None, **changes: object) -> SendRequestV2:

@@ -8,7 +8,8 @@ from typing import Any
 from sim.memory import MemoryDisk, MemoryNetwork
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerConfig, ControllerOptions
-from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, decode_sync_state_set, encode_sync_state_set
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command, Header
@@ -137,7 +138,9 @@ class FakeBroker:
         )
 
     def _on_notice(self, channel: Channel, command: Command) -> None:
-        self.notices.append((command.decode(headers.MasterResponse), decode_sync_state_set(command.body)))
+        self.notices.append(
+            (command.decode(headers.MasterResponse), decode_body(command.body, SyncStateSetAnswer))
+        )
 
     async def start(self) -> None:
         await self._server.start("127.0.0.1", int(self.address.rpartition(":")[2]))
@@ -207,7 +210,7 @@ class FakeBroker:
             headers.AlterSyncStateSetRequest(
                 broker_name=GROUP, master_id=self.broker_id, master_epoch=master_epoch
             ),
-            body=encode_sync_state_set(SyncStateSetAnswer(ids=ids, epoch=set_epoch)),
+            body=encode_body(SyncStateSetAnswer(ids=ids, epoch=set_epoch)),
         )
 
     async def cut_connections(self) -> None:

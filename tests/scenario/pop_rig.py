@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from broker_rig import Peer
 
-from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, encode_batch_ack, encode_bits
+from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import Record, decode_records
@@ -121,7 +122,7 @@ async def ack_in_batch(
         invisible_ms=invisible,
         revive_queue_id=revive,
     )
-    body = encode_batch_ack(BatchAck(broker_name="broker-a", entries=[entry]))
+    body = encode_body(BatchAck(broker_name="broker-a", entries=[entry]))
     return (await peer.ask(RequestCode.BATCH_ACK_MESSAGE, body=body)).code
 
 

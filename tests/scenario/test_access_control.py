@@ -16,7 +16,7 @@ from broker_rig import TIMEOUT_S, consumer, pull_header, send_header
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.client import Heartbeat, encode_heartbeat
+from tandemmq.protocol.bodies.client import Heartbeat
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
     NEWEST_DENIAL_KEY,
@@ -24,6 +24,7 @@ from tandemmq.protocol.bodies.codec import (
     REFUSALS_KEY,
     SEND_REFUSALS_KEY,
     decode_kv_table,
+    encode_body,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
@@ -176,7 +177,7 @@ async def test_accounts_send_pull_and_administer_as_their_rules_say(
                 assert await app.send("Orders", serialize_type) == ResponseCode.SUCCESS
             assert await app.send("Logs") == ResponseCode.NO_PERMISSION
             assert await app.create_topic("Own") == ResponseCode.NO_PERMISSION
-            heartbeat = encode_heartbeat(
+            heartbeat = encode_body(
                 Heartbeat(client_id="c", consumers=(consumer("CG", "Orders"),), producers=())
             )
             assert (await app.ask(RequestCode.HEART_BEAT, body=heartbeat)).code == ResponseCode.SUCCESS
@@ -226,9 +227,7 @@ async def test_a_message_is_judged_by_what_is_stored_not_by_what_is_claimed(tmp_
     ):
         await admin.create_topic("Orders")
         await admin.create_topic("Own")
-        heartbeat = encode_heartbeat(
-            Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=())
-        )
+        heartbeat = encode_body(Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=()))
         assert (await spy.ask(RequestCode.HEART_BEAT, body=heartbeat)).code == ResponseCode.SUCCESS
         sent = await app.ask(RequestCode.SEND_MESSAGE_V2, send_header("Orders"), body=b"a secret")
         at = decode_message_id(sent.decode(SendResponse).message_id).log_offset
@@ -269,9 +268,7 @@ async def test_nobody_reads_by_id_or_key_what_he_may_not_read(tmp_path: Path) ->
     ):
         await admin.create_topic("Orders")
         await admin.create_topic("Own")
-        heartbeat = encode_heartbeat(
-            Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=())
-        )
+        heartbeat = encode_body(Heartbeat(client_id="s", consumers=(consumer("C", "Own"),), producers=()))
         assert (await spy.ask(RequestCode.HEART_BEAT, body=heartbeat)).code == ResponseCode.SUCCESS
         keyed = send_header("Orders", {"KEYS": "1001"})
         sent = await app.ask(RequestCode.SEND_MESSAGE_V2, keyed, body=b"a secret")

@@ -25,20 +25,16 @@ from tandemmq.broker import registration, tables
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.client import MessageModel
-from tandemmq.protocol.bodies.codec import MessageQueue, decode_kv_table
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, decode_kv_table, encode_body
 from tandemmq.protocol.bodies.register import decode_register_broker_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.stats import decode_consume_stats, decode_topic_stats
 from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
+    SubscriptionGroupTable,
     TopicConfig,
-    decode_group_config,
+    TopicConfigTable,
     decode_group_list,
-    decode_group_table,
-    decode_topic_config,
-    decode_topic_config_table,
-    encode_group_config,
-    encode_topic_config_table,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -93,9 +89,9 @@ def topic_request(topic: str, **changes: object) -> CreateTopicRequest:
 async def test_topic_is_made_changed_shown_and_deleted(tmp_path: Path, peer: Peer) -> None:
     await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic_request("T1", attributes="+message.type=FIFO"))
     shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
-    config = decode_topic_config(shown.body)
+    config = decode_body(shown.body, TopicConfig)
     assert (config.read_queue_count, config.attributes) == (2, {"message.type": "FIFO"})
-    saved = decode_topic_config_table((tmp_path / "config" / "topics.json").read_bytes())
+    saved = decode_body((tmp_path / "config" / "topics.json").read_bytes(), TopicConfigTable)
     assert saved.topics["T1"] == config
     await peer.send_ok("T1")
     assert (await peer.ask(RequestCode.DELETE_TOPIC_IN_BROKER, DeleteTopicRequest(topic="T1"))).code == 0
@@ -122,7 +118,7 @@ async def test_a_creation_says_what_an_existing_topic_keeps(
         made = topic_request("T1", if_exists=if_exists, **counts)
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
         shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
-        return decode_topic_config(shown.body)
+        return decode_body(shown.body, TopicConfig)
 
     for request, result in (((4, 4, 6), (4, 4, 6)), (wanted, found)):
         config = await create(*request)
@@ -137,7 +133,7 @@ async def test_a_creation_that_keeps_or_grows_a_topic_changes_no_attribute(
         made = topic_request("T1", if_exists=if_exists, attributes=f"+message.type={message_type}")
         assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, made)).code == 0
     shown = await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="T1"))
-    assert decode_topic_config(shown.body).attributes == {"message.type": "FIFO"}
+    assert decode_body(shown.body, TopicConfig).attributes == {"message.type": "FIFO"}
 
 
 async def test_queues_of_a_topic_that_no_table_tells_of_are_deleted(broker: Broker, peer: Peer) -> None:
@@ -178,7 +174,7 @@ async def test_a_group_that_is_asked_for_is_made_where_groups_are_made_by_use(
 ) -> None:
     asked = GroupConfigRequest(group="CG")
     shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, asked)
-    assert decode_group_config(shown.body) == SubscriptionGroupConfig(name="CG")
+    assert decode_body(shown.body, SubscriptionGroupConfig) == SubscriptionGroupConfig(name="CG")
     bad = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="no/slash"))
     assert bad.code == ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST
     async with running_broker(tmp_path / "b", auto_create_group=False) as strict, Peer(strict) as other:
@@ -189,20 +185,20 @@ async def test_a_group_that_is_asked_for_is_made_where_groups_are_made_by_use(
 async def test_group_is_made_shown_and_deleted_with_its_offsets(peer: Peer) -> None:
     await peer.send_ok("T1")
     config = SubscriptionGroupConfig(name="CG", retry_count_max=3)
-    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_group_config(config))
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(config))
     assert answer.code == ResponseCode.SUCCESS
     shown = await peer.ask(RequestCode.GET_SUBSCRIPTIONGROUP_CONFIG, GroupConfigRequest(group="CG"))
-    assert decode_group_config(shown.body) == config
+    assert decode_body(shown.body, SubscriptionGroupConfig) == config
     header = UpdateOffsetRequest(consumer_group="CG", topic="T1", queue_id=0, committed_offset=1)
     await peer.ask(RequestCode.UPDATE_CONSUMER_OFFSET, header)
     delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
     assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
     listed = await peer.ask(RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG)
-    assert "CG" not in decode_group_table(listed.body).groups
+    assert "CG" not in decode_body(listed.body, SubscriptionGroupTable).groups
     consumers = await peer.ask(RequestCode.QUERY_TOPIC_CONSUME_BY_WHO, TopicConsumersRequest(topic="T1"))
     assert decode_group_list(consumers.body) == ()
     bad = SubscriptionGroupConfig(name="no/slash")
-    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_group_config(bad))
+    answer = await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(bad))
     assert answer.code == ResponseCode.INVALID_PARAMETER
 
 
@@ -356,7 +352,7 @@ async def test_unknown_code_and_replica_tables(peer: Peer) -> None:
         assert lite.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
         assert "lite topics: a topic with many queues" in (lite.remark or "")
     answer = await peer.ask(RequestCode.GET_ALL_TOPIC_CONFIG, AllTopicConfigRequest())
-    table = decode_topic_config_table(answer.body)
+    table = decode_body(answer.body, TopicConfigTable)
     assert table.topics["TBW102"].permission == 7
     assert table.data_version.counter > 0
 
@@ -389,14 +385,14 @@ async def test_a_lost_topic_file_hides_no_message(tmp_path: Path, has_backup: bo
         for topic in ("Old", "New"):
             await peer.send_ok(topic, b"kept", queue_id=3)
     path = tmp_path / "config" / "topics.json"
-    table = decode_topic_config_table(path.read_bytes())
+    table = decode_body(path.read_bytes(), TopicConfigTable)
     path.unlink()
     backup = path.with_name("topics.json.bak")
     backup.unlink()
     if has_backup:
         old = msgspec.structs.replace(table.topics["Old"], read_queue_count=2, write_queue_count=2)
         kept = {name: one for name, one in table.topics.items() if name != "New"} | {"Old": old}
-        backup.write_bytes(encode_topic_config_table(msgspec.structs.replace(table, topics=kept)))
+        backup.write_bytes(encode_body(msgspec.structs.replace(table, topics=kept)))
     for _ in range(2):  # as restored, and as saved after that
         async with running_broker(tmp_path) as broker, Peer(broker) as peer:
             for topic in ("Old", "New"):

@@ -16,9 +16,9 @@ from pop_rig import ack, change, pop_all
 from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.codec import MessageQueue, decode_plain
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, decode_plain
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_consumer_status, encode_consumer_status
-from tandemmq.protocol.bodies.tables import decode_topic_config
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -214,7 +214,7 @@ async def test_lists_of_topics_and_groups(peer: Peer) -> None:
     body = json.dumps({"topicConfigList": topics}).encode()
     assert (await peer.ask(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=body)).code == ResponseCode.SUCCESS
     shown = await peer.ask(Code.GET_TOPIC_CONFIG, TopicConfigRequest(topic="L1"))
-    config = decode_topic_config(shown.body)
+    config = decode_body(shown.body, TopicConfig)
     assert (config.write_queue_count, config.attributes) == (3, {"message.type": "FIFO"})
     bad = json.dumps({"topicConfigList": [{"topicName": "L3"}, {"topicName": "../x"}]}).encode()
     assert (await peer.ask(Code.UPDATE_AND_CREATE_TOPIC_LIST, body=bad)).code == 29

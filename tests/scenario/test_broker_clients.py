@@ -10,15 +10,14 @@ from broker_rig import Peer, consumer, running_broker
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.bodies.client import (
+    ConsumerConnections,
     LockRequest,
     MessageModel,
-    decode_consumer_connections,
     decode_consumer_list,
     decode_lock_answer,
     decode_producer_connections,
-    encode_lock_request,
 )
-from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, encode_body
 from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -188,7 +187,7 @@ async def test_connections_are_listed(first: Listening) -> None:
     answer = await first.ask(
         RequestCode.GET_CONSUMER_CONNECTION_LIST, ConsumerConnectionsRequest(consumer_group="CG")
     )
-    connections = decode_consumer_connections(answer.body)
+    connections = decode_body(answer.body, ConsumerConnections)
     assert [connection.client_id for connection in connections.connections] == ["c1"]
     assert connections.subscriptions["T1"].expression == "a || b"
     answer = await first.ask(
@@ -225,7 +224,7 @@ async def test_reset_is_pushed_to_clients_when_the_broker_is_told_so(tmp_path: P
 
 async def lock(peer: Peer, client_id: str, *queues: MessageQueue) -> frozenset[MessageQueue]:
     request = LockRequest(client_id=client_id, consumer_group="CG", queues=queues)
-    answer = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=encode_lock_request(request))
+    answer = await peer.ask(RequestCode.LOCK_BATCH_MQ, body=encode_body(request))
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     return decode_lock_answer(answer.body)
 
@@ -236,7 +235,7 @@ async def test_queue_is_locked_by_one_client_until_it_lets_go(first: Listening) 
     assert await lock(first, "c1", q0, q1, no) == {q0, q1}
     assert await lock(first, "c2", q0) == frozenset()
     request = LockRequest(client_id="c1", consumer_group="CG", queues=(q0,))
-    await first.ask(RequestCode.UNLOCK_BATCH_MQ, body=encode_lock_request(request))
+    await first.ask(RequestCode.UNLOCK_BATCH_MQ, body=encode_body(request))
     assert await lock(first, "c2", q0, q1) == {q0}
     # A group that consumes in order has already retried itself: its message goes to the dead letters.
     await first.send_ok("%RETRY%CG", b"ordered", retry_count=1)

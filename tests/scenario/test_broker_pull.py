@@ -13,8 +13,9 @@ from broker_rig import Peer, consumer, held_count, pull_header, pull_response, r
 
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pull import handlers
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.progress import decode_reset_offsets
-from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, encode_group_config
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
 from tandemmq.protocol.frame import encode_frame
@@ -249,7 +250,7 @@ async def test_refused_pulls(peer: Peer, topic: str, changes: dict[str, object],
 async def test_forbidden_pulls_name_the_kind(peer: Peer) -> None:
     await peer.send_ok("T1")
     group = SubscriptionGroupConfig(name="CG", is_consume_enabled=False)
-    await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_group_config(group))
+    await peer.ask(RequestCode.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, body=encode_body(group))
     answer = await peer.pull("T1")
     assert (answer.code, answer.decode(ForbiddenResponse).forbidden_type) == (ResponseCode.NO_PERMISSION, 2)
     topic = CreateTopicRequest(

@@ -12,7 +12,8 @@ from broker_rig import MESSAGE_BYTES_MAX, Peer, make_broker, records_of, running
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.batch import encode_batch
-from tandemmq.protocol.bodies.tables import decode_topic_config
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
@@ -100,8 +101,8 @@ async def test_long_header_names_and_compact_headers_are_served(peer: Peer) -> N
 
 async def test_unknown_topic_is_made_from_the_template(peer: Peer) -> None:
     await peer.send_ok("Fresh", default_topic_queue_count=3)
-    config = decode_topic_config(
-        (await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Fresh"))).body
+    config = decode_body(
+        (await peer.ask(RequestCode.GET_TOPIC_CONFIG, TopicConfigRequest(topic="Fresh"))).body, TopicConfig
     )
     assert (config.read_queue_count, config.write_queue_count, config.permission) == (3, 3, 6)
 

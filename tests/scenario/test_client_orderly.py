@@ -26,6 +26,7 @@ from tandemmq.client import (
 )
 from tandemmq.client.consumer import assignment, inbox
 from tandemmq.errors import ClientError
+from tandemmq.protocol.bodies.client import LockRequest
 from waits import PATIENCE_S, until
 
 
@@ -82,7 +83,9 @@ async def test_a_close_during_a_rebalance_leaves_no_lock(tmp_path: Path, turns: 
             await other.queues("T")
             (address,) = other.instance.heartbeat_addresses(with_slaves=False)
             locked = await broker_consume.lock_queues(
-                other.instance.remoting, address, "CG", "another", tuple(queues)
+                other.instance.remoting,
+                address,
+                LockRequest(client_id="another", consumer_group="CG", queues=tuple(queues)),
             )
             assert locked == queues
 
@@ -161,15 +164,26 @@ async def test_a_queue_that_is_locked_by_another_waits(tmp_path: Path) -> None:
         queue = MessageQueue("T", "broker-a", 0)
         address = (await admin.topic_route("T")).brokers[0].addresses[0]
         remoting = admin._remoting
-        held = await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,))
+        held = await broker_consume.lock_queues(
+            remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+        )
         assert held == {queue}
         async with rig.consumer(orderly=True) as consumer:
             assert await consumer.poll(1, 0.3) == []
             assert queue not in consumer.assigned
-            await broker_consume.unlock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(
+                remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+            )
             assert numbers(await take(consumer, 3)) == [0, 1, 2]
-            assert await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,)) == set()
-        assert await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,)) == {queue}
+            assert (
+                await broker_consume.lock_queues(
+                    remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+                )
+                == set()
+            )
+        assert await broker_consume.lock_queues(
+            remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+        ) == {queue}
 
 
 async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped(
@@ -187,12 +201,18 @@ async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped
             reader = consumer._assignment.readers[queue]
             assert reader.gate is not None
             own = consumer._assignment._seams.instance.client_id
-            await broker_consume.unlock_queues(remoting, address, "CG", own, (queue,))
-            held = await broker_consume.lock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(
+                remoting, address, LockRequest(client_id=own, consumer_group="CG", queues=(queue,))
+            )
+            held = await broker_consume.lock_queues(
+                remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+            )
             assert held == {queue}
             await until(lambda: queue in consumer._assignment._lost_locks, "the lock is lost")
             await admin.set_offset("CG", queue, 7)
-            await broker_consume.unlock_queues(remoting, address, "CG", "another", (queue,))
+            await broker_consume.unlock_queues(
+                remoting, address, LockRequest(client_id="another", consumer_group="CG", queues=(queue,))
+            )
             assert numbers(await take(consumer, 3)) == [7, 8, 9]
 
 

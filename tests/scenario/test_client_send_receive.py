@@ -14,7 +14,7 @@ from tandemmq.api import broker_admin, broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom, allocate_by_circle
 from tandemmq.errors import BadRequest, BrokerUnreachable, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import QueueAssignment, RequestMode
+from tandemmq.protocol.bodies.client import Assignments, QueueAssignment, RequestMode
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
@@ -161,8 +161,8 @@ async def test_of_a_topic_that_the_group_pops_no_queue_is_taken(
 ) -> None:
     """The assignment of such a topic names no queue: reading it would fail for ever."""
 
-    async def query(*_: Any, **named: Any) -> list[QueueAssignment]:
-        return [QueueAssignment(queue=MessageQueue("T", "broker-a", -1), mode="POP")]
+    async def query(*_: Any, **named: Any) -> Assignments:
+        return Assignments(queues=[QueueAssignment(queue=MessageQueue("T", "broker-a", -1), mode="POP")])
 
     monkeypatch.setattr(broker_consume, "query_assignment", query)
     async with running_cluster(tmp_path) as rig, rig.consumer(server_assignment=True) as consumer:

@@ -14,7 +14,8 @@ from tandemmq.broker.broker import Broker
 from tandemmq.broker.pull import cold_reads, handlers
 from tandemmq.client import Admin
 from tandemmq.protocol.bodies.client import ConsumeType
-from tandemmq.protocol.bodies.stats import ColdControlInfo, decode_cold_control_info
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.stats import ColdControlInfo
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import ReadModeRequest
 from waits import until
@@ -49,7 +50,7 @@ async def peer(broker: Broker) -> AsyncIterator[Peer]:
 async def info(peer: Peer) -> ColdControlInfo:
     answer = await peer.ask(RequestCode.GET_COLD_DATA_FLOW_CTR_INFO)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    return decode_cold_control_info(answer.body)
+    return decode_body(answer.body, ColdControlInfo)
 
 
 def held_count(broker: Broker) -> int:

@@ -15,7 +15,8 @@ from tandemmq.api import controller, nameserver
 from tandemmq.consensus.core.messages import TakeOver, encode_message
 from tandemmq.controller import elections
 from tandemmq.errors import FlushFailed, NotLeader, NotNameServer, RequestRejected
-from tandemmq.protocol.bodies.replica import decode_sync_state_set
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
 from tandemmq.protocol.catalogue import CATALOGUE, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -77,7 +78,7 @@ async def test_the_set_decides_who_may_follow_a_dead_master(rig: Rig) -> None:
     assert refused.code == ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH
     altered = await one.alter_set(1, 2, set_epoch=1, master_epoch=1)
     assert altered.decode(headers.AlterSyncStateSetResponse).set_epoch == 2
-    assert decode_sync_state_set(altered.body).ids == (1, 2)
+    assert decode_body(altered.body, SyncStateSetAnswer).ids == (1, 2)
 
     await one.cut_connections()
     await until(lambda: epochs(rig) == (2, 2, (2,), 3))

@@ -490,7 +490,7 @@ async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
     """A former master may be at the same address, and answer until it learns better."""
     await group.start(1)
     await group.master()
-    find, asked = elected.fetch_master_ha_info, 0
+    find, asked = elected.fetch_master_ha_info.within, 0
 
     async def find_older(*args: Any, **more: Any) -> MasterHaInfo:
         nonlocal asked
@@ -499,7 +499,7 @@ async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
         assert place.epoch is not None
         return replace(place, epoch=place.epoch - 1) if asked < 3 else place
 
-    monkeypatch.setattr(elected, "fetch_master_ha_info", find_older)
+    monkeypatch.setattr(elected.fetch_master_ha_info, "within", find_older)
     await group.start(2)
     await until(lambda: copier(group, 2).calls == ["slave in 1"])
     assert asked == 3

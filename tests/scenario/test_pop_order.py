@@ -17,10 +17,8 @@ from tandemmq.protocol.bodies.client import (
     AssignmentQuery,
     Assignments,
     RequestMode,
-    decode_assignments,
-    encode_assignment_query,
-    encode_request_mode,
 )
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, ResetOffsetRequest
 from tandemmq.protocol.requests.consume import (
@@ -180,14 +178,14 @@ async def test_a_reset_is_not_undone_by_acks_that_come_before_the_next_pop(peer:
 
 async def ask_assignment(peer: Peer, client_id: str, **changes: str) -> Assignments:
     query = AssignmentQuery(**{"client_id": client_id, "group": "CG", "topic": "T", **changes})  # type: ignore[arg-type]
-    answer = await peer.ask(RequestCode.QUERY_ASSIGNMENT, body=encode_assignment_query(query))
+    answer = await peer.ask(RequestCode.QUERY_ASSIGNMENT, body=encode_body(query))
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    return decode_assignments(answer.body)
+    return decode_body(answer.body, Assignments)
 
 
 async def set_mode(peer: Peer, mode: str, *, topic: str = "T", group: str = "CG", share: int = 0) -> int:
     body = RequestMode(topic=topic, group=group, mode=mode, pop_share_queue_count=share)
-    answer = await peer.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_request_mode(body))
+    answer = await peer.ask(RequestCode.SET_MESSAGE_REQUEST_MODE, body=encode_body(body))
     return answer.code
 
 

@@ -17,7 +17,8 @@ from tandemmq.api.broker_consume import query_max_offset
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.delay.timers import TimerCheck, TimerKey
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumeType, MessageModel
-from tandemmq.protocol.bodies.progress import decode_delay_offsets
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.progress import DelayOffsets
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import DeleteTopicRequest
@@ -105,7 +106,7 @@ async def test_a_master_lowers_all_progress_to_what_its_log_has(tmp_path: Path) 
         assert tables.delay_offsets.get(2) == 0
         assert tables.timer_progress.check == TimerCheck(TimerKey(5, 0), 0, 0)
     # The next start must find the corrected offsets, when the queues have grown beyond the claimed ones.
-    assert decode_delay_offsets((before / "config" / "delayOffset.json").read_bytes()).offsets[2] == 0
+    assert decode_body((before / "config" / "delayOffset.json").read_bytes(), DelayOffsets).offsets[2] == 0
     async with running_broker(before) as broker, Peer(broker) as peer:
         await send(peer, 20)
         assert committed(broker) == 3

@@ -15,9 +15,9 @@ from replica_group import REPLICATION, Group, rows_at, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
-from tandemmq.api.broker_admin import create_topic, delete_topic
+from tandemmq.api.broker_admin import create_topic, delete_topic, query_ha_status
 from tandemmq.api.broker_consume import commit_offset
-from tandemmq.api.replica import HeldTable, fetch_ha_status, fetch_topics, read_log
+from tandemmq.api.replica import HeldTable, fetch_topics, read_log
 from tandemmq.broker.broker import Broker
 from tandemmq.client import Admin
 from tandemmq.errors import ConfigError, TopicNotFound
@@ -271,13 +271,13 @@ async def test_state_of_replication_is_told_by_both_sides(group: Group) -> None:
         assert master.store is not None
         end = master.store.appended.value
         await until(lambda: list(master.store.replies.acks.positions().values()) == [end, end])  # type: ignore[union-attr]  # started
-        status = await fetch_ha_status(to_master.client, to_master.address)
+        status = await query_ha_status(to_master.client, to_master.address)
         assert (status.is_master, status.max_log_offset, status.in_sync_count) == (True, end, 2)
         assert [(c.acknowledged_offset, c.lag_bytes, c.is_in_sync) for c in status.connections] == [
             (end, 0, True),
             (end, 0, True),
         ]
-        status = await fetch_ha_status(to_slave.client, to_slave.address)
+        status = await query_ha_status(to_slave.client, to_slave.address)
         assert not status.is_master
         assert status.client.max_log_offset == end
         assert status.client.master_address.endswith(f":{master.ha_address[1]}")

@@ -11,8 +11,7 @@ from broker_rig import Peer
 from replica_group import Group, rows_at, running_group
 from replica_pair import log_bytes
 
-from tandemmq.api.broker_admin import create_topic
-from tandemmq.api.replica import fetch_ha_status
+from tandemmq.api.broker_admin import create_topic, query_ha_status
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
@@ -64,12 +63,12 @@ async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group
         assert replica is not None
         await until(lambda: replica.slave.status().state is SlaveState.HALTED, "halted")
         async with Peer(slave) as to_slave:
-            told = (await fetch_ha_status(to_slave.client, to_slave.address)).client
+            told = (await query_ha_status(to_slave.client, to_slave.address)).client
             assert (told.state, told.halt_reason, told.tail) == ("HALTED", "DIVERGED", "DIFFERENT")
             assert told.halt_offset is not None
             assert common_end <= told.halt_offset < common_end + 100
         assert log_bytes(slave.store) == kept
-        assert (await fetch_ha_status(to_master.client, to_master.address)).in_sync_count == 0
+        assert (await query_ha_status(to_master.client, to_master.address)).in_sync_count == 0
         await until(lambda: rows_at(master) == [("group:1", "HALTED", "DIVERGED")], "the master knows why")
 
         # The master forgets the report when it stops, and receives it again.
@@ -104,7 +103,7 @@ async def test_only_ours_are_told_more_than_rocketmqs_fields(group: Group) -> No
     async with Peer(master) as to_master:
         await to_master.send_ok("TBW102", b"x")
         await group.caught_up()
-        (one,) = (await fetch_ha_status(to_master.client, to_master.address)).connections
+        (one,) = (await query_ha_status(to_master.client, to_master.address)).connections
         assert (one.state, one.start_rule, one.is_tandem) == ("TRANSFERRING", "FIRST_FILE", True)
         asked = Command.request(RequestCode.GET_BROKER_HA_STATUS)
         asked.language = int(LanguageCode.JAVA)

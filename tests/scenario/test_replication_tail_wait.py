@@ -12,9 +12,9 @@ from replica_group import Group, running_group
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
-from tandemmq.api.broker_admin import create_topic
+from tandemmq.api.broker_admin import create_topic, query_ha_status
 from tandemmq.api.nameserver import query_cluster_info
-from tandemmq.api.replica import accept_log, fetch_ha_status
+from tandemmq.api.replica import accept_log
 from tandemmq.broker.broker import Broker
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -99,7 +99,7 @@ async def test_master_fetches_messages_that_only_its_slave_holds(group: Group) -
     await send_all(master, b"new")
     async with Peer(master) as peer:
         bodies = [record.body for record in records_of(await peer.pull("T"))]
-        assert (await fetch_ha_status(peer.client, peer.address)).waiting is None
+        assert (await query_ha_status(peer.client, peer.address)).waiting is None
     assert bodies == [
         *(b"old %d" % number for number in range(5)),
         *(b"acknowledged %d" % number for number in range(5)),
@@ -120,7 +120,7 @@ async def test_without_a_slave_it_serves_nothing_until_one_comes(group: Group) -
                 assert answer.code == ResponseCode.SERVICE_NOT_AVAILABLE
                 assert "acknowledged messages that were not flushed" in (answer.remark or "")
             await until(lambda one=master: "no slave is known" in reason_of(one), "asked")  # type: ignore[misc]  # default binds
-            status = await fetch_ha_status(peer.client, peer.address)
+            status = await query_ha_status(peer.client, peer.address)
             assert "no slave is known" in (status.waiting or "")
             assert (await query_cluster_info(peer.client, group.name_server)).brokers == {}
     slave = await group.start(1)

@@ -17,8 +17,8 @@ from tandemmq.protocol.bodies.client import (
     ClientConfigCheck,
     ConsumerData,
     SubscriptionData,
-    encode_client_config_check,
 )
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from waits import until
 
@@ -53,7 +53,7 @@ async def check(peer: Peer, expression: str, expression_type: str = "SQL92") -> 
             topic="T1", expression=expression, expression_type=expression_type, version=1
         ),
     )
-    answer = await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=encode_client_config_check(body))
+    answer = await peer.ask(RequestCode.CHECK_CLIENT_CONFIG, body=encode_body(body))
     return answer.code, answer.remark or ""
 
 

@@ -362,14 +362,16 @@ def test_only_a_token_of_this_term_is_a_promise(monkeypatch: pytest.MonkeyPatch)
             forget(channel)
         assert not leases.have_all([77], late_s)
 
+    send = send_peer_lease.within
+
     async def note(
-        client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
+        timeout_s: float, client: RemotingClient, master: str, header: VouchRequest
     ) -> VouchResponse:
-        answer = await send_peer_lease(client, master, header, timeout_s=timeout_s)
+        answer = await send(timeout_s, client, master, header)
         answers.append(answer)
         return answer
 
-    monkeypatch.setattr("tandemmq.broker.autoswitch.controllers.send_peer_lease", note)
+    monkeypatch.setattr(send_peer_lease, "within", note)
     play(script)
 
 

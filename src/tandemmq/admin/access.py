@@ -194,9 +194,10 @@ _ACL_COLUMNS = ("broker", "subject", "policy", "resource", "actions", "source_ip
 
 async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: bool) -> CommandAnswer:
     """Creates the user, or changes its given fields, at the broker or at every broker of the cluster."""
+    put = broker_admin.create_user if is_new else broker_admin.update_user
     table = Table("changed", ("broker", "user"))
     for target in await find_targets(tools, place):
-        await broker_admin.put_user(tools.remoting, target.address, user, is_new=is_new)
+        await put(tools.remoting, target.address, user)
         table.rows.append((target.address, user.username))
     return CommandAnswer([table])
 
@@ -225,7 +226,7 @@ async def find_users(tools: Tools, name_part: str, place: Place) -> CommandAnswe
     """Lists the users whose names contain the part, at each broker."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
-        users = await broker_admin.query_users(tools.remoting, target.address, name_part)
+        users = await broker_admin.query_users(tools.remoting, target.address, name_part or None)
         table.rows += [_user_row(target.address, user) for user in users]
     return CommandAnswer([table])
 
@@ -236,7 +237,7 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
 
     Raises:  ConfigError for a user that the source does not know, or whose password it does not show.
     """
-    users = await broker_admin.query_users(tools.remoting, source, "")
+    users = await broker_admin.query_users(tools.remoting, source)
     known = {user.username: user for user in users if user.username}
     missing = [name for name in names if name not in known]
     if missing:
@@ -252,7 +253,8 @@ async def bring_users(tools: Tools, source: str, target: str, names: Sequence[st
     table = Table("copied", ("source", "target", "user"))
     for user in chosen:
         held = await broker_admin.query_user(tools.remoting, target, str(user.username))
-        await broker_admin.put_user(tools.remoting, target, user, is_new=held is None)
+        put = broker_admin.create_user if held is None else broker_admin.update_user
+        await put(tools.remoting, target, user)
         table.rows.append((source, target, user.username))
     return CommandAnswer([table])
 
@@ -261,9 +263,10 @@ async def change_acl(tools: Tools, acl: AclInfo, place: Place, *, is_new: bool) 
     """Adds entries to a subject's policies, at the broker or at every broker of the cluster; an entry for the
     same resource is replaced.
     """
+    put = broker_admin.create_acl if is_new else broker_admin.update_acl
     table = Table("changed", ("broker", "subject"))
     for target in await find_targets(tools, place):
-        await broker_admin.put_acl(tools.remoting, target.address, acl, is_new=is_new)
+        await put(tools.remoting, target.address, acl)
         table.rows.append((target.address, acl.subject))
     return CommandAnswer([table])
 
@@ -273,7 +276,9 @@ async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place
     table = Table("deleted", ("broker", "subject", "resource"))
     for target in await find_targets(tools, place):
         for resource in resources or ("",):
-            await broker_admin.delete_acl(tools.remoting, target.address, subject, resource)
+            await broker_admin.delete_acl(
+                tools.remoting, target.address, subject=subject, resource=resource or None
+            )
             table.rows.append((target.address, subject, resource or "*"))
     return CommandAnswer([table])
 
@@ -293,7 +298,9 @@ async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: 
     """Lists the policies whose subjects and resources contain these parts, at each broker."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
-        acls = await broker_admin.query_acls(tools.remoting, target.address, subject_part, resource_part)
+        acls = await broker_admin.query_acls(
+            tools.remoting, target.address, subject_part or None, resource_part or None
+        )
         for acl in acls:
             table.rows += _acl_rows(target.address, acl)
     return CommandAnswer([table])
@@ -305,7 +312,7 @@ async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[
 
     Raises:  ConfigError for a subject without policies at the source.
     """
-    known = {acl.subject: acl for acl in await broker_admin.query_acls(tools.remoting, source, "", "")}
+    known = {acl.subject: acl for acl in await broker_admin.query_acls(tools.remoting, source)}
     missing = [subject for subject in subjects if subject not in known]
     if missing:
         raise ConfigError(f"{source} has no policies of {', '.join(missing)}")
@@ -313,7 +320,8 @@ async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[
     for subject in subjects or known:
         acl = known[subject]
         held = await broker_admin.query_acl(tools.remoting, target, str(subject))
-        await broker_admin.put_acl(tools.remoting, target, acl, is_new=held is None)
+        put = broker_admin.create_acl if held is None else broker_admin.update_acl
+        await put(tools.remoting, target, acl)
         table.rows.append((source, target, subject))
     return CommandAnswer([table])
 

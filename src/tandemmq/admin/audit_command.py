@@ -22,7 +22,6 @@ import typer
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.admin.targets import Place, Target, Tools, find_targets
-from tandemmq.api.calls import CALL_TIMEOUT_S
 from tandemmq.api.replica import read_history, read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
@@ -119,7 +118,7 @@ async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
     asked = HistoryRequest(broker_id=MASTER_ID, address="")
     try:
         (one, terms), (other, other_terms) = await asyncio.gather(
-            *(read_history(client, address, asked, timeout_s=CALL_TIMEOUT_S) for address in (master, slave))
+            *(read_history(client, address, asked) for address in (master, slave))
         )
     except RequestRejected as error:
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
@@ -174,7 +173,7 @@ async def _whole(client: RemotingClient, address: str, log_offset: int, size: in
 
 
 async def _request(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
-    answer = await read_log_checksum(client, address, log_offset, size, timeout_s=CHECKSUM_TIMEOUT_S)
+    answer = await read_log_checksum.within(CHECKSUM_TIMEOUT_S, client, address, log_offset, size)
     if not 0 <= answer.size_bytes <= size:
         raise RemoteProtocolError(
             f"{address} returned the checksum of {answer.size_bytes} bytes instead of {size}"

@@ -32,7 +32,6 @@ from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
-from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import MASTER_ID
 
@@ -165,19 +164,19 @@ def export_configs(
 @command(app, "cleanExpiredCQ")
 def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete queue files whose messages are gone; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_EXPIRED_CONSUMEQUEUE)
+    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_queues)
 
 
 @command(app, "cleanUnusedTopic")
 def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete the queues of topics that no longer exist; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.CLEAN_UNUSED_TOPIC)
+    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_topics)
 
 
 @command(app, "deleteExpiredCommitLog")
 def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
     """Delete log files older than fileReservedTime at once; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), RequestCode.DELETE_EXPIRED_COMMITLOG)
+    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_log)
 
 
 @command(app, "exportPopRecord")
@@ -299,11 +298,11 @@ async def change_config(
     return CommandAnswer([table])
 
 
-async def clean(tools: Tools, place: Place, what: RequestCode) -> CommandAnswer:
+async def clean(tools: Tools, place: Place, what: broker_admin.CleanUp) -> CommandAnswer:
     """Makes the broker, or all brokers of the cluster, delete unused files."""
     table = Table("cleaned", ("broker",))
     for target in await find_targets(tools, place):
-        await broker_admin.clean(tools.remoting, target.address, what)
+        await what(tools.remoting, target.address)
         table.rows.append((target.address,))
     return CommandAnswer([table])
 
@@ -537,7 +536,10 @@ async def change_cold_threshold(
     """Sets the bytes of old messages that a group may read in 5 s; None restores the general limit."""
     table = Table("changed", ("broker", "group", "threshold_bytes"))
     for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
+        if threshold is None:
+            await broker_admin.remove_cold_threshold(tools.remoting, target.address, group)
+        else:
+            await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
         table.rows.append((target.address, group, threshold))
     return CommandAnswer([table])
 
@@ -549,8 +551,10 @@ async def show_names_config(tools: Tools) -> CommandAnswer:
     """Shows the settings of every name server."""
     table = Table("settings", ("name_server", "key", "value"))
     for address in tools.cluster_admin.name_servers:
-        settings = await nameserver.query_config(tools.remoting, address)
-        table.rows += [(address, key, text) for key, text in sorted(settings.items())]
+        settings = parse_properties(
+            (await nameserver.query_config(tools.remoting, address)).encode(), address
+        )
+        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
     return CommandAnswer([table])
 
 

@@ -444,8 +444,8 @@ async def show_all_progress(
     table = Table(
         "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
     )
-    found = await broker_admin.query_all_consume_stats(
-        tools.remoting, address, is_ordered=is_ordered, timeout_s=timeout_s
+    found = await broker_admin.query_all_consume_stats.within(
+        timeout_s, tools.remoting, address, is_ordered=is_ordered
     )
     for group, stats in sorted(found.items()):
         for queue, one in sorted(stats.queues.items()):

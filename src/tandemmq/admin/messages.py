@@ -421,7 +421,12 @@ async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str]
     record = records[0]
     address = render_address(record.store_address)
     told = await broker_admin.consume_directly(
-        tools.remoting, address, *handler, record.topic, record.message_id
+        tools.remoting,
+        address,
+        consumer_group=handler[0],
+        client_id=handler[1],
+        message_id=record.message_id,
+        topic=record.topic,
     )
     columns = ("group", "client", "result", "took_ms", "remark")
     table = Table("handled", columns, [(*handler, told.result, told.took_ms, told.remark or None)])

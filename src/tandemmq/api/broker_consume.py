@@ -4,30 +4,20 @@ queues.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
 import msgspec
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, call, call_oneway, call_raw
+from tandemmq.api.calls import Call, absent, body, call, call_raw, done, value
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
-    AssignmentQuery,
-    ClientConfigCheck,
-    Heartbeat,
-    LockRequest,
-    QueueAssignment,
-    decode_assignments,
+    Assignments,
     decode_consumer_list,
     decode_lock_answer,
-    encode_assignment_query,
-    encode_client_config_check,
-    encode_heartbeat,
-    encode_lock_request,
 )
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
@@ -161,8 +151,8 @@ async def pop(
 
     If the answer is lost, its messages are delivered again after `invisible_ms`.
     """
-    command = Command.request(RequestCode.POP_MESSAGE, header)
-    answer = await client.request(address, command, header.poll_ms / 1000 + POP_MARGIN_S)
+    timeout_s = header.poll_ms / 1000 + POP_MARGIN_S
+    answer = await call_raw(client, address, RequestCode.POP_MESSAGE, header, timeout_s=timeout_s)
     if answer.code in NOTHING:
         return []
     if answer.code != ResponseCode.SUCCESS:
@@ -214,48 +204,28 @@ async def wait_for_message(client: RemotingClient, address: str, header: Notific
     """Waits for a message to pop, at most for the header's time; returns True if there is one. No message is
     received.
     """
-    answer = await call_raw(
-        client,
-        address,
-        RequestCode.NOTIFICATION,
-        header,
-        timeout_s=header.poll_ms / 1000 + POP_MARGIN_S,
-    )
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
+    timeout_s = header.poll_ms / 1000 + POP_MARGIN_S
+    answer = await call(client, address, RequestCode.NOTIFICATION, header, timeout_s=timeout_s)
     return answer.decode(NotificationResponse).has_message
 
 
-async def ack(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    handle_text: str,
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> None:
-    """Acknowledges the message. Raises RequestRejected for a handle that the broker does not know."""
+def _name_popped(group: str, topic: str, handle_text: str) -> AckRequest:
     handle = parse_handle(handle_text)
-    header = AckRequest(
+    return AckRequest(
         consumer_group=group,
         topic=real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
         extra_info=handle_text,
         offset=handle.offset,
     )
-    await call(client, address, RequestCode.ACK_MESSAGE, header, timeout_s=timeout_s)
+
+
+ack = Call(RequestCode.ACK_MESSAGE, _name_popped, done)
+"""Acknowledges the message. Raises RequestRejected for a handle that the broker does not know."""
 
 
 async def change_invisible(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    handle_text: str,
-    invisible_ms: int,
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
+    client: RemotingClient, address: str, group: str, topic: str, handle_text: str, invisible_ms: int
 ) -> str:
     """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
     acknowledging it.
@@ -269,9 +239,7 @@ async def change_invisible(
         offset=handle.offset,
         invisible_ms=invisible_ms,
     )
-    answer = await call(
-        client, address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header, timeout_s=timeout_s
-    )
+    answer = await call(client, address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
     new = answer.decode(ChangeInvisibleResponse)
     return render_handle(
         handle._replace(
@@ -295,252 +263,97 @@ class GroupProgress(NamedTuple):
     seen: SeenRecord | None = None
 
 
-async def query_committed_offset(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    queue_id: int,
-    *,
-    zero_if_missing: bool | None = None,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> int | None:
-    """Returns the group's committed offset in a queue; None when it has never committed there. See
-    `query_progress`.
-    """
-    progress = await query_progress(
-        client, address, group, topic, queue_id, zero_if_missing=zero_if_missing, timeout_s=timeout_s
-    )
-    return None if progress is None else progress.offset
-
-
-async def query_progress(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    queue_id: int,
-    *,
-    zero_if_missing: bool | None = None,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> GroupProgress | None:
-    """Returns the group's committed progress in a queue; None when it has never committed there.
-
-    Brokers answer 0 for a group without an offset while message 0 is still in memory, unless
-    `zero_if_missing` is False (5.x; older brokers ignore it).
-    """
-    header = QueryOffsetRequest(
-        consumer_group=group, topic=topic, queue_id=queue_id, zero_if_missing=zero_if_missing
-    )
-    answer = await call_raw(client, address, RequestCode.QUERY_CONSUMER_OFFSET, header, timeout_s=timeout_s)
-    if answer.code == ResponseCode.QUERY_NOT_FOUND:
-        return None
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
+def _read_progress(answer: Command) -> GroupProgress:
     response = answer.decode(QueryOffsetResponse)
     return GroupProgress(response.offset, response.seen_record())
 
 
-async def commit_offset(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    queue_id: int,
-    offset: int,
-    *,
-    client_id: str | None = None,
-    seen: str | None = None,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> None:
-    """Stores the group's committed offset; returns once the broker has it.
+query_progress = Call(
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    QueryOffsetRequest,
+    _read_progress,
+    outcomes={ResponseCode.QUERY_NOT_FOUND: absent},
+)
+"""Returns the group's committed progress in a queue; None when it has never committed there.
 
-    With `client_id` and `seen` (`SeenRecord.render`) a TandemMQ broker can check if the offset belongs to its
-    log; other brokers ignore them.
-    """
-    header = UpdateOffsetRequest(
-        consumer_group=group,
-        topic=topic,
-        queue_id=queue_id,
-        committed_offset=offset,
-        client_id=client_id,
-        seen=seen,
-    )
-    await call(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header, timeout_s=timeout_s)
+Brokers answer 0 for a group without an offset while message 0 is still in memory, unless `zero_if_missing` is
+False (5.x; older brokers ignore it).
+"""
+query_committed_offset = Call(
+    RequestCode.QUERY_CONSUMER_OFFSET,
+    QueryOffsetRequest,
+    lambda answer: answer.decode(QueryOffsetResponse).offset,
+    outcomes={ResponseCode.QUERY_NOT_FOUND: absent},
+)
+"""Returns the offset of `query_progress`."""
+commit_offset = Call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateOffsetRequest, done)
+"""Stores the group's committed offset; returns once the broker has it.
 
-
-async def commit_offset_oneway(
-    client: RemotingClient, address: str, group: str, topic: str, queue_id: int, offset: int
-) -> None:
-    """Stores the group's committed offset without waiting: for periodic commits, where the next commit
-    replaces a lost one.
-    """
-    header = UpdateOffsetRequest(
-        consumer_group=group, topic=topic, queue_id=queue_id, committed_offset=offset
-    )
-    await call_oneway(client, address, RequestCode.UPDATE_CONSUMER_OFFSET, header)
+With `client_id` and `seen` (`SeenRecord.render`) a TandemMQ broker can check if the offset belongs to its
+log; other brokers ignore them.
+"""
+query_max_offset = Call(
+    RequestCode.GET_MAX_OFFSET,
+    GetMaxOffsetRequest,
+    lambda answer: answer.decode(GetMaxOffsetResponse).offset,
+)
+"""Returns the offset that the next message of the queue will get."""
+query_min_offset = Call(
+    RequestCode.GET_MIN_OFFSET,
+    GetMinOffsetRequest,
+    lambda answer: answer.decode(GetMinOffsetResponse).offset,
+)
+"""Returns the offset of the oldest message that the queue still has."""
 
 
-async def query_max_offset(
-    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
-) -> int:
-    """Returns the offset that the next message of the queue will get."""
-    header = GetMaxOffsetRequest(topic=topic, queue_id=queue_id)
-    answer = await call(client, address, RequestCode.GET_MAX_OFFSET, header, timeout_s=timeout_s)
-    return answer.decode(GetMaxOffsetResponse).offset
+def _name_time(topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False) -> SearchOffsetRequest:
+    return SearchOffsetRequest(topic, queue_id, time_ms, "UPPER" if is_upper else "LOWER")
 
 
-async def query_min_offset(
-    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
-) -> int:
-    """Returns the offset of the oldest message that the queue still has."""
-    header = GetMinOffsetRequest(topic=topic, queue_id=queue_id)
-    answer = await call(client, address, RequestCode.GET_MIN_OFFSET, header, timeout_s=timeout_s)
-    return answer.decode(GetMinOffsetResponse).offset
+search_offset = Call(
+    RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
+    _name_time,
+    lambda answer: answer.decode(SearchOffsetResponse).offset,
+)
+"""Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before it."""
 
 
-async def search_offset(
-    client: RemotingClient,
-    address: str,
-    topic: str,
-    queue_id: int,
-    time_ms: int,
-    *,
-    is_upper: bool = False,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> int:
-    """Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before
-    it.
-    """
-    header = SearchOffsetRequest(
-        topic=topic, queue_id=queue_id, timestamp_ms=time_ms, boundary="UPPER" if is_upper else "LOWER"
-    )
-    answer = await call(client, address, RequestCode.SEARCH_OFFSET_BY_TIMESTAMP, header, timeout_s=timeout_s)
-    return answer.decode(SearchOffsetResponse).offset
-
-
-async def query_earliest_store_time(
-    client: RemotingClient, address: str, topic: str, queue_id: int, *, timeout_s: float = CALL_TIMEOUT_S
-) -> EpochMs | None:
-    """Returns the store time of the queue's oldest message; None when the queue is empty."""
-    header = EarliestStoreTimeRequest(topic=topic, queue_id=queue_id)
-    answer = await call(client, address, RequestCode.GET_EARLIEST_MSG_STORETIME, header, timeout_s=timeout_s)
+def _read_store_time(answer: Command) -> EpochMs | None:
     time_ms = answer.decode(EarliestStoreTimeResponse).timestamp_ms
     return None if time_ms < 0 else EpochMs(time_ms)
 
 
-async def clone_offsets(
-    client: RemotingClient,
-    address: str,
-    source: str,
-    target: str,
-    topic: str,
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> None:
-    """Copies the source group's offsets in the topic to the target group, on this broker."""
-    header = CloneGroupOffsetRequest(source_group=source, target_group=target, topic=topic)
-    await call(client, address, RequestCode.CLONE_GROUP_OFFSET, header, timeout_s=timeout_s)
-
+query_earliest_store_time = Call(
+    RequestCode.GET_EARLIEST_MSG_STORETIME, EarliestStoreTimeRequest, _read_store_time
+)
+"""Returns the store time of the queue's oldest message; None when the queue is empty."""
+clone_offsets = Call(RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequest, done)
+"""Copies the source group's offsets in the topic to the target group, on this broker."""
 
 # Membership: heartbeats, leaving, members of a group (spec remoting 9.4), exclusive queues (9.8).
 
 
-@dataclass(frozen=True, slots=True)
-class HeartbeatAnswer:
-    """The broker's version number: features such as SQL92 filters depend on it."""
-
-    broker_version: int
-
-
-async def send_heartbeat(
-    client: RemotingClient, address: str, heartbeat: Heartbeat, *, timeout_s: float = CALL_TIMEOUT_S
-) -> HeartbeatAnswer:
-    """Sends the client's identity and subscriptions; brokers forget a client after 120 s without a
-    heartbeat.
-    """
-    body = encode_heartbeat(heartbeat)
-    answer = await call(client, address, RequestCode.HEART_BEAT, body=body, timeout_s=timeout_s)
-    return HeartbeatAnswer(answer.version)
-
-
-async def check_client_config(
-    client: RemotingClient, address: str, check: ClientConfigCheck, *, timeout_s: float = CALL_TIMEOUT_S
-) -> None:
-    """Checks that the broker understands a subscription. Raises RequestRejected when it does not."""
-    body = encode_client_config_check(check)
-    await call(client, address, RequestCode.CHECK_CLIENT_CONFIG, body=body, timeout_s=timeout_s)
-
-
-async def unregister_client(
-    client: RemotingClient,
-    address: str,
-    client_id: str,
-    *,
-    producer_group: str | None = None,
-    consumer_group: str | None = None,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> None:
-    """Leaves a group at once, so that the other members share its queues without delay."""
-    header = UnregisterClientRequest(
-        client_id=client_id, producer_group=producer_group, consumer_group=consumer_group
-    )
-    await call(client, address, RequestCode.UNREGISTER_CLIENT, header, timeout_s=timeout_s)
-
-
-async def query_consumer_ids(
-    client: RemotingClient, address: str, group: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> tuple[str, ...]:
-    """Returns the client ids of the group's online members; an empty tuple when the broker knows none."""
-    header = ConsumerListRequest(consumer_group=group)
-    answer = await call_raw(
-        client, address, RequestCode.GET_CONSUMER_LIST_BY_GROUP, header, timeout_s=timeout_s
-    )
-    if answer.code == ResponseCode.SYSTEM_ERROR:
-        # Brokers answer 1 when no member is online, never 0 with an empty list.
-        return ()
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
-    return decode_consumer_list(answer.body)
-
-
-async def query_assignment(
-    client: RemotingClient, address: str, query: AssignmentQuery, *, timeout_s: float = CALL_TIMEOUT_S
-) -> list[QueueAssignment] | None:
-    """Returns the queues that the broker assigns to a member of a group; None: the member keeps its
-    queues.
-    """
-    body = encode_assignment_query(query)
-    answer = await call(client, address, RequestCode.QUERY_ASSIGNMENT, body=body, timeout_s=timeout_s)
-    return decode_assignments(answer.body).queues
-
-
-async def lock_queues(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    client_id: str,
-    queues: tuple[MessageQueue, ...],
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> frozenset[MessageQueue]:
-    """Locks queues for 60 s; returns the queues of the broker that this client now holds (spec remoting
-    9.8).
-    """
-    body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
-    answer = await call(client, address, RequestCode.LOCK_BATCH_MQ, body=body, timeout_s=timeout_s)
-    return decode_lock_answer(answer.body)
-
-
-async def unlock_queues(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    client_id: str,
-    queues: tuple[MessageQueue, ...],
-    *,
-    timeout_s: float = CALL_TIMEOUT_S,
-) -> None:
-    """Releases locked queues."""
-    body = encode_lock_request(LockRequest(client_id=client_id, consumer_group=group, queues=queues))
-    await call(client, address, RequestCode.UNLOCK_BATCH_MQ, body=body, timeout_s=timeout_s)
+send_heartbeat = Call(RequestCode.HEART_BEAT, encode_body, done)
+"""Sends the client's identity and subscriptions (`Heartbeat`); brokers forget a client after 120 s without a
+heartbeat.
+"""
+check_client_config = Call(RequestCode.CHECK_CLIENT_CONFIG, encode_body, done)
+"""Checks that the broker understands a subscription. Raises RequestRejected when it does not."""
+unregister_client = Call(RequestCode.UNREGISTER_CLIENT, UnregisterClientRequest, done)
+"""Leaves a group at once, so that the other members share its queues without delay."""
+query_consumer_ids = Call(
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP,
+    ConsumerListRequest,
+    body(decode_consumer_list),
+    # Brokers answer 1 when no member is online, never 0 with an empty list.
+    outcomes={ResponseCode.SYSTEM_ERROR: lambda _: ()},
+)
+"""Returns the client ids of the group's online members; an empty tuple when the broker knows none."""
+query_assignment = Call(RequestCode.QUERY_ASSIGNMENT, encode_body, value(Assignments))
+"""Returns the queues that the broker assigns to a member of a group (`AssignmentQuery`)."""
+lock_queues = Call(RequestCode.LOCK_BATCH_MQ, encode_body, body(decode_lock_answer))
+"""Locks queues for 60 s (`LockRequest`); returns the queues of the broker that this client now holds (spec
+remoting 9.8).
+"""
+unlock_queues = Call(RequestCode.UNLOCK_BATCH_MQ, encode_body, done)
+"""Releases locked queues."""

@@ -8,7 +8,7 @@ from enum import Enum
 
 import msgspec
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, call, call_oneway
+from tandemmq.api.calls import Call, done, given
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -110,12 +110,8 @@ async def send_oneway(client: RemotingClient, address: str, header: SendRequestV
     await client.send_oneway(address, send_command(header, body, oneway=True))
 
 
-async def send_back(
-    client: RemotingClient, address: str, header: SendBackRequest, *, timeout_s: float = CALL_TIMEOUT_S
-) -> None:
-    """Asks the broker to deliver a stored message again later, or to move it to the dead letters."""
-    await call(client, address, RequestCode.CONSUMER_SEND_MSG_BACK, header, timeout_s=timeout_s)
-
+send_back = Call(RequestCode.CONSUMER_SEND_MSG_BACK, given(SendBackRequest), done)
+"""Asks the broker to deliver a stored message again later, or to move it to the dead letters."""
 
 # Transactions, replies and recalls: END_TRANSACTION, SEND_REPLY_MESSAGE_V2, RECALL_MESSAGE.
 
@@ -132,7 +128,7 @@ async def end_transaction(client: RemotingClient, address: str, header: EndTrans
 
     Raises:  BrokerUnreachable if no connection could be made.
     """
-    await call_oneway(client, address, RequestCode.END_TRANSACTION, header)
+    await client.send_oneway(address, end_command(header))
 
 
 async def send_reply(
@@ -151,13 +147,10 @@ async def send_reply(
     return read_send_answer(await client.request(address, command, timeout_s))
 
 
-async def recall(
-    client: RemotingClient, address: str, topic: str, handle: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> str:
-    """Recalls a timed message; returns its unique key.
+recall = Call(
+    RequestCode.RECALL_MESSAGE, RecallRequest, lambda answer: answer.decode(RecallResponse).message_id
+)
+"""Recalls a timed message; returns its unique key.
 
-    Raises:  RequestRejected when recalls are off, the handle is from another broker, or it is too late.
-    """
-    header = RecallRequest(topic=topic, recall_handle=handle)
-    answer = await call(client, address, RequestCode.RECALL_MESSAGE, header, timeout_s=timeout_s)
-    return answer.decode(RecallResponse).message_id
+Raises RequestRejected when recalls are off, the handle is from another broker, or it is too late.
+"""

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, call
+from tandemmq.api.calls import Call, Content, H, done, empty, given, header, one_setting, remark, text, value
 from tandemmq.errors import ClientError, NotLeader, RequestRejected
-from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.replica import (
     BrokerEpochs,
@@ -15,13 +14,9 @@ from tandemmq.protocol.bodies.replica import (
     GroupSyncState,
     SyncStateData,
     SyncStateSetAnswer,
-    decode_members,
-    decode_sync_state_set,
-    encode_sync_state_set,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.protocol.command import Command, Header
-from tandemmq.protocol.properties_file import edit_properties
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import (
     AlterSyncStateSetRequest,
     ApplyBrokerIdRequest,
@@ -132,150 +127,166 @@ class ControllerHeartbeat:
     group_id: str | None = None
 
 
-async def query_metadata(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> ControllerMetadataResponse:
-    """Returns the controller's view of its own Raft group. Raises the errors of `call`."""
-    answer = await call(client, address, RequestCode.CONTROLLER_GET_METADATA_INFO, timeout_s=timeout_s)
-    return answer.decode(ControllerMetadataResponse)
+query_metadata = Call(RequestCode.CONTROLLER_GET_METADATA_INFO, empty, header(ControllerMetadataResponse))
+"""Returns the controller's view of its own Raft group."""
 
 
-async def find_leader(client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S) -> str:
+async def find_leader(client: RemotingClient, address: str, *, timeout_s: float | None = None) -> str:
     """Returns the address of the leading controller, as the controller at `address` knows it.
 
-    Raises:  NotLeader when it knows none; the errors of `call`.
+    Raises:  NotLeader when it knows none; the errors of `Call`.
     """
-    leader = (await query_metadata(client, address, timeout_s=timeout_s)).leader_address
+    asked = client.options.call_timeout_s if timeout_s is None else timeout_s
+    leader = (await query_metadata.within(asked, client, address)).leader_address
     if not leader:
         raise NotLeader(f"the controller at {address} knows no leader")
     return leader
 
 
-async def change_controllers(
-    client: RemotingClient, leader: str, action: str, name: str = "", new_address: str = ""
-) -> list[ControllerMember]:
-    """Runs `list`, `add`, `remove` or `handOver`; returns the members afterwards.
+change_controllers = Call(
+    RequestCode.TANDEM_CHANGE_CONTROLLERS,
+    ChangeControllersRequest,
+    value(list[ControllerMember]),
+    timeout_s=CHANGE_TIMEOUT_S,
+)
+"""Runs the action `list`, `add`, `remove` or `handOver`; returns the members afterwards."""
+next_broker_id = Call(
+    RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
+    NextBrokerIdRequest,
+    lambda answer: answer.decode(NextBrokerIdResponse).next_id,
+)
+"""Returns the id for which a new broker of the group applies."""
+apply_broker_id = Call(
+    RequestCode.CONTROLLER_APPLY_BROKER_ID, ApplyBrokerIdRequest, done, timeout_s=DECIDE_TIMEOUT_S
+)
+"""Claims the id. Repeating the request with the same check code does nothing.
 
-    Raises:  the errors of `call`.
+Raises RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has it.
+"""
+
+
+def _timed(kind: type[H]) -> Callable[[H, int], Content]:
+    """Returns a builder of requests with the caller's time, in milliseconds: RocketMQ's jRaft controllers use
+    it to judge which brokers are alive.
     """
-    header = ChangeControllersRequest(action=action, name=name, address=new_address)
-    code = RequestCode.TANDEM_CHANGE_CONTROLLERS
-    answer = await call(client, leader, code, header, timeout_s=CHANGE_TIMEOUT_S)
-    return decode_members(answer.body)
+    return lambda header, now_ms: Content(header, fields={"invokeTime": str(now_ms)})
 
 
-async def next_broker_id(client: RemotingClient, leader: str, cluster: str, name: str) -> int:
-    """Returns the id for which a new broker of the group applies. Raises the errors of `call`."""
-    header = NextBrokerIdRequest(cluster_name=cluster, broker_name=name)
-    answer = await call(client, leader, RequestCode.CONTROLLER_GET_NEXT_BROKER_ID, header)
-    return answer.decode(NextBrokerIdResponse).next_id
-
-
-async def apply_broker_id(
-    client: RemotingClient,
-    leader: str,
-    cluster: str,
-    name: str,
-    broker_id: int,
-    check_code: str,
-    group_id: str | None = None,
-) -> None:
-    """Claims the id. Repeating the request with the same check code does nothing.
-
-    Raises:  RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has it; the errors of
-             `call`.
-    """
-    header = ApplyBrokerIdRequest(
-        cluster_name=cluster,
-        broker_name=name,
-        broker_id=broker_id,
-        check_code=check_code,
-        group_id=group_id,
+def _read_master(answer: Command) -> MasterFacts:
+    header = answer.decode(MasterResponse)
+    answered = decode_body(answer.body, SyncStateSetAnswer) if answer.body else SyncStateSetAnswer()
+    return MasterFacts(
+        master_id=header.master_id if header.master_address else None,
+        master_address=header.master_address or "",
+        master_epoch=header.master_epoch or 0,
+        sync_set=answered.ids,
+        set_epoch=max(answered.epoch, header.set_epoch or 0),
+        group_id=header.group_id or None,
+        term_id=header.term_id or 0,
     )
-    code = RequestCode.CONTROLLER_APPLY_BROKER_ID
-    await call(client, leader, code, header, timeout_s=DECIDE_TIMEOUT_S)
 
 
-async def register_at_controller(
-    client: RemotingClient, leader: str, header: RegisterReplicaRequest, now_ms: int
-) -> MasterFacts:
-    """Registers the address of a broker that has started. Raises the errors of `call`."""
-    answer = await _decide(client, leader, RequestCode.CONTROLLER_REGISTER_BROKER, header, now_ms)
-    return _read_master(_require_success(answer))
+register_at_controller = Call(
+    RequestCode.CONTROLLER_REGISTER_BROKER,
+    _timed(RegisterReplicaRequest),
+    _read_master,
+    timeout_s=DECIDE_TIMEOUT_S,
+)
+"""Registers the address of a broker that has started."""
+elect_master = Call(
+    RequestCode.CONTROLLER_ELECT_MASTER,
+    _timed(ElectMasterRequest),
+    _read_master,
+    outcomes={ResponseCode.CONTROLLER_MASTER_STILL_EXIST: _read_master},
+    timeout_s=DECIDE_TIMEOUT_S,
+)
+"""Requests an election and returns the master afterwards; the answer may be the current master."""
+clean_brokers = Call(
+    RequestCode.CLEAN_BROKER_DATA, _timed(CleanBrokerDataRequest), done, timeout_s=DECIDE_TIMEOUT_S
+)
+"""Makes the controllers forget brokers of a group."""
+query_config = Call(RequestCode.GET_CONTROLLER_CONFIG, empty, text)
+"""Returns the settings of one controller as the text of a Java properties file."""
+change_config = Call(RequestCode.UPDATE_CONTROLLER_CONFIG, one_setting, remark)
+"""Changes one setting of one running controller. Returns the reason why the change was not saved in its
+file; an empty text when it was.
+"""
+query_epochs = Call(RequestCode.GET_BROKER_EPOCH_CACHE, empty, value(BrokerEpochs))
+"""Returns the terms of a broker's log."""
 
 
-async def elect_master(
-    client: RemotingClient, leader: str, header: ElectMasterRequest, now_ms: int
-) -> MasterFacts:
-    """Requests an election and returns the master afterwards; the answer may be the current master.
-
-    Raises:  the errors of `call`.
-    """
-    answer = await _decide(client, leader, RequestCode.CONTROLLER_ELECT_MASTER, header, now_ms)
-    if answer.code != ResponseCode.CONTROLLER_MASTER_STILL_EXIST:
-        _require_success(answer)
-    return _read_master(answer)
+def _succeed(header: ElectMasterRequest, now_ms: int, *, master_epoch: int) -> Content:
+    return Content(header, fields={"invokeTime": str(now_ms), "tmHandover": str(master_epoch)})
 
 
-async def clean_brokers(
-    client: RemotingClient, leader: str, header: CleanBrokerDataRequest, now_ms: int
-) -> None:
-    """Makes the controllers forget brokers of a group. Raises the errors of `call`."""
-    _require_success(await _decide(client, leader, RequestCode.CLEAN_BROKER_DATA, header, now_ms))
+elect_successor = Call(
+    RequestCode.CONTROLLER_ELECT_MASTER, _succeed, _read_master, timeout_s=HAND_OVER_TIMEOUT_S
+)
+"""Requests an election as `elect_master`, on behalf of the master itself: it accepts no more requests under
+`master_epoch`, so the election need not wait for the end of its lease.
+"""
+hand_over = Call(RequestCode.TANDEM_HAND_OVER, HandOverRequest, _read_master)
+"""Asks a master to hand over to another broker of its set; returns the new master.
+
+ClientError may also follow a success, because the old master closes its connections.
+"""
+send_peer_lease = Call(RequestCode.TANDEM_VOUCH, given(VouchRequest), header(VouchResponse))
+"""Informs a master that this broker is its slave, optionally with a promise to stay one for a while."""
 
 
-async def query_config(client: RemotingClient, address: str) -> str:
-    """Returns the settings of one controller as the text of a Java properties file. Raises the errors of
-    `call`.
-    """
-    answer = await call(client, address, RequestCode.GET_CONTROLLER_CONFIG)
-    return bytes(answer.body).decode("utf-8", "replace")
+def _name_all_groups(names: list[str]) -> Content:
+    return Content(body=encode_body(names), fields={"tandemAll": "true"})
 
 
-async def change_config(client: RemotingClient, address: str, key: str, value: str) -> str:
-    """Changes one setting of one running controller. Returns the reason why the change was not saved in its
-    file; an empty text when it was. Raises the errors of `call`.
-    """
-    body = edit_properties(b"", {key: value})
-    return (await call(client, address, RequestCode.UPDATE_CONTROLLER_CONFIG, body=body)).remark or ""
+read_sync_states = Call(
+    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
+    encode_body,
+    lambda answer: decode_body(answer.body, SyncStateData).groups,
+)
+"""Returns the masters and sets of those groups (a list of names) that the controllers know."""
+read_all_sync_states = Call(
+    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, _name_all_groups, value(SyncStateData)
+)
+"""Returns the state of all groups that the controllers know or hear of; RocketMQ's controllers describe the
+named ones.
+"""
+read_master = Call(
+    RequestCode.CONTROLLER_GET_REPLICA_INFO, ReplicaInfoRequest, _read_master, timeout_s=READ_TIMEOUT_S
+)
+"""Returns the recorded master and set of a group."""
 
 
-async def query_epochs(client: RemotingClient, broker: str) -> BrokerEpochs:
-    """Returns the terms of a broker's log. Raises the errors of `call`."""
-    answer = await call(client, broker, RequestCode.GET_BROKER_EPOCH_CACHE)
-    return decode_body(answer.body, BrokerEpochs)
+def _describe_set(header: AlterSyncStateSetRequest, wanted: SyncStateSetAnswer, now_ms: int) -> Content:
+    return Content(header, encode_body(wanted), {"invokeTime": str(now_ms)})
 
 
-async def elect_successor(
-    client: RemotingClient, leader: str, header: ElectMasterRequest, now_ms: int, *, master_epoch: int
-) -> MasterFacts:
-    """Requests an election as `elect_master`, on behalf of the master itself: it accepts no more requests
-    under `master_epoch`, so the election need not wait for the end of its lease. Raises the errors of `call`.
-    """
-    code, fields = RequestCode.CONTROLLER_ELECT_MASTER, {"tmHandover": str(master_epoch)}
-    answer = await _decide(client, leader, code, header, now_ms, fields=fields, timeout_s=HAND_OVER_TIMEOUT_S)
-    return _read_master(_require_success(answer))
+alter_sync_set = Call(
+    RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
+    _describe_set,
+    value(SyncStateSetAnswer),
+    timeout_s=DECIDE_TIMEOUT_S,
+)
+"""Changes the group's set and returns it with its new epoch; `wanted` has the epoch of the set that it
+replaces. After an error the controller has decided, too, unless it is OutcomeUnknown or ClientError.
+"""
 
 
-async def hand_over(client: RemotingClient, master: str, target: int) -> MasterFacts:
-    """Asks a master to hand over to another broker of its set; returns the new master.
+def _read_heartbeat(answer: Command) -> ControllerHeartbeat:
+    fields = answer.fields
+    return ControllerHeartbeat(
+        _read_int(fields, "tmMasterEpoch"),
+        _read_int(fields, "tmMaster"),
+        _read_int(fields, "tmLease"),
+        fields.get("tmGroup") or None,
+    )
 
-    Raises:  the errors of `call`; ClientError may also follow a success, because the old master closes its
-             connections.
-    """
-    header = HandOverRequest(broker_id=target)
-    return _read_master(await call(client, master, RequestCode.TANDEM_HAND_OVER, header))
+
+def _describe_beat(header: BrokerHeartbeatRequest) -> Content:
+    return Content(header, fields=CAPABILITIES)
 
 
-async def send_peer_lease(
-    client: RemotingClient, master: str, header: VouchRequest, *, timeout_s: float
-) -> VouchResponse:
-    """Informs a master that this broker is its slave, optionally with a promise to stay one for a while.
-
-    Raises:  the errors of `call`.
-    """
-    answer = await call(client, master, RequestCode.TANDEM_VOUCH, header, timeout_s=timeout_s)
-    return answer.decode(VouchResponse)
+send_controller_heartbeat = Call(RequestCode.BROKER_HEARTBEAT, _describe_beat, _read_heartbeat)
+"""Sends one heartbeat of a broker to one controller."""
 
 
 async def hand_over_group(
@@ -285,7 +296,7 @@ async def hand_over_group(
     before and after.
 
     Raises:  RequestRejected when the group, its master or the member does not exist, when the master rejects,
-             or when the master is unchanged after HAND_OVER_S_MAX; the errors of `call`.
+             or when the master is unchanged after HAND_OVER_S_MAX; the errors of `Call`.
     """
     leader = await find_leader(client, controller)
     before = (await read_sync_states(client, leader, [name])).get(name)
@@ -300,7 +311,8 @@ async def hand_over_group(
         )
     refusal: RequestRejected | None = None
     try:
-        await hand_over(client, before.master_address, min(others) if target is None else target)
+        chosen = min(others) if target is None else target
+        await hand_over(client, before.master_address, broker_id=chosen)
     except RequestRejected as error:
         refusal = error
     except ClientError:
@@ -315,110 +327,9 @@ async def hand_over_group(
         await clock.sleep(HAND_OVER_POLL_S)
 
 
-async def read_sync_states(
-    client: RemotingClient, leader: str, names: list[str], *, timeout_s: float = CALL_TIMEOUT_S
-) -> dict[str, GroupSyncState]:
-    """Returns the masters and sets of those groups that the controllers know. Raises the errors of `call`."""
-    code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
-    answer = await call(client, leader, code, body=encode_body(names), timeout_s=timeout_s)
-    return decode_body(answer.body, SyncStateData).groups
-
-
-async def read_all_sync_states(client: RemotingClient, leader: str, names: list[str]) -> SyncStateData:
-    """Returns the state of all groups that the controllers know or hear of; RocketMQ's controllers describe
-    the named ones. Raises the errors of `call`.
-    """
-    code = RequestCode.CONTROLLER_GET_SYNC_STATE_DATA
-    command = Command.request(code, fields={"tandemAll": "true"}, body=encode_body(names))
-    answer = await client.request(leader, command, CALL_TIMEOUT_S)
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
-    return decode_body(answer.body, SyncStateData)
-
-
-async def read_master(
-    client: RemotingClient, leader: str, name: str, group_id: str | None = None
-) -> MasterFacts:
-    """Returns the recorded master and set of a group. Raises the errors of `call`."""
-    header = ReplicaInfoRequest(broker_name=name, group_id=group_id)
-    code = RequestCode.CONTROLLER_GET_REPLICA_INFO
-    return _read_master(await call(client, leader, code, header, timeout_s=READ_TIMEOUT_S))
-
-
-async def alter_sync_set(
-    client: RemotingClient,
-    leader: str,
-    header: AlterSyncStateSetRequest,
-    wanted: SyncStateSetAnswer,
-    now_ms: int,
-) -> SyncStateSetAnswer:
-    """Changes the group's set and returns it with its new epoch; `wanted` has the epoch of the set that it
-    replaces.
-
-    Raises:  the errors of `call`; the controller has decided then, unless the error is OutcomeUnknown or
-             ClientError.
-    """
-    body = encode_sync_state_set(wanted)
-    code = RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET
-    answer = await _decide(client, leader, code, header, now_ms, body=body)
-    return decode_sync_state_set(_require_success(answer).body)
-
-
-async def send_controller_heartbeat(
-    client: RemotingClient, address: str, header: BrokerHeartbeatRequest, *, timeout_s: float
-) -> ControllerHeartbeat:
-    """Sends one heartbeat of a broker to one controller. Raises the errors of `call`."""
-    command = Command.request(RequestCode.BROKER_HEARTBEAT, header, fields=CAPABILITIES)
-    fields = _require_success(await client.request(address, command, timeout_s)).fields
-    return ControllerHeartbeat(
-        _read_int(fields, "tmMasterEpoch"),
-        _read_int(fields, "tmMaster"),
-        _read_int(fields, "tmLease"),
-        fields.get("tmGroup") or None,
-    )
-
-
 def read_master_notice(command: Command) -> MasterFacts:
     """Decodes NOTIFY_BROKER_ROLE_CHANGED. Raises RemoteProtocolError."""
     return _read_master(command)
-
-
-async def _decide(
-    client: RemotingClient,
-    leader: str,
-    code: int,
-    header: Header,
-    now_ms: int,
-    *,
-    body: bytes = b"",
-    fields: Mapping[str, str] | None = None,
-    timeout_s: float = DECIDE_TIMEOUT_S,
-) -> Command:
-    """Sends a request with the caller's time: RocketMQ's jRaft controllers use it to judge which brokers are
-    alive.
-    """
-    sent = {"invokeTime": str(now_ms), **(fields or {})}
-    return await client.request(leader, Command.request(code, header, body=body, fields=sent), timeout_s)
-
-
-def _require_success(answer: Command) -> Command:
-    if answer.code != ResponseCode.SUCCESS:
-        raise rejections.to_error(answer)
-    return answer
-
-
-def _read_master(answer: Command) -> MasterFacts:
-    header = answer.decode(MasterResponse)
-    answered = decode_sync_state_set(answer.body) if answer.body else SyncStateSetAnswer()
-    return MasterFacts(
-        master_id=header.master_id if header.master_address else None,
-        master_address=header.master_address or "",
-        master_epoch=header.master_epoch or 0,
-        sync_set=answered.ids,
-        set_epoch=max(answered.epoch, header.set_epoch or 0),
-        group_id=header.group_id or None,
-        term_id=header.term_id or 0,
-    )
 
 
 def _read_int(fields: Mapping[str, str], name: str) -> int | None:

@@ -11,24 +11,19 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from tandemmq.api.calls import CALL_TIMEOUT_S, call
+from tandemmq.api.calls import Call, call, done, empty, given, remark, value
 from tandemmq.errors import RemoteProtocolError, RequestRejected, RequestTimeout
-from tandemmq.protocol.bodies.client import RequestModes, decode_request_modes
-from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
-from tandemmq.protocol.bodies.progress import (
-    ConsumerOffsetTable,
-    DelayOffsets,
-    decode_consumer_offsets,
-    decode_delay_offsets,
-)
-from tandemmq.protocol.bodies.replica import HaStatus, decode_ha_status, decode_terms
+from tandemmq.protocol.bodies.client import RequestModes
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
+from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
 from tandemmq.protocol.bodies.tables import (
+    ReplicatedTopics,
     SubscriptionGroupConfig,
+    SubscriptionGroupTable,
     TopicConfig,
-    decode_group_table,
-    decode_replicated_topics,
 )
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import (
     AllGroupConfigRequest,
     AllGroupConfigResponse,
@@ -84,7 +79,7 @@ class FetchedTable(Generic[T]):
     deleted: dict[str, int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Page(Generic[T]):
     """A page of a table. `total` is None when the page is the whole table."""
 
@@ -106,16 +101,13 @@ async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) ->
 
     async def fetch_page(first: int, version: str) -> _Page[TopicConfig]:
         header = AllTopicConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
-        code = RequestCode.GET_ALL_TOPIC_CONFIG
-        answer = await call(client, address, code, header, timeout_s=PAGE_TIMEOUT_S)
-        table = decode_replicated_topics(answer.body)
-        return _Page(
-            entries=table.topics,
-            data_version=table.data_version,
-            total=answer.decode(AllTopicConfigResponse).topic_count,
-            is_ours=answer.language == OUR_LANGUAGE,
-            deleted=table.deleted,
+        answer = await call(
+            client, address, RequestCode.GET_ALL_TOPIC_CONFIG, header, timeout_s=PAGE_TIMEOUT_S
         )
+        table = decode_body(answer.body, ReplicatedTopics)
+        total = answer.decode(AllTopicConfigResponse).topic_count
+        is_ours = answer.language == OUR_LANGUAGE
+        return _Page(table.topics, table.data_version, total, is_ours, table.deleted)
 
     return await _fetch_table(fetch_page, held)
 
@@ -127,66 +119,43 @@ async def fetch_groups(
 
     async def fetch_page(first: int, version: str) -> _Page[SubscriptionGroupConfig]:
         header = AllGroupConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
-        code = RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG
-        answer = await call(client, address, code, header, timeout_s=PAGE_TIMEOUT_S)
-        table = decode_group_table(answer.body)
-        return _Page(
-            entries=table.groups,
-            data_version=table.data_version,
-            total=answer.decode(AllGroupConfigResponse).group_count,
-            is_ours=answer.language == OUR_LANGUAGE,
-            deleted=table.deleted or {},
+        answer = await call(
+            client, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=PAGE_TIMEOUT_S
         )
+        table = decode_body(answer.body, SubscriptionGroupTable)
+        total = answer.decode(AllGroupConfigResponse).group_count
+        is_ours = answer.language == OUR_LANGUAGE
+        return _Page(table.groups, table.data_version, total, is_ours, table.deleted or {})
 
     return await _fetch_table(fetch_page, held)
 
 
-async def fetch_consumer_offsets(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> ConsumerOffsetTable:
-    """Returns the committed offsets of all groups."""
-    answer = await call(client, address, RequestCode.GET_ALL_CONSUMER_OFFSET, timeout_s=timeout_s)
-    return decode_consumer_offsets(answer.body)
-
-
-async def fetch_delay_offsets(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> DelayOffsets:
-    """Returns the delivery progress of each delay level."""
-    answer = await call(client, address, RequestCode.GET_ALL_DELAY_OFFSET, timeout_s=timeout_s)
-    return decode_delay_offsets(answer.body)
+fetch_consumer_offsets = Call(RequestCode.GET_ALL_CONSUMER_OFFSET, empty, value(ConsumerOffsetTable))
+"""Returns the committed offsets of all groups."""
+fetch_delay_offsets = Call(RequestCode.GET_ALL_DELAY_OFFSET, empty, value(DelayOffsets))
+"""Returns the delivery progress of each delay level."""
+_fetch_request_modes = Call(RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, empty, value(RequestModes))
+_fetch_timer_check = Call(RequestCode.GET_TIMER_CHECK_POINT, empty, lambda answer: bytes(answer.body))
 
 
 async def fetch_request_modes(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
+    client: RemotingClient, address: str, *, timeout_s: float
 ) -> RequestModes | None:
     """Returns the consumption modes that were set, by topic and group; None from a master that does not
     support the request (4.9).
     """
     try:
-        answer = await call(client, address, RequestCode.GET_ALL_MESSAGE_REQUEST_MODE, timeout_s=timeout_s)
+        return await _fetch_request_modes.within(timeout_s, client, address)
     except RequestRejected:
         return None
-    return decode_request_modes(answer.body)
 
 
-async def fetch_timer_check(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> bytes | None:
+async def fetch_timer_check(client: RemotingClient, address: str, *, timeout_s: float) -> bytes | None:
     """Returns the delivery progress of timer messages, as in the master's file; None without timers."""
     try:
-        answer = await call(client, address, RequestCode.GET_TIMER_CHECK_POINT, timeout_s=timeout_s)
+        return await _fetch_timer_check.within(timeout_s, client, address)
     except RequestRejected:
         return None
-    return bytes(answer.body)
-
-
-async def fetch_ha_status(
-    client: RemotingClient, address: str, *, timeout_s: float = CALL_TIMEOUT_S
-) -> HaStatus:
-    """Returns the state of replication at a broker of either role."""
-    answer = await call(client, address, RequestCode.GET_BROKER_HA_STATUS, timeout_s=timeout_s)
-    return decode_ha_status(answer.body)
 
 
 async def await_tables(
@@ -206,51 +175,43 @@ async def await_tables(
              RequestTimeout.
     """
     header = AwaitTablesRequest(
-        topics=encode_data_version(topics).decode(),
-        groups=encode_data_version(groups).decode(),
+        topics=encode_body(topics).decode(),
+        groups=encode_body(groups).decode(),
         wait_ms=wait_ms,
         broker_id=broker_id,
     )
-    timeout_s = wait_ms / 1000 + CALL_TIMEOUT_S
+    timeout_s = wait_ms / 1000 + client.options.call_timeout_s
     await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)
 
 
-async def report_slave_state(client: RemotingClient, address: str, state: TellSlaveStateRequest) -> None:
-    """Reports the state of this slave; returns once the master at `address` knows it.
-
-    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from a broker other than TandemMQ;
-             BrokerUnreachable, RequestTimeout.
-    """
-    await call(client, address, RequestCode.TANDEM_TELL_SLAVE_STATE, state)
+report_slave_state = Call(RequestCode.TANDEM_TELL_SLAVE_STATE, given(TellSlaveStateRequest), done)
+"""Reports the state of this slave; returns once the master at the address knows it. A broker other than
+TandemMQ rejects the request with REQUEST_CODE_NOT_SUPPORTED, as it does the next ones.
+"""
 
 
-async def read_log_checksum(
-    client: RemotingClient, address: str, log_offset: int, size_bytes: int, *, timeout_s: float = 10.0
-) -> LogChecksumResponse:
-    """Returns the range of a TandemMQ broker's log, and the checksum of a part of it.
-
-    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; Busy when too many
-             clients ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for impossible ends of a log.
-    """
-    header = LogChecksumRequest(log_offset=log_offset, size_bytes=size_bytes)
-    code = RequestCode.TANDEM_READ_LOG_CHECKSUM
-    answer = await call(client, address, code, header, timeout_s=timeout_s)
+def _read_checksum(answer: Command) -> LogChecksumResponse:
     checksum = answer.decode(LogChecksumResponse)
     if not 0 <= checksum.min_offset <= checksum.max_offset:
         raise RemoteProtocolError(f"invalid ends of a log: [{checksum.min_offset}, {checksum.max_offset})")
     return checksum
 
 
-async def read_history(
-    client: RemotingClient, address: str, header: HistoryRequest, *, timeout_s: float
-) -> tuple[HistoryResponse, list[tuple[int, int, int]]]:
-    """Returns the history of a TandemMQ broker, and the terms of its log: epoch, first byte, random id.
+read_log_checksum = Call(
+    RequestCode.TANDEM_READ_LOG_CHECKSUM, LogChecksumRequest, _read_checksum, timeout_s=10.0
+)
+"""Returns the range of a TandemMQ broker's log, and the checksum of a part of it.
 
-    Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
-             RequestTimeout, RemoteProtocolError.
-    """
-    answer = await call(client, address, RequestCode.TANDEM_HISTORY, header, timeout_s=timeout_s)
-    return answer.decode(HistoryResponse), decode_terms(answer.body)
+Raises also Busy when too many clients ask, and RemoteProtocolError for impossible ends of a log.
+"""
+
+
+def _read_history(answer: Command) -> tuple[HistoryResponse, list[tuple[int, int, int]]]:
+    return answer.decode(HistoryResponse), decode_body(answer.body, list[tuple[int, int, int]])
+
+
+read_history = Call(RequestCode.TANDEM_HISTORY, given(HistoryRequest), _read_history)
+"""Returns the history of a TandemMQ broker, and the terms of its log: epoch, first byte, random id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -280,13 +241,11 @@ async def read_log(
     return LogPart(data=bytes(answer.body), min_log_offset=ends.min_offset, max_log_offset=ends.max_offset)
 
 
-async def accept_log(client: RemotingClient, address: str) -> str:
-    """Makes a master that waits for its slaves use its log as it is; returns the master's remark.
+accept_log = Call(RequestCode.TANDEM_ACCEPT_LOG, empty, remark)
+"""Makes a master that waits for its slaves use its log as it is; returns the master's remark.
 
-    Raises:  BadRequest when the master does not wait; the errors of `read_log`.
-    """
-    answer = await call(client, address, RequestCode.TANDEM_ACCEPT_LOG)
-    return answer.remark or ""
+Raises BadRequest when the master does not wait.
+"""
 
 
 async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTable[T]:
@@ -309,7 +268,7 @@ async def _fetch_pages(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
     entries: dict[str, T] = {}
     deleted: dict[str, int] = {}
     for _ in range(PAGE_COUNT_MAX):
-        page = await fetch_page(first, "" if asked is None else encode_data_version(asked).decode())
+        page = await fetch_page(first, "" if asked is None else encode_body(asked).decode())
         is_unchanged = page.data_version == held.data_version != DataVersion()
         if page.data_version != asked:
             # The first page, or the table has changed: the master answers with its first entries again.
@@ -340,12 +299,13 @@ class MasterHaInfo:
     epoch: int | None
 
 
-async def fetch_master_ha_info(client: RemotingClient, address: str, *, timeout_s: float) -> MasterHaInfo:
-    """Asks the broker at `address` for its own replication address. Raises the errors of `call`."""
-    code = RequestCode.EXCHANGE_BROKER_HA_INFO
-    answer = await call(client, address, code, ExchangeHaInfoRequest(), timeout_s=timeout_s)
+def _read_ha_info(answer: Command) -> MasterHaInfo:
     epoch = answer.fields.get("tmEpoch", "")
     return MasterHaInfo(
         answer.decode(ExchangeHaInfoResponse).master_ha_address or "",
         int(epoch) if epoch.isascii() and epoch.isdecimal() else None,
     )
+
+
+fetch_master_ha_info = Call(RequestCode.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfoRequest, _read_ha_info)
+"""Asks a broker for its own replication address."""

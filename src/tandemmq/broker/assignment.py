@@ -25,13 +25,8 @@ from tandemmq.protocol.bodies.client import (
     QueueAssignment,
     RequestMode,
     RequestModes,
-    decode_assignment_query,
-    decode_request_mode,
-    decode_request_modes,
-    encode_assignments,
-    encode_request_modes,
 )
-from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, encode_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -85,7 +80,7 @@ class TopicQueues:
         for address in addresses:
             try:
                 timeout_s = ASK_TIMEOUT_S / len(addresses)
-                route = await query_route(self._client, address, topic, timeout_s=timeout_s)
+                route = await query_route.within(timeout_s, self._client, address, topic)
             except TandemError:
                 continue
             return True, None if route is None else readable_queues(topic, route)
@@ -143,11 +138,11 @@ class ModeTable:
 
     def encode(self) -> bytes:
         """Returns the content of messageRequestMode.json."""
-        return encode_request_modes(self.snapshot())
+        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of messageRequestMode.json."""
-        self._modes = {topic: dict(groups) for topic, groups in decode_request_modes(data).modes.items()}
+        self._modes = {topic: dict(groups) for topic, groups in decode_body(data, RequestModes).modes.items()}
 
     def _count(self) -> int:
         return sum(map(len, self._modes.values()))
@@ -250,20 +245,20 @@ class AssignmentHandlers:
 
     async def handle_query(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_ASSIGNMENT (400)."""
-        query = read_body(decode_assignment_query, command.body)
+        query = read_body(AssignmentQuery, command.body)
         queues = await self._queues.find(query.topic)
         mode = self._mode_of(query)
         assigned = None if queues is None else self._assign(query, mode, queues)
         if assigned is None:
-            return command.reply(body=encode_assignments(Assignments()))
+            return command.reply(body=encode_body(Assignments()))
         rows = [QueueAssignment(queue=queue, mode=mode.mode) for queue in assigned]
-        return command.reply(body=encode_assignments(Assignments(queues=rows)))
+        return command.reply(body=encode_body(Assignments(queues=rows)))
 
     async def handle_set_mode(self, channel: Channel, command: Command) -> Command:
         """Handles SET_MESSAGE_REQUEST_MODE (401). The answer is sent once the mode is on disk. A missing
         group may be created.
         """
-        mode = read_body(decode_request_mode, command.body)
+        mode = read_body(RequestMode, command.body)
         if self._options.is_slave:
             raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
         if is_retry_topic(mode.topic):

@@ -337,7 +337,7 @@ class Broker:
         for address in dict.fromkeys(self.options.name_servers):
             # The entry of the previous run may still be registered.
             with suppress(TandemError):
-                await unregister_broker(self._client, address, self._identity(), timeout_s=ASK_TIMEOUT_S)
+                await unregister_broker.within(ASK_TIMEOUT_S, self._client, address, self._identity())
         await replica.wait_for_tail()
         self._tables.begin_run(store)
         reopen()

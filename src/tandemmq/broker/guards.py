@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import TypeVar
 
 from tandemmq.broker.topics.group_table import GroupTable
@@ -14,6 +14,7 @@ from tandemmq.errors import (
     RequestRejected,
     TopicNotFound,
 )
+from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import group_fault
@@ -70,11 +71,11 @@ async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
         ) from error
 
 
-def read_body(decode: Callable[[Buffer], T], body: Buffer) -> T:
-    """Returns the decoded body of a request. Raises BadRequest; the frame was valid, so the connection stays
+def read_body(shape: type[T], body: Buffer) -> T:
+    """Returns the typed body of a request. Raises BadRequest; the frame was valid, so the connection stays
     open.
     """
     try:
-        return decode(body)
+        return decode_body(body, shape)
     except RemoteProtocolError as error:
         raise BadRequest(f"the body cannot be read: {error}") from None

@@ -249,7 +249,7 @@ class NameServerLink:
         if self.identity is None or not self._is_reachable:
             return
         try:
-            await unregister_broker(self._client, self.address, self.identity, timeout_s=UNREGISTER_TIMEOUT_S)
+            await unregister_broker.within(UNREGISTER_TIMEOUT_S, self._client, self.address, self.identity)
         except TandemError as error:
             log.info(events.NAMESERVER_UNREACHABLE, extra={"address": self.address, "reason": str(error)})
 
@@ -263,8 +263,8 @@ class NameServerLink:
             return True  # only deletions: the deleting tool reports them to the name servers
         body = RegisterBrokerBody(filter_servers=(), topics=table)
         try:
-            answer = await register_broker(
-                self._client, self.address, self.identity, body, timeout_s=self._timeout_s
+            answer = await register_broker.within(
+                self._timeout_s, self._client, self.address, self.identity, body
             )
         except TandemError as error:
             self._unconfirmed = sent | self._unconfirmed

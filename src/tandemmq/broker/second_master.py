@@ -159,11 +159,11 @@ class MasterClaim:
         of this name, for a yielded master, and for this broker itself.
         """
         try:
-            text = await query_broker_config(self._client, address, timeout_s=ASK_TIMEOUT_S)
+            text = await query_broker_config.within(ASK_TIMEOUT_S, self._client, address)
             config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
             if (config.get("brokerName"), config.get("brokerId")) != (self._options.broker_name, "0"):
                 return None
-            runtime = await query_runtime_info(self._client, address, timeout_s=ASK_TIMEOUT_S)
+            runtime = await query_runtime_info.within(ASK_TIMEOUT_S, self._client, address)
             started_at_ms = int(runtime.get("bootTimestamp", "0"))
         except (TandemError, ValueError):
             return None

@@ -25,6 +25,7 @@ from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
+from tandemmq.protocol.requests.consume import QueryMessageRequest
 from tandemmq.protocol.topic_names import check_topic
 from tandemmq.units import MASTER_ID
 
@@ -317,20 +318,19 @@ class Admin(Client):
         span: tuple[int, int] = (0, broker_admin.END_OF_TIME_MS),
     ) -> list[Record]:
         view = build_view(topic, await self.topic_route(topic))
+        header = QueryMessageRequest(
+            topic=topic,
+            key=key,
+            count_max=count_max,
+            begin_at_ms=span[0],
+            end_at_ms=span[1],
+            is_unique_key=is_unique_key,
+        )
         records: list[Record] = []
         for _, replicas in sorted(view.addresses.items()):
             replica = choose_replica(replicas, MASTER_ID)
             if replica is not None:
-                records += await broker_admin.query_messages(
-                    self._remoting,
-                    replica.address,
-                    topic,
-                    key,
-                    count_max=count_max,
-                    begin_at_ms=span[0],
-                    end_at_ms=span[1],
-                    is_unique_key=is_unique_key,
-                )
+                records += await broker_admin.query_messages(self._remoting, replica.address, header)
         return records[:count_max]
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:

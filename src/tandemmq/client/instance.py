@@ -41,6 +41,7 @@ from tandemmq.protocol.topic_names import INNER_PRODUCER_GROUP
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Waiting
+from tandemmq.remoting.options import ConnectionOptions
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.runtime.ports import Clock, Network, Random
@@ -136,6 +137,7 @@ class ClientInstance:
         self.remoting = RemotingClient(
             network=network or TcpNetwork(),
             clock=self.clock,
+            options=ConnectionOptions(call_timeout_s=options.call_timeout_s),
             routes=routes,
             signer=request_mark(options),
             tls=make_client_tls(options.tls),
@@ -147,7 +149,6 @@ class ClientInstance:
             clock=self.clock,
             tasks=self.tasks,
             refresh_s=options.route_refresh_s,
-            timeout_s=options.call_timeout_s,
         )
         self.outages = Outages()
         self.client_id = ""
@@ -295,13 +296,13 @@ class ClientInstance:
             self._consumers.pop(consumer_group, None)
         for address in self.heartbeat_addresses(with_slaves=consumer_group is not None):
             try:
-                await broker_consume.unregister_client(
+                await broker_consume.unregister_client.within(
+                    1.0,
                     self.remoting,
                     address,
                     self.client_id,
                     producer_group=producer_group,
                     consumer_group=consumer_group,
-                    timeout_s=1.0,
                 )
             except TandemError as error:
                 log.debug(events.HEARTBEAT_FAILED, extra={"address": address, "error": str(error)})
@@ -329,9 +330,7 @@ class ClientInstance:
 
     async def _beat_one(self, address: str, body: Heartbeat) -> None:
         try:
-            await broker_consume.send_heartbeat(
-                self.remoting, address, body, timeout_s=self.options.call_timeout_s
-            )
+            await broker_consume.send_heartbeat(self.remoting, address, body)
         except TandemError as error:
             facts = {"address": address, "error": str(error)}
             self.outages.record_failure(log, events.HEARTBEAT_FAILED, address, facts)

@@ -177,13 +177,12 @@ class RouteCache:
     """
 
     def __init__(
-        self, name_servers: NameServers, *, clock: Clock, tasks: TaskScope, refresh_s: float, timeout_s: float
+        self, name_servers: NameServers, *, clock: Clock, tasks: TaskScope, refresh_s: float
     ) -> None:
         self._name_servers = name_servers
         self._clock = clock
         self._tasks = tasks
         self._refresh_s = refresh_s
-        self._timeout_s = timeout_s
         self._views: dict[str, RouteView] = {}
         self._tracked: set[str] = set()
         self._refreshed_at: dict[str, float] = {}
@@ -326,7 +325,7 @@ class RouteCache:
 
     async def _query_route(self, topic: str) -> TopicRoute | None:
         return await self._name_servers.ask(
-            lambda client, address: nameserver.query_route(client, address, topic, timeout_s=self._timeout_s),
+            lambda client, address: nameserver.query_route(client, address, topic),
             knows=is_known,
         )
 

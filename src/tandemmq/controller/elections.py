@@ -30,7 +30,8 @@ from tandemmq.controller.groups import (
 from tandemmq.controller.history_keeper import UNHEARD_MASTER_S, HistoryKeeper
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.replica import SyncStateSetAnswer, encode_sync_state_set
+from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import MasterResponse
@@ -433,4 +434,4 @@ class Elections:
 
 def encode_set(group: ReplicaGroup) -> bytes:
     """Returns the body that contains a group's SyncStateSet."""
-    return encode_sync_state_set(SyncStateSetAnswer(ids=group.sync_set, epoch=group.set_epoch))
+    return encode_body(SyncStateSetAnswer(ids=group.sync_set, epoch=group.set_epoch))

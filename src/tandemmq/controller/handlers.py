@@ -27,6 +27,7 @@ from tandemmq.controller.groups import Command as GroupCommand
 from tandemmq.controller.history_keeper import PROPOSAL_TIMEOUT_S, succeeded
 from tandemmq.errors import BadRequest, NotLeader, RequestRejected
 from tandemmq.protocol.bodies import replica as bodies
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.codes import ResponseCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import controller as headers
@@ -268,7 +269,7 @@ class ControllerHandlers:
             cluster=after.cluster,
             ids=after.sync_set,
         )
-        return command.reply(header=answer, body=bodies.encode_election(election))
+        return command.reply(header=answer, body=encode_body(election))
 
     async def _require_election(self, group: ReplicaGroup, header: headers.ElectMasterRequest) -> None:
         """Raises RequestRejected if no other master may be elected now. The first election of a group waits
@@ -305,7 +306,7 @@ class ControllerHandlers:
         one.
         """
         header = command.decode(headers.AlterSyncStateSetRequest)
-        wanted = bodies.decode_sync_state_set(command.body)
+        wanted = decode_body(command.body, bodies.SyncStateSetAnswer)
         self._find_group(header.broker_name, header.master_id, header.group_id)
         now_s = self._clock.monotonic()
         alive = self._heartbeats.alive(header.broker_name, wanted.ids, now_s)
@@ -341,7 +342,7 @@ class ControllerHandlers:
         self._require_leader()
         if not command.body:
             raise BadRequest("the body names no groups", code=Code.SYSTEM_ERROR)
-        names, unknown = bodies.decode_broker_names(command.body), None
+        names, unknown = decode_body(command.body, list[str]), None
         if command.fields.get("tandemAll") == "true":
             names = [group.name for group in self._groups.all()]
             unknown = self._history.reports.unknown_groups(set(names), self._clock.monotonic()) or None
@@ -349,7 +350,7 @@ class ControllerHandlers:
             name: self._describe(group) for name in names if (group := self._groups.get(name)) is not None
         }
         answer = bodies.SyncStateData(groups=groups, unknown=unknown)
-        return command.reply(body=bodies.encode_sync_state_data(answer))
+        return command.reply(body=encode_body(answer))
 
     async def handle_clean(self, channel: Channel, command: Command) -> Command:
         """CLEAN_BROKER_DATA (1011)."""
@@ -422,7 +423,7 @@ class ControllerHandlers:
             for table, is_voter in ((raft.members.voters, True), (raft.members.learners, False))
             for key, address in sorted(table.items())
         ]
-        return command.reply(body=bodies.encode_members(members))
+        return command.reply(body=encode_body(members))
 
     async def _change(
         self, change: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]]

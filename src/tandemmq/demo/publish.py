@@ -241,7 +241,7 @@ async def queue_ends(
         try:
             for address in addresses:
                 offsets.append(
-                    await broker_consume.query_max_offset(client, address, topic, queue_id, timeout_s=2.0)
+                    await broker_consume.query_max_offset.within(2.0, client, address, topic, queue_id)
                 )
         except (TandemError, OSError):
             offsets = [0]

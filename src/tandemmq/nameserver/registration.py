@@ -17,9 +17,9 @@ from tandemmq.errors import BadRequest, TandemError
 from tandemmq.nameserver.kv_config import KvTable
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.route_table import LiveBroker, RegisteredBroker, RouteTable, Smallest
-from tandemmq.protocol.bodies.codec import decode_data_version, encode_data_version, encode_kv_table
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_kv_table
 from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker_body
-from tandemmq.protocol.bodies.route import decode_topic_route
+from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import (
@@ -114,7 +114,7 @@ class RegistrationHandlers:
         """Handles REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
         header = command.decode(RegisterTopicRequest)
         if len(command.body):
-            self._table.register_topic(header.topic, decode_topic_route(command.body).queues)
+            self._table.register_topic(header.topic, decode_body(command.body, TopicRoute).queues)
         return command.reply()
 
     def handle_query_data_version(self, channel: Channel, command: Command) -> Command:
@@ -125,10 +125,10 @@ class RegistrationHandlers:
         key = header.cluster_name, header.broker_address
         held = self._table.data_version(key)
         self._table.touch(key, self._clock.monotonic())
-        is_changed = held is None or held != decode_data_version(command.body)
+        is_changed = held is None or held != decode_body(command.body, DataVersion)
         return command.reply(
             header=QueryDataVersionResponse(is_changed=is_changed),
-            body=b"" if held is None else encode_data_version(held),
+            body=b"" if held is None else encode_body(held),
         )
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:

@@ -65,6 +65,8 @@ class ConnectionOptions:
 
     limits: ChannelLimits = field(default_factory=ChannelLimits)
     connect_timeout_s: float = 3.0
+    call_timeout_s: float = 3.0
+    """The timeout of requests that name none: RocketMQ's mqClientApiTimeout (spec semantics 25.1)."""
     idle_close_s: float = 120.0
     silent_close_s: float = 10.0
     """The silence after which a request that times out also closes its connection."""

@@ -27,7 +27,8 @@ from typing import Final
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies.route import TopicRoute, decode_cluster_info, decode_topic_route
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
@@ -381,7 +382,7 @@ class BlockingNameServers:
         answer = self._request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
         if answer.code == ResponseCode.TOPIC_NOT_EXIST:
             return None
-        return decode_topic_route(accept(answer).body)
+        return decode_body(accept(answer).body, TopicRoute)
 
     def find_broker(self, name: str) -> Mapping[int, str]:
         """Returns the addresses of a registered broker by id, whatever its topics are; empty if it is not
@@ -389,7 +390,7 @@ class BlockingNameServers:
 
         Raises:  BrokerUnreachable if no name server answers.
         """
-        info = decode_cluster_info(accept(self._request(RequestCode.GET_BROKER_CLUSTER_INFO)).body)
+        info = decode_body(accept(self._request(RequestCode.GET_BROKER_CLUSTER_INFO)).body, ClusterInfo)
         return info.brokers[name].addresses if name in info.brokers else {}
 
     def list_topics(self) -> list[str]:

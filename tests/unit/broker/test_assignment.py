@@ -18,10 +18,8 @@ from tandemmq.protocol.bodies.client import (
     Assignments,
     QueueAssignment,
     RequestMode,
-    decode_assignments,
-    encode_assignments,
 )
-from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, encode_body
 from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 
 QUEUES = [MessageQueue("T", "a", number) for number in range(5)]
@@ -89,10 +87,10 @@ def test_modes_are_kept_in_rocketmqs_form_and_bounded() -> None:
 
 
 def test_answer_is_javas_and_none_means_no_change() -> None:
-    body = encode_assignments(Assignments(queues=[QueueAssignment(queue=QUEUES[1], mode="POP")]))
+    body = encode_body(Assignments(queues=[QueueAssignment(queue=QUEUES[1], mode="POP")]))
     assert json.loads(body) == {
         "messageQueueAssignments": [
             {"messageQueue": {"brokerName": "a", "queueId": 1, "topic": "T"}, "mode": "POP"}
         ]
     }
-    assert decode_assignments(encode_assignments(Assignments())).queues is None
+    assert decode_body(encode_body(Assignments()), Assignments).queues is None

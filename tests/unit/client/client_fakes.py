@@ -8,7 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
 from tandemmq.protocol.batch import split_batch
-from tandemmq.protocol.bodies.client import Heartbeat, decode_heartbeat, encode_consumer_list
+from tandemmq.protocol.bodies.client import Heartbeat, encode_consumer_list
+from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.route import (
     BrokerData,
     ClusterInfo,
@@ -236,7 +237,7 @@ class FakeBroker:
         return answer(code, last + 1, b"".join(given), passed)
 
     def _heartbeat(self, channel: Channel, command: Command) -> Command:
-        heartbeat = decode_heartbeat(command.body)
+        heartbeat = decode_body(command.body, Heartbeat)
         self.heartbeats.append(heartbeat)
         for consumer in heartbeat.consumers:
             members = self.members.setdefault(consumer.group, {})

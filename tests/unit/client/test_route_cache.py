@@ -31,7 +31,7 @@ async def test_the_newest_answer_names_the_master(asked_first: str, monkeypatch:
     client: Any = None
     tasks = TaskScope("routes")
     servers = NameServers(client, ["127.0.0.1:9876"])
-    cache = RouteCache(servers, clock=LoopClock(), tasks=tasks, refresh_s=30, timeout_s=1)
+    cache = RouteCache(servers, clock=LoopClock(), tasks=tasks, refresh_s=30)
     for topic in sorted(routes, key=lambda one: one != asked_first):
         await cache.refresh(topic)
     routes["New"] = route_to("127.0.0.1:2")

@@ -21,16 +21,15 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.codec import (
     DataVersion,
-    decode_data_version,
+    decode_body,
     decode_kv_table,
-    encode_data_version,
+    encode_body,
 )
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.route import (
     QueueData,
     TopicRoute,
     decode_member_group,
-    decode_topic_route,
     encode_topic_route,
 )
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_list
@@ -133,7 +132,7 @@ class Harness:
         return await self.call(Code.GET_ROUTEINFO_BY_TOPIC, headers.RouteRequest(topic=topic, **parts))
 
     async def addresses(self) -> dict[int, str]:
-        return decode_topic_route((await self.route()).body).brokers[0].addresses
+        return decode_body((await self.route()).body, TopicRoute).brokers[0].addresses
 
 
 @pytest.fixture
@@ -206,12 +205,12 @@ async def test_5_permissions_wiped_and_added(harness: Harness) -> None:
     await harness.register()
     wiped = await harness.call(205, headers.WipeWritePermissionRequest(broker_name="broker-a"))
     assert dict(wiped.fields) == {"wipeTopicCount": "2"}
-    assert decode_topic_route((await harness.route()).body).queues[0].permission == 4
+    assert decode_body((await harness.route()).body, TopicRoute).queues[0].permission == 4
     await harness.register()
-    assert decode_topic_route((await harness.route()).body).queues[0].permission == 4
+    assert decode_body((await harness.route()).body, TopicRoute).queues[0].permission == 4
     added = await harness.call(327, headers.AddWritePermissionRequest(broker_name="broker-a"))
     assert dict(added.fields) == {"addTopicCount": "2"}
-    assert decode_topic_route((await harness.route()).body).queues[0].permission == 6
+    assert decode_body((await harness.route()).body, TopicRoute).queues[0].permission == 6
     unknown = await harness.call(205, headers.WipeWritePermissionRequest(broker_name="nobody"))
     assert (unknown.code, dict(unknown.fields)) == (0, {"wipeTopicCount": "0"})
 
@@ -297,16 +296,16 @@ async def test_unregistration(harness: Harness) -> None:
 
 
 async def test_data_version_question(harness: Harness) -> None:
-    ours = encode_data_version(DataVersion(counter=1))
+    ours = encode_body(DataVersion(counter=1))
     unknown = await harness.call(322, _version_request(), body=ours)
     assert (dict(unknown.fields), bytes(unknown.body)) == ({"changed": "true"}, b"")
     await harness.register()
     same = await harness.call(322, _version_request(), body=ours)
-    assert (dict(same.fields), decode_data_version(same.body)) == (
+    assert (dict(same.fields), decode_body(same.body, DataVersion)) == (
         {"changed": "false"},
         DataVersion(counter=1),
     )
-    other = await harness.call(322, _version_request(), body=encode_data_version(DataVersion(counter=2)))
+    other = await harness.call(322, _version_request(), body=encode_body(DataVersion(counter=2)))
     assert dict(other.fields) == {"changed": "true"}
 
 
@@ -402,9 +401,9 @@ async def test_routes_wait_for_service_when_asked() -> None:
 async def test_zone_filter(harness: Harness) -> None:
     await harness.register(zone_name="z1")
     other = await harness.route(is_zone_mode=True, zone_name="z2")
-    assert (other.code, decode_topic_route(other.body)) == (0, TopicRoute())
+    assert (other.code, decode_body(other.body, TopicRoute)) == (0, TopicRoute())
     same = await harness.route(is_zone_mode=True, zone_name="Z1")
-    assert len(decode_topic_route(same.body).brokers) == 1
+    assert len(decode_body(same.body, TopicRoute).brokers) == 1
 
 
 async def test_served_codes_are_those_of_the_catalogue(harness: Harness) -> None:
@@ -495,8 +494,8 @@ async def test_ordered_topics_reach_brokers_and_on_demand_clients() -> None:
     await put(harness, "ORDER_TOPIC_CONFIG", "T1", "broker-a:4")
     answer = await harness.register()
     assert decode_kv_table(answer.body) == {"T1": "broker-a:4"}
-    assert decode_topic_route((await harness.route()).body).order_topic_conf == "broker-a:4"
-    assert decode_topic_route((await harness.route("T2")).body).order_topic_conf is None
+    assert decode_body((await harness.route()).body, TopicRoute).order_topic_conf == "broker-a:4"
+    assert decode_body((await harness.route("T2")).body, TopicRoute).order_topic_conf is None
     assert (await harness.call(318, body=b"returnOrderTopicConfigToBroker=false")).code == 0
     assert bytes((await harness.register()).body) == b""
     await harness.stop()

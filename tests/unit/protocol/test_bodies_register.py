@@ -10,13 +10,14 @@ import pytest
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies import DataVersion
 from tandemmq.protocol.bodies import register as register_module
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.register import (
     RegisterBrokerBody,
     body_crc32,
     decode_register_broker_body,
     encode_register_broker_body,
 )
-from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, encode_topic_config_table
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 
 EXAMPLE = (
     b'{"filterServerList":[],"topicConfigSerializeWrapper":{"dataVersion":{"counter":1,"stateVersion":0,'
@@ -107,7 +108,7 @@ def test_absent_body_clears_filter_servers_and_missing_list_leaves_them() -> Non
 
 
 def test_very_old_broker_sends_the_bare_table() -> None:
-    data = encode_topic_config_table(BODY.topics)
+    data = encode_body(BODY.topics)
     assert decode_register_broker_body(data, version=36) == BODY
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import BadRequest, RemoteProtocolError
-from tandemmq.protocol.bodies.progress import decode_batch_ack, decode_bits, encode_bits
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.progress import BatchAck, decode_bits, encode_bits
 from tandemmq.protocol.pop_receipts import (
     Handle,
     flag_of,
@@ -71,7 +72,7 @@ def test_body_of_a_batch_ack_as_java_writes_it() -> None:
         b'{"acks":[{"b":"Bw==","c":"g","it":60000,"pt":17,"q":1,"r":"1","rq":4,"so":9,"t":"T"}],'
         b'"brokerName":"b"}'
     )
-    [entry] = decode_batch_ack(body).entries
+    [entry] = decode_body(body, BatchAck).entries
     assert (entry.group, entry.topic, entry.retry_flag, entry.start_offset) == ("g", "T", "1", 9)
     assert (entry.queue_id, entry.revive_queue_id, entry.pop_time_ms, entry.invisible_ms) == (
         1,

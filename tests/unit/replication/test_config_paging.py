@@ -1,11 +1,11 @@
 import pytest
 
 from tandemmq.broker.replica.handlers import PAGE_ENTRY_COUNT_MAX, plan_page, slice_page
-from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 
 CURRENT = DataVersion(counter=3, timestamp_ms=9)
-SAME = encode_data_version(CURRENT).decode()
-OTHER = encode_data_version(DataVersion(counter=2, timestamp_ms=9)).decode()
+SAME = encode_body(CURRENT).decode()
+OTHER = encode_body(DataVersion(counter=2, timestamp_ms=9)).decode()
 
 
 def plan(

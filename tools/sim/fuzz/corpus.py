@@ -19,8 +19,8 @@ from tandemmq.protocol.bodies.client import (
     Heartbeat,
     ProducerData,
     SubscriptionData,
-    encode_heartbeat,
 )
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, RequestRow, ServingRole
@@ -180,7 +180,7 @@ def _heartbeat() -> bytes:
     subscription = SubscriptionData(topic=TOPIC, expression="a || b", tags=frozenset("ab"), version=1)
     consumer = ConsumerData(group=GROUP, subscriptions=(subscription,))
     producer = ProducerData(group=GROUP)
-    return encode_heartbeat(Heartbeat(client_id=CLIENT_ID, consumers=(consumer,), producers=(producer,)))
+    return encode_body(Heartbeat(client_id=CLIENT_ID, consumers=(consumer,), producers=(producer,)))
 
 
 def _registration() -> bytes:

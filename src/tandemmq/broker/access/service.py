@@ -27,7 +27,7 @@ from tandemmq.broker.access.plain_rules import (
 from tandemmq.broker.options import AccessOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
-from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, UserInfo
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
@@ -121,7 +121,7 @@ class PlainHandlers:
         )
         by_file = {str(path): version for path, version in versions.items()}
         header = AccessVersionResponse(
-            version=encode_data_version(default).decode(),
+            version=encode_body(default).decode(),
             versions_by_file=encode_body(by_file).decode(),
             broker_name=self._broker_name,
             broker_address=self._address(),

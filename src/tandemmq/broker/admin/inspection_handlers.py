@@ -33,12 +33,10 @@ from tandemmq.protocol.bodies.client import (
     MessageModel,
     ProducerInfo,
     SubscriptionData,
-    encode_consumer_connections,
-    encode_group_subscription,
     encode_producer_connections,
     encode_producer_table,
 )
-from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.codec import MessageQueue, encode_body
 from tandemmq.protocol.bodies.stats import (
     ConsumeQueueEntry,
     ConsumeQueueView,
@@ -48,11 +46,8 @@ from tandemmq.protocol.bodies.stats import (
     QueueTimeSpan,
     TopicOffset,
     TopicStats,
-    encode_broker_stats,
-    encode_consume_queue_view,
     encode_consume_stats,
     encode_consume_stats_list,
-    encode_consume_time_span,
     encode_topic_stats,
 )
 from tandemmq.protocol.bodies.tables import TopicConfig, encode_group_list, encode_topic_list
@@ -100,7 +95,7 @@ class ConnectionHandlers:
             if refusals:
                 one = refusals[-1]
                 remark += f"; {one.request} of {one.client} was refused ({one.code}): {one.reason}"
-                body = encode_consumer_connections(ConsumerConnections(refusals=refusals))
+                body = encode_body(ConsumerConnections(refusals=refusals))
             return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, remark=remark, body=body)
         consumption = group.consumption
         connections = ConsumerConnections(
@@ -111,7 +106,7 @@ class ConnectionHandlers:
             subscriptions={topic: describe_subscription(each) for topic, each in group.subscriptions.items()},
             refusals=refusals,
         )
-        return command.reply(body=encode_consumer_connections(connections))
+        return command.reply(body=encode_body(connections))
 
     def handle_producers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_PRODUCER_CONNECTION_LIST (204)."""
@@ -323,7 +318,7 @@ class InspectionHandlers:
                 code=ResponseCode.SYSTEM_ERROR,
             )
         series, is_bytes = found
-        return command.reply(body=encode_broker_stats(series.figures(is_bytes=is_bytes)))
+        return command.reply(body=encode_body(series.figures(is_bytes=is_bytes)))
 
     async def handle_broker_consume_stats(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_CONSUME_STATS (317): for every group with offsets, in ordered or in other
@@ -369,7 +364,7 @@ class InspectionHandlers:
             self._time_span(header.group, config.name, queue_id, now_ms)
             for queue_id in range(config.write_queue_count)
         )
-        return command.reply(body=encode_consume_time_span(ConsumeTimeSpan(spans=spans)))
+        return command.reply(body=encode_body(ConsumeTimeSpan(spans=spans)))
 
     def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> QueueTimeSpan:
         store = self._store
@@ -419,7 +414,7 @@ class InspectionHandlers:
                 for log_offset, size, tag_hash in entries
             ),
         )
-        return command.reply(body=encode_consume_queue_view(view))
+        return command.reply(body=encode_body(view))
 
     def handle_subscription(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_SUBSCRIPTION_BY_CONSUMER (345): none if the group is not online for the topic."""
@@ -431,7 +426,7 @@ class InspectionHandlers:
             topic=topic,
             subscription=None if found is None else describe_subscription(found),
         )
-        return command.reply(body=encode_group_subscription(body))
+        return command.reply(body=encode_body(body))
 
     def _subscription(self, group: str, topic: str) -> HeldSubscription | None:
         online = self._consumers.get(group)

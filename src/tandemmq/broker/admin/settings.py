@@ -23,7 +23,7 @@ from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted
-from tandemmq.protocol.bodies.codec import DataVersion, encode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
@@ -193,7 +193,7 @@ class SettingsHandlers:
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_CONFIG: returns Java properties text, sorted by key."""
         lines = [f"{key}={_escape(text)}" for key, text in sorted(self._texts().items())]
-        version = encode_data_version(self._version).decode()
+        version = encode_body(self._version).decode()
         return command.reply(0, BrokerConfigResponse(version=version), body="\n".join(lines).encode() + b"\n")
 
     async def handle_update(self, channel: Channel, command: Command) -> Command:

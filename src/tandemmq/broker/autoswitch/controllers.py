@@ -235,8 +235,8 @@ class Heartbeats:
             period_s = self._options.heartbeat_ms / 1000
             try:
                 timeout_s = self._options.heartbeat_timeout_ms / 1000
-                answer = await api.send_controller_heartbeat(
-                    self._client, address, self._sender.make_heartbeat(), timeout_s=timeout_s
+                answer = await api.send_controller_heartbeat.within(
+                    timeout_s, self._client, address, self._sender.make_heartbeat()
                 )
                 if answer.master_epoch is None:
                     period_s = max(period_s, OTHERS_PERIOD_S)
@@ -383,7 +383,7 @@ class PeerLeaseHolder:
                 self._until_s = max(self._until_s, sent_at_s + HELD_S)
             answer: VouchResponse | None = None
             try:
-                answer = await send_peer_lease(self._client, address, make(token), timeout_s=TIMEOUT_S)
+                answer = await send_peer_lease.within(TIMEOUT_S, self._client, address, make(token))
             except (ClientError, RequestRejected):
                 pass  # unreachable, or it serves another term
             is_first = token is None

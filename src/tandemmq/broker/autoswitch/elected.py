@@ -48,7 +48,8 @@ from tandemmq.broker.autoswitch.term import Term
 from tandemmq.broker.broker import Broker, ha_port_of
 from tandemmq.broker.options import BrokerConfig
 from tandemmq.errors import Busy, ClientError, ConfigError, RequestRejected, StaleTerm
-from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, encode_broker_epochs
+from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.controller import (
@@ -661,8 +662,8 @@ class ElectedBroker:
         assert facts.master_id is not None
         while True:
             try:
-                info = await fetch_master_ha_info(
-                    self._client, facts.master_address, timeout_s=FIND_MASTER_TIMEOUT_S
+                info = await fetch_master_ha_info.within(
+                    FIND_MASTER_TIMEOUT_S, self._client, facts.master_address
                 )
             except (ClientError, RequestRejected):
                 pass  # it is still becoming master, or has gone again
@@ -704,4 +705,4 @@ class ElectedBroker:
             ],
             max_log_offset=self._log.max_log_offset,
         )
-        return command.reply(body=encode_broker_epochs(body))
+        return command.reply(body=encode_body(body))

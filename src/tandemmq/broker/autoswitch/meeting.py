@@ -21,7 +21,7 @@ from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
 from tandemmq.broker.replica.log_checksum import RANGE_BYTES_MAX, READ_BYTES_MAX, SLICE_BYTES, LogChecksums
 from tandemmq.broker.replica.tail_check import first_difference
 from tandemmq.errors import RequestRejected, TandemError
-from tandemmq.protocol.bodies.replica import encode_terms
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import RecordOutcome, check_record
@@ -99,7 +99,7 @@ class Meeting:
         )
         epochs = store.terms.epochs
         terms = [(*entry, epochs.ids.get(entry, 0)) for entry in epochs.entries]
-        return command.reply(header=header, body=encode_terms(terms))
+        return command.reply(header=header, body=encode_body(terms))
 
     async def ask(self) -> MasterHistory | None:
         """Returns the history of the master; None if it does not support this: RocketMQ, or an older release.
@@ -113,7 +113,7 @@ class Meeting:
             broker_id=self._broker_id, address=self._address, group_id=self._group.group_id
         )
         try:
-            answer, terms = await read_history(self._client, master, header, timeout_s=ASK_TIMEOUT_S)
+            answer, terms = await read_history.within(ASK_TIMEOUT_S, self._client, master, header)
         except RequestRejected as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise

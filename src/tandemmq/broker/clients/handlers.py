@@ -31,9 +31,9 @@ from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, NotPermitted, RequestRejected, RequestTimeout
 from tandemmq.protocol.bodies.client import (
+    ClientConfigCheck,
     ConsumerData,
-    decode_client_config_check,
-    decode_heartbeat,
+    Heartbeat,
     encode_consumer_list,
 )
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -216,7 +216,7 @@ class ClientHandlers:
         """
         client, group = render_address(channel.peer), ""  # until the body identifies the client
         try:
-            heartbeat = read_body(decode_heartbeat, command.body)
+            heartbeat = read_body(Heartbeat, command.body)
             client = _check_client_id(heartbeat.client_id)
             self._watch(channel)
             member = Member(
@@ -268,7 +268,7 @@ class ClientHandlers:
 
     def handle_check_config(self, channel: Channel, command: Command) -> Command:
         """Handles CHECK_CLIENT_CONFIG (46): checks that the broker accepts a subscription."""
-        subscription = read_body(decode_client_config_check, command.body).subscription
+        subscription = read_body(ClientConfigCheck, command.body).subscription
         if not is_tag_type(subscription.expression_type):
             require_sql(
                 subscription.topic,

@@ -14,7 +14,7 @@ from typing import Final, NamedTuple, Protocol
 from tandemmq.broker.guards import invalid, read_body, require_group
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.protocol.bodies.client import LockRequest, decode_lock_request, encode_lock_answer
+from tandemmq.protocol.bodies.client import LockRequest, encode_lock_answer
 from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
@@ -128,7 +128,7 @@ class LockHandlers:
         return command.reply()
 
     def _read(self, command: Command) -> LockRequest:
-        request = read_body(decode_lock_request, command.body)
+        request = read_body(LockRequest, command.body)
         if not request.client_id or not request.consumer_group:
             raise invalid("clientId and consumerGroup must be given to lock or unlock queues")
         return request

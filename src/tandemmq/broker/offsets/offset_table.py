@@ -11,14 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from msgspec import UNSET, structs
 
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.codec import DataVersion, encode_body
-from tandemmq.protocol.bodies.progress import (
-    ConsumerOffsetTable,
-    decode_consumer_offsets,
-    decode_delay_offsets,
-    encode_consumer_offsets,
-    encode_delay_offsets,
-)
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
+from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
 from tandemmq.protocol.bodies.progress import DelayOffsets as Body
 
 QueueOffsets = dict[int, int]
@@ -270,11 +264,11 @@ class OffsetTable:
         table = self.snapshot()
         if self.deleted_topics is not None:
             table = structs.replace(table, deleted=deleted)
-        return b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_consumer_offsets(table)[1:]
+        return b'{"groupTopicMap":' + encode_body(topics) + b"," + encode_body(table)[1:]
 
     def load(self, data: bytes) -> None:
         """Loads the content of consumerOffset.json."""
-        table = decode_consumer_offsets(data)
+        table = decode_body(data, ConsumerOffsetTable)
         self._committed = {key: dict(queues) for key, queues in table.offsets.items()}
         self.data_version = table.data_version
         self._last_deletions = None if table.deleted is UNSET else dict(table.deleted)
@@ -345,11 +339,11 @@ class DelayOffsetTable:
 
     def encode(self) -> bytes:
         """Returns the content of delayOffset.json."""
-        return encode_delay_offsets(self.snapshot())
+        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of delayOffset.json; old files have no version."""
-        table = decode_delay_offsets(data)
+        table = decode_body(data, DelayOffsets)
         self._offsets = dict(table.offsets)
         self.data_version = table.data_version
 

@@ -19,7 +19,7 @@ from tandemmq.broker.pop.reading import PopPolls
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
-from tandemmq.protocol.bodies.progress import BatchAckEntry, decode_batch_ack, decode_bits
+from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, decode_bits
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
@@ -93,7 +93,7 @@ class AckHandlers:
         self._admission.require_master(self._log.is_ready)
         if not command.body:
             raise RequestRejected("the batch of acks is empty", code=ResponseCode.NO_MESSAGE)
-        batch = read_body(decode_batch_ack, command.body)
+        batch = read_body(BatchAck, command.body)
         if len(batch.entries) > BATCH_ENTRIES_MAX:
             raise BadRequest(f"{len(batch.entries)} entries in a batch of acks, at most {BATCH_ENTRIES_MAX}")
         pending = _Pending(channel, command)

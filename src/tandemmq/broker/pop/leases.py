@@ -13,17 +13,8 @@ from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.bodies.progress import (
-    Ack,
-    CheckPoint,
-    Position,
-    decode_ack,
-    decode_check_point,
-    decode_position,
-    encode_ack,
-    encode_check_point,
-    encode_position,
-)
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
+from tandemmq.protocol.bodies.progress import Ack, CheckPoint, Position
 from tandemmq.protocol.properties import TAGS, UNIQ_KEY, encode_properties, find_property
 from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
 from tandemmq.protocol.topic_names import REVIVE_TOPIC_PREFIX
@@ -334,7 +325,7 @@ class LeaseRecords:
             end_offset=lease.end_offset if moves_position else None,
         )
         name = self._name(key, key.start_offset, CHECK_POINT_TAG)
-        return self._record(CHECK_POINT_TAG, encode_check_point(body), lease.revive_queue_id, name, now_ms)
+        return self._record(CHECK_POINT_TAG, encode_body(body), lease.revive_queue_id, name, now_ms)
 
     def ack(self, lease: Lease, offsets: Sequence[int], now_ms: int) -> NewRecord:
         """Builds the record of one or more acks of a lease."""
@@ -352,13 +343,13 @@ class LeaseRecords:
         )
         tag = ACK_TAG if is_one else BATCH_ACK_TAG
         name = self._name(key, offsets[0], ACK_TAG)
-        return self._record(tag, encode_ack(body), lease.revive_queue_id, name, now_ms)
+        return self._record(tag, encode_body(body), lease.revive_queue_id, name, now_ms)
 
     def position(
         self, topic: str, group: str, queue_id: int, offset: int, *, revive_queue_id: int, now_ms: int
     ) -> NewRecord:
         body = Position(topic=topic, group=group, queue_id=queue_id, offset=offset)
-        return self._record(POSITION_TAG, encode_position(body), revive_queue_id, "", now_ms)
+        return self._record(POSITION_TAG, encode_body(body), revive_queue_id, "", now_ms)
 
     def _name(self, key: LeaseKey, offset: int, kind: str) -> str:
         parts = (key.topic, key.queue_id, offset, key.group, key.pop_time_ms, self._broker_name, kind)
@@ -385,18 +376,18 @@ def read_change(record: Record) -> Change | None:
         if tag == CHECK_POINT_TAG.encode():
             return _read_check_point(record)
         if tag in (ACK_TAG.encode(), BATCH_ACK_TAG.encode()):
-            ack = decode_ack(record.body)
+            ack = decode_body(record.body, Ack)
             key = LeaseKey(ack.topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time_ms)
             return Finished(key, [ack.offset] if ack.offsets is None else ack.offsets)
         if tag == POSITION_TAG.encode():
-            return decode_position(record.body)
+            return decode_body(record.body, Position)
     except RemoteProtocolError:
         pass
     return None
 
 
 def _read_check_point(record: Record) -> NewLease | None:
-    body = decode_check_point(record.body)
+    body = decode_body(record.body, CheckPoint)
     steps = body.offset_steps or list(range(body.count))
     if not 0 < len(steps) <= MESSAGE_COUNT_MAX:
         return None

@@ -11,11 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
+from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.progress import (
     OrderState,
     OrderStates,
-    decode_order_states,
-    encode_order_states,
 )
 
 KEPT_MS: Final = 24 * 3_600_000
@@ -182,11 +181,11 @@ class OrderTable:
                 continue
             topic, group, queue_id = key
             table.setdefault(f"{topic}@{group}", {})[queue_id] = _state(pop)
-        return encode_order_states(OrderStates(table=table))
+        return encode_body(OrderStates(table=table))
 
     def load(self, data: bytes) -> None:
         """Loads the content of consumerOrderInfo.json."""
-        for name, queues in decode_order_states(data).table.items():
+        for name, queues in decode_body(data, OrderStates).table.items():
             topic, _, group = name.partition("@")
             for queue_id, state in queues.items():
                 if state.offsets:

@@ -23,7 +23,8 @@ from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, ConsumerTable
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError
-from tandemmq.protocol.bodies.stats import ColdControlInfo, GroupColdReads, encode_cold_control_info
+from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.stats import ColdControlInfo, GroupColdReads
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.consume import PullRequest
@@ -199,7 +200,7 @@ class ColdHandlers:
         """Handles GET_COLD_DATA_FLOW_CTR_INFO: returns the thresholds, and the reads in the current window of
         5 s.
         """
-        return command.reply(body=encode_cold_control_info(self._reads.info()))
+        return command.reply(body=encode_body(self._reads.info()))
 
 
 def _check_group(group: str) -> None:

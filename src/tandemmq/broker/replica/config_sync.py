@@ -291,7 +291,7 @@ class ConfigSync:
     async def _fetch_consumer_offsets(self, master: str) -> _Apply:
         table = self._tables.consumer_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await fetch_consumer_offsets(self._client, master, timeout_s=timeout_s)
+        fetched = await fetch_consumer_offsets.within(timeout_s, self._client, master)
 
         def apply(_state: _MasterState) -> None:
             if fetched.data_version is not None and self._is_older(fetched.data_version, table.data_version):
@@ -319,7 +319,7 @@ class ConfigSync:
     async def _fetch_delay_offsets(self, master: str) -> _Apply:
         table = self._tables.delay_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await fetch_delay_offsets(self._client, master, timeout_s=timeout_s)
+        fetched = await fetch_delay_offsets.within(timeout_s, self._client, master)
 
         def apply(_state: _MasterState) -> None:
             held = table.snapshot()

@@ -18,11 +18,9 @@ from tandemmq.broker.delay.timers import encode_timer_answer
 from tandemmq.broker.replica.config_sync import ReplicaTables
 from tandemmq.broker.replica.ha_status import rocketmq_fields
 from tandemmq.errors import RemoteProtocolError, RequestRejected
-from tandemmq.protocol.bodies.client import encode_request_modes
-from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version, encode_body
-from tandemmq.protocol.bodies.progress import encode_consumer_offsets, encode_delay_offsets
-from tandemmq.protocol.bodies.replica import HaStatus, encode_ha_status
-from tandemmq.protocol.bodies.tables import ReplicatedTopics, encode_group_table, encode_topic_config_table
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
+from tandemmq.protocol.bodies.replica import HaStatus
+from tandemmq.protocol.bodies.tables import ReplicatedTopics
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import (
@@ -72,7 +70,7 @@ def _is_current(version: str | None, current: DataVersion) -> bool:
     if version is None or not version.strip():
         return False
     try:
-        return decode_data_version(version) == current
+        return decode_body(version, DataVersion) == current
     except RemoteProtocolError:
         return False
 
@@ -121,7 +119,7 @@ class ReplicaHandlers:
             deleted = dict(self._deleted_topics())
             table = ReplicatedTopics(topics=table.topics, data_version=table.data_version, deleted=deleted)
         header = AllTopicConfigResponse(topic_count=total)
-        return command.reply(header=header, body=encode_topic_config_table(table))
+        return command.reply(header=header, body=encode_body(table))
 
     def handle_groups(self, _channel: Channel, command: Command) -> Command:
         request = command.decode(AllGroupConfigRequest)
@@ -139,13 +137,13 @@ class ReplicaHandlers:
         if not table.groups or command.language != OUR_LANGUAGE:
             table = msgspec.structs.replace(table, deleted=msgspec.UNSET)
         header = AllGroupConfigResponse(group_count=total)
-        return command.reply(header=header, body=encode_group_table(table))
+        return command.reply(header=header, body=encode_body(table))
 
     def handle_consumer_offsets(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_consumer_offsets(self._tables.consumer_offsets.snapshot()))
+        return command.reply(body=encode_body(self._tables.consumer_offsets.snapshot()))
 
     def handle_delay_offsets(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_delay_offsets(self._tables.delay_offsets.snapshot()))
+        return command.reply(body=encode_body(self._tables.delay_offsets.snapshot()))
 
     def handle_timer_check(self, _channel: Channel, command: Command) -> Command:
         progress = self._tables.timer_progress
@@ -163,10 +161,10 @@ class ReplicaHandlers:
         return command.reply(body=encode_body({"timingCount": {}, "dataVersion": progress.data_version}))
 
     def handle_request_modes(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_request_modes(self._tables.request_modes.snapshot()))
+        return command.reply(body=encode_body(self._tables.request_modes.snapshot()))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
         status = self._ha_status()
         if command.language != OUR_LANGUAGE:
             status = rocketmq_fields(status)
-        return command.reply(body=encode_ha_status(status))
+        return command.reply(body=encode_body(status))

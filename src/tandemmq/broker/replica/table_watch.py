@@ -13,7 +13,7 @@ from typing import Final
 from tandemmq.api.replica import await_tables
 from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.errors import Busy, RequestRejected, TandemError
-from tandemmq.protocol.bodies.codec import DataVersion, decode_data_version
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.replica import AwaitTablesRequest
@@ -157,7 +157,7 @@ class TableChangeServer:
 
     def handle_await(self, channel: Channel, command: Command) -> Command | None:
         request = command.decode(AwaitTablesRequest)
-        held = decode_data_version(request.topics), decode_data_version(request.groups)
+        held = decode_body(request.topics, DataVersion), decode_body(request.groups, DataVersion)
         if request.broker_id is not None:
             self._record_held(request.broker_id, held, channel)
         is_current = held == self._versions()

@@ -16,12 +16,10 @@ from msgspec import UNSET
 
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
     SubscriptionGroupTable,
-    decode_group_table,
-    encode_group_table,
 )
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, group_fault
 from tandemmq.telemetry import events
@@ -179,11 +177,11 @@ class GroupTable:
 
     def encode(self) -> bytes:
         """Returns the content of subscriptionGroup.json."""
-        return encode_group_table(self.snapshot())
+        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of subscriptionGroup.json."""
-        table = decode_group_table(data)
+        table = decode_body(data, SubscriptionGroupTable)
         self._configs = dict(table.groups)
         self._forbidden = {group: dict(topics) for group, topics in table.forbidden.items()}
         self._deleted = dict(table.deleted or {})

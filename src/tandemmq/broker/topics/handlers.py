@@ -19,17 +19,14 @@ from tandemmq.broker.topics.attributes import apply_group_attributes, apply_topi
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable, system_topic_names
 from tandemmq.errors import GroupNotFound, NotPermitted, ServiceNotAvailable
+from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.tables import (
+    GroupConfigList,
     GroupForbidden,
     SubscriptionGroupConfig,
     TopicConfig,
+    TopicConfigList,
     as_changes,
-    decode_group_config,
-    decode_group_config_list,
-    decode_topic_config_list,
-    encode_group_config,
-    encode_group_forbidden,
-    encode_topic_config,
     encode_topic_list,
 )
 from tandemmq.protocol.command import Command
@@ -114,7 +111,7 @@ class TopicHandlers:
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_TOPIC_LIST (18): all topics are changed, or none if one is rejected."""
-        configs = read_body(decode_topic_config_list, command.body)
+        configs = read_body(TopicConfigList, command.body).topics
         self._require_master()
         if not configs:
             raise invalid("topicConfigList must name at least one topic")
@@ -248,7 +245,7 @@ class TopicHandlers:
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_CONFIG (351)."""
         config = require_topic(self._topics, command.decode(TopicConfigRequest).topic)
-        return command.reply(body=encode_topic_config(config))
+        return command.reply(body=encode_body(config))
 
     def handle_system_list(self, channel: Channel, command: Command) -> Command:
         """Handles GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
@@ -316,7 +313,7 @@ class GroupHandlers:
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
-        config = read_body(decode_group_config, command.body)
+        config = read_body(SubscriptionGroupConfig, command.body)
         self._require_master()
         if self._groups.put(self._checked(config), self._clock.now_ms()):
             await save_or_reject(self._saver, self._file)
@@ -326,7 +323,7 @@ class GroupHandlers:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all are changed, or none if one is
         rejected.
         """
-        configs = read_body(decode_group_config_list, command.body)
+        configs = read_body(GroupConfigList, command.body).groups
         self._require_master()
         if not configs:
             raise invalid("groupConfigList must name at least one group")
@@ -354,7 +351,7 @@ class GroupHandlers:
                 await save_or_reject(self._saver, self._file)
         is_readable = not self._groups.is_read_forbidden(group, topic)
         answer = GroupForbidden(group=group, topic=topic, is_readable=is_readable)
-        return command.reply(body=encode_group_forbidden(answer))
+        return command.reply(body=encode_body(answer))
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_SUBSCRIPTIONGROUP (207); the group's offsets are deleted if the request says so."""
@@ -377,7 +374,7 @@ class GroupHandlers:
         """
         group = command.decode(GroupConfigRequest).group
         config = require_group(self._groups, group, self._clock.now_ms(), channel.peer[0])
-        return command.reply(body=encode_group_config(config))
+        return command.reply(body=encode_body(config))
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         """Returns the resulting group with its attributes changed as requested. Raises BadRequest."""

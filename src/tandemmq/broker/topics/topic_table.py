@@ -12,12 +12,10 @@ from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISSION_WRITE, BrokerOptions
 from tandemmq.errors import Busy
 from tandemmq.protocol import topic_names as names
-from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import (
     TopicConfig,
     TopicConfigTable,
-    decode_topic_config_table,
-    encode_topic_config_table,
 )
 
 READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
@@ -162,11 +160,11 @@ class TopicTable:
 
     def encode(self) -> bytes:
         """Returns the content of topics.json."""
-        return encode_topic_config_table(self.snapshot())
+        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of topics.json; a topic's own name wins over its key."""
-        table = decode_topic_config_table(data)
+        table = decode_body(data, TopicConfigTable)
         self._configs = dict(table.topics)
         self.data_version = table.data_version
 

@@ -20,7 +20,7 @@ from tandemmq.client.options import MessageModel
 from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import ClientError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import POP, AssignmentQuery
+from tandemmq.protocol.bodies.client import POP, AssignmentQuery, LockRequest
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
@@ -257,9 +257,7 @@ class Assignment:
         instance, group = self._seams.instance, self._seams.group
         ids = await self._first_answer(
             view,
-            lambda address: broker_consume.query_consumer_ids(
-                instance.remoting, address, group, timeout_s=instance.options.call_timeout_s
-            ),
+            lambda address: broker_consume.query_consumer_ids(instance.remoting, address, group),
         )
         if not ids or instance.client_id not in ids:
             return None
@@ -286,15 +284,12 @@ class Assignment:
 
         async def query_broker(address: str) -> Collection[MessageQueue] | None:
             try:
-                rows = await broker_consume.query_assignment(
-                    instance.remoting, address, query, timeout_s=instance.options.call_timeout_s
-                )
+                rows = (await broker_consume.query_assignment(instance.remoting, address, query)).queues
             except RequestRejected as error:
                 if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                     raise
-                return (
-                    local_share  # a RocketMQ 4 broker; the group must not wait for brokers that cannot answer
-                )
+                # A RocketMQ 4 broker: the group must not wait for brokers that cannot answer.
+                return local_share
             if rows is None:
                 return None
             if any(row.mode == POP for row in rows):
@@ -606,13 +601,8 @@ class QueueLockKeeper:
             if address is None:
                 continue
             try:
-                await broker_consume.unlock_queues(
-                    instance.remoting,
-                    address,
-                    self._seams.group,
-                    instance.client_id,
-                    tuple(released),
-                    timeout_s=CALL_TIMEOUT_S,
+                await broker_consume.unlock_queues.within(
+                    CALL_TIMEOUT_S, instance.remoting, address, self._describe(released)
                 )
             except TandemError as error:
                 self._report_failure(broker_name, error)
@@ -627,13 +617,13 @@ class QueueLockKeeper:
         if address is None:
             instance.routes.refresh_soon(queues[0].topic)
             return None
-        return await broker_consume.lock_queues(
-            instance.remoting,
-            address,
-            self._seams.group,
-            instance.client_id,
-            tuple(queues),
-            timeout_s=CALL_TIMEOUT_S,
+        return await broker_consume.lock_queues.within(
+            CALL_TIMEOUT_S, instance.remoting, address, self._describe(queues)
+        )
+
+    def _describe(self, queues: Iterable[MessageQueue]) -> LockRequest:
+        return LockRequest(
+            client_id=self._seams.instance.client_id, consumer_group=self._seams.group, queues=tuple(queues)
         )
 
     def _master_of(self, queue: MessageQueue) -> str | None:

@@ -43,7 +43,6 @@ from tandemmq.protocol.bodies.client import (
     ConsumerData,
     ConsumeType,
     DirectlyConsumed,
-    encode_directly_consumed,
 )
 from tandemmq.protocol.bodies.codec import encode_body, encode_queue_map
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_reset_offsets, encode_consumer_status
@@ -368,7 +367,7 @@ async def hand_back(
 
     async def send_back(address: str, remaining_s: float) -> None:
         try:
-            await broker_send.send_back(instance.remoting, address, header, timeout_s=remaining_s)
+            await broker_send.send_back.within(remaining_s, instance.remoting, address, header)
         except RequestRejected as error:
             if error.code != ResponseCode.SYSTEM_ERROR:
                 raise
@@ -513,7 +512,7 @@ class BrokerRequests:
             remark=outcome.remark,
             took_ms=round(outcome.took_s * 1000),
         )
-        return command.reply(body=encode_directly_consumed(answer))
+        return command.reply(body=encode_body(answer))
 
     def _reset_offsets(self, command: Command) -> None:
         """Moves the assigned queues to the offsets that an administrator has set; other queues are

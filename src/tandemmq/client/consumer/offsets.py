@@ -78,7 +78,6 @@ class BrokerOffsets:
                 queue.topic,
                 queue.queue_id,
                 zero_if_missing=self._zero_if_missing,
-                timeout_s=self._instance.options.call_timeout_s,
             )
         except TandemError as error:
             self._report_failure(queue, address, error)
@@ -96,7 +95,6 @@ class BrokerOffsets:
                 offset,
                 client_id=self._instance.client_id,
                 seen=seen,
-                timeout_s=self._instance.options.call_timeout_s,
             )
         except TandemError as error:
             self._report_failure(queue, address, error)
@@ -355,20 +353,15 @@ async def find_offset(
         view = await instance.routes.refresh(queue.topic)
     assert replica is not None
     remoting, address = instance.remoting, replica.address
-    timeout_s = instance.options.call_timeout_s
     match start_from:
         case StartFrom.FIRST:
-            offset = await broker_consume.query_min_offset(
-                remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
-            )
+            offset = await broker_consume.query_min_offset(remoting, address, queue.topic, queue.queue_id)
         case StartFrom.LAST:
-            offset = await broker_consume.query_max_offset(
-                remoting, address, queue.topic, queue.queue_id, timeout_s=timeout_s
-            )
+            offset = await broker_consume.query_max_offset(remoting, address, queue.topic, queue.queue_id)
         case StartFrom.TIMESTAMP:
             assert time_ms is not None
             offset = await broker_consume.search_offset(
-                remoting, address, queue.topic, queue.queue_id, time_ms, timeout_s=timeout_s
+                remoting, address, queue.topic, queue.queue_id, time_ms
             )
         case _:
             assert_never(start_from)

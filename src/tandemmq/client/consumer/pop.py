@@ -189,7 +189,7 @@ class PopConsumer(Client):
             topic,
             message.broker_name,
             lambda address, remaining_s: broker_consume.change_invisible(
-                remoting, address, self.group, topic, message.handle, invisible_ms, timeout_s=remaining_s
+                remoting, address, self.group, topic, message.handle, invisible_ms
             ),
             timeout_s=self._instance.options.call_timeout_s,
         )
@@ -329,8 +329,8 @@ class PopConsumer(Client):
         await self._instance.call_master(
             topic,
             message.broker_name,
-            lambda address, remaining_s: broker_consume.ack(
-                remoting, address, self.group, topic, message.handle, timeout_s=remaining_s
+            lambda address, remaining_s: broker_consume.ack.within(
+                remaining_s, remoting, address, self.group, topic, message.handle
             ),
             timeout_s=self._instance.options.call_timeout_s,
         )

@@ -34,9 +34,7 @@ async def check_filters(instance: ClientInstance, group: str, subscriptions: Ite
             check = ClientConfigCheck(
                 client_id=instance.client_id, group=group, subscription=subscription.describe()
             )
-            await broker_consume.check_client_config(
-                instance.remoting, address, check, timeout_s=instance.options.call_timeout_s
-            )
+            await broker_consume.check_client_config(instance.remoting, address, check)
 
 
 ALL = "*"

@@ -242,8 +242,8 @@ class Producer(Client):
         return await self._instance.call_master(
             wrapped,
             broker_of_handle(recall_handle),
-            lambda address, remaining_s: broker_send.recall(
-                remoting, address, wrapped, recall_handle, timeout_s=remaining_s
+            lambda address, remaining_s: broker_send.recall.within(
+                remaining_s, remoting, address, wrapped, recall_handle
             ),
             timeout_s=self.options.timeout_s,
         )

@@ -94,6 +94,8 @@ class ConsumerData(Body, frozen=True, kw_only=True):
 class Heartbeat(Body, frozen=True, kw_only=True):
     """The body of HEART_BEAT (34). With `is_without_subscriptions` the known subscriptions are kept."""
 
+    HAS_SETS = True
+
     client_id: str = field(name="clientID", default="")
     consumers: tuple[ConsumerData, ...] = field(name="consumerDataSet", default=())
     fingerprint: int = field(name="heartbeatFingerprint", default=0)
@@ -104,26 +106,12 @@ class Heartbeat(Body, frozen=True, kw_only=True):
 class ClientConfigCheck(Body, frozen=True, kw_only=True):
     """The body of CHECK_CLIENT_CONFIG (46): asks if this subscription's expression compiles."""
 
+    HAS_SETS = True
+
     client_id: str = field(name="clientId", default="")
     group: str = ""
     namespace: str | None = None
     subscription: SubscriptionData = field(name="subscriptionData", default=SubscriptionData())
-
-
-def encode_heartbeat(heartbeat: Heartbeat) -> bytes:
-    return encode_body(heartbeat, has_sets=True)
-
-
-def decode_heartbeat(data: Buffer) -> Heartbeat:
-    return decode_body(data, Heartbeat)
-
-
-def encode_client_config_check(check: ClientConfigCheck) -> bytes:
-    return encode_body(check, has_sets=True)
-
-
-def decode_client_config_check(data: Buffer) -> ClientConfigCheck:
-    return decode_body(data, ClientConfigCheck)
 
 
 # Members of groups, their connections and their queue locks.
@@ -173,6 +161,8 @@ class Refusal(Body, frozen=True, kw_only=True):
 class ConsumerConnections(Body, frozen=True, kw_only=True):
     """The answer to GET_CONSUMER_CONNECTION_LIST (203)."""
 
+    HAS_SETS = True
+
     connections: tuple[ClientConnection, ...] = field(name="connectionSet", default=())
     consume_from_where: ConsumeFromWhere = field(
         name="consumeFromWhere", default=ConsumeFromWhere.LAST_OFFSET
@@ -208,6 +198,8 @@ class AllProducers(Body, frozen=True, kw_only=True):
 class GroupSubscription(Body, frozen=True, kw_only=True):
     """The answer to QUERY_SUBSCRIPTION_BY_CONSUMER (345)."""
 
+    HAS_SETS = True
+
     group: str = ""
     subscription: SubscriptionData | None = field(name="subscriptionData", default=None)
     topic: str = ""
@@ -232,32 +224,12 @@ def decode_consumer_list(data: Buffer) -> tuple[str, ...]:
     return tuple(dict.fromkeys(decode_body(data, ConsumerList).client_ids))
 
 
-def encode_directly_consumed(outcome: DirectlyConsumed) -> bytes:
-    return encode_body(outcome)
-
-
-def encode_lock_request(request: LockRequest) -> bytes:
-    return encode_body(request)
-
-
-def decode_lock_request(data: Buffer) -> LockRequest:
-    return decode_body(data, LockRequest)
-
-
 def encode_lock_answer(locked: Iterable[MessageQueue]) -> bytes:
     return encode_body(LockAnswer(locked=tuple(locked)))
 
 
 def decode_lock_answer(data: Buffer) -> frozenset[MessageQueue]:
     return frozenset(decode_body(data, LockAnswer).locked)
-
-
-def encode_consumer_connections(connections: ConsumerConnections) -> bytes:
-    return encode_body(connections, has_sets=True)
-
-
-def decode_consumer_connections(data: Buffer) -> ConsumerConnections:
-    return decode_body(data, ConsumerConnections)
 
 
 def encode_producer_connections(connections: Iterable[ClientConnection]) -> bytes:
@@ -274,10 +246,6 @@ def encode_producer_table(producers: Mapping[str, Iterable[ProducerInfo]]) -> by
 
 def decode_producer_table(data: Buffer) -> dict[str, tuple[ProducerInfo, ...]]:
     return decode_body(data, AllProducers).groups
-
-
-def encode_group_subscription(subscription: GroupSubscription) -> bytes:
-    return encode_body(subscription, has_sets=True)
 
 
 # Server-side assignment: QUERY_ASSIGNMENT, SET_MESSAGE_REQUEST_MODE, messageRequestMode.json (spec
@@ -326,35 +294,3 @@ class RequestModes(Body, frozen=True, kw_only=True):
     """The table topic -> group -> mode: messageRequestMode.json and the answer to 402."""
 
     modes: dict[str, dict[str, RequestMode]] = field(name="messageRequestModeMap", default_factory=dict)
-
-
-def encode_assignment_query(query: AssignmentQuery) -> bytes:
-    return encode_body(query)
-
-
-def decode_assignment_query(data: Buffer) -> AssignmentQuery:
-    return decode_body(data, AssignmentQuery)
-
-
-def encode_assignments(assignments: Assignments) -> bytes:
-    return encode_body(assignments)
-
-
-def decode_assignments(data: Buffer) -> Assignments:
-    return decode_body(data, Assignments)
-
-
-def encode_request_mode(mode: RequestMode) -> bytes:
-    return encode_body(mode)
-
-
-def decode_request_mode(data: Buffer) -> RequestMode:
-    return decode_body(data, RequestMode)
-
-
-def encode_request_modes(modes: RequestModes) -> bytes:
-    return encode_body(modes)
-
-
-def decode_request_modes(data: Buffer) -> RequestModes:
-    return decode_body(data, RequestModes)

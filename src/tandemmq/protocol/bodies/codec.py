@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from functools import cache
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, ClassVar, Final, Literal, TypeVar
 
 import msgspec
 from msgspec import field, inspect
@@ -33,7 +33,14 @@ def enum_names(*names: str) -> msgspec.Meta:
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """The base of all body shapes. Fields are in the order of their wire names, as Java writes them."""
+    """The base of all body shapes. Fields are in the order of their wire names, as Java writes them.
+
+    `HAS_SETS`: everything unordered is sorted, so that equal values give equal bytes; this costs three times
+    as much. `TEXT_BOUND` limits the loose texts that are read.
+    """
+
+    HAS_SETS: ClassVar[bool] = False
+    TEXT_BOUND: ClassVar[TextBound] = REQUEST_TEXT
 
 
 T = TypeVar("T")
@@ -46,12 +53,12 @@ _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
     """Encodes a value as compact strict JSON without nulls; integer keys are quoted.
 
-    With `has_sets` everything unordered is sorted, so that equal values give equal bytes; this costs three
-    times as much.
+    With `has_sets`, as for shapes that say so themselves, everything unordered is sorted.
 
     Raises:  LocalProtocolError when a text holds half a surrogate pair or a value has no JSON form.
     """
     try:
+        has_sets = has_sets or (isinstance(value, Body) and value.HAS_SETS)
         if not has_sets:
             text = _ENCODER.encode(value)
             # A match inside a text only costs time.
@@ -63,8 +70,9 @@ def encode_body(value: Any, *, has_sets: bool = False) -> bytes:
         raise LocalProtocolError(f"a {type(value).__name__} cannot be written as JSON: {error}") from error
 
 
-def decode_body(data: Buffer | str, shape: type[T], bound: TextBound = REQUEST_TEXT) -> T:
-    """Returns the typed value of a JSON text, strict or loose; loose texts are limited by `bound`.
+def decode_body(data: Buffer | str, shape: type[T], bound: TextBound | None = None) -> T:
+    """Returns the typed value of a JSON text, strict or loose; loose texts are limited by `bound`, which is
+    the shape's own by default.
 
     Raises:  RemoteProtocolError naming the shape and the fault.
     """
@@ -79,7 +87,8 @@ def decode_body(data: Buffer | str, shape: type[T], bound: TextBound = REQUEST_T
             return value
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             pass
-    return convert(loose_json.parse(raw, bound), shape)
+    limit = getattr(shape, "TEXT_BOUND", REQUEST_TEXT) if bound is None else bound
+    return convert(loose_json.parse(raw, limit), shape)
 
 
 def decode_plain(data: Buffer, bound: TextBound = REQUEST_TEXT) -> Any:
@@ -212,14 +221,6 @@ class DataVersion(Body, frozen=True, kw_only=True):
     def order(self) -> tuple[int, int, int]:
         """The sort key that orders older before newer."""
         return (self.state_version, self.counter, self.timestamp_ms)
-
-
-def encode_data_version(version: DataVersion) -> bytes:
-    return encode_body(version)
-
-
-def decode_data_version(data: Buffer | str) -> DataVersion:
-    return decode_body(data, DataVersion)
 
 
 REFUSALS_KEY: Final = "tandemConsumerRefusals"

@@ -20,7 +20,6 @@ from tandemmq.protocol.bodies.codec import (
     MessageQueue,
     convert,
     convert_queue_map,
-    decode_body,
     decode_plain,
     encode_body,
     encode_queue_map,
@@ -37,6 +36,8 @@ class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
     lost. `dropped`: groups whose offsets were deleted -> the time, and the log end then.
     """
 
+    TEXT_BOUND = LARGE_TEXT
+
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[str, dict[int, int]] = field(name="offsetTable", default_factory=dict)
     deleted: dict[str, int] | UnsetType = field(name="tandemDeletedTopics", default=UNSET)
@@ -46,6 +47,8 @@ class ConsumerOffsetTable(Body, frozen=True, kw_only=True):
 
 class DelayOffsets(Body, frozen=True, kw_only=True):
     """The progress of each delay level: level -> queue offset. Also the shape of `delayOffset.json`."""
+
+    TEXT_BOUND = LARGE_TEXT
 
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     offsets: dict[int, int] = field(name="offsetTable", default_factory=dict)
@@ -65,22 +68,6 @@ class ConsumerStatus(Body, frozen=True, kw_only=True):
 
     clients: dict[str, dict[MessageQueue, int]] = field(default_factory=dict)
     queues: dict[MessageQueue, int] = field(default_factory=dict)
-
-
-def encode_consumer_offsets(table: ConsumerOffsetTable) -> bytes:
-    return encode_body(table)
-
-
-def decode_consumer_offsets(data: Buffer) -> ConsumerOffsetTable:
-    return decode_body(data, ConsumerOffsetTable, LARGE_TEXT)
-
-
-def encode_delay_offsets(table: DelayOffsets) -> bytes:
-    return encode_body(table)
-
-
-def decode_delay_offsets(data: Buffer) -> DelayOffsets:
-    return decode_body(data, DelayOffsets, LARGE_TEXT)
 
 
 def encode_reset_offsets(offsets: Mapping[MessageQueue, int], *, as_list: bool = False) -> bytes:
@@ -242,47 +229,9 @@ class OrderState(Body, frozen=True, kw_only=True):
 class OrderStates(Body, frozen=True, kw_only=True):
     """The content of consumerOrderInfo.json: `topic@group` -> queue id -> state."""
 
+    TEXT_BOUND = LARGE_TEXT
+
     table: dict[str, dict[int, OrderState]] = field(default_factory=dict)
-
-
-def encode_check_point(check_point: CheckPoint) -> bytes:
-    return encode_body(check_point)
-
-
-def decode_check_point(data: Buffer) -> CheckPoint:
-    return decode_body(data, CheckPoint)
-
-
-def encode_ack(ack: Ack) -> bytes:
-    return encode_body(ack)
-
-
-def decode_ack(data: Buffer) -> Ack:
-    return decode_body(data, Ack)
-
-
-def encode_position(position: Position) -> bytes:
-    return encode_body(position)
-
-
-def decode_position(data: Buffer) -> Position:
-    return decode_body(data, Position)
-
-
-def encode_batch_ack(batch: BatchAck) -> bytes:
-    return encode_body(batch)
-
-
-def decode_batch_ack(data: Buffer) -> BatchAck:
-    return decode_body(data, BatchAck)
-
-
-def encode_order_states(states: OrderStates) -> bytes:
-    return encode_body(states)
-
-
-def decode_order_states(data: Buffer) -> OrderStates:
-    return decode_body(data, OrderStates, LARGE_TEXT)
 
 
 def encode_bits(numbers: list[int]) -> str:

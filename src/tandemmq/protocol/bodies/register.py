@@ -16,11 +16,9 @@ from tandemmq.protocol.bodies.codec import (
     Body,
     DataVersion,
     decode_body,
-    decode_data_version,
     encode_body,
-    encode_data_version,
 )
-from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable, decode_topic_config_table
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.protocol.codes import OUR_VERSION, VERSION_REGISTER_MAPPING, VERSION_WRAPPED_REGISTER_BODY
 from tandemmq.protocol.loose_json import REQUEST_TEXT
 from tandemmq.units import Buffer
@@ -61,7 +59,7 @@ def encode_register_broker_body(
     """
     if not is_compressed:
         return encode_body(body)
-    pieces = [_with_size(encode_data_version(body.topics.data_version))]
+    pieces = [_with_size(encode_body(body.topics.data_version))]
     pieces.append(_INT32.pack(len(body.topics.topics)))
     pieces += [_with_size(_encode_topic_line(config)) for config in body.topics.topics.values()]
     pieces.append(_with_size(encode_body(body.filter_servers or ())))
@@ -86,7 +84,7 @@ def decode_register_broker_body(
     if is_compressed or bytes(data[:1])[0] == _ZLIB_FIRST_BYTE:
         return _decode_compressed(_inflate(data))
     if version < VERSION_WRAPPED_REGISTER_BODY:
-        return RegisterBrokerBody(filter_servers=(), topics=decode_topic_config_table(data, REQUEST_TEXT))
+        return RegisterBrokerBody(filter_servers=(), topics=decode_body(data, TopicConfigTable, REQUEST_TEXT))
     return decode_body(data, RegisterBrokerBody)
 
 
@@ -133,7 +131,7 @@ def _decode_compressed(data: bytes) -> RegisterBrokerBody:
     try:
         position = 0
         piece, position = _read_piece(data, position)
-        version = decode_data_version(piece) if piece else DataVersion()
+        version = decode_body(piece, DataVersion) if piece else DataVersion()
         (count,) = _INT32.unpack_from(data, position)
         position += _INT32.size
         topics: dict[str, TopicConfig] = {}

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from msgspec import field
 
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.units import Buffer
+from tandemmq.protocol.bodies.codec import Body
 
 
 class SyncStateSetAnswer(Body, frozen=True, kw_only=True):
@@ -102,51 +101,6 @@ class ControllerMember(Body, frozen=True, kw_only=True):
     is_leader: bool = field(name="leader")
 
 
-def encode_members(value: list[ControllerMember]) -> bytes:
-    return encode_body(value)
-
-
-def decode_members(data: Buffer) -> list[ControllerMember]:
-    """Decodes the members. Raises RemoteProtocolError."""
-    return decode_body(data, list[ControllerMember])
-
-
-def encode_terms(terms: list[tuple[int, int, int]]) -> bytes:
-    """Encodes the terms of a log, each as its epoch, its first byte and its random id (0: unknown)."""
-    return encode_body(terms)
-
-
-def decode_terms(data: Buffer) -> list[tuple[int, int, int]]:
-    """Decodes the terms. Raises RemoteProtocolError."""
-    return decode_body(data, list[tuple[int, int, int]])
-
-
-def encode_sync_state_set(value: SyncStateSetAnswer) -> bytes:
-    return encode_body(value)
-
-
-def decode_sync_state_set(data: Buffer) -> SyncStateSetAnswer:
-    """Decodes the set. Raises RemoteProtocolError."""
-    return decode_body(data, SyncStateSetAnswer)
-
-
-def encode_broker_epochs(value: BrokerEpochs) -> bytes:
-    return encode_body(value)
-
-
-def encode_election(value: Election) -> bytes:
-    return encode_body(value)
-
-
-def encode_sync_state_data(value: SyncStateData) -> bytes:
-    return encode_body(value)
-
-
-def decode_broker_names(data: Buffer) -> list[str]:
-    """Decodes the names. Raises RemoteProtocolError."""
-    return decode_body(data, list[str])
-
-
 class HaConnection(Body, frozen=True, kw_only=True):
     """One slave as seen by its master; `lag_bytes` is the part it has not acknowledged.
 
@@ -202,11 +156,3 @@ class HaStatus(Body, frozen=True, kw_only=True):
     is_master: bool = field(name="master", default=False)
     max_log_offset: int = field(name="masterCommitLogMaxOffset", default=0)
     waiting: str | None = field(name="tandemWaiting", default=None)
-
-
-def encode_ha_status(status: HaStatus) -> bytes:
-    return encode_body(status)
-
-
-def decode_ha_status(data: Buffer) -> HaStatus:
-    return decode_body(data, HaStatus)

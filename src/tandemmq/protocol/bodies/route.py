@@ -107,10 +107,6 @@ def encode_old_broker(broker: BrokerData) -> bytes:
     return rest.replace(b"{}", b"{" + b",".join(pairs) + b"}", 1)
 
 
-def decode_topic_route(data: Buffer) -> TopicRoute:
-    return decode_body(data, TopicRoute)
-
-
 def encode_member_group(group: BrokerMembers) -> bytes:
     """Encodes the answer to GET_BROKER_MEMBER_GROUP (901)."""
     return encode_body(_MemberGroupAnswer(group=group))
@@ -135,7 +131,3 @@ def encode_cluster_info(info: ClusterInfo, *, is_strict: bool = True) -> bytes:
     rows = [encode_body(name) + b":" + encode_old_broker(broker) for name, broker in info.brokers.items()]
     clusters = encode_body(info.clusters)
     return b'{"brokerAddrTable":{' + b",".join(rows) + b'},"clusterAddrTable":' + clusters + b"}"
-
-
-def decode_cluster_info(data: Buffer) -> ClusterInfo:
-    return decode_body(data, ClusterInfo)

@@ -17,7 +17,6 @@ from tandemmq.protocol.bodies.codec import (
     MessageQueue,
     convert,
     convert_queue_map,
-    decode_body,
     decode_plain,
     encode_body,
     encode_queue_map,
@@ -104,6 +103,8 @@ class ConsumeQueueEntry(Body, frozen=True, kw_only=True):
 class ConsumeQueueView(Body, frozen=True, kw_only=True):
     """The answer to QUERY_CONSUME_QUEUE (321)."""
 
+    HAS_SETS = True
+
     max_queue_offset: int = field(name="maxQueueIndex", default=0)
     min_queue_offset: int = field(name="minQueueIndex", default=0)
     filter_data: str | None = field(name="filterData", default=None)
@@ -189,18 +190,6 @@ def decode_topic_stats(data: Buffer) -> TopicStats:
     )
 
 
-def encode_broker_stats(stats: BrokerStatsAnswer) -> bytes:
-    return encode_body(stats)
-
-
-def encode_consume_time_span(span: ConsumeTimeSpan) -> bytes:
-    return encode_body(span)
-
-
-def encode_consume_queue_view(view: ConsumeQueueView) -> bytes:
-    return encode_body(view, has_sets=True)
-
-
 def _convert_consume_stats(value: Any) -> ConsumeStats:
     value = _object(value)
     return ConsumeStats(
@@ -231,13 +220,3 @@ class ColdControlInfo(Body, frozen=True, kw_only=True):
     all_bytes: int = field(name="globalAcc", default=0)
     all_threshold_bytes: int = field(name="globalColdReadThreshold", default=0)
     groups: dict[str, GroupColdReads] = field(name="runtimeTable", default_factory=dict)
-
-
-def encode_cold_control_info(info: ColdControlInfo) -> bytes:
-    """Encodes JSON with RocketMQ's keys."""
-    return encode_body(info)
-
-
-def decode_cold_control_info(data: Buffer) -> ColdControlInfo:
-    """Decodes the body. Raises RemoteProtocolError for an invalid one."""
-    return decode_body(data, ColdControlInfo)

@@ -13,7 +13,7 @@ from typing import Annotated
 from msgspec import UNSET, UnsetType, field
 
 from tandemmq.protocol.bodies.codec import Body, DataVersion, decode_body, encode_body, enum_names
-from tandemmq.protocol.loose_json import LARGE_TEXT, TextBound
+from tandemmq.protocol.loose_json import LARGE_TEXT
 from tandemmq.units import Buffer
 
 
@@ -74,6 +74,8 @@ class TopicConfigTable(Body, frozen=True, kw_only=True):
     empty.
     """
 
+    TEXT_BOUND = LARGE_TEXT
+
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     topics: dict[str, TopicConfig] = field(name="topicConfigTable", default_factory=dict)
 
@@ -98,26 +100,6 @@ class TopicList(Body, frozen=True, kw_only=True):
 
     broker_address: str | None = field(name="brokerAddr", default=None)
     topics: tuple[str, ...] = field(name="topicList", default=())
-
-
-def encode_topic_config(config: TopicConfig) -> bytes:
-    return encode_body(config)
-
-
-def decode_topic_config(data: Buffer) -> TopicConfig:
-    return decode_body(data, TopicConfig)
-
-
-def encode_topic_config_table(table: TopicConfigTable) -> bytes:
-    return encode_body(table)
-
-
-def decode_topic_config_table(data: Buffer, bound: TextBound = LARGE_TEXT) -> TopicConfigTable:
-    return decode_body(data, TopicConfigTable, bound)
-
-
-def decode_replicated_topics(data: Buffer) -> ReplicatedTopics:
-    return decode_body(data, ReplicatedTopics)
 
 
 def encode_topic_config_list(topics: Iterable[TopicConfig]) -> bytes:
@@ -192,6 +174,8 @@ class SubscriptionGroupTable(Body, frozen=True, kw_only=True):
     RocketMQ ignores it.
     """
 
+    TEXT_BOUND = LARGE_TEXT
+
     data_version: DataVersion = field(name="dataVersion", default=DataVersion())
     forbidden: dict[str, dict[str, int]] = field(name="forbiddenTable", default_factory=dict)
     groups: dict[str, SubscriptionGroupConfig] = field(name="subscriptionGroupTable", default_factory=dict)
@@ -218,22 +202,6 @@ class GroupList(Body, frozen=True, kw_only=True):
     groups: tuple[str, ...] = field(name="groupList", default=())
 
 
-def encode_group_config(config: SubscriptionGroupConfig) -> bytes:
-    return encode_body(config)
-
-
-def decode_group_config(data: Buffer) -> SubscriptionGroupConfig:
-    return decode_body(data, SubscriptionGroupConfig)
-
-
-def encode_group_table(table: SubscriptionGroupTable) -> bytes:
-    return encode_body(table)
-
-
-def decode_group_table(data: Buffer) -> SubscriptionGroupTable:
-    return decode_body(data, SubscriptionGroupTable, LARGE_TEXT)
-
-
 def encode_group_config_list(groups: Iterable[SubscriptionGroupConfig]) -> bytes:
     return encode_body(GroupConfigList(groups=tuple(groups)))
 
@@ -249,10 +217,6 @@ def encode_group_list(groups: Iterable[str]) -> bytes:
 def decode_group_list(data: Buffer) -> tuple[str, ...]:
     """Returns the names in order of arrival, each once."""
     return tuple(dict.fromkeys(decode_body(data, GroupList).groups))
-
-
-def encode_group_forbidden(answer: GroupForbidden) -> bytes:
-    return encode_body(answer)
 
 
 # Access control: users and policies of 5.x (spec semantics 21.3), accounts of 4.x (21.2).

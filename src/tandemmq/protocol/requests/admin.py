@@ -13,7 +13,7 @@ from msgspec import field
 from tandemmq.protocol.header_codec import Header, Int32, Int64
 
 
-class ConsumeStatsRequest(Header, frozen=True, kw_only=True):
+class ConsumeStatsRequest(Header, frozen=True):
     """GET_CONSUME_STATS (208); `topics` are separated by semicolons."""
 
     consumer_group: str = field(name="consumerGroup")
@@ -27,19 +27,19 @@ class BrokerConsumeStatsRequest(Header, frozen=True, kw_only=True):
     is_ordered: bool = field(name="isOrder")
 
 
-class ConsumerConnectionsRequest(Header, frozen=True, kw_only=True):
+class ConsumerConnectionsRequest(Header, frozen=True):
     """GET_CONSUMER_CONNECTION_LIST (203); code 206 if no member is online."""
 
     consumer_group: str = field(name="consumerGroup")
 
 
-class ProducerConnectionsRequest(Header, frozen=True, kw_only=True):
+class ProducerConnectionsRequest(Header, frozen=True):
     """GET_PRODUCER_CONNECTION_LIST (204)."""
 
     producer_group: str = field(name="producerGroup")
 
 
-class TopicConsumersRequest(Header, frozen=True, kw_only=True):
+class TopicConsumersRequest(Header, frozen=True):
     """QUERY_TOPIC_CONSUME_BY_WHO (300)."""
 
     topic: str
@@ -105,7 +105,7 @@ class ConsumerStatusRequest(Header, frozen=True, kw_only=True):
     client_id: str | None = field(name="clientAddr", default=None)
 
 
-class CloneGroupOffsetRequest(Header, frozen=True, kw_only=True):
+class CloneGroupOffsetRequest(Header, frozen=True):
     """CLONE_GROUP_OFFSET (314)."""
 
     source_group: str = field(name="srcGroup")
@@ -114,7 +114,7 @@ class CloneGroupOffsetRequest(Header, frozen=True, kw_only=True):
     is_offline: bool = field(name="offline", default=False)
 
 
-class RunningInfoRequest(Header, frozen=True, kw_only=True):
+class RunningInfoRequest(Header, frozen=True):
     """GET_CONSUMER_RUNNING_INFO (307), relayed to the client."""
 
     consumer_group: str = field(name="consumerGroup")
@@ -140,7 +140,7 @@ class BrokerConfigResponse(Header, frozen=True, kw_only=True):
     version: str
 
 
-class BrokerStatsRequest(Header, frozen=True, kw_only=True):
+class BrokerStatsRequest(Header, frozen=True):
     """VIEW_BROKER_STATS_DATA (315)."""
 
     stats_name: str = field(name="statsName")
@@ -172,7 +172,7 @@ class GroupForbiddenRequest(Header, frozen=True, kw_only=True):
     is_readable: bool | None = field(name="readable", default=None)
 
 
-class ReadModeRequest(Header, frozen=True, kw_only=True):
+class ReadModeRequest(Header, frozen=True):
     """SET_COMMITLOG_READ_MODE (2004): 0 enables the kernel's read-ahead, 1 disables it (madvise's
     numbers).
     """
@@ -210,27 +210,27 @@ class CreateTopicRequest(Header, frozen=True, kw_only=True):
     if_exists: str | None = field(name="tmIfExists", default=None)  # ours
 
 
-class DeleteTopicRequest(Header, frozen=True, kw_only=True):
+class DeleteTopicRequest(Header, frozen=True):
     """DELETE_TOPIC_IN_BROKER (215); an unknown topic is still answered 0. `is_passed_on`: sent by a slave."""
 
     topic: str
     is_passed_on: bool | None = field(name="tmPassedOn", default=None)  # ours
 
 
-class TopicConfigRequest(Header, frozen=True, kw_only=True):
+class TopicConfigRequest(Header, frozen=True):
     """GET_TOPIC_CONFIG (351); code 17 if absent."""
 
     topic: str
     is_logical: bool | None = field(name="lo", default=None)
 
 
-class TopicStatsRequest(Header, frozen=True, kw_only=True):
+class TopicStatsRequest(Header, frozen=True):
     """GET_TOPIC_STATS_INFO (202); code 17 if absent."""
 
     topic: str
 
 
-class GroupConfigRequest(Header, frozen=True, kw_only=True):
+class GroupConfigRequest(Header, frozen=True):
     """GET_SUBSCRIPTIONGROUP_CONFIG (352); code 26 if absent."""
 
     group: str
@@ -284,19 +284,19 @@ class AccessVersionResponse(Header, frozen=True, kw_only=True):
     cluster_name: str = field(name="clusterName")
 
 
-class UserRequest(Header, frozen=True, kw_only=True):
+class UserRequest(Header, frozen=True):
     """AUTH_CREATE_USER, AUTH_UPDATE_USER, AUTH_DELETE_USER, AUTH_GET_USER (3001 to 3004)."""
 
     username: str
 
 
-class ListUsersRequest(Header, frozen=True, kw_only=True):
+class ListUsersRequest(Header, frozen=True):
     """AUTH_LIST_USER (3005); the filter is a substring of the name."""
 
     name_part: str | None = field(name="filter", default=None)
 
 
-class AclRequest(Header, frozen=True, kw_only=True):
+class AclRequest(Header, frozen=True):
     """AUTH_CREATE_ACL, AUTH_UPDATE_ACL, AUTH_GET_ACL (3006, 3007, 3009)."""
 
     subject: str
@@ -310,7 +310,7 @@ class DeleteAclRequest(Header, frozen=True, kw_only=True):
     resource: str | None = None
 
 
-class ListAclsRequest(Header, frozen=True, kw_only=True):
+class ListAclsRequest(Header, frozen=True):
     """AUTH_LIST_ACL (3010); the filters are substrings of subject and resource."""
 
     subject_part: str | None = field(name="subjectFilter", default=None)

@@ -105,7 +105,7 @@ class ForbiddenResponse(Header, frozen=True, kw_only=True):
     forbidden_type: Int32 | None = field(name="forbiddenType", default=None)
 
 
-class ViewMessageRequest(Header, frozen=True, kw_only=True):
+class ViewMessageRequest(Header, frozen=True):
     """VIEW_MESSAGE_BY_ID (33)."""
 
     log_offset: Int64 = field(name="offset")
@@ -137,7 +137,7 @@ class QueryMessageResponse(Header, frozen=True, kw_only=True):
 # Offsets.
 
 
-class QueryOffsetRequest(Header, frozen=True, kw_only=True):
+class QueryOffsetRequest(Header, frozen=True):
     """QUERY_CONSUMER_OFFSET (14). `zero_if_missing` None means yes."""
 
     consumer_group: str = field(name="consumerGroup")
@@ -158,7 +158,7 @@ class QueryOffsetResponse(Header, frozen=True, kw_only=True):
         return parse_seen(self.seen)
 
 
-class UpdateOffsetRequest(Header, frozen=True, kw_only=True):
+class UpdateOffsetRequest(Header, frozen=True):
     """UPDATE_CONSUMER_OFFSET (15), mostly oneway; lowering is allowed."""
 
     consumer_group: str = field(name="consumerGroup")
@@ -174,7 +174,7 @@ class UpdateOffsetRequest(Header, frozen=True, kw_only=True):
         return parse_seen(self.seen)
 
 
-class SearchOffsetRequest(Header, frozen=True, kw_only=True):
+class SearchOffsetRequest(Header, frozen=True):
     """SEARCH_OFFSET_BY_TIMESTAMP (29)."""
 
     topic: str
@@ -197,7 +197,7 @@ class SearchOffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class GetMaxOffsetRequest(Header, frozen=True, kw_only=True):
+class GetMaxOffsetRequest(Header, frozen=True):
     """GET_MAX_OFFSET (30): the next offset to be written."""
 
     topic: str
@@ -212,7 +212,7 @@ class GetMaxOffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class GetMinOffsetRequest(Header, frozen=True, kw_only=True):
+class GetMinOffsetRequest(Header, frozen=True):
     """GET_MIN_OFFSET (31)."""
 
     topic: str
@@ -226,7 +226,7 @@ class GetMinOffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class EarliestStoreTimeRequest(Header, frozen=True, kw_only=True):
+class EarliestStoreTimeRequest(Header, frozen=True):
     """GET_EARLIEST_MSG_STORETIME (32)."""
 
     topic: str

@@ -85,7 +85,7 @@ class RegisterReplicaRequest(HistoryFacts, frozen=True, kw_only=True):
     confirmed_offset: Int64 | None = field(name="tmConfirmOffset", default=None)
 
 
-class ReplicaInfoRequest(Header, frozen=True, kw_only=True):
+class ReplicaInfoRequest(Header, frozen=True):
     """CONTROLLER_GET_REPLICA_INFO (1004)."""
 
     broker_name: str = field(name="brokerName")
@@ -112,7 +112,7 @@ class CleanBrokerDataRequest(Header, frozen=True, kw_only=True):
     forgets_living_master: bool | None = field(name="tmCleanLivingMaster", default=None)  # ours
 
 
-class NextBrokerIdRequest(Header, frozen=True, kw_only=True):
+class NextBrokerIdRequest(Header, frozen=True):
     """CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
 
     cluster_name: str = field(name="clusterName")
@@ -127,7 +127,7 @@ class NextBrokerIdResponse(Header, frozen=True, kw_only=True):
     next_id: Int64 = field(name="nextBrokerId")
 
 
-class ApplyBrokerIdRequest(Header, frozen=True, kw_only=True):
+class ApplyBrokerIdRequest(Header, frozen=True):
     """CONTROLLER_APPLY_BROKER_ID (1013); the check code identifies the same broker in a repeated request."""
 
     cluster_name: str = field(name="clusterName")
@@ -144,7 +144,7 @@ class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
 
 
-class HandOverRequest(Header, frozen=True, kw_only=True):
+class HandOverRequest(Header, frozen=True):
     """TANDEM_HAND_OVER: makes the master of an elected group hand over to the broker with this id."""
 
     broker_id: Int64 = field(name="brokerId")
@@ -170,7 +170,7 @@ class VouchResponse(Header, frozen=True, kw_only=True):
     lease_requested: bool = field(name="isWanted")
 
 
-class ChangeControllersRequest(Header, frozen=True, kw_only=True):
+class ChangeControllersRequest(Header, frozen=True):
     """TANDEM_CHANGE_CONTROLLERS: `action` is list, add, remove or handOver.
 
     `name` is the controller concerned; `address` is that of an added one.

@@ -55,7 +55,7 @@ class ExchangeHaInfoResponse(Header, frozen=True, kw_only=True):
     master_address: str | None = field(name="masterAddress", default=None)
 
 
-class LogChecksumRequest(Header, frozen=True, kw_only=True):
+class LogChecksumRequest(Header, frozen=True):
     """TANDEM_READ_LOG_CHECKSUM: asks for the checksum of `size_bytes` bytes of the CommitLog from
     `log_offset` on.
 
@@ -151,7 +151,7 @@ class TellSlaveStateRequest(Header, frozen=True, kw_only=True):
     address: str | None = field(name="address", default=None)
 
 
-class ResetMasterFlushedOffsetRequest(Header, frozen=True, kw_only=True):
+class ResetMasterFlushedOffsetRequest(Header, frozen=True):
     """RESET_MASTER_FLUSH_OFFSET (908)."""
 
     master_flushed_offset: Int64 = field(name="masterFlushOffset")

@@ -104,7 +104,7 @@ class NotifyMinBrokerIdChangeRequest(Header, frozen=True, kw_only=True):
     ha_address: str | None = field(name="haBrokerAddr", default=None)
 
 
-class PutKvRequest(Header, frozen=True, kw_only=True):
+class PutKvRequest(Header, frozen=True):
     """PUT_KV_CONFIG (100)."""
 
     namespace: str
@@ -112,7 +112,7 @@ class PutKvRequest(Header, frozen=True, kw_only=True):
     value: str
 
 
-class GetKvRequest(Header, frozen=True, kw_only=True):
+class GetKvRequest(Header, frozen=True):
     """GET_KV_CONFIG (101)."""
 
     namespace: str
@@ -125,7 +125,7 @@ class GetKvResponse(Header, frozen=True, kw_only=True):
     value: str | None = None
 
 
-class DeleteKvRequest(Header, frozen=True, kw_only=True):
+class DeleteKvRequest(Header, frozen=True):
     """DELETE_KV_CONFIG (102)."""
 
     namespace: str
@@ -138,20 +138,20 @@ class KvListRequest(Header, frozen=True, kw_only=True):
     namespace: str
 
 
-class TopicsByClusterRequest(Header, frozen=True, kw_only=True):
+class TopicsByClusterRequest(Header, frozen=True):
     """GET_TOPICS_BY_CLUSTER (224)."""
 
     cluster: str
 
 
-class DeleteTopicInNameServerRequest(Header, frozen=True, kw_only=True):
+class DeleteTopicInNameServerRequest(Header, frozen=True):
     """DELETE_TOPIC_IN_NAMESRV (216)."""
 
     topic: str
     cluster_name: str | None = field(name="clusterName", default=None)
 
 
-class WipeWritePermissionRequest(Header, frozen=True, kw_only=True):
+class WipeWritePermissionRequest(Header, frozen=True):
     """WIPE_WRITE_PERM_OF_BROKER (205)."""
 
     broker_name: str = field(name="brokerName")
@@ -163,7 +163,7 @@ class WipeWritePermissionResponse(Header, frozen=True, kw_only=True):
     topic_count: Int32 = field(name="wipeTopicCount")
 
 
-class AddWritePermissionRequest(Header, frozen=True, kw_only=True):
+class AddWritePermissionRequest(Header, frozen=True):
     """ADD_WRITE_PERM_OF_BROKER (327)."""
 
     broker_name: str = field(name="brokerName")
@@ -191,7 +191,7 @@ class MinBrokerIdChange(Header, frozen=True, kw_only=True):
 # Membership of clients. A heartbeat has no header; its body is `bodies.client.Heartbeat`.
 
 
-class UnregisterClientRequest(Header, frozen=True, kw_only=True):
+class UnregisterClientRequest(Header, frozen=True):
     """UNREGISTER_CLIENT (35)."""
 
     client_id: str = field(name="clientID")
@@ -206,7 +206,7 @@ class HeartbeatResponse(Header, frozen=True, kw_only=True):
     is_subscription_changed: bool = field(name="IS_SUB_CHANGE", default=True)
 
 
-class ConsumerListRequest(Header, frozen=True, kw_only=True):
+class ConsumerListRequest(Header, frozen=True):
     """GET_CONSUMER_LIST_BY_GROUP (38); code 1 if no member is online."""
 
     consumer_group: str = field(name="consumerGroup")

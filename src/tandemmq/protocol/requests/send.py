@@ -124,7 +124,7 @@ class PushReplyRequest(Header, frozen=True, kw_only=True):
     is_unit_mode: bool = field(name="unitMode", default=False)
 
 
-class RecallRequest(Header, frozen=True, kw_only=True):
+class RecallRequest(Header, frozen=True):
     """RECALL_MESSAGE (370): recalls a timer message that is not due yet."""
 
     topic: str
