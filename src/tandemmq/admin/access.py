@@ -69,9 +69,13 @@ def update_user(
 
 
 @command(app, "deleteUser")
-def delete_user(user: UserName, place: Place) -> Work:
+async def delete_user(tools: Tools, user: UserName, place: Place) -> CommandAnswer:
     """Delete a user and its policies; an unknown user is not an error."""
-    return lambda tools: remove_user(tools, user, place)
+    table = Table("deleted", ("broker", "user"))
+    for target in await find_targets(tools, place):
+        await broker_admin.delete_user(tools.remoting, target.address, user)
+        table.rows.append((target.address, user))
+    return CommandAnswer([table])
 
 
 @command(app, "getUser")
@@ -81,12 +85,17 @@ def get_user(user: UserName, place: Place) -> Work:
 
 
 @command(app, "listUser")
-def list_users(
+async def list_users(
+    tools: Tools,
     place: Place,
     name_part: Annotated[str, typer.Option("-f", "--filter", help="Only names that contain this text.")] = "",
-) -> Work:
+) -> CommandAnswer:
     """List all users, or those whose names contain a part."""
-    return lambda tools: find_users(tools, name_part, place)
+    table = Table("users", _USER_COLUMNS)
+    for target in await find_targets(tools, place):
+        users = await broker_admin.query_users(tools.remoting, target.address, name_part or None)
+        table.rows += [_user_row(target.address, user) for user in users]
+    return CommandAnswer([table])
 
 
 @command(app, "copyUser", names=False)
@@ -136,13 +145,20 @@ def delete_acl(subject: Subject, place: Place, resources: Resources = "") -> Wor
 
 
 @command(app, "getAcl")
-def get_acl(subject: Subject, place: Place) -> Work:
+async def get_acl(tools: Tools, subject: Subject, place: Place) -> CommandAnswer:
     """Show the policies of a user; exit code 1 when it has none."""
-    return lambda tools: show_acl(tools, subject, place)
+    table = Table("policies", _ACL_COLUMNS)
+    for target in await find_targets(tools, place):
+        acl = await broker_admin.query_acl(tools.remoting, target.address, subject)
+        if acl is not None:
+            table.rows += _acl_rows(target.address, acl)
+    notes = [] if table.rows else [f"{subject} has no policies"]
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
 @command(app, "listAcl")
-def list_acls(
+async def list_acls(
+    tools: Tools,
     place: Place,
     subject: Annotated[
         str, typer.Option("-s", "--subject", help="Only subjects that contain this text.")
@@ -150,9 +166,16 @@ def list_acls(
     resource: Annotated[
         str, typer.Option("-r", "--resource", help="Only resources that contain this text.")
     ] = "",
-) -> Work:
+) -> CommandAnswer:
     """List all policies, or those whose subjects and resources contain a part."""
-    return lambda tools: find_acls(tools, subject, resource, place)
+    table = Table("policies", _ACL_COLUMNS)
+    for target in await find_targets(tools, place):
+        acls = await broker_admin.query_acls(
+            tools.remoting, target.address, subject or None, resource or None
+        )
+        for acl in acls:
+            table.rows += _acl_rows(target.address, acl)
+    return CommandAnswer([table])
 
 
 @command(app, "copyAcl", names=False)
@@ -202,15 +225,6 @@ async def change_user(tools: Tools, user: UserInfo, place: Place, *, is_new: boo
     return CommandAnswer([table])
 
 
-async def remove_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
-    """Deletes the user and its policies."""
-    table = Table("deleted", ("broker", "user"))
-    for target in await find_targets(tools, place):
-        await broker_admin.delete_user(tools.remoting, target.address, name)
-        table.rows.append((target.address, name))
-    return CommandAnswer([table])
-
-
 async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
     """Shows one user at each broker; exit code 1 when no broker knows it."""
     table = Table("users", _USER_COLUMNS)
@@ -220,15 +234,6 @@ async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
             table.rows.append(_user_row(target.address, user))
     notes = [] if table.rows else [f"no broker has the user {name!r}"]
     return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
-
-
-async def find_users(tools: Tools, name_part: str, place: Place) -> CommandAnswer:
-    """Lists the users whose names contain the part, at each broker."""
-    table = Table("users", _USER_COLUMNS)
-    for target in await find_targets(tools, place):
-        users = await broker_admin.query_users(tools.remoting, target.address, name_part or None)
-        table.rows += [_user_row(target.address, user) for user in users]
-    return CommandAnswer([table])
 
 
 async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:
@@ -280,29 +285,6 @@ async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place
                 tools.remoting, target.address, subject=subject, resource=resource or None
             )
             table.rows.append((target.address, subject, resource or "*"))
-    return CommandAnswer([table])
-
-
-async def show_acl(tools: Tools, subject: str, place: Place) -> CommandAnswer:
-    """Shows the policies of a subject at each broker; exit code 1 when it has none."""
-    table = Table("policies", _ACL_COLUMNS)
-    for target in await find_targets(tools, place):
-        acl = await broker_admin.query_acl(tools.remoting, target.address, subject)
-        if acl is not None:
-            table.rows += _acl_rows(target.address, acl)
-    notes = [] if table.rows else [f"{subject} has no policies"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
-
-
-async def find_acls(tools: Tools, subject_part: str, resource_part: str, place: Place) -> CommandAnswer:
-    """Lists the policies whose subjects and resources contain these parts, at each broker."""
-    table = Table("policies", _ACL_COLUMNS)
-    for target in await find_targets(tools, place):
-        acls = await broker_admin.query_acls(
-            tools.remoting, target.address, subject_part or None, resource_part or None
-        )
-        for acl in acls:
-            table.rows += _acl_rows(target.address, acl)
     return CommandAnswer([table])
 
 

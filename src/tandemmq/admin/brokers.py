@@ -8,13 +8,13 @@ removeColdDataFlowCtrGroupConfig.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
 from tandemmq.admin.options import (
     EXPORT_DIRECTORY,
+    FLAG,
     Address,
     BrokerAddress,
     BrokerName,
@@ -115,27 +115,57 @@ def cluster_list(
 
 
 @command(app, "brokerStatus")
-def broker_status(place: Place = EVERYWHERE) -> Work:
+async def broker_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show all statistics of a broker."""
-    return lambda tools: show_status(tools, place)
+    table = Table("figures", ("broker", "name", "value"))
+    for target in await find_targets(tools, place):
+        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
+    return CommandAnswer([table])
 
 
 @command(app, "haStatus", interval_s=0)
-def ha_status(place: Place = EVERYWHERE) -> Work:
+async def ha_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show replication lag; exit code 1 when a slave has halted or a master is not serving yet."""
-    return lambda tools: show_replication(tools, place)
+    masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
+    has_halted = is_waiting = False
+    for target in await find_targets(tools, place):
+        status = await broker_admin.query_ha_status(tools.remoting, target.address)
+        if status.is_master:
+            count = sum(one.away_ms is None for one in status.connections)
+            in_sync = status.in_sync_count
+            masters.rows.append((target.address, status.max_log_offset, in_sync, count, status.waiting))
+            is_waiting |= status.waiting is not None
+            slaves.rows += _slave_rows(target, status)
+            has_halted |= any(one.state in _REFUSED for one in status.connections)
+            continue
+        one = status.client
+        has_halted |= one.halt_reason is not None
+        copies.rows.append(_copy_row(target, one))
+    tables = [table for table in (masters, slaves, copies) if table.rows]
+    notes = ["a slave has halted: see docs/operations/runbooks.md"] if has_halted else []
+    if is_waiting:
+        notes.append(
+            "a master does not serve until its slaves have reported their logs; acceptLog ends the wait"
+        )
+    return CommandAnswer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
 
 
 @command(app, "acceptLog", names=False)
-def accept_log(broker: Address) -> Work:
+async def accept_log(tools: Tools, broker: Address) -> CommandAnswer:
     """Let a master serve without waiting for its slaves' logs; messages that only they hold are lost."""
-    return lambda tools: release(tools, broker)
+    return CommandAnswer([], [await replica.accept_log(tools.remoting, broker)])
 
 
 @command(app, "getBrokerConfig")
-def get_broker_config(place: Place = EVERYWHERE) -> Work:
+async def get_broker_config(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show the settings of a broker."""
-    return lambda tools: show_config(tools, place)
+    table = Table("settings", ("broker", "key", "value"))
+    for target in await find_targets(tools, place):
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        settings = parse_properties(text.encode(), target.address)
+        table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
+    return CommandAnswer([table])
 
 
 @command(app, "updateBrokerConfig")
@@ -153,12 +183,28 @@ def update_broker_config(
 
 
 @command(app, "exportConfigs")
-def export_configs(
+async def export_configs(
+    tools: Tools,
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
     directory: ExportDirectory = EXPORT_DIRECTORY,
-) -> Work:
+) -> CommandAnswer:
     """Write the size of a cluster, and the main settings of its masters, to configs.json."""
-    return lambda tools: export_settings(tools, cluster, directory)
+    targets = await find_targets(tools, Place(cluster=cluster))
+    masters = [one for one in targets if one.broker_id == MASTER_ID]
+    settings: dict[str, dict[str, str]] = {}
+    for target in masters:
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        held = parse_properties(text.encode(), target.address)
+        settings[target.broker_name] = {key: held[key].text for key in _EXPORTED if key in held}
+    counts = {
+        "namesrvSize": len(tools.cluster_admin.name_servers),
+        "masterBrokerSize": len(masters),
+        "slaveBrokerSize": len(targets) - len(masters),
+    }
+    path = write_json(directory / "configs.json", {"brokerConfigs": settings, "clusterScale": counts})
+    return CommandAnswer(
+        [Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])]
+    )
 
 
 @command(app, "cleanExpiredCQ")
@@ -180,58 +226,81 @@ def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Wo
 
 
 @command(app, "exportPopRecord")
-def export_pop_record(
+async def export_pop_record(
+    tools: Tools,
     place: Place,
-    is_dry: Annotated[
-        str, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them.")
-    ] = "false",
-) -> Work:
+    only_named: Annotated[
+        bool, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them."), FLAG
+    ] = False,
+) -> CommandAnswer:
     """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
     there.
     """
-    only_named = flag(is_dry, "-d")
-    return lambda tools: export_leases(tools, place, only_named=only_named)
+    table = Table("exported", ("broker", "dry"))
+    for target in await find_targets(tools, place, masters_only=True):
+        if not only_named:
+            await broker_admin.export_leases(tools.remoting, target.address)
+        table.rows.append((target.address, only_named))
+    return CommandAnswer([table])
 
 
 @command(app, "resetMasterFlushOffset", names=False)
-def reset_master_flush_offset(
+async def reset_master_flush_offset(
+    tools: Tools,
     broker: BrokerAddress,
     offset: Annotated[int, typer.Option("-o", "--offset", help="The new offset.", min=0)],
-) -> Work:
+) -> CommandAnswer:
     """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
     instead.
     """
-    return lambda tools: reset_flushed(tools, broker, offset)
+    told = await broker_admin.reset_flushed_offset(tools.remoting, broker, offset)
+    return CommandAnswer([Table("changed", ("broker", "offset", "answer"), [(broker, offset, told)])])
 
 
 @command(app, "setCommitLogReadAheadMode")
-def set_read_ahead_mode(
+async def set_read_ahead_mode(
+    tools: Tools,
     mode: Annotated[
         int,
         typer.Option("-m", "--commitLogReadAheadMode", help="0: read ahead; 1: random access.", min=0, max=1),
     ],
     place: Place,
-) -> Work:
+) -> CommandAnswer:
     """Turn read-ahead of the log by the kernel on or off (dataReadAheadEnable), at a broker or a cluster."""
-    return lambda tools: change_read_mode(tools, place, mode)
+    table = Table("changed", ("broker", "mode", "answer"))
+    for target in await find_targets(tools, place):
+        told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
+        table.rows.append((target.address, mode, told))
+    return CommandAnswer([table])
 
 
 # Name servers
 
 
 @command(app, "getNamesrvConfig")
-def get_namesrv_config() -> Work:
+async def get_namesrv_config(tools: Tools) -> CommandAnswer:
     """Show the settings of every given name server."""
-    return show_names_config
+    table = Table("settings", ("name_server", "key", "value"))
+    for address in tools.cluster_admin.name_servers:
+        settings = parse_properties(
+            (await nameserver.query_config(tools.remoting, address)).encode(), address
+        )
+        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
+    return CommandAnswer([table])
 
 
 @command(app, "updateNamesrvConfig")
-def update_namesrv_config(
+async def update_namesrv_config(
+    tools: Tools,
     key: SettingKey,
     value: NewValue,
-) -> Work:
+) -> CommandAnswer:
     """Change a setting of every given name server."""
-    return lambda tools: change_names_config(tools, key, value)
+    table = Table("changed", ("name_server", "key", "value", "note"))
+    for address in tools.cluster_admin.name_servers:
+        note = await nameserver.change_config(tools.remoting, address, key, value)
+        table.rows.append((address, key, value, note or None))
+    return CommandAnswer([table])
 
 
 Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
@@ -251,9 +320,18 @@ def delete_kv_config(namespace: Space, key: KvKey) -> Work:
 
 
 @command(app, "getColdDataFlowCtrInfo")
-def get_cold_reads(place: Place) -> Work:
+async def get_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
     """Show each group's reads of old messages in the current 5 s, and its limit."""
-    return lambda tools: show_cold_reads(tools, place)
+    table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
+    for target in await find_targets(tools, place, masters_only=not place.address):
+        info = await broker_admin.query_cold_reads(tools.remoting, target.address)
+        table.rows.append((target.address, "(all)", info.all_bytes, info.all_threshold_bytes, None))
+        for group in sorted({*info.groups, *info.thresholds}):
+            reads = info.groups.get(group)
+            threshold = info.thresholds.get(group, info.group_threshold_bytes)
+            figures = (None, None) if reads is None else (reads.bytes, reads.read_at_ms)
+            table.rows.append((target.address, group, figures[0], threshold, figures[1]))
+    return CommandAnswer([table])
 
 
 @command(app, "updateColdDataFlowCtrGroupConfig")
@@ -368,104 +446,6 @@ def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) ->
         return None
 
 
-async def show_status(tools: Tools, place: Place) -> CommandAnswer:
-    """Shows all statistics of one broker, or of the brokers of a cluster."""
-    table = Table("figures", ("broker", "name", "value"))
-    for target in await find_targets(tools, place):
-        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
-    return CommandAnswer([table])
-
-
-async def show_config(tools: Tools, place: Place) -> CommandAnswer:
-    """Shows the settings that a broker reports."""
-    table = Table("settings", ("broker", "key", "value"))
-    for target in await find_targets(tools, place):
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
-        settings = parse_properties(text.encode(), target.address)
-        table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
-    return CommandAnswer([table])
-
-
-async def export_settings(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
-    """Writes the number of a cluster's servers, and the main settings of its masters, to a file."""
-    targets = await find_targets(tools, Place(cluster=cluster))
-    masters = [one for one in targets if one.broker_id == MASTER_ID]
-    settings: dict[str, dict[str, str]] = {}
-    for target in masters:
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
-        held = parse_properties(text.encode(), target.address)
-        settings[target.broker_name] = {key: held[key].text for key in _EXPORTED if key in held}
-    counts = {
-        "namesrvSize": len(tools.cluster_admin.name_servers),
-        "masterBrokerSize": len(masters),
-        "slaveBrokerSize": len(targets) - len(masters),
-    }
-    path = write_json(directory / "configs.json", {"brokerConfigs": settings, "clusterScale": counts})
-    return CommandAnswer(
-        [Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])]
-    )
-
-
-async def export_leases(tools: Tools, place: Place, *, only_named: bool) -> CommandAnswer:
-    """Makes the masters write their pop leases to topics, or only names these masters."""
-    table = Table("exported", ("broker", "dry"))
-    for target in await find_targets(tools, place, masters_only=True):
-        if not only_named:
-            await broker_admin.export_leases(tools.remoting, target.address)
-        table.rows.append((target.address, only_named))
-    return CommandAnswer([table])
-
-
-async def reset_flushed(tools: Tools, address: str, offset: int) -> CommandAnswer:
-    """Resets the flushed offset that a slave remembers of its master."""
-    told = await broker_admin.reset_flushed_offset(tools.remoting, address, offset)
-    return CommandAnswer([Table("changed", ("broker", "offset", "answer"), [(address, offset, told)])])
-
-
-async def change_read_mode(tools: Tools, place: Place, mode: int) -> CommandAnswer:
-    """Sets the read mode of the brokers' logs: read-ahead or random."""
-    table = Table("changed", ("broker", "mode", "answer"))
-    for target in await find_targets(tools, place):
-        told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
-        table.rows.append((target.address, mode, told))
-    return CommandAnswer([table])
-
-
-async def show_replication(tools: Tools, place: Place) -> CommandAnswer:
-    """Shows the state of every slave, as masters and as slaves see it.
-
-    Exit code 1 when a slave has halted, a master has rejected a slave, or a master waits for slaves.
-    """
-    masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
-    has_halted = is_waiting = False
-    for target in await find_targets(tools, place):
-        status = await broker_admin.query_ha_status(tools.remoting, target.address)
-        if status.is_master:
-            count = sum(one.away_ms is None for one in status.connections)
-            in_sync = status.in_sync_count
-            masters.rows.append((target.address, status.max_log_offset, in_sync, count, status.waiting))
-            is_waiting |= status.waiting is not None
-            slaves.rows += _slave_rows(target, status)
-            has_halted |= any(one.state in _REFUSED for one in status.connections)
-            continue
-        one = status.client
-        has_halted |= one.halt_reason is not None
-        copies.rows.append(_copy_row(target, one))
-    tables = [table for table in (masters, slaves, copies) if table.rows]
-    notes = ["a slave has halted: see docs/operations/runbooks.md"] if has_halted else []
-    if is_waiting:
-        notes.append(
-            "a master does not serve until its slaves have reported their logs; acceptLog ends the wait"
-        )
-    return CommandAnswer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
-
-
-async def release(tools: Tools, address: str) -> CommandAnswer:
-    """Makes a master that waits for its slaves serve its log as it is."""
-    return CommandAnswer([], [await replica.accept_log(tools.remoting, address)])
-
-
 def _copy_row(target: Target, one: HaClient) -> Row:
     halt = None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
     return (
@@ -516,20 +496,6 @@ def first_rate(text: str | None) -> float | None:
         return None
 
 
-async def show_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
-    """Shows the bytes read of old messages at each broker, with the general and the groups' limits."""
-    table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
-    for target in await find_targets(tools, place, masters_only=not place.address):
-        info = await broker_admin.query_cold_reads(tools.remoting, target.address)
-        table.rows.append((target.address, "(all)", info.all_bytes, info.all_threshold_bytes, None))
-        for group in sorted({*info.groups, *info.thresholds}):
-            reads = info.groups.get(group)
-            threshold = info.thresholds.get(group, info.group_threshold_bytes)
-            figures = (None, None) if reads is None else (reads.bytes, reads.read_at_ms)
-            table.rows.append((target.address, group, figures[0], threshold, figures[1]))
-    return CommandAnswer([table])
-
-
 async def change_cold_threshold(
     tools: Tools, group: str, threshold: str | None, place: Place
 ) -> CommandAnswer:
@@ -545,26 +511,6 @@ async def change_cold_threshold(
 
 
 # Name servers: each one is changed, because they do not know each other
-
-
-async def show_names_config(tools: Tools) -> CommandAnswer:
-    """Shows the settings of every name server."""
-    table = Table("settings", ("name_server", "key", "value"))
-    for address in tools.cluster_admin.name_servers:
-        settings = parse_properties(
-            (await nameserver.query_config(tools.remoting, address)).encode(), address
-        )
-        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
-    return CommandAnswer([table])
-
-
-async def change_names_config(tools: Tools, key: str, value: str) -> CommandAnswer:
-    """Changes a setting of every name server."""
-    table = Table("changed", ("name_server", "key", "value", "note"))
-    for address in tools.cluster_admin.name_servers:
-        note = await nameserver.change_config(tools.remoting, address, key, value)
-        table.rows.append((address, key, value, note or None))
-    return CommandAnswer([table])
 
 
 async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> CommandAnswer:

@@ -84,9 +84,12 @@ def handover(
 
 
 @command(app, "getControllerMetaData", names=False)
-def get_controller_metadata(address: ControllerAddress) -> Work:
+async def get_controller_metadata(tools: Tools, address: ControllerAddress) -> CommandAnswer:
     """Show the group and the leader of a controller."""
-    return lambda tools: show_controller(tools, address)
+    found = await controller.query_metadata(tools.remoting, address)
+    facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
+    facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
+    return CommandAnswer([Table("controller", ("fact", "value"), [*facts])])
 
 
 @app.command("getSyncStateSet")
@@ -110,16 +113,29 @@ def get_sync_state_set(
 
 
 @command(app, "electMaster", names=False)
-def elect_master(
+async def elect_master(
+    tools: Tools,
     address: ControllerAddress,
     broker_id: Annotated[
         int, typer.Option("-b", "--brokerId", help="The broker id of the new master.", min=1)
     ],
     name: OneGroup,
     cluster: Cluster,
-) -> Work:
+) -> CommandAnswer:
     """Make a broker of a group its master; sends fail during the change (`handover` avoids that)."""
-    return lambda tools: elect(tools, address, cluster, name, broker_id)
+    leader = await controller.find_leader(tools.remoting, address)
+    header = ElectMasterRequest(
+        cluster_name=cluster, broker_name=name, broker_id=broker_id, is_designated=True
+    )
+    facts = await controller.elect_master(tools.remoting, leader, header, LoopClock().now_ms())
+    table = Table("masters", ("broker", "id", "address", "master_epoch", "in_sync", "set_epoch"))
+    members = " ".join(map(str, facts.sync_set))
+    table.rows.append(
+        (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
+    )
+    is_wanted = facts.master_id == broker_id
+    notes = [] if is_wanted else [f"broker {facts.master_id} remains the master of {name}"]
+    return CommandAnswer([table], notes, exit_code=0 if is_wanted else 1)
 
 
 @command(app, "cleanBrokerMetadata", names=False)
@@ -241,14 +257,6 @@ async def hand_over(tools: Tools, address: str, name: str, target: int | None) -
     return CommandAnswer([table])
 
 
-async def show_controller(tools: Tools, address: str) -> CommandAnswer:
-    """Shows what one controller knows of its own group."""
-    found = await controller.query_metadata(tools.remoting, address)
-    facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
-    facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
-    return CommandAnswer([Table("controller", ("fact", "value"), [*facts])])
-
-
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
     """Shows the SyncStateSet of a group of brokers, or of those of a cluster, with the ids of group and term,
     and the brokers' reports that contradict them; exit code 1 when the controllers know none of the groups.
@@ -278,23 +286,6 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
         f"{name}: {group.contradiction}" for name, group in sorted(groups.items()) if group.contradiction
     ]
     return CommandAnswer(tables, notes, exit_code=0 if table.rows else 1)
-
-
-async def elect(tools: Tools, address: str, cluster: str, name: str, broker_id: int) -> CommandAnswer:
-    """Makes this broker of the group its master; exit code 1 when another one stays master."""
-    leader = await controller.find_leader(tools.remoting, address)
-    header = ElectMasterRequest(
-        cluster_name=cluster, broker_name=name, broker_id=broker_id, is_designated=True
-    )
-    facts = await controller.elect_master(tools.remoting, leader, header, LoopClock().now_ms())
-    table = Table("masters", ("broker", "id", "address", "master_epoch", "in_sync", "set_epoch"))
-    members = " ".join(map(str, facts.sync_set))
-    table.rows.append(
-        (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
-    )
-    is_wanted = facts.master_id == broker_id
-    notes = [] if is_wanted else [f"broker {facts.master_id} remains the master of {name}"]
-    return CommandAnswer([table], notes, exit_code=0 if is_wanted else 1)
 
 
 async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> CommandAnswer:

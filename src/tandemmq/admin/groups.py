@@ -13,6 +13,7 @@ import typer
 from msgspec import to_builtins
 
 from tandemmq.admin.options import (
+    FLAG,
     Address,
     BrokerAddress,
     Group,
@@ -71,15 +72,57 @@ def consumer_progress(
 
 
 @command(app, "startMonitoring", interval_s=60)
-def start_monitoring() -> Work:
+async def start_monitoring(tools: Tools) -> CommandAnswer:
     """Show each group's lag and its age, and the problems of its members, repeatedly."""
-    return watch_groups
+    now_ms = LoopClock().now_ms()
+    masters = await find_targets(tools, masters_only=True)
+    columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
+    table = Table("groups", columns)
+    topics = await tools.cluster_admin.topics()
+    for group in await _groups(tools, masters, topics):
+        queues = await _rows(tools, masters, group, "")
+        lags = [row[-3] for row in queues]
+        # For each queue with a lag: the store time of the last message that the group has read.
+        read_at = [row[-1] for row in queues if row[-3] > 0 and row[-1] > 0]
+        behind_s = max(0, now_ms - min(read_at)) // 1000 if read_at else None
+        dead = DLQ_PREFIX + group
+        dead_count = await tools.cluster_admin.message_count(dead) if dead in topics else 0
+        problems: list[str] = []
+        told = await _ask_members(tools, masters, group, problems)
+        wants = {
+            tuple(sorted((one.topic, one.expression) for one in info.subscriptions)) for _, _, info in told
+        }
+        if len(wants) > 1:
+            problems.append("members subscribe differently")
+        members = await _member_count(tools, masters, group)
+        if sum(lags) and not members:
+            problems.append("no member is online")
+        figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
+        table.rows.append((group, *figures, "; ".join(problems) or None))
+    return CommandAnswer([table])
 
 
 @command(app, "consumerConnection")
-def consumer_connection(group: ConsumerGroup, broker: Address = "") -> Work:
+async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: Address = "") -> CommandAnswer:
     """Show the members of a group and its rejected requests; exit code 1 when no member is online."""
-    return lambda tools: show_connections(tools, group, broker)
+    members = Table("members", ("broker", "client", "address", "language", "version"))
+    wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
+    refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
+    for target in await find_targets(tools, Place(broker)):
+        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+        if found is None:
+            continue
+        for one in found.connections:
+            version = render_version(one.version)
+            members.rows.append((target.address, one.client_id, one.address, one.language, version))
+        for topic, data in sorted(found.subscriptions.items()):
+            wants.rows.append((target.address, topic, data.expression, data.expression_type))
+        for refusal in found.refusals or ():
+            what = (refusal.client, refusal.request, refusal.code, refusal.count)
+            refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
+    tables = [table for table in (members, wants, refused) if table.rows]
+    notes = [] if members.rows else [f"no consumer of group {group!r} is online"]
+    return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
 
 
 @command(app, "consumerStatus")
@@ -98,21 +141,36 @@ def consumer_status(
 
 
 @command(app, "producerConnection")
-def producer_connection(
+async def producer_connection(
+    tools: Tools,
     group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
     broker: Address = "",
     topic: Annotated[
         str, typer.Option("-t", "--topic", help="Accepted for mqadmin's scripts; has no effect.")
     ] = "",
-) -> Work:
+) -> CommandAnswer:
     """Show the producers of a group; exit code 1 when none is online."""
-    return lambda tools: show_producers(tools, group, broker)
+    table = Table("producers", ("broker", "client", "address", "language", "version"))
+    for target in await find_targets(tools, Place(broker)):
+        for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
+            version = render_version(one.version)
+            table.rows.append((target.address, one.client_id, one.address, one.language, version))
+    notes = [] if table.rows else [f"no producer of group {group!r} is online"]
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
 @command(app, "producer", names=False)
-def all_producers(broker: BrokerAddress) -> Work:
+async def all_producers(tools: Tools, broker: BrokerAddress) -> CommandAnswer:
     """Show the producers of all groups at one broker; exit code 1 when none is online."""
-    return lambda tools: show_all_producers(tools, broker)
+    table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
+    found = await broker_admin.query_all_producers(tools.remoting, broker)
+    table.rows += [
+        (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
+        for group, members in sorted(found.items())
+        for one in members
+    ]
+    notes = [] if table.rows else ["no producer is online"]
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
 @command(app, "brokerConsumeStats", names=False)
@@ -134,22 +192,35 @@ def broker_consume_stats(
 
 
 @command(app, "getConsumerConfig")
-def get_consumer_config(group: Group) -> Work:
+async def get_consumer_config(tools: Tools, group: Group) -> CommandAnswer:
     """Show the settings of a group at each master; exit code 1 when no master has it."""
-    return lambda tools: show_settings(tools, group)
+    table = Table("groups", ("broker", "group", *_SETTINGS))
+    for target in await find_targets(tools, masters_only=True):
+        config = await broker_admin.query_group_config(tools.remoting, target.address, group)
+        if config is not None:
+            values = (getattr(config, name) for name in _SETTINGS)
+            table.rows.append((target.address, group, *values))
+    notes = [] if table.rows else [f"no broker has the group {group!r}"]
+    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
 
 
 @command(app, "deleteSubGroup")
-def delete_sub_group(
+async def delete_sub_group(
+    tools: Tools,
     group: Group,
     place: Place,
-    remove_offset: Annotated[
-        str, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too.")
-    ] = "false",
-) -> Work:
+    removes_offsets: Annotated[
+        bool, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too."), FLAG
+    ] = False,
+) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
-    removes_offsets = flag(remove_offset, "-r")
-    return lambda tools: remove_group(tools, group, place, removes_offsets=removes_offsets)
+    table = Table("deleted", ("broker", "group"))
+    for target in await find_targets(tools, place, masters_only=True):
+        await broker_admin.delete_group(
+            tools.remoting, target.address, group, removes_offsets=removes_offsets
+        )
+        table.rows.append((target.address, group))
+    return CommandAnswer([table])
 
 
 @command(app, "resetOffsetByTime")
@@ -200,17 +271,25 @@ def skip_accumulated(
 
 
 @command(app, "cloneGroupOffset")
-def clone_group_offset(
+async def clone_group_offset(
+    tools: Tools,
     source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group to copy from.")],
     target: Annotated[str, typer.Option("-d", "--destGroup", help="The group to copy to.")],
     topic: Topic,
     offline: Annotated[
-        str, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect.")
-    ] = "false",
-) -> Work:
+        bool, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect."), FLAG
+    ] = False,
+) -> CommandAnswer:
     """Copy another group's offsets in a topic to a group that is not running."""
-    flag(offline, "-o")
-    return lambda tools: clone_offsets(tools, source, target, topic)
+    table = Table("cloned", ("broker", "source", "target", "topic"))
+    route = await tools.cluster_admin.topic_route(topic)
+    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
+        address = broker.addresses.get(MASTER_ID)
+        if address is None:
+            raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
+        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
+        table.rows.append((address, source, target, topic))
+    return CommandAnswer([table])
 
 
 @command(app, "updateSubGroup")
@@ -329,58 +408,6 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     return CommandAnswer([table])
 
 
-async def watch_groups(tools: Tools) -> CommandAnswer:
-    """Lists each group with its lag and the problems of its members."""
-    now_ms = LoopClock().now_ms()
-    masters = await find_targets(tools, masters_only=True)
-    columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
-    table = Table("groups", columns)
-    topics = await tools.cluster_admin.topics()
-    for group in await _groups(tools, masters, topics):
-        queues = await _rows(tools, masters, group, "")
-        lags = [row[-3] for row in queues]
-        # For each queue with a lag: the store time of the last message that the group has read.
-        read_at = [row[-1] for row in queues if row[-3] > 0 and row[-1] > 0]
-        behind_s = max(0, now_ms - min(read_at)) // 1000 if read_at else None
-        dead = DLQ_PREFIX + group
-        dead_count = await tools.cluster_admin.message_count(dead) if dead in topics else 0
-        problems: list[str] = []
-        told = await _ask_members(tools, masters, group, problems)
-        wants = {
-            tuple(sorted((one.topic, one.expression) for one in info.subscriptions)) for _, _, info in told
-        }
-        if len(wants) > 1:
-            problems.append("members subscribe differently")
-        members = await _member_count(tools, masters, group)
-        if sum(lags) and not members:
-            problems.append("no member is online")
-        figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
-        table.rows.append((group, *figures, "; ".join(problems) or None))
-    return CommandAnswer([table])
-
-
-async def show_connections(tools: Tools, group: str, address: str) -> CommandAnswer:
-    """Shows the members and subscriptions of a group, and its rejected requests."""
-    members = Table("members", ("broker", "client", "address", "language", "version"))
-    wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
-    refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
-    for target in await find_targets(tools, Place(address)):
-        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
-        if found is None:
-            continue
-        for one in found.connections:
-            version = render_version(one.version)
-            members.rows.append((target.address, one.client_id, one.address, one.language, version))
-        for topic, data in sorted(found.subscriptions.items()):
-            wants.rows.append((target.address, topic, data.expression, data.expression_type))
-        for refusal in found.refusals or ():
-            what = (refusal.client, refusal.request, refusal.code, refusal.count)
-            refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
-    tables = [table for table in (members, wants, refused) if table.rows]
-    notes = [] if members.rows else [f"no consumer of group {group!r} is online"]
-    return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
-
-
 async def show_members(
     tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool
 ) -> CommandAnswer:
@@ -413,30 +440,6 @@ async def show_members(
     return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
-async def show_producers(tools: Tools, group: str, address: str) -> CommandAnswer:
-    """Lists the producers of this group."""
-    table = Table("producers", ("broker", "client", "address", "language", "version"))
-    for target in await find_targets(tools, Place(address)):
-        for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
-            version = render_version(one.version)
-            table.rows.append((target.address, one.client_id, one.address, one.language, version))
-    notes = [] if table.rows else [f"no producer of group {group!r} is online"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
-
-
-async def show_all_producers(tools: Tools, address: str) -> CommandAnswer:
-    """Lists the producers at this broker, by group."""
-    table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
-    found = await broker_admin.query_all_producers(tools.remoting, address)
-    table.rows += [
-        (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
-        for group, members in sorted(found.items())
-        for one in members
-    ]
-    notes = [] if table.rows else ["no producer is online"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
-
-
 async def show_all_progress(
     tools: Tools, address: str, *, lag_min: int, is_ordered: bool, timeout_s: float
 ) -> CommandAnswer:
@@ -457,31 +460,6 @@ async def show_all_progress(
     return CommandAnswer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
 
 
-async def show_settings(tools: Tools, group: str) -> CommandAnswer:
-    """Shows the group's settings at each master."""
-    table = Table("groups", ("broker", "group", *_SETTINGS))
-    for target in await find_targets(tools, masters_only=True):
-        config = await broker_admin.query_group_config(tools.remoting, target.address, group)
-        if config is not None:
-            values = (getattr(config, name) for name in _SETTINGS)
-            table.rows.append((target.address, group, *values))
-    notes = [] if table.rows else [f"no broker has the group {group!r}"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
-
-
-async def remove_group(tools: Tools, group: str, place: Place, *, removes_offsets: bool) -> CommandAnswer:
-    """Deletes the group at the broker or at every master of the cluster, and its offsets if `removes_offsets`
-    is set.
-    """
-    table = Table("deleted", ("broker", "group"))
-    for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.delete_group(
-            tools.remoting, target.address, group, removes_offsets=removes_offsets
-        )
-        table.rows.append((target.address, group))
-    return CommandAnswer([table])
-
-
 async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> CommandAnswer:
     """Moves a group to a time in every queue; -1: to the ends."""
     return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
@@ -500,19 +478,6 @@ async def reset_queue(
 def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
     table = Table("queues", ("broker", "queue", "offset"))
     table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
-    return CommandAnswer([table])
-
-
-async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> CommandAnswer:
-    """Copies the source group's offsets in a topic to the target group."""
-    table = Table("cloned", ("broker", "source", "target", "topic"))
-    route = await tools.cluster_admin.topic_route(topic)
-    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
-        address = broker.addresses.get(MASTER_ID)
-        if address is None:
-            raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
-        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
-        table.rows.append((address, source, target, topic))
     return CommandAnswer([table])
 
 

@@ -314,15 +314,23 @@ def check_send_time(
 
 
 @command(app, "clusterRT", interval_s=10)
-def cluster_send_time(
+async def cluster_send_time(
+    tools: Tools,
     count: Annotated[
         int, typer.Option("-a", "--amount", help="Number of sends to each broker.", min=2, max=100_000)
     ] = 100,
     size: ProbeBytes = 128,
     cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
-) -> Work:
+) -> CommandAnswer:
     """Measure the send time of each broker repeatedly, in the topic named like the broker."""
-    return lambda tools: time_brokers(tools, cluster, count, size)
+    table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
+    async with _open_producer(tools) as producer:
+        for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
+            rows = [row async for row in _time_sends(producer, target.broker_name, count, size)]
+            failed = sum(row[5] is not None for row in rows)
+            took_ms = round(sum(row[4] for row in rows[1:]) / (count - 1), 2)
+            table.rows.append((target.cluster, target.broker_name, took_ms, count - failed, failed))
+    return CommandAnswer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
 
 
 @command(app, "queryCq")
@@ -681,20 +689,6 @@ async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandA
     figures = (count, failed, times[len(times) // 2], times[-1])
     summary = Table("summary", ("sends", "failed", "took_ms_p50", "took_ms_max"), [figures])
     return CommandAnswer([sends, summary], exit_code=1 if failed else 0)
-
-
-async def time_brokers(tools: Tools, cluster: str, count: int, size: int) -> CommandAnswer:
-    """Measures the average time of sends to each master, without the first send, which also connects. Exit
-    code 1 when a send fails.
-    """
-    table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
-    async with _open_producer(tools) as producer:
-        for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
-            rows = [row async for row in _time_sends(producer, target.broker_name, count, size)]
-            failed = sum(row[5] is not None for row in rows)
-            took_ms = round(sum(row[4] for row in rows[1:]) / (count - 1), 2)
-            table.rows.append((target.cluster, target.broker_name, took_ms, count - failed, failed))
-    return CommandAnswer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
 
 
 async def _time_sends(producer: Producer, topic: str, count: int, size: int) -> AsyncIterator[Row]:

@@ -1,20 +1,24 @@
 """The shared parts of the commands of `tandemmq admin`: their options, and the frame in which each command
 runs.
 
-A command is a function whose parameters are its options, and which returns its work:
+A command is a coroutine function whose parameters are its options, after the connections:
 
-    @command(app, "deleteUser")
-    def delete_user(user: UserName, place: Place) -> Work:
-        return lambda tools: remove_user(tools, user, place)
+    @command(app, "topicStatus")
+    async def topic_status(tools: Tools, topic: Topic) -> CommandAnswer: ...
+
+If its options must be checked together, it is a plain function that returns such a coroutine function, so
+that a mistake is reported before any connection is opened.
 """
 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import signal
 from collections.abc import Awaitable, Callable
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
+from functools import partial
+from inspect import Parameter, Signature, iscoroutinefunction, signature
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
@@ -29,6 +33,23 @@ from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
 Work = Callable[[Tools], Awaitable[CommandAnswer]]
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """Marks an option whose text is parsed with `parse(text, name of the option)` before the command runs."""
+
+    parse: Callable[[str, str], Any]
+
+
+def flag(text: str, option: str) -> bool:
+    if text.lower() not in ("true", "false"):
+        raise typer.BadParameter(f"{option} {text}: must be true or false")
+    return text.lower() == "true"
+
+
+FLAG: Final = Text(flag)
+"""Marks an option with the value true or false, as mqadmin has them."""
 
 NameServers = Annotated[
     str,
@@ -74,47 +95,41 @@ End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Latest store ti
 
 def command(
     app: typer.Typer, name: str, *, names: bool = True, interval_s: float | None = None
-) -> Callable[[Callable[..., Work]], Callable[..., Work]]:
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the command `name`, with the shared options after its own.
 
     The shared options are -n and --json, and for a parameter `place` also -b and -c; exactly one of these two
     must be given unless the parameter has a default. mqadmin accepts -n everywhere; without `names`, or when
     `place` or a parameter `broker` is an address, name servers are not asked. With `interval_s` the command
     can repeat (-i), and does so by default if it is not 0.
+
+    A parameter whose type is a dataclass stands for the options that are its fields.
     """
 
-    def register(function: Callable[..., Work]) -> Callable[..., Work]:
-        hints = get_type_hints(function, include_extras=True)
-        own = inspect.signature(function).parameters
-        has_place = "place" in own
-        options = [
-            parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[parameter.name])
-            for parameter in own.values()
-            if parameter.name != "place"
-        ]
-        options.append(_shared("namesrv", NameServers, ""))
-        options += [_shared("broker", Address, ""), _shared("cluster", Cluster, "")] if has_place else []
-        options += [] if interval_s is None else [_shared("interval", Interval, interval_s)]
-        options.append(_shared("as_json", AsJson, False))
+    def register(function: Callable[..., Any]) -> Callable[..., Any]:
+        own = _Options(function)
+        shared = [_option("namesrv", NameServers, "")]
+        if own.has_place:
+            shared += [_option("broker", Address, ""), _option("cluster", Cluster, "")]
+        if interval_s is not None:
+            shared.append(_option("interval", Interval, interval_s))
+        shared.append(_option("as_json", AsJson, False))
 
         def run_command(**values: Any) -> None:
             as_json, name_servers = values.pop("as_json"), values.pop("namesrv")
             interval = values.pop("interval", 0.0)
             address = values.get("broker", "")
-            if has_place:
-                place = Place(values.pop("broker"), values.pop("cluster"))
-                if own["place"].default is inspect.Parameter.empty:
-                    demand_place(place.address, place.cluster)
-                values["place"] = place
+            arguments = own.arguments(values)
             run(
                 name_servers,
-                function(**values),
+                partial(function, **arguments) if iscoroutinefunction(function) else function(**arguments),
                 as_json=as_json,
                 needs_names=names and not address,
                 interval_s=interval,
             )
 
-        run_command.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
+        options = own.options + shared
+        run_command.__signature__ = Signature(options)  # type: ignore[attr-defined]
         run_command.__annotations__ = {one.name: one.annotation for one in options}
         run_command.__doc__ = function.__doc__
         app.command(name)(run_command)
@@ -123,8 +138,58 @@ def command(
     return register
 
 
-def _shared(name: str, kind: object, default: object) -> inspect.Parameter:
-    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+class _Options:
+    """The options of a command, from the parameters of its function, and the way back from their values."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.options: list[Parameter] = []
+        self._parsed: dict[str, tuple[Text, str, Any]] = {}
+        """The parameters whose values are texts to parse -> the option's name, and the default."""
+        self._groups: dict[str, type] = {}
+        hints = get_type_hints(function, include_extras=True)
+        parameters = signature(function).parameters
+        self.has_place = "place" in parameters
+        self._needs_place = self.has_place and parameters["place"].default is Parameter.empty
+        for name, parameter in parameters.items():
+            kind = hints[name]
+            if name in ("tools", "place"):
+                continue
+            if not is_dataclass(kind):
+                self._add(name, kind, parameter.default)
+                continue
+            self._groups[name] = kind  # type: ignore[assignment]  # a class, not an instance
+            kinds = get_type_hints(kind, include_extras=True)
+            for field in fields(kind):
+                default = Parameter.empty if field.default is MISSING else field.default
+                self._add(field.name, kinds[field.name], default)
+
+    def arguments(self, values: dict[str, Any]) -> dict[str, Any]:
+        """Returns the arguments of the function. Raises typer.BadParameter."""
+        for name, (text, option, default) in self._parsed.items():
+            is_absent = values[name] == "" and default is not Parameter.empty
+            values[name] = default if is_absent else text.parse(values[name], option)
+        if self.has_place:
+            place = Place(values.pop("broker"), values.pop("cluster"))
+            if self._needs_place:
+                demand_place(place.address, place.cluster)
+            values["place"] = place
+        for name, group in self._groups.items():
+            values[name] = group(**{field.name: values.pop(field.name) for field in fields(group)})
+        return values
+
+    def _add(self, name: str, kind: Any, default: Any) -> None:
+        option, *marks = kind.__metadata__
+        text = next((mark for mark in marks if isinstance(mark, Text)), None)
+        if text is not None:
+            self._parsed[name] = (text, option.param_decls[0], default)
+            kind = Annotated[str, option]
+            if default is not Parameter.empty:
+                default = {True: "true", False: "false"}.get(default, "")
+        self.options.append(_option(name, kind, default))
+
+
+def _option(name: str, kind: object, default: object) -> Parameter:
+    return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
 
 
 def run(
@@ -228,9 +293,3 @@ def attribute_changes(changes: str, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{option} {change}: expected +name=value or -name, separated by commas")
         found[name] = value
     return found
-
-
-def flag(text: str, option: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise typer.BadParameter(f"{option} {text}: must be true or false")
-    return text.lower() == "true"

@@ -82,26 +82,47 @@ def topic_list(
 
 
 @command(app, "topicRoute")
-def topic_route(
+async def topic_route(
+    tools: Tools,
     topic: Topic,
     as_list: Annotated[
         bool, typer.Option("-l", "--list", help="Accepted for mqadmin's scripts; has no effect.")
     ] = False,
-) -> Work:
+) -> CommandAnswer:
     """Show the queues and brokers of a topic."""
-    return lambda tools: show_route(tools, topic)
+    route = await tools.cluster_admin.topic_route(topic)
+    queues = Table("queues", ("broker", "read_queues", "write_queues", "permission"))
+    for queue in sorted(route.queues, key=lambda one: one.broker_name):
+        counts = queue.read_queue_count, queue.write_queue_count
+        queues.rows.append((queue.broker_name, *counts, queue.permission))
+    addresses = Table("addresses", ("cluster", "broker", "id", "address"))
+    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
+        for broker_id, address in sorted(broker.addresses.items()):
+            addresses.rows.append((broker.cluster, broker.broker_name, broker_id, address))
+    return CommandAnswer([queues, addresses])
 
 
 @command(app, "topicClusterList")
-def topic_cluster_list(topic: Topic) -> Work:
+async def topic_cluster_list(tools: Tools, topic: Topic) -> CommandAnswer:
     """Show the clusters of a topic."""
-    return lambda tools: show_clusters(tools, topic)
+    route = await tools.cluster_admin.topic_route(topic)
+    names = sorted({broker.cluster for broker in route.brokers})
+    return CommandAnswer([Table("clusters", ("cluster",), [(name,) for name in names])])
 
 
 @command(app, "topicStatus")
-def topic_status(topic: Topic) -> Work:
+async def topic_status(tools: Tools, topic: Topic) -> CommandAnswer:
     """Show the first and last offset of each queue of a topic."""
-    return lambda tools: show_ends(tools, topic)
+    route = await tools.cluster_admin.topic_route(topic)
+    table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
+    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
+        address = _master_or_slave(broker.addresses, broker.broker_name)
+        stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
+        for queue, ends in sorted(stats.queues.items()):
+            count = ends.max_offset - ends.min_offset
+            row = (queue.broker_name, queue.queue_id, ends.min_offset, ends.max_offset, count)
+            table.rows.append((*row, ends.updated_at_ms))
+    return CommandAnswer([table])
 
 
 @command(app, "updateTopic")
@@ -205,14 +226,30 @@ def allocate_queues(
 
 
 @command(app, "statsAll")
-def stats_all(
+async def stats_all(
+    tools: Tools,
     topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
     only_active: Annotated[
         bool, typer.Option("-a", "--activeTopic", help="Only topics with traffic in the last 24 hours.")
     ] = False,
-) -> Work:
+) -> CommandAnswer:
     """Show the traffic of each topic and of its groups, and their lag."""
-    return lambda tools: show_stats(tools, topic, only_active=only_active)
+    table = Table("topics", _STATS_COLUMNS)
+    for name in sorted(await tools.cluster_admin.topics()):
+        if topic not in ("", name) or is_retry_topic(name) or is_dlq_topic(name):
+            continue
+        route = await tools.cluster_admin.topic_route(name)
+        masters = _masters(route)
+        in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
+        groups = await _groups_of(tools, masters, name)
+        for group in groups or [""]:
+            out_tps, out_day, lag = 0.0, 0, None
+            if group:
+                out_tps, out_day = await _sum_stats(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
+                lag = await tools.cluster_admin.lag(group, name)
+            if not only_active or in_day or out_day:
+                table.rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
+    return CommandAnswer([table])
 
 
 @command(app, "exportMetadata")
@@ -239,28 +276,78 @@ def export_metadata(
 
 
 @command(app, "exportMetrics")
-def export_metrics(
+async def export_metrics(
+    tools: Tools,
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
     directory: ExportDirectory = EXPORT_DIRECTORY,
-) -> Work:
+) -> CommandAnswer:
     """Write the content and load of a cluster's masters to metrics.json."""
-    return lambda tools: export_figures(tools, cluster, directory)
+    report: dict[str, object] = {}
+    rates: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
+    for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
+        facts = await query_runtime_info(tools.remoting, target.address)
+        text = await query_broker_config(tools.remoting, target.address)
+        settings = parse_properties(text.encode(), target.address)
+        topics, groups = await _of_users(tools, target.address, has_special=False)
+        tps, day = await _traffic(tools, target.address, facts)
+        rates.update({f"total{name[0].upper()}{name[1:]}": value for name, value in tps.items()})
+        counts.update(day)
+        clients = await _client_versions(tools, target.address, groups)
+        threads = settings.get("clientCallbackExecutorThreads")
+        report[target.broker_name] = {
+            "runtimeEnv": {
+                "cpuNum": None if threads is None else threads.text,
+                "totalMemKBytes": facts.get("totalMemKBytes"),
+            },
+            "runtimeQuota": {
+                "diskRatio": {
+                    name: facts.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")
+                },
+                "tps": tps,
+                "oneDayNum": day,
+                "messageAverageSize": facts.get("putMessageAverageSize"),
+                "topicSize": len(topics),
+                "groupSize": len(groups),
+            },
+            "runtimeVersion": {
+                "rocketmqVersion": facts.get("brokerVersionDesc"),
+                "clientInfo": clients,
+            },
+        }
+    totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
+    path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
+    return CommandAnswer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
 
 
 @command(app, "updateTopicPerm")
-def update_topic_permission(
+async def update_topic_permission(
+    tools: Tools,
     topic: Topic,
     permission: Permission,
     place: Place,
-) -> Work:
+) -> CommandAnswer:
     """Change the permission of a topic, at one broker or at every master of a cluster."""
-    return lambda tools: change_permission(tools, topic, permission, place)
+    table = Table("changed", ("broker", "topic", "old_permission", "permission"))
+    for target in await find_targets(tools, place, masters_only=True):
+        held = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
+        if held is None:
+            continue
+        config = msgspec.structs.replace(held, permission=permission)
+        # Another caller may add queues at the same moment.
+        if_exists = IfExists.NO_FEWER
+        await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
+        table.rows.append((target.address, topic, held.permission, permission))
+    if not table.rows:
+        raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
+    return CommandAnswer([table])
 
 
 @command(app, "deleteTopic")
-def delete_topic(topic: Topic, cluster: Cluster) -> Work:
+async def delete_topic(tools: Tools, topic: Topic, cluster: Cluster) -> CommandAnswer:
     """Delete a topic at all brokers of a cluster and at the name servers."""
-    return lambda tools: remove_topic(tools, topic, cluster)
+    await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
+    return CommandAnswer([Table("deleted", ("topic",), [(topic,)])])
 
 
 # Implementation of the commands
@@ -291,43 +378,6 @@ async def _groups_of(tools: Tools, masters: list[str], topic: str) -> list[str]:
 
 def _masters(route: TopicRoute) -> list[str]:
     return [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
-
-
-async def show_route(tools: Tools, topic: str) -> CommandAnswer:
-    """Shows the queues of a topic and the addresses of its brokers."""
-    route = await tools.cluster_admin.topic_route(topic)
-    queues = Table("queues", ("broker", "read_queues", "write_queues", "permission"))
-    for queue in sorted(route.queues, key=lambda one: one.broker_name):
-        counts = queue.read_queue_count, queue.write_queue_count
-        queues.rows.append((queue.broker_name, *counts, queue.permission))
-    addresses = Table("addresses", ("cluster", "broker", "id", "address"))
-    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
-        for broker_id, address in sorted(broker.addresses.items()):
-            addresses.rows.append((broker.cluster, broker.broker_name, broker_id, address))
-    return CommandAnswer([queues, addresses])
-
-
-async def show_clusters(tools: Tools, topic: str) -> CommandAnswer:
-    """Lists the clusters that have queues of a topic."""
-    route = await tools.cluster_admin.topic_route(topic)
-    names = sorted({broker.cluster for broker in route.brokers})
-    return CommandAnswer([Table("clusters", ("cluster",), [(name,) for name in names])])
-
-
-async def show_ends(tools: Tools, topic: str) -> CommandAnswer:
-    """Shows the first and last offset of each queue, from the masters, or from a slave where there is no
-    master.
-    """
-    route = await tools.cluster_admin.topic_route(topic)
-    table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
-    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
-        address = _master_or_slave(broker.addresses, broker.broker_name)
-        stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
-        for queue, ends in sorted(stats.queues.items()):
-            count = ends.max_offset - ends.min_offset
-            row = (queue.broker_name, queue.queue_id, ends.min_offset, ends.max_offset, count)
-            table.rows.append((*row, ends.updated_at_ms))
-    return CommandAnswer([table])
 
 
 async def change_topic(
@@ -373,55 +423,10 @@ async def change_topic(
     return CommandAnswer([table], notes)
 
 
-async def change_permission(tools: Tools, topic: str, permission: int, place: Place) -> CommandAnswer:
-    """Changes only the permission of a topic where it exists. Raises TopicNotFound when it exists nowhere."""
-    table = Table("changed", ("broker", "topic", "old_permission", "permission"))
-    for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
-        if held is None:
-            continue
-        config = msgspec.structs.replace(held, permission=permission)
-        # Another caller may add queues at the same moment.
-        if_exists = IfExists.NO_FEWER
-        await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        table.rows.append((target.address, topic, held.permission, permission))
-    if not table.rows:
-        raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
-    return CommandAnswer([table])
-
-
-async def remove_topic(tools: Tools, topic: str, cluster: str) -> CommandAnswer:
-    """Deletes the topic at every master of the cluster and at the name servers."""
-    await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
-    return CommandAnswer([Table("deleted", ("topic",), [(topic,)])])
-
-
 def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
     if not addresses:
         raise NoRoute(f"no address is known for broker {broker_name!r}")
     return addresses.get(MASTER_ID) or addresses[min(addresses)]
-
-
-async def show_stats(tools: Tools, topic: str, *, only_active: bool) -> CommandAnswer:
-    """Shows the messages sent to each topic and to each of its groups: per second over the last minute, and
-    in the last 24 hours; also the lag.
-    """
-    table = Table("topics", _STATS_COLUMNS)
-    for name in sorted(await tools.cluster_admin.topics()):
-        if topic not in ("", name) or is_retry_topic(name) or is_dlq_topic(name):
-            continue
-        route = await tools.cluster_admin.topic_route(name)
-        masters = _masters(route)
-        in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
-        groups = await _groups_of(tools, masters, name)
-        for group in groups or [""]:
-            out_tps, out_day, lag = 0.0, 0, None
-            if group:
-                out_tps, out_day = await _sum_stats(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
-                lag = await tools.cluster_admin.lag(group, name)
-            if not only_active or in_day or out_day:
-                table.rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
-    return CommandAnswer([table])
 
 
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
@@ -523,46 +528,6 @@ async def _of_users(
         },
         {name: config for name, config in groups.items() if not is_system_group(name)},
     )
-
-
-async def export_figures(tools: Tools, cluster: str, directory: Path) -> CommandAnswer:
-    """Writes the content and load of a cluster's masters, each and in total, to a file."""
-    report: dict[str, object] = {}
-    rates: Counter[str] = Counter()
-    counts: Counter[str] = Counter()
-    for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
-        facts = await query_runtime_info(tools.remoting, target.address)
-        text = await query_broker_config(tools.remoting, target.address)
-        settings = parse_properties(text.encode(), target.address)
-        topics, groups = await _of_users(tools, target.address, has_special=False)
-        tps, day = await _traffic(tools, target.address, facts)
-        rates.update({f"total{name[0].upper()}{name[1:]}": value for name, value in tps.items()})
-        counts.update(day)
-        clients = await _client_versions(tools, target.address, groups)
-        threads = settings.get("clientCallbackExecutorThreads")
-        report[target.broker_name] = {
-            "runtimeEnv": {
-                "cpuNum": None if threads is None else threads.text,
-                "totalMemKBytes": facts.get("totalMemKBytes"),
-            },
-            "runtimeQuota": {
-                "diskRatio": {
-                    name: facts.get(name) for name in ("commitLogDiskRatio", "consumeQueueDiskRatio")
-                },
-                "tps": tps,
-                "oneDayNum": day,
-                "messageAverageSize": facts.get("putMessageAverageSize"),
-                "topicSize": len(topics),
-                "groupSize": len(groups),
-            },
-            "runtimeVersion": {
-                "rocketmqVersion": facts.get("brokerVersionDesc"),
-                "clientInfo": clients,
-            },
-        }
-    totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
-    path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
-    return CommandAnswer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
 
 
 async def _traffic(
