@@ -502,7 +502,7 @@ async def test_a_group_is_told_to_pop(rig: Rig) -> None:
     }
     assert (await rows(rig, *way, "-m", "pop", "-q", "2"))["changed"] == [expected]
     async with open_tools("") as tools:
-        modes = await replica.fetch_request_modes(tools.remoting, address)
+        modes = await replica.fetch_request_modes(tools.remoting, address, timeout_s=5)
     assert modes is not None
     held = modes.modes["Orders"]["billing"]
     assert (held.mode, held.pop_share_queue_count) == ("POP", 2)

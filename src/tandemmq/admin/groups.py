@@ -6,23 +6,26 @@ getConsumerConfig, updateSubGroup, updateSubGroupList, deleteSubGroup, setConsum
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Any, Final
+from dataclasses import dataclass
+from typing import Annotated, Final
 
 import msgspec
 import typer
 from msgspec import to_builtins
 
 from tandemmq.admin.options import (
+    ATTRIBUTES,
     FLAG,
     Address,
     BrokerAddress,
     Group,
     ListFile,
+    Text,
     Topic,
     Work,
-    attribute_changes,
     command,
     flag,
+    given,
     parse_time,
     read_list,
 )
@@ -292,64 +295,83 @@ async def clone_group_offset(
     return CommandAnswer([table])
 
 
-@command(app, "updateSubGroup")
-def update_sub_group(
-    group: Group,
-    place: Place,
-    consume: Annotated[
-        str | None, typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false.")
-    ] = None,
-    from_min: Annotated[
-        str | None,
+def _retry_policy(text: str, option: str) -> GroupRetryPolicy:
+    try:
+        return decode_body(text.encode(), GroupRetryPolicy)
+    except RemoteProtocolError as error:
+        example = '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}'
+        raise typer.BadParameter(f"{option} {text}: expected JSON such as {example}: {error}") from None
+
+
+@dataclass(frozen=True, slots=True)
+class GroupSettings:
+    """The options of updateSubGroup: fields of a group's configuration; None keeps the value."""
+
+    is_consume_enabled: Annotated[
+        bool | None, typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false."), FLAG
+    ] = None
+    is_from_min_enabled: Annotated[
+        bool | None,
         typer.Option("-m", "--consumeFromMinEnable", help="Start at the first offset: true or false."),
-    ] = None,
-    broadcast: Annotated[
-        str | None, typer.Option("-d", "--consumeBroadcastEnable", help="Broadcast allowed: true or false.")
-    ] = None,
-    orderly: Annotated[
-        str | None, typer.Option("-o", "--consumeMessageOrderly", help="Consume in order: true or false.")
-    ] = None,
-    retry_queues: Annotated[
+        FLAG,
+    ] = None
+    is_broadcast_enabled: Annotated[
+        bool | None,
+        typer.Option("-d", "--consumeBroadcastEnable", help="Broadcast allowed: true or false."),
+        FLAG,
+    ] = None
+    is_orderly: Annotated[
+        bool | None,
+        typer.Option("-o", "--consumeMessageOrderly", help="Consume in order: true or false."),
+        FLAG,
+    ] = None
+    retry_queue_count: Annotated[
         int | None, typer.Option("-q", "--retryQueueNums", help="Number of retry queues.", min=0)
-    ] = None,
-    retries: Annotated[
+    ] = None
+    retry_count_max: Annotated[
         int | None, typer.Option("-r", "--retryMaxTimes", help="Most redeliveries; -1: the default.", min=-1)
-    ] = None,
+    ] = None
     broker_id: Annotated[
         int | None, typer.Option("-i", "--brokerId", help="The broker to read from: 0 is the master.", min=0)
-    ] = None,
-    slow_broker_id: Annotated[
+    ] = None
+    slow_read_broker_id: Annotated[
         int | None,
         typer.Option(
             "-w", "--whichBrokerWhenConsumeSlowly", help="The broker that lagging consumers read from.", min=0
         ),
-    ] = None,
-    notifies: Annotated[
-        str | None,
+    ] = None
+    notifies_members: Annotated[
+        bool | None,
         typer.Option("-a", "--notifyConsumerIdsChanged", help="Notify members of changes: true or false."),
-    ] = None,
+        FLAG,
+    ] = None
     retry_policy: Annotated[
-        str | None,
+        GroupRetryPolicy | None,
         typer.Option("-p", "--groupRetryPolicy", help="The retry policy: JSON in mqadmin's format."),
-    ] = None,
-    attributes: Annotated[str, typer.Option("--attributes", help="Attribute changes: +a=b,+c=d,-e.")] = "",
-) -> Work:
+        Text(_retry_policy),
+    ] = None
+    attributes: Annotated[
+        dict[str, str] | None,
+        typer.Option("--attributes", help="Attribute changes: +a=b,+c=d,-e."),
+        ATTRIBUTES,
+    ] = None
+
+
+@command(app, "updateSubGroup")
+async def update_sub_group(
+    tools: Tools, group: Group, place: Place, settings: GroupSettings
+) -> CommandAnswer:
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
-    changes: dict[str, Any] = {
-        "is_consume_enabled": consume and flag(consume, "-s"),
-        "is_from_min_enabled": from_min and flag(from_min, "-m"),
-        "is_broadcast_enabled": broadcast and flag(broadcast, "-d"),
-        "is_orderly": orderly and flag(orderly, "-o"),
-        "retry_queue_count": retry_queues,
-        "retry_count_max": retries,
-        "broker_id": broker_id,
-        "slow_read_broker_id": slow_broker_id,
-        "notifies_members": notifies and flag(notifies, "-a"),
-        "retry_policy": retry_policy and _retry_policy(retry_policy),
-        "attributes": attribute_changes(attributes, "--attributes") if attributes else None,
-    }
-    changes = {name: value for name, value in changes.items() if value is not None}
-    return lambda tools: change_group(tools, group, changes, place)
+    changes = given(settings)
+    table = Table("changed", ("broker", "group", "settings"))
+    for target in await find_targets(tools, place, masters_only=True):
+        held = await broker_admin.query_group_config(tools.remoting, target.address, group)
+        config = held or SubscriptionGroupConfig(name=group)
+        # A group keeps its attributes; a request contains only changes of them.
+        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
+        await broker_admin.create_group(tools.remoting, target.address, config)
+        table.rows.append((target.address, group, to_builtins(changes)))
+    return CommandAnswer([table])
 
 
 @command(app, "updateSubGroupList")
@@ -381,14 +403,6 @@ def set_consume_mode(
         raise typer.BadParameter(f"-m {mode}: must be PULL or POP")
     wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
     return lambda tools: change_mode(tools, wanted, place)
-
-
-def _retry_policy(text: str) -> GroupRetryPolicy:
-    try:
-        return decode_body(text.encode(), GroupRetryPolicy)
-    except RemoteProtocolError as error:
-        example = '{"type":"CUSTOMIZED","customizedRetryPolicy":{"next":[1000,5000]}}'
-        raise typer.BadParameter(f"-p {text}: expected JSON such as {example}: {error}") from None
 
 
 # Implementation of the commands
@@ -478,19 +492,6 @@ async def reset_queue(
 def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
     table = Table("queues", ("broker", "queue", "offset"))
     table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
-    return CommandAnswer([table])
-
-
-async def change_group(tools: Tools, group: str, changes: dict[str, Any], place: Place) -> CommandAnswer:
-    """Creates the group at the broker or at every master of the cluster, or changes the given settings."""
-    table = Table("changed", ("broker", "group", "settings"))
-    for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_admin.query_group_config(tools.remoting, target.address, group)
-        config = held or SubscriptionGroupConfig(name=group)
-        # A group keeps its attributes; a request contains only changes of them.
-        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
-        await broker_admin.create_group(tools.remoting, target.address, config)
-        table.rows.append((target.address, group, to_builtins(changes)))
     return CommandAnswer([table])
 
 

@@ -14,15 +14,14 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin.options import (
+    FLAG,
+    MOMENT,
     TIMES,
-    Begin,
     BrokerName,
-    End,
+    Span,
     Topic,
     Work,
     command,
-    flag,
-    span,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets, tools_options
@@ -55,24 +54,38 @@ BODY_CHARS_MAX = 1_000
 """The longest body shown, in characters; longer ones are truncated with an ellipsis."""
 
 ALL_TAGS: Final = "*"
+ANY_TIME: Final = Span()
 PULL_COUNT_MAX: Final = 32
 """The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 
 
+PrintBody = Annotated[bool, typer.Option("-d", "--printBody", help="true: print the bodies, too."), FLAG]
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Options for the output of messages."""
+
+    is_printed: Annotated[bool, typer.Option("-p", "--printMsg", help="true: print the messages."), FLAG] = (
+        False
+    )
+    has_bodies: PrintBody = False
+    counts_tags: Annotated[
+        bool, typer.Option("-f", "--calculate", help="true: count the messages by tag."), FLAG
+    ] = False
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessageSelection:
-    """The messages of a topic to print. `begin_ms` and `end_ms` limit store times; None means no limit."""
+    """The messages of a topic to print, and the form of the output."""
 
     broker_name: str = ""
     queue_id: int | None = None
     offset: int | None = None
     expression: str = ALL_TAGS
-    begin_ms: int | None = None
-    end_ms: int | None = None
+    times: Span = ANY_TIME
     count_max: int
-    is_printed: bool = True
-    has_bodies: bool = True
-    counts_tags: bool = False
+    output: Output
 
     @property
     def tags(self) -> frozenset[str]:
@@ -88,7 +101,6 @@ _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_o
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
-PrintBody = Annotated[str, typer.Option("-d", "--printBody", help="true: print the bodies, too.")]
 Tags = Annotated[
     str, typer.Option("-s", "--subExpression", help="Only messages with these tags, separated by ||.")
 ]
@@ -102,10 +114,21 @@ ProbeBytes = Annotated[
 ]
 
 
-ClientId = Annotated[
-    str, typer.Option("-d", "--clientId", help="With -g: deliver the message to this consumer now.")
-]
-HandlingGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="With -d: the consumer's group.")]
+@dataclass(frozen=True, slots=True)
+class Consumer:
+    """Options for a consumer that processes the message at once; both are empty, or neither is."""
+
+    group: Annotated[str, typer.Option("-g", "--consumerGroup", help="With -d: the consumer's group.")] = ""
+    client_id: Annotated[
+        str, typer.Option("-d", "--clientId", help="With -g: deliver the message to this consumer now.")
+    ] = ""
+
+    def __post_init__(self) -> None:
+        if bool(self.group) != bool(self.client_id):
+            raise typer.BadParameter("-g and -d must be given together: they name one consumer")
+
+
+NO_CONSUMER: Final = Consumer()
 
 
 @command(app, "queryMsgById")
@@ -114,11 +137,9 @@ def query_message_by_id(
         str, typer.Option("-i", "--msgId", help="The message id; with -t, the unique key.")
     ],
     topic: Annotated[str, typer.Option("-t", "--topic", help="The topic of a unique key.")] = "",
-    group: HandlingGroup = "",
-    client_id: ClientId = "",
+    handler: Consumer = NO_CONSUMER,
 ) -> Work:
     """Show one message and the groups that have consumed it; exit code 1 when none is found."""
-    handler = _handler(group, client_id)
     return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
 
 
@@ -128,14 +149,12 @@ def query_message_by_unique_key(
     unique_key: Annotated[
         str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
     ],
-    group: HandlingGroup = "",
-    client_id: ClientId = "",
+    handler: Consumer = NO_CONSUMER,
     shows_all: Annotated[
         bool, typer.Option("-a", "--showAll", help="Accepted for mqadmin's scripts; all are shown.")
     ] = False,
 ) -> Work:
     """Show the message with a unique key; exit code 1 when none is found."""
-    handler = _handler(group, client_id)
     return lambda tools: find_by_unique_key(tools, topic, unique_key, handler=handler)
 
 
@@ -145,22 +164,14 @@ def query_trace_by_id(
     trace_topic: Annotated[
         str, typer.Option("-t", "--traceTopic", help="The topic of the traces.")
     ] = TRACE_TOPIC,
-    begin: Begin = "",
-    end: End = "",
+    times: Span = ANY_TIME,
     count_max: Annotated[
         int,
         typer.Option("-c", "--maxNum", help="Read at most N trace messages.", min=1, max=10_000, metavar="N"),
     ] = 64,
 ) -> Work:
     """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
-    times = span(begin, end)
     return lambda tools: show_trace(tools, unique_key, trace_topic, count_max, times)
-
-
-def _handler(group: str, client_id: str) -> tuple[str, str] | None:
-    if bool(group) != bool(client_id):
-        raise typer.BadParameter("-g and -d must be given together: they name one consumer")
-    return (group, client_id) if group else None
 
 
 @command(app, "queryMsgByOffset")
@@ -185,10 +196,11 @@ def send_message(
     queue_id: Annotated[
         int | None, typer.Option("-i", "--qid", help="With -b: send to this queue.", min=0)
     ] = None,
-    traced: Annotated[str, typer.Option("-m", "--msgTraceEnable", help="true: trace the message.")] = "false",
+    is_traced: Annotated[
+        bool, typer.Option("-m", "--msgTraceEnable", help="true: trace the message."), FLAG
+    ] = False,
 ) -> Work:
     """Send one message; exit code 1 when it is stored less safely than the broker's settings promise."""
-    is_traced = flag(traced, "-m")
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i also needs the broker of the queue (-b)")
     message = Message(topic, body.encode(), tags=tags, keys=keys.split())
@@ -196,57 +208,54 @@ def send_message(
 
 
 @command(app, "printMsg")
-def print_messages(
+async def print_messages(
+    tools: Tools,
     topic: Topic,
     expression: Tags = ALL_TAGS,
-    begin: Begin = "",
-    end: End = "",
-    body: PrintBody = "false",
+    times: Span = ANY_TIME,
+    has_bodies: PrintBody = False,
     count_max: CountMax = 10_000,
-) -> Work:
+) -> CommandAnswer:
     """Print the messages of a topic; exit code 1 when there is none."""
-    begin_ms, end_ms = span(begin, end)
-    selection = MessageSelection(
-        expression=expression,
-        begin_ms=begin_ms,
-        end_ms=end_ms,
-        count_max=count_max,
-        has_bodies=flag(body, "-d"),
-    )
-    return lambda tools: print_topic(tools, topic, selection)
+    output = Output(is_printed=True, has_bodies=has_bodies)
+    selection = MessageSelection(expression=expression, times=times, count_max=count_max, output=output)
+    return await print_topic(tools, topic, selection)
 
 
 @command(app, "printMsgByQueue")
-def print_messages_of_queue(
+async def print_messages_of_queue(
+    tools: Tools,
     topic: Topic,
     broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
     queue_id: QueueId,
     expression: Tags = ALL_TAGS,
-    begin: Begin = "",
-    end: End = "",
-    prints: Annotated[str, typer.Option("-p", "--printMsg", help="true: print the messages.")] = "false",
-    body: PrintBody = "false",
-    by_tag: Annotated[
-        str, typer.Option("-f", "--calculate", help="true: count the messages by tag.")
-    ] = "false",
+    times: Span = ANY_TIME,
+    output: Output = Output(),
     count_max: CountMax = 10_000,
-) -> Work:
+) -> CommandAnswer:
     """Print the messages of one queue (-p true), or count them by tag (-f true); exit code 1 when there is
     none.
     """
-    begin_ms, end_ms = span(begin, end)
     selection = MessageSelection(
         broker_name=broker_name,
         queue_id=queue_id,
         expression=expression,
-        begin_ms=begin_ms,
-        end_ms=end_ms,
+        times=times,
         count_max=count_max,
-        is_printed=flag(prints, "-p"),
-        has_bodies=flag(body, "-d"),
-        counts_tags=flag(by_tag, "-f"),
+        output=output,
     )
-    return lambda tools: print_topic(tools, topic, selection)
+    return await print_topic(tools, topic, selection)
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumedSpan(Span):
+    """The span of times of consumeMessage, whose first option has another letter."""
+
+    begin_ms: Annotated[
+        int | None,
+        typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {TIMES}"),
+        MOMENT,
+    ] = None
 
 
 @command(app, "consumeMessage")
@@ -261,8 +270,7 @@ def consume_message(
     queue_id: Annotated[
         int | None, typer.Option("-i", "--queueId", help="With -b: only this queue.", min=0)
     ] = None,
-    begin: Annotated[str, typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {TIMES}")] = "",
-    end: Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}")] = "",
+    times: ConsumedSpan = ConsumedSpan(),
     count_max: Annotated[
         int,
         typer.Option(
@@ -281,14 +289,13 @@ def consume_message(
         raise typer.BadParameter("-i also needs the broker of the queue (-b)")
     if offset is not None and queue_id is None:
         raise typer.BadParameter("-o also needs the queue of the offset (-b and -i)")
-    begin_ms, end_ms = span(begin, end)
     selection = MessageSelection(
         broker_name=broker_name,
         queue_id=queue_id,
         offset=offset,
-        begin_ms=begin_ms,
-        end_ms=end_ms,
+        times=times,
         count_max=count_max,
+        output=Output(is_printed=True, has_bodies=True),
     )
     return lambda tools: print_topic(tools, topic, selection)
 
@@ -355,14 +362,12 @@ def query_queue_entries(
 def query_message_by_key(
     topic: Topic,
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
-    begin: Begin = "",
-    end: End = "",
+    times: Span = ANY_TIME,
     count_max: Annotated[
         int, typer.Option("-m", "--maxNum", help="Show at most N messages.", min=1, max=10_000, metavar="N")
     ] = 64,
 ) -> Work:
     """Show messages that carry a key; exit code 1 when there is none."""
-    times = span(begin, end)
     return lambda tools: find_by_key(tools, topic, key, count_max, times)
 
 
@@ -370,7 +375,7 @@ def query_message_by_key(
 
 
 async def find_by_id(
-    tools: Tools, message_id: str, topic: str, *, handler: tuple[str, str] | None = None
+    tools: Tools, message_id: str, topic: str, *, handler: Consumer = NO_CONSUMER
 ) -> CommandAnswer:
     """Shows the message of an id and the groups that read it. With `handler` (group, client), the message is
     delivered to this consumer, and the result is shown.
@@ -419,25 +424,29 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
     return members, "skipped: its tag is not subscribed" if is_filtered else "done"
 
 
-async def _handled(tools: Tools, records: list[Record], handler: tuple[str, str] | None) -> CommandAnswer:
+async def _handled(tools: Tools, records: list[Record], handler: Consumer) -> CommandAnswer:
     """Shows the messages. With `handler` (group, client), also delivers the first message to this consumer
     and shows the result; exit code 1 when the consumer fails.
     """
     answer = _answer(records)
-    if handler is None or not records:
+    if not handler.group or not records:
         return answer
     record = records[0]
     address = render_address(record.store_address)
     told = await broker_admin.consume_directly(
         tools.remoting,
         address,
-        consumer_group=handler[0],
-        client_id=handler[1],
+        consumer_group=handler.group,
+        client_id=handler.client_id,
         message_id=record.message_id,
         topic=record.topic,
     )
     columns = ("group", "client", "result", "took_ms", "remark")
-    table = Table("handled", columns, [(*handler, told.result, told.took_ms, told.remark or None)])
+    table = Table(
+        "handled",
+        columns,
+        [(handler.group, handler.client_id, told.result, told.took_ms, told.remark or None)],
+    )
     return CommandAnswer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
 
 
@@ -458,35 +467,30 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
     return found
 
 
-async def find_by_key(
-    tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
-) -> CommandAnswer:
+async def find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: Span) -> CommandAnswer:
     """Shows messages that have a key. `times` is the first and last store time; None means no limit."""
     return _answer(await _find_by_key(tools, topic, key, count_max, times))
 
 
-async def _find_by_key(
-    tools: Tools, topic: str, key: str, count_max: int, times: tuple[int | None, int | None]
-) -> list[Record]:
-    begin, end = times
+async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: Span) -> list[Record]:
     return await tools.cluster_admin.find_by_key(
         topic,
         key,
         count_max=count_max,
-        begin_at_ms=0 if begin is None else begin,
-        end_at_ms=END_OF_TIME_MS if end is None else end,
+        begin_at_ms=times.begin_ms or 0,
+        end_at_ms=END_OF_TIME_MS if times.end_ms is None else times.end_ms,
     )
 
 
 async def find_by_unique_key(
-    tools: Tools, topic: str, unique_key: str, *, handler: tuple[str, str] | None = None
+    tools: Tools, topic: str, unique_key: str, *, handler: Consumer = NO_CONSUMER
 ) -> CommandAnswer:
     """Shows the message with a producer's unique key; several messages if the send was repeated."""
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
 async def show_trace(
-    tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: tuple[int | None, int | None]
+    tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: Span
 ) -> CommandAnswer:
     """Shows the sends and the consumptions of a message, the outcome of its transaction, and its recalls.
     Exit code 1 if the topic of traces has no record of the message.
@@ -569,17 +573,17 @@ async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> 
             raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         await _read_queue(tools, addresses[min(addresses)], queue, selection, records)
     has_more = len(records) > selection.count_max
-    answer = _answer(records[: selection.count_max], has_bodies=selection.has_bodies)
+    answer = _answer(records[: selection.count_max], has_bodies=selection.output.has_bodies)
     notes = [
         *answer.notes,
         *([f"only the first {selection.count_max} messages are shown"] if has_more else []),
     ]
-    tables = list(answer.tables) if selection.is_printed else []
-    if records and not selection.is_printed and not selection.counts_tags:
+    tables = list(answer.tables) if selection.output.is_printed else []
+    if records and not selection.output.is_printed and not selection.output.counts_tags:
         notes.append(
             f"{min(len(records), selection.count_max)} messages: -p true prints them, -f true counts tags"
         )
-    if selection.counts_tags:
+    if selection.output.counts_tags:
         counts = Counter(one.tags or "" for one in records[: selection.count_max])
         tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
     return CommandAnswer(tables, notes, exit_code=answer.exit_code)
@@ -615,8 +619,10 @@ async def _read_queue(
     remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
     offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
     end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
-    if selection.begin_ms is not None:
-        offset = await broker_consume.search_offset(remoting, address, topic, queue_id, selection.begin_ms)
+    if selection.times.begin_ms is not None:
+        offset = await broker_consume.search_offset(
+            remoting, address, topic, queue_id, selection.times.begin_ms
+        )
     if selection.offset is not None:
         offset = max(offset, selection.offset)
     while offset < end and len(records) <= selection.count_max:
@@ -624,7 +630,7 @@ async def _read_queue(
         pulled = await broker_consume.pull(remoting, address, header)
         for one in decode_records(pulled.body):
             is_wanted = selection.expression == ALL_TAGS or (one.tags or "") in selection.tags
-            if selection.end_ms is not None and one.stored_at_ms > selection.end_ms:
+            if selection.times.end_ms is not None and one.stored_at_ms > selection.times.end_ms:
                 return  # store times increase with the offset
             if is_wanted and offset <= one.queue_offset < end and len(records) <= selection.count_max:
                 records.append(one)
@@ -664,14 +670,14 @@ async def send(
     async with _open_producer(tools, is_traced=is_traced) as producer:
         queue = None
         if broker_name or queue_id is not None:
-            wanted = [
+            selection = [
                 one
                 for one in await producer.queues(message.topic)
                 if broker_name in ("", one.broker_name) and queue_id in (None, one.queue_id)
             ]
-            if not wanted:
+            if not selection:
                 raise NoRoute(f"topic {message.topic!r} has no writable queue with this broker and id")
-            queue = wanted[0]
+            queue = selection[0]
         result = await producer.send(message, queue=queue)
     table = Table("sent", ("broker", "queue", "queue_offset", "status", "message_id", "unique_key"))
     place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)

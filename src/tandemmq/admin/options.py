@@ -89,8 +89,6 @@ Interval = Annotated[
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's format; local time."""
 TIMES: Final = "now, Unix milliseconds or yyyy-MM-dd#HH:mm:ss:SSS."
-Begin = Annotated[str, typer.Option("-b", "--beginTimestamp", help=f"Earliest store time: {TIMES}")]
-End = Annotated[str, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}")]
 
 
 def command(
@@ -181,7 +179,7 @@ class _Options:
         option, *marks = kind.__metadata__
         text = next((mark for mark in marks if isinstance(mark, Text)), None)
         if text is not None:
-            self._parsed[name] = (text, option.param_decls[0], default)
+            self._parsed[name] = (text, option.default, default)  # where Typer keeps the first name
             kind = Annotated[str, option]
             if default is not Parameter.empty:
                 default = {True: "true", False: "false"}.get(default, "")
@@ -246,13 +244,10 @@ def demand_place(broker: str, cluster: str) -> None:
 # Values of options
 
 
-def span(begin: str, end: str) -> tuple[int | None, int | None]:
-    """Returns the milliseconds of two times; None: from the begin or to the end."""
-    now_ms = LoopClock().now_ms()
-    begin_ms, end_ms = (parse_time(text, now_ms) if text else None for text in (begin, end))
-    if begin_ms is not None and end_ms is not None and begin_ms > end_ms:
-        raise typer.BadParameter(f"the earliest time {begin} is later than the latest time {end}")
-    return begin_ms, end_ms
+def given(group: Any) -> dict[str, Any]:
+    """Returns the values of a group of options that were given, by field; the others are None."""
+    values = {field.name: getattr(group, field.name) for field in fields(group)}
+    return {name: value for name, value in values.items() if value is not None}
 
 
 def parse_time(text: str, now_ms: int) -> int:
@@ -293,3 +288,27 @@ def attribute_changes(changes: str, option: str) -> dict[str, str]:
             raise typer.BadParameter(f"{option} {change}: expected +name=value or -name, separated by commas")
         found[name] = value
     return found
+
+
+MOMENT: Final = Text(lambda text, _: parse_time(text, LoopClock().now_ms()))
+ATTRIBUTES: Final = Text(attribute_changes)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Options for a span of store times; None means from the begin, or to the end."""
+
+    begin_ms: Annotated[
+        int | None,
+        typer.Option("-b", "--beginTimestamp", help=f"Earliest store time: {TIMES}"),
+        MOMENT,
+    ] = None
+    end_ms: Annotated[
+        int | None, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}"), MOMENT
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.begin_ms is not None and self.end_ms is not None and self.begin_ms > self.end_ms:
+            raise typer.BadParameter(
+                f"the earliest time {self.begin_ms} is later than the latest time {self.end_ms}"
+            )

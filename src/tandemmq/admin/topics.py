@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -15,15 +16,16 @@ from msgspec import to_builtins
 
 from tandemmq.admin.brokers import counted_between, first_rate
 from tandemmq.admin.options import (
+    ATTRIBUTES,
     EXPORT_DIRECTORY,
+    FLAG,
     Cluster,
     ExportDirectory,
     ListFile,
     Topic,
     Work,
-    attribute_changes,
     command,
-    flag,
+    given,
     read_list,
 )
 from tandemmq.admin.render import CommandAnswer, Table, write_json
@@ -125,11 +127,13 @@ async def topic_status(tools: Tools, topic: Topic) -> CommandAnswer:
     return CommandAnswer([table])
 
 
-@command(app, "updateTopic")
-def update_topic(
-    topic: Topic,
-    place: Place,
-    read_queues: Annotated[
+@dataclass(frozen=True, slots=True)
+class TopicSettings:
+    """The options of updateTopic: fields of a topic's configuration, and bits of its flags; None keeps the
+    value.
+    """
+
+    read_queue_count: Annotated[
         int | None,
         typer.Option(
             "-r",
@@ -139,8 +143,8 @@ def update_topic(
             max=65535,
             show_default="8 for a new topic",
         ),
-    ] = None,
-    write_queues: Annotated[
+    ] = None
+    write_queue_count: Annotated[
         int | None,
         typer.Option(
             "-w",
@@ -150,41 +154,69 @@ def update_topic(
             max=65535,
             show_default="8 for a new topic",
         ),
-    ] = None,
+    ] = None
     permission: Annotated[
         int | None,
         typer.Option(
             "-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.", show_default="6 for a new topic"
         ),
-    ] = None,
-    ordered: Annotated[str, typer.Option("-o", "--order", help="Ordered topic: true or false.")] = "",
+    ] = None
+    is_ordered: Annotated[
+        bool | None, typer.Option("-o", "--order", help="Ordered topic: true or false."), FLAG
+    ] = None
     attributes: Annotated[
-        str, typer.Option("-a", "--attributes", help="Attribute changes: +a=b,+c=d,-e.")
-    ] = "",
-    unit: Annotated[str, typer.Option("-u", "--unit", help="Unit topic: true or false.")] = "",
-    unit_subscription: Annotated[
-        str, typer.Option("-s", "--hasUnitSub", help="Has subscribers in units: true or false.")
-    ] = "",
-    force: Force = False,
-) -> Work:
+        dict[str, str] | None,
+        typer.Option("-a", "--attributes", help="Attribute changes: +a=b,+c=d,-e."),
+        ATTRIBUTES,
+    ] = None
+    is_unit: Annotated[bool | None, typer.Option("-u", "--unit", help="Unit topic: true or false."), FLAG] = (
+        None
+    )
+    has_unit_subscription: Annotated[
+        bool | None,
+        typer.Option("-s", "--hasUnitSub", help="Has subscribers in units: true or false."),
+        FLAG,
+    ] = None
+
+    def changes(self, sys_flag: int) -> dict[str, Any]:
+        """Returns the changed fields of a topic with these flags."""
+        changes = given(self)
+        for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
+            if name in changes:
+                sys_flag = sys_flag | bit if changes.pop(name) else sys_flag & ~bit
+                changes["sys_flag"] = sys_flag
+        return changes
+
+
+@command(app, "updateTopic")
+async def update_topic(
+    tools: Tools, topic: Topic, place: Place, settings: TopicSettings, force: Force = False
+) -> CommandAnswer:
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
-    changes = {
-        "read_queue_count": read_queues,
-        "write_queue_count": write_queues,
-        "permission": permission,
-        "is_ordered": flag(ordered, "-o") if ordered else None,
-        "attributes": attribute_changes(attributes, "-a") if attributes else None,
-    }
-    named = {name: value for name, value in changes.items() if value is not None}
-    units = {
-        bit: flag(text, option)
-        for bit, text, option in (
-            (TOPIC_UNIT, unit, "-u"),
-            (TOPIC_UNIT_SUBSCRIPTION, unit_subscription, "-s"),
-        )
-        if text
-    }
-    return lambda tools: change_topic(tools, topic, named, units, place, force=force)
+    check_topic(topic)
+    table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
+    failure: TopicHasUnread | None = None
+    for target in await find_targets(tools, place, masters_only=True):
+        held = await admin_topics.read_config(tools.remoting, target.address, topic)
+        config = held or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
+        changes = settings.changes(config.sys_flag)
+        config = msgspec.structs.replace(config, **changes)
+        if held is None:
+            if_exists = IfExists.NO_FEWER
+            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
+        else:
+            masters = {target.broker_name or target.address: target.address}
+            try:
+                await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
+            except TopicHasUnread as error:
+                failure = failure or error
+        counts = config.read_queue_count, config.write_queue_count
+        table.rows.append((target.address, topic, *counts, config.permission))
+    if failure is not None:
+        raise failure
+    unread = [row for row in table.rows if row[3] > row[2]]
+    notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unread]
+    return CommandAnswer([table], notes)
 
 
 @command(app, "updateTopicList")
@@ -378,49 +410,6 @@ async def _groups_of(tools: Tools, masters: list[str], topic: str) -> list[str]:
 
 def _masters(route: TopicRoute) -> list[str]:
     return [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
-
-
-async def change_topic(
-    tools: Tools,
-    topic: str,
-    named: Mapping[str, Any],
-    units: Mapping[int, bool],
-    place: Place,
-    *,
-    force: bool,
-) -> CommandAnswer:
-    """Creates the topic at the broker or at every master of the cluster, or changes its given settings.
-
-    Raises:  TopicHasUnread when read queues with unread messages would be removed, unless `force`; all other
-             changes are applied then.
-    """
-    check_topic(topic)
-    table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
-    failure: TopicHasUnread | None = None
-    for target in await find_targets(tools, place, masters_only=True):
-        held = await admin_topics.read_config(tools.remoting, target.address, topic)
-        config = held or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
-        changes = dict(named)
-        for bit, is_set in units.items():
-            flags = changes.get("sys_flag", config.sys_flag)
-            changes["sys_flag"] = flags | bit if is_set else flags & ~bit
-        config = msgspec.structs.replace(config, **changes)
-        if held is None:
-            if_exists = IfExists.NO_FEWER
-            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        else:
-            masters = {target.broker_name or target.address: target.address}
-            try:
-                await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
-            except TopicHasUnread as error:
-                failure = failure or error
-        counts = config.read_queue_count, config.write_queue_count
-        table.rows.append((target.address, topic, *counts, config.permission))
-    if failure is not None:
-        raise failure
-    unread = [row for row in table.rows if row[3] > row[2]]
-    notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unread]
-    return CommandAnswer([table], notes)
 
 
 def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
