@@ -15,6 +15,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import partial
 from typing import Any, Final
 
@@ -294,6 +295,86 @@ class SettingsHandlers:
         return render_settings(self._options, self._store_options, self._access, is_elected=self._is_elected)
 
 
+_SHOWN: Final[Mapping[str, str]] = {
+    "brokerClusterName": "broker.cluster_name",
+    "brokerName": "broker.broker_name",
+    "brokerId": "broker.broker_id",
+    "brokerRole": "store.role",
+    "brokerPermission": "broker.broker_permission",
+    "brokerIP1": "broker.advertised_host",
+    "listenPort": "broker.listen_port",
+    "haListenPort": "broker.ha_listen_port",
+    "haMasterAddress": "broker.ha_master_address",
+    "haMasterRemotingAddress": "broker.ha_master_remoting_address",
+    "namesrvAddr": "broker.name_servers",
+    "controllerAddr": "broker.controllers",
+    "bindAddress": "broker.listen_host",
+    "registerNameServerPeriod": "broker.register_period_ms",
+    "metricsExporterType": "broker.metrics_exporter",
+    "metricsPromExporterHost": "broker.metrics_host",
+    "metricsPromExporterPort": "broker.metrics_port",
+    "autoCreateTopicEnable": "broker.auto_create_topic",
+    "autoCreateSubscriptionGroup": "broker.auto_create_group",
+    "defaultTopicQueueNums": "broker.default_topic_queue_count",
+    "clusterTopicEnable": "broker.cluster_topic_enable",
+    "brokerTopicEnable": "broker.broker_topic_enable",
+    "traceTopicEnable": "broker.trace_topic_enable",
+    "msgTraceTopicName": "broker.trace_topic_name",
+    "regionId": "broker.region_id",
+    "traceOn": "broker.trace_on",
+    "timerWheelEnable": "broker.timer_wheel_enable",
+    "timerMaxDelaySec": "broker.timer_delay_s_max",
+    "recallMessageEnable": "broker.recall_enable",
+    "slaveReadEnable": "broker.slave_read_enable",
+    "validateSystemTopicWhenUpdateTopic": "broker.validate_system_topic_when_update",
+    "enableMixedMessageType": "broker.mixed_message_type_enable",
+    "rejectPullConsumerEnable": "broker.reject_pull_consumers",
+    "popFromRetryProbability": "broker.pop_retry_percent",
+    "longPollingEnable": "broker.long_polling_enable",
+    "shortPollingTimeMills": "broker.short_polling_ms",
+    "litePullMessageEnable": "broker.lite_pull_enable",
+    "coldDataFlowControlEnable": "broker.cold_control_enable",
+    "cgColdReadThreshold": "broker.cold_bytes_per_group_max",
+    "globalColdReadThreshold": "broker.cold_bytes_max",
+    "enablePropertyFilter": "broker.property_filter_enable",
+    "storeReplyMessageEnable": "broker.reply_store_enable",
+    "rejectTransactionMessage": "broker.transactions_refused",
+    "transactionTimeOut": "broker.transaction_timeout_ms",
+    "transactionCheckInterval": "broker.transaction_check_period_ms",
+    "transactionCheckMax": "broker.transaction_check_count_max",
+    "notifyConsumerIdsChangedEnable": "broker.notify_consumer_ids_changed",
+    "channelExpiredTimeout": "broker.channel_expired_ms",
+    "flushConsumerOffsetInterval": "broker.consumer_offset_flush_ms",
+    "useServerSideResetOffset": "broker.server_side_reset",
+    "aclEnable": "access.acl_enable",
+    "authenticationEnabled": "access.authentication_enabled",
+    "authorizationEnabled": "access.authorization_enabled",
+    "storePathRootDir": "store.root",
+    "storePathCommitLog": "store.log_dir",
+    "mappedFileSizeCommitLog": "store.commit_log_file_bytes",
+    "mappedFileSizeConsumeQueue": "store.consume_queue_file_bytes",
+    "flushDiskType": "store.flush_mode",
+    "syncFlushTimeout": "store.sync_flush_timeout_ms",
+    "flushIntervalCommitLog": "store.flush_interval_ms",
+    "inSyncReplicas": "store.in_sync_replicas",
+    "slaveTimeout": "store.slave_timeout_ms",
+    "maxMessageSize": "store.message_bytes_max",
+    "accessMessageInMemoryMaxRatio": "store.access_message_in_memory_ratio",
+    "dataReadAheadEnable": "store.read_ahead_enable",
+    "offsetCheckInSlave": "store.offset_check_in_slave",
+    "fileReservedTime": "store.file_reserved_hours",
+    "deleteFileBatchMax": "store.delete_file_count_max",
+    "cleanResourceInterval": "store.clean_interval_ms",
+    "diskMaxUsedSpaceRatio": "store.disk_used_percent_max",
+    "maxTransferBytesOnMessageInMemory": "store.transfer_bytes_in_memory_max",
+    "maxTransferCountOnMessageInMemory": "store.transfer_count_in_memory_max",
+    "maxTransferBytesOnMessageInDisk": "store.transfer_bytes_on_disk_max",
+    "maxTransferCountOnMessageInDisk": "store.transfer_count_on_disk_max",
+    "maxMsgsNumBatch": "store.query_count_max",
+}
+"""The settings that GET_BROKER_CONFIG shows as they are -> the part and the field that holds them."""
+
+
 def render_settings(
     options: BrokerOptions,
     store_options: StoreOptions,
@@ -302,91 +383,25 @@ def render_settings(
     is_elected: bool = False,
 ) -> dict[str, str]:
     """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key."""
-    values: dict[str, object] = {
-        "brokerClusterName": options.cluster_name,
-        "brokerName": options.broker_name,
-        "brokerId": options.broker_id,
-        "brokerRole": store_options.role.value,
+    parts: dict[str, object] = {"broker": options, "store": store_options, "access": access}
+    values: dict[str, object] = {}
+    for key, place in _SHOWN.items():
+        part, _, field = place.partition(".")
+        values[key] = getattr(parts[part], field)
+    values |= {
         "enableControllerMode": is_elected,
-        "brokerPermission": options.broker_permission,
-        "brokerIP1": options.advertised_host,
         "brokerIP2": options.ha_advertised_host or options.advertised_host,
-        "listenPort": options.listen_port,
-        "haListenPort": options.ha_listen_port,
-        "haMasterAddress": options.ha_master_address,
-        "haMasterRemotingAddress": options.ha_master_remoting_address,
-        "namesrvAddr": ";".join(options.name_servers),
-        "controllerAddr": ";".join(options.controllers),
-        "bindAddress": options.listen_host,
-        "registerNameServerPeriod": options.register_period_ms,
-        "metricsExporterType": options.metrics_exporter.value,
-        "metricsPromExporterHost": options.metrics_host,
-        "metricsPromExporterPort": options.metrics_port,
-        "autoCreateTopicEnable": options.auto_create_topic,
-        "autoCreateSubscriptionGroup": options.auto_create_group,
-        "defaultTopicQueueNums": options.default_topic_queue_count,
-        "clusterTopicEnable": options.cluster_topic_enable,
-        "brokerTopicEnable": options.broker_topic_enable,
-        "traceTopicEnable": options.trace_topic_enable,
-        "msgTraceTopicName": options.trace_topic_name,
-        "regionId": options.region_id,
-        "traceOn": options.trace_on,
-        "timerWheelEnable": options.timer_wheel_enable,
-        "timerMaxDelaySec": options.timer_delay_s_max,
-        "recallMessageEnable": options.recall_enable,
-        "slaveReadEnable": options.slave_read_enable,
-        "validateSystemTopicWhenUpdateTopic": options.validate_system_topic_when_update,
-        "enableMixedMessageType": options.mixed_message_type_enable,
-        "rejectPullConsumerEnable": options.reject_pull_consumers,
-        "popFromRetryProbability": options.pop_retry_percent,
-        "longPollingEnable": options.long_polling_enable,
-        "shortPollingTimeMills": options.short_polling_ms,
-        "litePullMessageEnable": options.lite_pull_enable,
-        "coldDataFlowControlEnable": options.cold_control_enable,
-        "cgColdReadThreshold": options.cold_bytes_per_group_max,
-        "globalColdReadThreshold": options.cold_bytes_max,
-        "enablePropertyFilter": options.property_filter_enable,
-        "storeReplyMessageEnable": options.reply_store_enable,
-        "rejectTransactionMessage": options.transactions_refused,
-        "transactionTimeOut": options.transaction_timeout_ms,
-        "transactionCheckInterval": options.transaction_check_period_ms,
-        "transactionCheckMax": options.transaction_check_count_max,
-        "notifyConsumerIdsChangedEnable": options.notify_consumer_ids_changed,
-        "channelExpiredTimeout": options.channel_expired_ms,
-        "flushConsumerOffsetInterval": options.consumer_offset_flush_ms,
-        "useServerSideResetOffset": options.server_side_reset,
-        "aclEnable": access.acl_enable,
-        "authenticationEnabled": access.authentication_enabled,
-        "authorizationEnabled": access.authorization_enabled,
         "messageDelayLevel": render_delay_levels(store_options.delay_levels_ms),
-        "storePathRootDir": store_options.root,
-        "storePathCommitLog": store_options.log_dir,
-        "mappedFileSizeCommitLog": store_options.commit_log_file_bytes,
-        "mappedFileSizeConsumeQueue": store_options.consume_queue_file_bytes,
-        "flushDiskType": store_options.flush_mode.value,
-        "syncFlushTimeout": store_options.sync_flush_timeout_ms,
-        "flushIntervalCommitLog": store_options.flush_interval_ms,
-        "inSyncReplicas": store_options.in_sync_replicas,
-        "slaveTimeout": store_options.slave_timeout_ms,
-        "maxMessageSize": store_options.message_bytes_max,
-        "accessMessageInMemoryMaxRatio": store_options.access_message_in_memory_ratio,
-        "dataReadAheadEnable": store_options.read_ahead_enable,
-        "offsetCheckInSlave": store_options.offset_check_in_slave,
-        "fileReservedTime": store_options.file_reserved_hours,
         "deleteWhen": ";".join(f"{hour:02d}" for hour in store_options.delete_at_hours),
-        "deleteFileBatchMax": store_options.delete_file_count_max,
-        "cleanResourceInterval": store_options.clean_interval_ms,
-        "diskMaxUsedSpaceRatio": store_options.disk_used_percent_max,
-        "maxTransferBytesOnMessageInMemory": store_options.transfer_bytes_in_memory_max,
-        "maxTransferCountOnMessageInMemory": store_options.transfer_count_in_memory_max,
-        "maxTransferBytesOnMessageInDisk": store_options.transfer_bytes_on_disk_max,
-        "maxTransferCountOnMessageInDisk": store_options.transfer_count_on_disk_max,
-        "maxMsgsNumBatch": store_options.query_count_max,
     }
     return {key: _render(value) for key, value in values.items()}
 
 
 def _render(value: object) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, tuple):
+        return ";".join(value)
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
