@@ -126,14 +126,32 @@ def command(
                 interval_s=interval,
             )
 
-        options = own.options + shared
-        run_command.__signature__ = Signature(options)  # type: ignore[attr-defined]
-        run_command.__annotations__ = {one.name: one.annotation for one in options}
-        run_command.__doc__ = function.__doc__
-        app.command(name)(run_command)
+        app.command(name)(_describe(run_command, function, own.options + shared))
         return function
 
     return register
+
+
+def grouped(function: Callable[..., None]) -> Callable[..., None]:
+    """Returns a command of Typer, where a parameter whose type is a dataclass stands for the options that are
+    its fields, and marked options are parsed.
+    """
+    own = _Options(function)
+
+    def run_grouped(**values: Any) -> None:
+        function(**own.arguments(values))
+
+    return _describe(run_grouped, function, own.options)
+
+
+def _describe(
+    command: Callable[..., None], function: Callable[..., Any], options: list[Parameter]
+) -> Callable[..., None]:
+    """Gives the command the options, and the help of the function."""
+    command.__signature__ = Signature(options)  # type: ignore[attr-defined]
+    command.__annotations__ = {one.name: one.annotation for one in options}
+    command.__name__, command.__doc__ = function.__name__, function.__doc__
+    return command
 
 
 class _Options:
@@ -176,7 +194,8 @@ class _Options:
         return values
 
     def _add(self, name: str, kind: Any, default: Any) -> None:
-        option, *marks = kind.__metadata__
+        option: Any
+        option, *marks = getattr(kind, "__metadata__", (None,))
         text = next((mark for mark in marks if isinstance(mark, Text)), None)
         if text is not None:
             self._parsed[name] = (text, option.default, default)  # where Typer keeps the first name

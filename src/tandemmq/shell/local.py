@@ -146,67 +146,27 @@ def make_plan(
     Raises:  ConfigError for invalid numbers and addresses, for ports in use, and for a folder with the other
              mode.
     """
-    controller_store = folder / "namesrv" / "controller"
-    # Without a store, files of a failed start may exist; a failed start does not decide the mode.
-    is_old = any(folder.glob("broker-*/store"))
-    was_elected = is_old and controller_store.exists()
-    if is_elected and is_old and not was_elected:
-        raise ConfigError(
-            f"{folder} holds a cluster without elections: omit --elected, or choose another --store"
-        )
-    if is_elected is False and was_elected:
-        raise ConfigError(
-            f"{folder} holds a cluster with elections: omit --no-elected, or choose another --store"
-        )
-    if is_elected is None:
-        is_elected = was_elected or not (is_minimal or is_old)
-    if not 1 <= groups <= GROUPS_MAX:
-        raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
+    is_elected = _choose_mode(folder, is_minimal=is_minimal, is_elected=is_elected)
     _require_ipv4("--host", host)
     bind = bind or (host if host.startswith("127.") else "0.0.0.0")
     _require_ipv4("--bind", bind)
     names, brokers = _choose_ports(
         bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
     )
-    if not is_elected:
-        shutil.rmtree(controller_store, ignore_errors=True)
-    namesrv = f"{host}:{names}"
-    directory = folder / "namesrv"
-    settings: dict[str, object] = {
-        "listenPort": names,
-        "bindAddress": bind,
-        "kvConfigPath": directory / "kvConfig.json",
-        "configStorePath": directory / "kept.properties",
-    }
-    controller = f"{host}:{names + CONTROLLER_DISTANCE}"
-    if is_elected:
-        settings |= {
-            "enableControllerInNamesrv": "true",
-            "controllerDLegerPeers": f"n0-{controller}",
-            "controllerDLegerSelfId": "n0",
-            "controllerStorePath": controller_store,
-        }
+    controller = f"{host}:{names + CONTROLLER_DISTANCE}" if is_elected else ""
+    plans = [_plan_name_server(folder, host, bind, names, controller)]
     file_bytes = _choose_log_file_bytes(folder, groups * len(brokers[0]))
-    plans = [_write_plan(NAME_SERVER, NAME_SERVER, namesrv, "namesrv", directory, settings)]
     slaves: list[ServerPlan] = []
-    for number in range(groups):
-        name = f"broker-{chr(ord('a') + number)}"
-        pair = brokers[number]
+    for number, pair in enumerate(brokers):
         for broker_id, port in enumerate(pair):
             role = ELECTED if is_elected else "slave" if broker_id else "master"
+            name = f"broker-{chr(ord('a') + number)}"
             directory = folder / (f"{name}-{'second' if is_elected else 'slave'}" if broker_id else name)
-            of_elected = {"enableControllerMode": "true", "controllerAddr": controller}
-            of_role: dict[str, object] = {
-                "brokerId": broker_id,
-                "brokerRole": "SLAVE" if broker_id else "ASYNC_MASTER" if is_minimal else "SYNC_MASTER",
-                "totalReplicas": len(pair),
-                "inSyncReplicas": len(pair),
-            }
             settings = {
                 "brokerClusterName": "DefaultCluster",
                 "brokerName": name,
-                **(of_elected if is_elected else of_role),
-                "namesrvAddr": namesrv,
+                **_role_settings(broker_id, len(pair), controller),
+                "namesrvAddr": plans[0].address,
                 "brokerIP1": host,
                 "bindAddress": bind,
                 "listenPort": port,
@@ -220,6 +180,61 @@ def make_plan(
             plan = _write_plan(name, role, f"{host}:{port}", "broker", directory, settings)
             (slaves if broker_id else plans).append(plan)
     return plans + slaves
+
+
+def _role_settings(broker_id: int, replica_count: int, controller: str) -> dict[str, object]:
+    """Returns the settings for the role: fixed, or chosen by the controller if there is one."""
+    if controller:
+        return {"enableControllerMode": "true", "controllerAddr": controller}
+    return {
+        "brokerId": broker_id,
+        "brokerRole": "SLAVE" if broker_id else "SYNC_MASTER" if replica_count > 1 else "ASYNC_MASTER",
+        "totalReplicas": replica_count,
+        "inSyncReplicas": replica_count,
+    }
+
+
+def _choose_mode(folder: Path, *, is_minimal: bool, is_elected: bool | None) -> bool:
+    """Returns True if a controller is to choose the masters. Raises ConfigError for a folder with the other
+    mode.
+    """
+    # Without a store, files of a failed start may exist; a failed start does not decide the mode.
+    is_old = any(folder.glob("broker-*/store"))
+    was_elected = is_old and _controller_store(folder).exists()
+    if is_elected and is_old and not was_elected:
+        raise ConfigError(
+            f"{folder} holds a cluster without elections: omit --elected, or choose another --store"
+        )
+    if is_elected is False and was_elected:
+        raise ConfigError(
+            f"{folder} holds a cluster with elections: omit --no-elected, or choose another --store"
+        )
+    return was_elected or not (is_minimal or is_old) if is_elected is None else is_elected
+
+
+def _controller_store(folder: Path) -> Path:
+    return folder / "namesrv" / "controller"
+
+
+def _plan_name_server(folder: Path, host: str, bind: str, port: int, controller: str) -> ServerPlan:
+    """Plans the name server, with a controller at the address `controller` if there is one."""
+    directory = folder / "namesrv"
+    settings: dict[str, object] = {
+        "listenPort": port,
+        "bindAddress": bind,
+        "kvConfigPath": directory / "kvConfig.json",
+        "configStorePath": directory / "kept.properties",
+    }
+    if controller:
+        settings |= {
+            "enableControllerInNamesrv": "true",
+            "controllerDLegerPeers": f"n0-{controller}",
+            "controllerDLegerSelfId": "n0",
+            "controllerStorePath": _controller_store(folder),
+        }
+    else:
+        shutil.rmtree(_controller_store(folder), ignore_errors=True)
+    return _write_plan(NAME_SERVER, NAME_SERVER, f"{host}:{port}", "namesrv", directory, settings)
 
 
 def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
@@ -284,6 +299,8 @@ def _choose_ports(
     bind: str, groups: int, *, is_minimal: bool, is_elected: bool, port_base: str
 ) -> tuple[int, list[tuple[int, ...]]]:
     """Returns the name server's port, and the ports of the brokers by group."""
+    if not 1 <= groups <= GROUPS_MAX:
+        raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
 
     def ports_from(names: int, first: int) -> tuple[int, list[tuple[int, ...]]]:
         masters = [first + PORT_STEP * number for number in range(groups)]

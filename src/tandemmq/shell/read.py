@@ -16,6 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tandemmq.admin.options import Text, grouped
 from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import Pulled, PullStatus
@@ -29,7 +30,8 @@ from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.shell.session import (
-    AsJson,
+    PLAIN,
+    LineForm,
     Meta,
     NameServers,
     Topic,
@@ -59,9 +61,32 @@ Tag = Annotated[
 ]
 
 
+def parse_when(text: str) -> int:
+    """Returns milliseconds since 1970 for a duration such as `10m` (ago), an ISO time (local unless it has a
+    zone), or milliseconds.
+
+    Raises:  typer.BadParameter.
+    """
+    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
+    if ago:
+        return int(max(0.0, time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
+    if text.isdecimal() and 8 < len(text) <= _MS_DIGITS_MAX:
+        return int(text)
+    try:
+        return int(datetime.fromisoformat(text).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise typer.BadParameter(
+            f"{text}: expected a duration (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or Unix milliseconds"
+        ) from None
+
+
+WHEN: Final = Text(lambda text, _: parse_when(text))
+
+
 # Reading as a group
 
 
+@grouped
 def consume(
     topic: Topic,
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
@@ -77,8 +102,7 @@ def consume(
         float | None,
         typer.Option("--wait", help="Stop after N idle seconds.", min=0.1, metavar="N"),
     ] = None,
-    meta: Meta = False,
-    as_json: AsJson = False,
+    form: LineForm = PLAIN,
 ) -> None:
     """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
     check_name(topic)
@@ -105,7 +129,7 @@ def consume(
                 if is_reader_gone():
                     break
                 if messages:
-                    write_messages(messages, as_json=as_json, with_meta=meta)
+                    write_messages(messages, form)
                     consumer.ack(*messages)
                     last_at = time.monotonic()
                     left = None if left is None else left - len(messages)
@@ -222,6 +246,7 @@ def sort_by_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
     )
 
 
+@grouped
 def tail(
     topic: Topic,
     namesrv: NameServers = "",
@@ -237,23 +262,23 @@ def tail(
             show_default=f"{_LAST}, none with --since",
         ),
     ] = None,
-    since: Annotated[
-        str, typer.Option("--since", help="Start at a time, or a duration ago: 90s, 10m, 2h, 7d.")
-    ] = "",
+    since_ms: Annotated[
+        int | None,
+        typer.Option("--since", help="Start at a time, or a duration ago: 90s, 10m, 2h, 7d."),
+        WHEN,
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow/--no-follow", help="Keep printing new messages, or exit at the end.")
     ] = True,
     tag: Tag = "*",
-    meta: Meta = False,
-    as_json: AsJson = False,
+    form: LineForm = PLAIN,
 ) -> None:
     """Show the last messages of all queues and new ones, without a group; continues while brokers restart."""
     check_name(topic)
-    if last and since:
+    if last and since_ms is not None:
         raise typer.BadParameter("--last and --since exclude each other: give only one")
-    since_ms = parse_when(since) if since else None
     if last is None:
-        last = 0 if since else _LAST
+        last = 0 if since_ms is not None else _LAST
     subscription = parse_subscription(topic, tag, 0)
     servers = find_name_servers(namesrv)
 
@@ -261,34 +286,39 @@ def tail(
         async with open_tools(servers) as tools:
             reader = TopicPuller(tools, topic, subscription)
             await reader.queues()
-            ranges = await tools.cluster_admin.topic_offsets(topic)
-            offsets: dict[MessageQueue, int] = {queue: ends.max_offset for queue, ends in ranges.items()}
-            begins: dict[MessageQueue, int] = {}
-            if since_ms is not None:
-                begins = dict(await tools.cluster_admin.offsets_at(topic, since_ms))
-            elif last:
-                begins = {
-                    queue: max(ends.min_offset, ends.max_offset - last) for queue, ends in ranges.items()
-                }
-            old: list[ReceivedMessage] = []
-            for queue, begin in begins.items():
-                end = offsets.get(queue, begin)
-                old += await reader.read(queue, begin, max(0, end - begin))
-            old = sort_by_time(old)
-            write_messages(old[-last:] if last else old, as_json=as_json, with_meta=meta)
-            for message in old:
-                place = MessageQueue(topic, message.broker_name, message.queue_id)
-                offsets[place] = max(offsets.get(place, 0), message.queue_offset + 1)
+            offsets = await _print_last(reader, last, since_ms, form)
             if follow:
-                await _follow(reader, offsets, as_json=as_json, with_meta=meta)
+                await _follow(reader, offsets, form)
         return 0
 
     run(work)
 
 
-async def _follow(
-    reader: TopicPuller, offsets: dict[MessageQueue, int], *, as_json: bool, with_meta: bool
-) -> None:
+async def _print_last(
+    reader: TopicPuller, last: int, since_ms: int | None, form: LineForm
+) -> dict[MessageQueue, int]:
+    """Prints the messages since a time, or the last ones; returns the offsets behind them, by queue."""
+    admin, topic = reader.tools.cluster_admin, reader.topic
+    ranges = await admin.topic_offsets(topic)
+    offsets: dict[MessageQueue, int] = {queue: ends.max_offset for queue, ends in ranges.items()}
+    begins: dict[MessageQueue, int] = {}
+    if since_ms is not None:
+        begins = dict(await admin.offsets_at(topic, since_ms))
+    elif last:
+        begins = {queue: max(ends.min_offset, ends.max_offset - last) for queue, ends in ranges.items()}
+    old: list[ReceivedMessage] = []
+    for queue, begin in begins.items():
+        end = offsets.get(queue, begin)
+        old += await reader.read(queue, begin, max(0, end - begin))
+    old = sort_by_time(old)
+    write_messages(old[-last:] if last else old, form)
+    for message in old:
+        place = MessageQueue(topic, message.broker_name, message.queue_id)
+        offsets[place] = max(offsets.get(place, 0), message.queue_offset + 1)
+    return offsets
+
+
+async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: LineForm) -> None:
     found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
     tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
     try:
@@ -301,53 +331,75 @@ async def _follow(
                     messages = await found.get()
             except TimeoutError:
                 continue
-            write_messages(messages, as_json=as_json, with_meta=with_meta)
+            write_messages(messages, form)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Options for the messages to look up; at most one of the offset, the time, the key and the id."""
+
+    offset: Annotated[int | None, typer.Option("--offset", help="Start at this queue offset.", min=0)] = None
+    queue: Annotated[
+        int | None, typer.Option("--queue", "-q", help="Only the queue with this id.", min=0)
+    ] = None
+    broker: Annotated[str, typer.Option("--broker", "-b", help="Only this broker's queues.")] = ""
+    when_ms: Annotated[
+        int | None, typer.Option("--time", help="Start at a time, or a duration ago: 10m."), WHEN
+    ] = None
+    key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = ""
+    message_id: Annotated[str, typer.Option("--id", "-i", help="Only the message with this id.")] = ""
+
+    def __post_init__(self) -> None:
+        if sum(map(bool, (self.offset is not None, self.when_ms is not None, self.key, self.message_id))) > 1:
+            raise typer.BadParameter("--offset, --time, --key and --id exclude each other: give only one")
+
+
+@dataclass(frozen=True, slots=True)
+class MetaForm(LineForm):
+    """The form of messages of `browse`, which prints their facts by default."""
+
+    has_meta: Meta = True
+
+
+@grouped
 def browse(
     topic: Topic,
     namesrv: NameServers = "",
-    offset: Annotated[int | None, typer.Option("--offset", help="Start at this queue offset.", min=0)] = None,
-    queue: Annotated[
-        int | None, typer.Option("--queue", "-q", help="Only the queue with this id.", min=0)
-    ] = None,
-    broker: Annotated[str, typer.Option("--broker", "-b", help="Only this broker's queues.")] = "",
-    when: Annotated[str, typer.Option("--time", help="Start at a time, or a duration ago: 10m.")] = "",
-    key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = "",
-    message_id: Annotated[str, typer.Option("--id", "-i", help="Only the message with this id.")] = "",
+    position: Position = Position(),  # frozen
     tag: Tag = "*",
     count: Annotated[
         int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
     ] = 20,
-    meta: Meta = True,
-    as_json: AsJson = False,
+    form: MetaForm = MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
     check_name(topic)
-    if sum(map(bool, (offset is not None, when, key, message_id))) > 1:
-        raise typer.BadParameter("--offset, --time, --key and --id exclude each other: give only one")
-    when_ms = parse_when(when) if when else None
     subscription = parse_subscription(topic, tag, 0)
     servers = find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            if key or message_id:
-                records = await _look_up(tools, topic, key, message_id, count)
+            if position.key or position.message_id:
+                records = await _look_up(tools, topic, position, count)
                 messages = [received(one, "") for one in records if subscription.matches(one.tags)]
             else:
                 reader = TopicPuller(tools, topic, subscription)
                 messages = []
-                begins = {} if when_ms is None else await tools.cluster_admin.offsets_at(topic, when_ms)
+                begins = {}
+                if position.when_ms is not None:
+                    begins = await tools.cluster_admin.offsets_at(topic, position.when_ms)
                 for one in await reader.queues():
-                    if queue not in (None, one.queue_id) or broker not in ("", one.broker_name):
+                    if position.queue not in (None, one.queue_id) or position.broker not in (
+                        "",
+                        one.broker_name,
+                    ):
                         continue
-                    messages += await reader.read(one, begins.get(one, offset or 0), count)
-            write_messages(sort_by_time(messages)[:count], as_json=as_json, with_meta=meta)
+                    messages += await reader.read(one, begins.get(one, position.offset or 0), count)
+            write_messages(sort_by_time(messages)[:count], form)
         if not messages:
             note("no message found")
         return 0 if messages else 1
@@ -355,28 +407,9 @@ def browse(
     run(work)
 
 
-async def _look_up(tools: Tools, topic: str, key: str, message_id: str, count: int) -> Sequence[Record]:
-    if key:
-        return await tools.cluster_admin.find_by_key(topic, key, count_max=count)
+async def _look_up(tools: Tools, topic: str, position: Position, count: int) -> Sequence[Record]:
+    if position.key:
+        return await tools.cluster_admin.find_by_key(topic, position.key, count_max=count)
     from tandemmq.admin.messages import find_records
 
-    return await find_records(tools, message_id, topic)
-
-
-def parse_when(text: str) -> int:
-    """Returns milliseconds since 1970 for a duration such as `10m` (ago), an ISO time (local unless it has a
-    zone), or milliseconds.
-
-    Raises:  typer.BadParameter.
-    """
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if ago:
-        return int(max(0.0, time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
-    if text.isdecimal() and 8 < len(text) <= _MS_DIGITS_MAX:
-        return int(text)
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text}: expected a duration (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or Unix milliseconds"
-        ) from None
+    return await find_records(tools, position.message_id, topic)

@@ -37,6 +37,7 @@ from tandemmq.shell.session import (
     ROUTE_PATIENCE_S,
     AsJson,
     Explained,
+    LineForm,
     NameServers,
     Topic,
     check_name,
@@ -225,7 +226,7 @@ def resend(
                 await letters.open(again=again)
                 async for messages in letters.read():
                     if dry_run:
-                        write_messages(messages, as_json=as_json, with_meta=True)
+                        write_messages(messages, LineForm(has_meta=True, as_json=as_json))
                     else:
                         await letters.send(messages)
             except TandemError as error:

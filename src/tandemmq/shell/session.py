@@ -16,6 +16,7 @@ import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, NoReturn
 
@@ -138,7 +139,18 @@ def check_name(topic: str) -> None:
 # Messages
 
 
-def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_meta: bool) -> None:
+@dataclass(frozen=True, slots=True)
+class LineForm:
+    """Options for the form of printed messages."""
+
+    has_meta: Meta = False
+    as_json: AsJson = False
+
+
+PLAIN: Final = LineForm()
+
+
+def write_messages(messages: Iterable[ReceivedMessage], form: LineForm) -> None:
     """Writes each message as one line to standard output; all are written when the function returns.
 
     A body that could not be decoded is written as stored, with a note on standard error.
@@ -149,14 +161,14 @@ def write_messages(messages: Iterable[ReceivedMessage], *, as_json: bool, with_m
         if message.body_fault:
             place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
             note(f"the body of {place} is printed as stored: {message.body_fault}")
-        if as_json:
+        if form.as_json:
             line = json.dumps(message.as_object(), ensure_ascii=False).encode()
         else:
             line = bytes(message.body)
             if is_terminal:
                 # A terminal interprets control bytes as commands.
                 line = _printable(line)
-            if with_meta:
+            if form.has_meta:
                 line = _meta(message).encode() + b"\t" + line
         out.write(line + b"\n")
     out.flush()

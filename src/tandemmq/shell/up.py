@@ -10,12 +10,13 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tandemmq.admin.options import grouped
 from tandemmq.errors import TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
@@ -40,12 +41,13 @@ Store = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def up(
-    context: typer.Context,
-    store: Store = None,
+@dataclass(frozen=True, slots=True)
+class UpOptions:
+    """The options of `up`, by the names that a running cluster is compared with."""
+
     minimal: Annotated[
         bool, typer.Option("--minimal", help="Start one broker per group, without a slave.")
-    ] = False,
+    ] = False
     elected: Annotated[
         bool | None,
         typer.Option(
@@ -53,9 +55,9 @@ def up(
             help="Fail over automatically.",
             show_default="on; off with --minimal; existing folders keep their mode",
         ),
-    ] = None,
-    processes: Annotated[int, typer.Option("--processes", help="Number of broker groups.", metavar="N")] = 1,
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False,
+    ] = None
+    processes: Annotated[int, typer.Option("--processes", help="Number of broker groups.", metavar="N")] = 1
+    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False
     port_base: Annotated[
         str,
         typer.Option(
@@ -64,10 +66,10 @@ def up(
             show_default="RocketMQ's: 9876, 10911",
             metavar="PORT",
         ),
-    ] = "",
+    ] = ""
     host: Annotated[
         str, typer.Option("--host", help="The numeric IPv4 address that clients connect to.", metavar="IP")
-    ] = "127.0.0.1",
+    ] = "127.0.0.1"
     bind: Annotated[
         str,
         typer.Option(
@@ -76,24 +78,20 @@ def up(
             show_default="--host if it is loopback, else all interfaces",
             metavar="IP",
         ),
-    ] = "",
+    ] = ""
     override: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
-    ] = None,
-) -> None:
+    ] = None
+
+
+@grouped
+def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptions()) -> None:
     """Start a name server, a master and its slave on this machine, and keep them running."""
     folder = _folder(store)
     given = {name: value for name, value in context.params.items() if _is_given(context, name)}
-    if detach:
-        running = local.supervisor_pid(folder)
-        if running is not None:
-            _await_ready(folder, running, given, is_ours=False)
-            return
-        child = _detach(folder)
-        if child:
-            _await_ready(folder, child, given, is_ours=True)
-            return
+    if options.detach and _is_parent(folder, given):
+        return
     from tandemmq.shell.supervisor import Supervisor
 
     try:
@@ -103,17 +101,28 @@ def up(
                 typer.echo(f"stopped {left} processes that an earlier, killed `up` had left")
             plans = local.make_plan(
                 folder,
-                groups=processes,
-                is_minimal=minimal,
-                is_elected=elected,
-                port_base=port_base,
-                host=host,
-                bind=bind,
-                overrides=override or (),
+                groups=options.processes,
+                is_minimal=options.minimal,
+                is_elected=options.elected,
+                port_base=options.port_base,
+                host=options.host,
+                bind=options.bind,
+                overrides=options.override or (),
             )
             asyncio.run(_supervise(Supervisor(folder, plans, _print_line)))
     except AlreadyRunning:
         _report_running(folder, given)
+
+
+def _is_parent(folder: Path, given: Mapping[str, object]) -> bool:
+    """Continues in a child process unless a cluster runs already. Returns False in the child; in the parent
+    True, once the servers are ready.
+    """
+    running = local.supervisor_pid(folder)
+    supervisor = _detach(folder) if running is None else running
+    if supervisor:
+        _await_ready(folder, supervisor, given, is_ours=running is None)
+    return supervisor != 0
 
 
 def _is_given(context: typer.Context, name: str) -> bool:

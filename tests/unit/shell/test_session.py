@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from tandemmq.protocol.message import ReceivedMessage
-from tandemmq.shell.session import write_messages
+from tandemmq.shell.session import PLAIN, write_messages
 
 BODY = "tab\there ünd \x1b[2J".encode() + b"\xff"
 
@@ -24,5 +24,5 @@ def test_bodies(monkeypatch: pytest.MonkeyPatch, is_terminal: bool, written: byt
     out = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", SimpleNamespace(isatty=lambda: is_terminal, buffer=out))
     message = cast(ReceivedMessage, SimpleNamespace(body=BODY, body_fault=""))
-    write_messages([message], as_json=False, with_meta=False)
+    write_messages([message], PLAIN)
     assert out.getvalue() == written
