@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
-from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers, ProgressHandlers
+from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
 from tandemmq.broker.admin.settings import READ_AHEAD_KEY, CleaningHandlers, SettingsHandlers
 from tandemmq.broker.assignment import AssignmentHandlers, TopicQueues
@@ -211,14 +211,6 @@ class Parts:
             clock=clock,
         )
         self.queries = QueryHandlers(store, topics)
-        self.progress = ProgressHandlers(
-            options.broker_name,
-            store=store,
-            topics=topics,
-            offsets=offsets,
-            consumers=consumers,
-            items=self.items,
-        )
         self.connections = ConnectionHandlers(consumers, producers, self.refusals)
         self.relays = RelayHandlers(
             options.broker_name, store=store, consumers=consumers, topics=topics, groups=groups
@@ -237,13 +229,12 @@ class Parts:
             options, store.options, access, is_elected=store.has_terms, disk=disk, clock=clock
         )
         self.inspection = InspectionHandlers(
-            options.broker_name,
+            broker_name=options.broker_name,
             own_address=own_address,
             store=store,
             topics=topics,
             offsets=offsets,
             consumers=consumers,
-            progress=self.progress,
             items=self.items,
             clock=clock,
         )
@@ -427,10 +418,10 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
         Code.GET_SUBSCRIPTIONGROUP_CONFIG: parts.groups.handle_show,
         Code.QUERY_MESSAGE: parts.queries.handle_query,
         Code.VIEW_MESSAGE_BY_ID: parts.queries.handle_view,
-        Code.GET_TOPIC_STATS_INFO: parts.progress.handle_topic_stats,
-        Code.GET_CONSUME_STATS: parts.progress.handle_consume_stats,
-        Code.QUERY_TOPIC_CONSUME_BY_WHO: parts.progress.handle_topic_consumers,
-        Code.QUERY_TOPICS_BY_CONSUMER: parts.progress.handle_group_topics,
+        Code.GET_TOPIC_STATS_INFO: parts.inspection.handle_topic_stats,
+        Code.GET_CONSUME_STATS: parts.inspection.handle_consume_stats,
+        Code.QUERY_TOPIC_CONSUME_BY_WHO: parts.inspection.handle_topic_consumers,
+        Code.QUERY_TOPICS_BY_CONSUMER: parts.inspection.handle_group_topics,
         Code.GET_CONSUMER_CONNECTION_LIST: parts.connections.handle_consumers,
         Code.GET_PRODUCER_CONNECTION_LIST: parts.connections.handle_producers,
         Code.GET_ALL_PRODUCER_INFO: parts.connections.handle_all_producers,

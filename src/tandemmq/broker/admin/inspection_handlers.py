@@ -1,6 +1,6 @@
 """Read-only requests of operators: connections, figures of topics and groups, and details of queues.
 
-`ConnectionHandlers` and `ProgressHandlers` serve everyday tools; `InspectionHandlers` serves requests about
+`ConnectionHandlers` serves requests about clients; `InspectionHandlers` serves requests about topics, groups,
 single queues, subscriptions and statistics.
 Source: spec semantics 19 and 22, spec remoting 8.6, 11.7, 11.9 and 11.13.
 """
@@ -8,6 +8,7 @@ Source: spec semantics 19 and 22, spec remoting 8.6, 11.7, 11.9 and 11.13.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.broker.clients.consumer_table import (
@@ -164,40 +165,43 @@ def _language(code: int) -> str:
         return LanguageCode.OTHER.name
 
 
-class ProgressHandlers:
-    """Handles 202 topic stats, 208 consume stats, 300 and 343 groups and their topics, from tables and
-    queues.
+ENTRY_COUNT_MAX: Final = 1_024
+"""TandemMQ's own limit of entries per QUERY_CONSUME_QUEUE; tools request more with a higher index."""
+
+QUEUE_ROWS_MAX: Final = 65_536
+"""TandemMQ's own limit of rows per GET_BROKER_CONSUME_STATS; the answer fits into a frame."""
+
+QUEUES_PER_TURN: Final = 512
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectionHandlers:
+    """Handles requests about topics, queues and groups, from tables, queues and figures: 202 topic stats, 208
+    and 317 progress, 300 and 343 groups and their topics, 303 time spans, 315 statistics, 321 queue entries,
+    345 one subscription.
     """
 
-    def __init__(
-        self,
-        broker_name: str,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        items: StatsItems,
-    ) -> None:
-        self._broker_name = broker_name
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._items = items
+    broker_name: str
+    own_address: Callable[[], str]
+    store: MessageStore
+    topics: TopicTable
+    offsets: OffsetTable
+    consumers: ConsumerTable
+    items: StatsItems
+    clock: Clock
 
     def handle_topic_stats(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_STATS_INFO (202)."""
-        config = require_topic(self._topics, command.decode(TopicStatsRequest).topic)
+        config = require_topic(self.topics, command.decode(TopicStatsRequest).topic)
         queues = {}
         for queue_id in range(max(config.read_queue_count, config.write_queue_count)):
-            low = self._store.queue_min(config.name, queue_id)
-            high = self._store.queue_max(config.name, queue_id)
-            newest_ms = self._store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
+            low = self.store.queue_min(config.name, queue_id)
+            high = self.store.queue_max(config.name, queue_id)
+            newest_ms = self.store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
             queues[self._queue(config.name, queue_id)] = TopicOffset(
                 min_offset=low, max_offset=high, updated_at_ms=max(newest_ms, 0)
             )
-        tps = self._items.tps("TOPIC_PUT_NUMS", config.name)
+        tps = self.items.tps("TOPIC_PUT_NUMS", config.name)
         return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
@@ -209,14 +213,14 @@ class ProgressHandlers:
         elif header.topics:
             topics = [topic for topic in header.topics.split(";") if topic]
         else:
-            topics = self._offsets.topics_of(group)
+            topics = self.offsets.topics_of(group)
         queues: dict[MessageQueue, QueueProgress] = {}
         tps = 0.0
         for topic in dict.fromkeys(topics):
-            config = self._topics.get(topic)
+            config = self.topics.get(topic)
             if config is not None:
                 queues |= self.of_topic(group, config)
-                tps += self._items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
+                tps += self.items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
         return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues, consume_tps=tps)))
 
     def handle_topic_consumers(self, channel: Channel, command: Command) -> Command:
@@ -224,13 +228,13 @@ class ProgressHandlers:
         offsets in it.
         """
         topic = command.decode(TopicConsumersRequest).topic
-        groups = {*self._consumers.groups_of_topic(topic), *self._offsets.groups_of(topic)}
+        groups = {*self.consumers.groups_of_topic(topic), *self.offsets.groups_of(topic)}
         return command.reply(body=encode_group_list(sorted(groups)))
 
     def handle_group_topics(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_TOPICS_BY_CONSUMER (343)."""
         group = command.decode(GroupTopicsRequest).group
-        return command.reply(body=encode_topic_list(sorted(self._offsets.topics_of(group))))
+        return command.reply(body=encode_topic_list(sorted(self.offsets.topics_of(group))))
 
     def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
         """Returns the group's progress in each queue of the topic; empty if the group has no lag there.
@@ -246,19 +250,19 @@ class ProgressHandlers:
         }
 
     def _has_lag(self, group: str, topic: str) -> bool:
-        online = self._consumers.get(group)
+        online = self.consumers.get(group)
         if online is None:
             return True
         if online.subscriptions and topic not in online.subscriptions:
             return False
         is_broadcast = online.consumption.message_model == BROADCASTING
-        return not is_broadcast or bool(self._offsets.committed_queues(group, topic))
+        return not is_broadcast or bool(self.offsets.committed_queues(group, topic))
 
     def _progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
-        high = self._store.queue_max(topic, queue_id)
-        committed = self._offsets.committed(group, topic, queue_id) or 0
-        pulled = self._offsets.pulled(group, topic, queue_id) or 0
-        last_ms = self._store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
+        high = self.store.queue_max(topic, queue_id)
+        committed = self.offsets.committed(group, topic, queue_id) or 0
+        pulled = self.offsets.pulled(group, topic, queue_id) or 0
+        last_ms = self.store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
         return QueueProgress(
             broker_offset=high,
             committed_offset=committed,
@@ -267,54 +271,16 @@ class ProgressHandlers:
         )
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic=topic, broker_name=self._broker_name, queue_id=queue_id)
-
-
-ENTRY_COUNT_MAX: Final = 1_024
-"""TandemMQ's own limit of entries per QUERY_CONSUME_QUEUE; tools request more with a higher index."""
-
-QUEUE_ROWS_MAX: Final = 65_536
-"""TandemMQ's own limit of rows per GET_BROKER_CONSUME_STATS; the answer fits into a frame."""
-
-QUEUES_PER_TURN: Final = 512
-
-
-class InspectionHandlers:
-    """Handles 303 time spans, 315 statistics, 317 progress of all groups, 321 queue entries, 345 one
-    subscription, from tables, queues and figures.
-    """
-
-    def __init__(
-        self,
-        broker_name: str,
-        *,
-        own_address: Callable[[], str],
-        store: MessageStore,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        progress: ProgressHandlers,
-        items: StatsItems,
-        clock: Clock,
-    ) -> None:
-        self._broker_name = broker_name
-        self._own_address = own_address
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
-        self._consumers = consumers
-        self._progress = progress
-        self._items = items
-        self._clock = clock
+        return MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id)
 
     def handle_stats(self, channel: Channel, command: Command) -> Command:
         """Handles VIEW_BROKER_STATS_DATA (315)."""
         header = command.decode(BrokerStatsRequest)
-        found = self._items.find(header.stats_name, header.stats_key)
+        found = self.items.find(header.stats_name, header.stats_key)
         if found is None:
             raise RequestRejected(
                 f"there are no statistics {header.stats_name[:64]} of {header.stats_key[:255]!r}: nothing"
-                f" happened yet, or it is none of {', '.join(self._items.names)}",
+                f" happened yet, or it is none of {', '.join(self.items.names)}",
                 code=ResponseCode.SYSTEM_ERROR,
             )
         series, is_bytes = found
@@ -327,11 +293,11 @@ class InspectionHandlers:
         header = command.decode(BrokerConsumeStatsRequest)
         groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
         row_count = read_count = 0
-        for topic, group in self._offsets.pairs():
-            config = self._topics.get(topic)
+        for topic, group in self.offsets.pairs():
+            config = self.topics.get(topic)
             if config is None or config.is_ordered != header.is_ordered or is_system_group(group):
                 continue
-            rows = self._progress.of_topic(group, config)
+            rows = self.of_topic(group, config)
             if not rows:
                 continue
             row_count += len(rows)
@@ -345,10 +311,10 @@ class InspectionHandlers:
             read_count += len(rows)
             if read_count >= QUEUES_PER_TURN:
                 read_count = 0
-                await self._clock.sleep(0)
+                await self.clock.sleep(0)
         all_rows = [row for rows in groups.values() for row in rows.values()]
         body = encode_consume_stats_list(
-            self._own_address(),
+            self.own_address(),
             {group: ConsumeStats(queues=rows) for group, rows in groups.items()},
             total_lag=sum(row.broker_offset - row.committed_offset for row in all_rows),
             total_in_flight=sum(row.pull_offset - row.committed_offset for row in all_rows),
@@ -358,8 +324,8 @@ class InspectionHandlers:
     def handle_time_span(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_CONSUME_TIME_SPAN (303)."""
         header = command.decode(ConsumeTimeSpanRequest)
-        config = require_topic(self._topics, header.topic)
-        now_ms = self._clock.now_ms()
+        config = require_topic(self.topics, header.topic)
+        now_ms = self.clock.now_ms()
         spans = tuple(
             self._time_span(header.group, config.name, queue_id, now_ms)
             for queue_id in range(config.write_queue_count)
@@ -367,13 +333,13 @@ class InspectionHandlers:
         return command.reply(body=encode_body(ConsumeTimeSpan(spans=spans)))
 
     def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> QueueTimeSpan:
-        store = self._store
+        store = self.store
         end = store.queue_max(topic, queue_id)
         oldest_ms = store.reader.earliest_stored_at(topic, queue_id)
-        committed = self._offsets.committed(group, topic, queue_id) or 0
+        committed = self.offsets.committed(group, topic, queue_id) or 0
         next_ms = store.reader.stored_at(topic, queue_id, committed) if committed < end else -1
         return QueueTimeSpan(
-            queue=MessageQueue(topic=topic, broker_name=self._broker_name, queue_id=queue_id),
+            queue=MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id),
             oldest_at_ms=oldest_ms,
             newest_at_ms=store.reader.stored_at(topic, queue_id, end - 1) if end else -1,
             consumed_at_ms=store.reader.stored_at(topic, queue_id, committed - 1) if committed else oldest_ms,
@@ -385,7 +351,7 @@ class InspectionHandlers:
         tags.
         """
         header = command.decode(ConsumeQueueRequest)
-        config = require_topic(self._topics, header.topic)
+        config = require_topic(self.topics, header.topic)
         require_queue(
             config, header.queue_id, queue_count=max(config.read_queue_count, config.write_queue_count)
         )
@@ -396,12 +362,12 @@ class InspectionHandlers:
             )
         group = header.consumer_group or ""
         subscription = self._subscription(group, config.name)
-        entries = self._store.queue_entries(
+        entries = self.store.queue_entries(
             config.name, header.queue_id, header.queue_offset, min(header.count_max, ENTRY_COUNT_MAX)
         )
         view = ConsumeQueueView(
-            min_queue_offset=self._store.queue_min(config.name, header.queue_id),
-            max_queue_offset=self._store.queue_max(config.name, header.queue_id),
+            min_queue_offset=self.store.queue_min(config.name, header.queue_id),
+            max_queue_offset=self.store.queue_max(config.name, header.queue_id),
             subscription=None if subscription is None else describe_subscription(subscription),
             filter_data=f"{group}@{config.name} is not online!" if group and subscription is None else None,
             entries=tuple(
@@ -429,7 +395,7 @@ class InspectionHandlers:
         return command.reply(body=encode_body(body))
 
     def _subscription(self, group: str, topic: str) -> HeldSubscription | None:
-        online = self._consumers.get(group)
+        online = self.consumers.get(group)
         return None if online is None else online.subscriptions.get(topic)
 
 
