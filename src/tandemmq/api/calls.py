@@ -40,7 +40,7 @@ class Content(NamedTuple):
 class Call(Generic[P, A]):
     """One kind of request; calling the value sends a request and returns the decoded answer.
 
-    `read` decodes a successful answer, `outcomes` those with other response codes that are no errors, such as
+    `read` decodes a successful answer, `outcomes` those whose codes are results and not errors, such as
     nothing found. Without `timeout_s` the client's own timeout applies (`ConnectionOptions.call_timeout_s`).
 
     Raises:  the RequestRejected class of the response code; BrokerUnreachable; RequestTimeout.
