@@ -2276,7 +2276,7 @@ _ELECTED: Final = (
     Plant(
         name="who waits for a message is not told when it is confirmed",
         path="store/dispatcher.py",
-        sound="        self._notify(hidden)\n",
+        sound="        self.notify(hidden)\n",
         bug="",
         proofs=("scenario/test_autoswitch_channel.py",),
     ),

@@ -14,7 +14,9 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import TAG_KEY_HEAD, java_hash
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
-from tandemmq.protocol.record_scan import Ints, RecordColumns, gather_texts
+from tandemmq.protocol.record_scan import Bools, Ints, RecordColumns, gather_texts
+from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
+from tandemmq.protocol.topic_names import delivered_at_ms
 from tandemmq.store.key_index import fold_hashes
 
 _PAD = bytes(8)
@@ -261,3 +263,37 @@ _NAMES = tuple(field.name for field in fields(RecordColumns))
 def take_rows(columns: RecordColumns, rows: slice | NDArray[np.int64]) -> RecordColumns:
     """Returns the records at `rows`."""
     return RecordColumns(**{name: getattr(columns, name)[rows] for name in _NAMES})
+
+
+LEVEL_DIGITS_MAX = 9
+assert 10**LEVEL_DIGITS_MAX <= 2**31, "a level is a number of four bytes"
+
+
+def due_at(level: bytes, stored_at_ms: int, delays_ms: Sequence[int]) -> int | None:
+    """Returns the due time of a message with the delay `level`; None if the bytes are not a level."""
+    if not level.isdigit() or len(level) > LEVEL_DIGITS_MAX or int(level) == 0:
+        return None
+    return delivered_at_ms(int(level), stored_at_ms, delays_ms)
+
+
+def due_times(
+    tags: Ints, rows: Ints, columns: RecordColumns, properties: PropertyScan, delays_ms: Sequence[int]
+) -> Ints:
+    """Returns the tags of these rows as entries of the schedule topic hold them: a delayed message's entry
+    has its due time instead (spec store 5).
+    """
+    result = tags.copy()
+    place = {row: index for index, row in enumerate(rows.tolist())}
+    assert len(place) == len(rows) == len(tags), "each record is due once"
+    levels = properties.find(b"DELAY")
+    for row, level in zip(levels.row.tolist(), properties.texts(levels), strict=True):
+        if row in place:
+            at_ms = due_at(level, int(columns.stored_at_ms[row]), delays_ms)
+            result[place[row]] = result[place[row]] if at_ms is None else at_ms
+    return result
+
+
+def has_keys(columns: RecordColumns) -> Bools:
+    """Returns a mask of the records whose keys are indexed."""
+    result: Bools = columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
+    return result

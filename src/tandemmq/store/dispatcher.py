@@ -27,14 +27,14 @@ from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.protocol.record_scan import Ints, RecordColumns
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
-from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
+from tandemmq.store.columns import due_at
 from tandemmq.store.consume_queue import ENTRY, UNIT, ConsumeQueue, FilesLeft, pack_entries
 from tandemmq.store.consume_queues import ConsumeQueues, QueueKey
 from tandemmq.store.core import StoreCore
 from tandemmq.store.key_indexes import KeyIndexes
 from tandemmq.store.options import QUEUE_UNIT_BYTES
 from tandemmq.store.record_block import (
-    LEVEL_DIGITS_MAX,
     PlacedBatch,
     RecordBlock,
     Unit,
@@ -106,7 +106,7 @@ class Dispatcher:
         assert limit is None or limit >= 0, limit
         self._limit = limit
         hidden, self._hidden = self._hidden, {}
-        self._notify(hidden)
+        self.notify(hidden)
 
     def expect(self, units: list[Unit], end: int) -> None:
         """Registers records up to `end` that this process wrote; they are dispatched once confirmed."""
@@ -205,9 +205,8 @@ class Dispatcher:
         return tag
 
     def _level_due_at(self, level: bytes, stored_at_ms: int, tag: int) -> int:
-        if not level.isdigit() or len(level) > LEVEL_DIGITS_MAX or int(level) == 0:
-            return tag
-        return delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
+        at_ms = due_at(level, stored_at_ms, self._delays_ms)
+        return tag if at_ms is None else at_ms
 
     def _scan(self, confirmed: int) -> None:
         """Dispatches the complete records in the log below `confirmed`."""
@@ -359,7 +358,7 @@ class Dispatcher:
                     "log_offset": log_offset,
                 },
             )
-            self.notify_readable(self.restore(view, base, [checked], replaces=True))
+            self.notify(self.restore(view, base, [checked], replaces=True))
 
     def _is_of_another(self, checked: RecordCheck) -> bool:
         """Returns True if the entry belongs to another record with the same topic, queue and queue offset.
@@ -377,10 +376,6 @@ class Dispatcher:
         is_same = place == (checked.topic, checked.queue_id, checked.queue_offset)
         return other.outcome is RecordOutcome.OK and is_same
 
-    def notify_readable(self, touched: dict[ConsumeQueue, None]) -> None:
-        """Notifies listeners that records of these queues have become readable."""
-        self._notify(touched)
-
     def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
         """Returns the due time of the delayed message at `at`, by the configured delay levels."""
         record = decode_record(view, at, check_crc=False)
@@ -394,9 +389,9 @@ class Dispatcher:
         if self._limit is not None and self._limit <= begin:
             self._hidden.update(touched)
         else:
-            self._notify(touched)
+            self.notify(touched)
 
-    def _notify(self, touched: dict[ConsumeQueue, None]) -> None:
+    def notify(self, touched: dict[ConsumeQueue, None]) -> None:
         """Notifies listeners of these queues. Queues with entries at or above the limit are announced again
         later.
         """

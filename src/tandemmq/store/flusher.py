@@ -80,11 +80,6 @@ class Flusher:
         is_file_full = flushed // size != appended // size
         return is_file_full or appended // PAGE_BYTES - flushed // PAGE_BYTES >= least_pages
 
-    @property
-    def flushed_end(self) -> int:
-        """The offset below which everything is on disk."""
-        return self._core.flushed.value
-
     async def _catch_up(self) -> None:
         await self.flush()
         while self._core.options.flush_mode is FlushMode.SYNC_FLUSH and self._is_behind():

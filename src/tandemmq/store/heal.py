@@ -105,7 +105,7 @@ class Healer:
             if damaged not in self._core.log.damaged:
                 return
         self._core.log.damaged.remove(damaged)
-        self._dispatcher.notify_readable(touched)
+        self._dispatcher.notify(touched)
         log.warning(
             events.LOG_HEALED,
             extra={"log_offset": damaged.begin, "size_bytes": damaged.size, "record_count": len(records)},

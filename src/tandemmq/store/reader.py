@@ -244,10 +244,9 @@ class Reader:
                  `record_filter`.
         Source:  spec store 13.1.
         """
-        queue = self._queues.table.get((topic, queue_id))
-        found = self._check_range(queue, offset, self.limit)
-        if found is not None or queue is None:
-            return found or GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
+        queue = self._locate(topic, queue_id, offset, self.limit)
+        if isinstance(queue, GetResult):
+            return queue
         request = ReadRequest(queue, offset, count_max, bytes_max, tag_hashes, record_filter, self.limit)
         return self._read(request, None if is_bulk and record_filter is None else self._plan_limits(request))
 
@@ -258,15 +257,15 @@ class Reader:
 
         `waits`: for an entry that is being repaired, else the entry is skipped.
         """
-        queue = self._queues.table.get((topic, queue_id))
-        found = self._check_range(queue, offset, None)
-        if found is not None or queue is None:
-            return found or GetResult(GetStatus.NO_MESSAGE_IN_QUEUE, self._corrected(offset, 0), 0, 0)
+        queue = self._locate(topic, queue_id, offset, None)
+        if isinstance(queue, GetResult):
+            return queue
         request = ReadRequest(queue, offset, count_max, bytes_max, waits=waits)
         return self._read(request, self._plan_limits(request))
 
-    def _check_range(self, queue: ConsumeQueue | None, offset: int, limit: int | None) -> GetResult | None:
-        """Returns the result of a get from an offset without a visible message; None if there is one."""
+    def _locate(self, topic: str, queue_id: int, offset: int, limit: int | None) -> ConsumeQueue | GetResult:
+        """Returns the queue with a visible message at `offset`; without one the result of the get."""
+        queue = self._queues.table.get((topic, queue_id))
         if queue is not None and queue.max_offset < offset <= queue.next_offset:
             # A slave delivered a message that waits for the disk here: its reader waits, and is not moved
             # back.
@@ -282,7 +281,7 @@ class Reader:
             return GetResult(GetStatus.OFFSET_OVERFLOW_BADLY, self._corrected(offset, high), low, high)
         if offset == high or (limit is not None and self._is_beyond(queue, offset, limit)):
             return GetResult(GetStatus.OFFSET_OVERFLOW_ONE, offset, low, high)
-        return None
+        return queue
 
     def _read(self, request: ReadRequest, limits: _Limits | None) -> GetResult:
         """Reads until every collected entry names its record. Without `limits` it is a bulk read."""

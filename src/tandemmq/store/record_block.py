@@ -33,14 +33,16 @@ from tandemmq.protocol.record_scan import (
     scan_boundaries,
     verify_bodies,
 )
-from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
-from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, delivered_at_ms
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.store.columns import (
     ASCII_MAX,
     POWERS,
     UNREADABLE,
     PropertyScan,
     TopicNumbers,
+    due_times,
+    has_keys,
     hash_texts,
     take_rows,
 )
@@ -202,10 +204,6 @@ def _read_layout(first: Bytes) -> tuple[Bytes, Bytes, dict[bytes, tuple[int, int
     return low, high, value_spans
 
 
-LEVEL_DIGITS_MAX = 9
-assert 10**LEVEL_DIGITS_MAX <= 2**31, "a level is a number of four bytes"
-
-
 class RecordBlock:
     """The records of `columns`; `topic` holds the index of each record's topic in `names`."""
 
@@ -278,20 +276,12 @@ class RecordBlock:
         """Returns the due times of messages, stored as the tag in entries of the schedule topic (spec store
         5).
         """
-        result = self.tag_hash[rows]
-        place = {row: index for index, row in enumerate(rows.tolist())}
-        assert len(place) == len(rows), "each record is due once"
-        levels = self.properties.find(b"DELAY")
-        for row, level in zip(levels.row.tolist(), self.properties.texts(levels), strict=True):
-            if row in place and level.isdigit() and len(level) <= LEVEL_DIGITS_MAX and int(level) > 0:
-                stored_at_ms = int(self.columns.stored_at_ms[row])
-                result[place[row]] = delivered_at_ms(int(level), stored_at_ms, delays_ms)
-        return result
+        return due_times(self.tag_hash[rows], rows, self.columns, self.properties, delays_ms)
 
     def keys(self, begin: int, end: int) -> tuple[Ints, Ints]:
         """Returns the hash of every key of records `[begin, end)`, in index order, and the row of each."""
         assert 0 <= begin <= end <= len(self), (begin, end, len(self))
-        is_keyed = self.columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
+        is_keyed = has_keys(self.columns)
         is_keyed[:begin] = False
         is_keyed[end:] = False
         return self.hashes.key_hashes(self._names, self._topic, is_keyed)

@@ -324,4 +324,4 @@ class EntryRepair:
                 raise
         finally:
             self._is_running = False
-        self._dispatcher.notify_readable({queue: None})
+        self._dispatcher.notify({queue: None})

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from tandemmq.protocol.record_check import RecordCheck, check_record
 from tandemmq.protocol.record_layout import RecordOutcome
-from tandemmq.protocol.record_scan import Boundaries, Ints, RecordColumns, read_columns
-from tandemmq.protocol.sys_flag import TRANSACTION_ROLLBACK
-from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
+from tandemmq.protocol.record_scan import Boundaries, Ints, read_columns
+from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, has_keys, take_rows
 from tandemmq.store.inspect.files import OffsetFiles, map_file, read_range
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Progress
@@ -222,12 +221,6 @@ class _OneFile:
                     is_expected=self.is_expected,
                     size_bytes=HEADER.size,
                 )
-
-
-def has_keys(columns: RecordColumns) -> NDArray[np.bool_]:
-    """Returns a mask of the records whose keys are indexed."""
-    result: NDArray[np.bool_] = columns.sys_flag & TRANSACTION_ROLLBACK != TRANSACTION_ROLLBACK
-    return result
 
 
 class KeyHashes:

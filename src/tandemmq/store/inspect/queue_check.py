@@ -26,8 +26,8 @@ from tandemmq.protocol.record_check import RecordCheck
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
-from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, SCHEDULE_TOPIC, delivered_at_ms
-from tandemmq.store.columns import take_rows
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
+from tandemmq.store.columns import due_times, take_rows
 from tandemmq.store.inspect.files import Entries, QueueFiles, is_expired, is_filler
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
@@ -340,7 +340,7 @@ class EntryReader:
             key = (self._names[int(run.topic[rows[first]])], int(columns.queue_id[first]))
             tag = tags[group]
             if key[0] == SCHEDULE_TOPIC:
-                tag = self._due_times(run, rows[group], tag)
+                tag = due_times(tag, rows[group], run.columns, run.properties, self._delays_ms)
             queue_rows = QueueRows(
                 key=key,
                 queue_offset=columns.queue_offset[group],
@@ -354,18 +354,6 @@ class EntryReader:
             kept_from = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
             if kept_from < len(group):
                 yield queue_rows.part(kept_from, len(group))
-
-    def _due_times(self, run: Run, rows: Ints, tags: Ints) -> Ints:
-        """Replaces the tags of delayed messages by their due times, as their entries do."""
-        result = tags.copy()
-        place = {row: index for index, row in enumerate(rows.tolist())}
-        assert len(place) == len(rows) == len(tags), (len(place), len(rows), len(tags))
-        levels = run.properties.find(b"DELAY")
-        for row, level in zip(levels.row.tolist(), run.properties.texts(levels), strict=True):
-            if row in place and level.isdigit() and len(level) <= 9 and int(level) > 0:
-                stored_at_ms = int(run.columns.stored_at_ms[row])
-                result[place[row]] = delivered_at_ms(int(level), stored_at_ms, self._delays_ms)
-        return result
 
 
 class Leftovers:

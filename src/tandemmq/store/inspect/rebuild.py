@@ -16,10 +16,11 @@ import numpy as np
 
 from tandemmq.protocol.record_scan import Ints
 from tandemmq.runtime.ports import Disk
+from tandemmq.store.columns import has_keys
 from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.consume_queues import ConsumeQueues
 from tandemmq.store.inspect.files import QueueFiles, is_expired
-from tandemmq.store.inspect.index_check import IndexLayout, has_keys
+from tandemmq.store.inspect.index_check import IndexLayout
 from tandemmq.store.inspect.log_walk import Run
 from tandemmq.store.inspect.queue_check import QueueRows
 from tandemmq.store.key_index import KeyIndex, made_at, new_name
