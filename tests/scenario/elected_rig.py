@@ -183,6 +183,14 @@ class Elected:
         await broker.start()
         return broker
 
+    async def start_pair(self) -> tuple[ElectedBroker, ElectedBroker]:
+        """Starts broker 1 as the master and broker 2 as its slave, a member of the set."""
+        first = await self.start(1)
+        await self.master()
+        second = await self.start(2)
+        await self.in_set(1, 2)
+        return first, second
+
     async def stop(self, *numbers: int) -> None:
         for number in numbers or list(self.brokers):
             await self.brokers.pop(number).stop()

@@ -144,10 +144,7 @@ async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
         clock=rig.clock,
     )
     group = Elected(rig, (render_address(await name_server.start()),))
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     await create_topic(rig.client, group.address(1), TopicConfig(name="T"))
     await commit_offset(rig.client, group.address(1), "G", "T", 0, 0)
     first = group.brokers[1].broker._tables
@@ -188,10 +185,7 @@ async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:
 
 async def test_a_slave_keeps_tables_that_are_newer_than_those_of_its_master(group: Elected, rig: Rig) -> None:
     """The winner of an election may briefly serve tables that it copied in an earlier term."""
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     topics = group.brokers[2].broker._tables.topics
     topics.put(TopicConfig(name="newer"), 1)
     topics.data_version = topics.data_version.of_term(99, 1)
@@ -322,10 +316,7 @@ async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:
 async def test_a_master_without_lease_and_promises_is_fenced_until_it_has_either(
     group: Elected, rig: Rig
 ) -> None:
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     await rig.stop()  # no lease any more, but the slave promises to stay a slave
     await until(lambda: not group.brokers[1]._lease.is_valid(rig.clock.monotonic()), "no lease")
     assert (await group.send(1, b"with a promise")).code == ResponseCode.SUCCESS
@@ -566,10 +557,7 @@ async def test_a_fenced_master_that_begins_to_rest_may_be_replaced_in_the_same_m
 async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
     group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     controller = rig.address("n0")
 
     async def hand_on(target: int | None) -> int | None:
@@ -600,10 +588,7 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
 
 async def test_a_hand_over_waits_for_a_send_that_is_accepted_and_not_yet_written(group: Elected) -> None:
     """The store writes once per turn of the loop; a handover in between regarded the log as copied."""
-    broker = await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    broker, _ = await group.start_pair()
     assert (await group.send(1, b"before")).code == ResponseCode.SUCCESS
     await group.caught_up()
     assert broker.store is not None
@@ -639,10 +624,7 @@ class StaleSender:
 
 
 async def test_a_client_with_an_old_route_sends_through_hand_overs(group: Elected, rig: Rig) -> None:
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     channel = await rig.client.channel(group.address(1))
     sender = StaleSender(group, 1)
     for master, other in ((2, 1), (1, 2), (2, 1)):
@@ -676,10 +658,7 @@ async def test_a_client_with_an_old_route_sends_through_hand_overs(group: Electe
 async def test_a_master_that_retires_hands_over_and_answers_each_send_that_it_has_accepted(
     group: Elected, rig: Rig
 ) -> None:
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     sender = StaleSender(group, 1)
     await sender.more()
     begun_s = rig.clock.monotonic()
@@ -702,10 +681,7 @@ async def test_a_master_that_retires_hands_over_and_answers_each_send_that_it_ha
 async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
     group: Elected, rig: Rig
 ) -> None:
-    first = await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    first, _ = await group.start_pair()
     first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=400))
     sender = StaleSender(group, 1)
     begun_s = rig.clock.monotonic()
@@ -720,10 +696,7 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
 async def test_a_broker_that_retires_while_it_hands_over_answers_the_sends_that_it_has_accepted(
     group: Elected, rig: Rig
 ) -> None:
-    first = await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    first, _ = await group.start_pair()
     first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=200))
     sender = StaleSender(group, 1)
     await sender.more()
@@ -766,10 +739,7 @@ async def test_only_a_master_with_members_and_controllers_hands_over_when_it_ret
 
 
 async def test_a_master_whose_controllers_are_gone_hands_nothing_over(group: Elected, rig: Rig) -> None:
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     await rig.stop()
     with pytest.raises(RequestRejected, match="the outcome of the handover is unknown"):
         await hand_over(rig.client, group.address(1), 2)
@@ -806,10 +776,7 @@ async def test_tables_that_a_full_disk_does_not_take_go_along_into_the_next_role
     group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The log continues in files that were reserved before; no other file can be written."""
-    await group.start(1)
-    await group.master()
-    await group.start(2)
-    await group.in_set(1, 2)
+    await group.start_pair()
     disk = group.disks[2]
     write = disk.write_atomically
 
@@ -919,10 +886,7 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     """Controllers skip such a broker in an election; a single heartbeat without the mark must not come
     earlier.
     """
-    await group.start(1)
-    await group.master()
-    slave = await group.start(2)
-    await group.in_set(1, 2)
+    _, slave = await group.start_pair()
     assert slave.store is not None
     monkeypatch.setattr(Copier, "is_caught_up", False)
     slave.store.terms.may_lack_tail = True
@@ -936,10 +900,7 @@ async def test_a_broker_of_another_group_serves_and_copies_nothing_until_it_has_
     group: Elected, rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The broker's controllerAddr is wrong: names, ids and terms are equal, but the groups differ."""
-    await group.start(1)
-    await group.master()
-    slave = await group.start(2)
-    await group.in_set(1, 2)
+    _, slave = await group.start_pair()
     told = slave._group.group_id
     assert told == group.brokers[1]._group.group_id
     assert group.disks[2].read_bytes(Path("/store/brokerGroup")).decode() == told
