@@ -47,7 +47,7 @@ KEYS_CHARS_MAX: Final = 16 * KIB
 SEND_TIMEOUT_S: Final = 5.0
 
 
-class _Waiting(NamedTuple):
+class UnsentRecord(NamedTuple):
     """An unsent record. Records of one topic and region share a message."""
 
     topic: str
@@ -68,7 +68,7 @@ class Tracer:
         # The trace topic belongs to no namespace: all namespaces share it.
         self._outbox = Outbox(instance, f"_INNER_TRACE_PRODUCER-{group}-{kind}-0", options, Namespace())
         self._tasks = TaskScope(f"trace-{group}")
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: deque[UnsentRecord] = deque()
         self._is_due = asyncio.Event()
         self._dropped_count = 0
         self._is_closing = False
@@ -95,7 +95,7 @@ class Tracer:
         if len(self._waiting) >= WAITING_MAX:
             self._dropped_count += 1
             return
-        self._waiting.append(_Waiting(topic, region, tuple(keys), FIELD.join(fields) + END))
+        self._waiting.append(UnsentRecord(topic, region, tuple(keys), FIELD.join(fields) + END))
         if len(self._waiting) >= FLUSH_COUNT:
             self._is_due.set()
 
@@ -133,9 +133,9 @@ class Tracer:
             )
 
 
-def _messages(waiting: Sequence[_Waiting] | deque[_Waiting], trace_topic: str) -> Iterator[Message]:
+def _messages(waiting: Sequence[UnsentRecord] | deque[UnsentRecord], trace_topic: str) -> Iterator[Message]:
     """Groups the records into messages, each below the bounds."""
-    groups: dict[tuple[str, str], list[_Waiting]] = {}
+    groups: dict[tuple[str, str], list[UnsentRecord]] = {}
     for one in waiting:
         groups.setdefault((one.topic, one.region), []).append(one)
     for group in groups.values():
