@@ -29,7 +29,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import RecordOutcome
+from tandemmq.remoting.dispatch import RequestRecorder
 from tandemmq.runtime.ports import Clock
 
 OPEN_CODES: Final = frozenset(
@@ -95,7 +95,7 @@ class ControllerGuard:
         """True if a request that changes something must be signed."""
         return not self._is_open
 
-    def check(self, channel: Channel, command: Command) -> RecordOutcome | None:
+    def check(self, channel: Channel, command: Command) -> RequestRecorder | None:
         """Returns if the request may be served: the recorder of its outcome if it changes something.
 
         Raises:  NotPermitted with the reason; RemoteProtocolError for fields that cannot be read.

@@ -26,9 +26,9 @@ Handler = Callable[[Channel, Command], Command | Waiting | None]
 """The result of a handler: a Command is sent at once; None sends nothing now (the handler answers later by
 `channel.send`); a coroutine runs as a task and its result is sent.
 """
-RecordOutcome = Callable[[int, str], None]
+RequestRecorder = Callable[[int, str], None]
 """Records the response code and the remark of one request."""
-Guard = Callable[[Channel, Command], RecordOutcome | None]
+Guard = Callable[[Channel, Command], RequestRecorder | None]
 """A check called before the handler; raises RequestRejected for a request that must not be served. For a
 request whose outcome is to be recorded, the guard returns the recorder.
 """
@@ -62,51 +62,58 @@ class RequestDispatcher:
                 channel, command, ResponseCode.REQUEST_CODE_NOT_SUPPORTED, _unsupported_remark(command.code)
             )
             return
+        record: RequestRecorder | None = None
         try:
             if self._guard is not None:
                 record = self._guard(channel, command)
-                if record is not None:
-                    handler = _recorded(handler, record)
             result = handler(channel, command)
-            if result is None:
-                return
-            if isinstance(result, Command):
-                if not command.is_oneway:
+            if result is None or isinstance(result, Command):
+                if record is not None:
+                    _record_answer(record, result)
+                if result is not None and not command.is_oneway:
                     channel.send(result)
                 return
         except Exception as error:  # noqa: BLE001  # the edge where errors become answers
-            self._on_error(channel, command, error)
+            self._on_error(channel, command, error, record)
             return
-        self._start(channel, command, result)
+        self._start(channel, command, result, record)
 
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:
         """Sends requests to these handlers from now on."""
         self._routes, self._scope, self._guard = routes, scope, guard
 
-    def _start(self, channel: Channel, command: Command, waiting: Waiting) -> None:
+    def _start(
+        self, channel: Channel, command: Command, waiting: Waiting, record: RequestRecorder | None
+    ) -> None:
         if channel.tasks_running >= self._tasks_max:
             waiting.close()
-            _answer(
-                channel,
-                command,
-                ResponseCode.SYSTEM_BUSY,
-                f"[OVERLOAD]{self._tasks_max} requests of this connection are being handled",
-            )
+            remark = f"[OVERLOAD]{self._tasks_max} requests of this connection are being handled"
+            if record is not None:
+                record(ResponseCode.SYSTEM_BUSY, remark)
+            _answer(channel, command, ResponseCode.SYSTEM_BUSY, remark)
             return
         channel.tasks_running += 1
-        self._scope.start(f"request-{command.code}", self._run(channel, command, waiting))
+        self._scope.start(f"request-{command.code}", self._run(channel, command, waiting, record))
 
-    async def _run(self, channel: Channel, command: Command, waiting: Waiting) -> None:
+    async def _run(
+        self, channel: Channel, command: Command, waiting: Waiting, record: RequestRecorder | None
+    ) -> None:
         try:
             reply = await waiting
+            if record is not None:
+                _record_answer(record, reply)
             if reply is not None and not command.is_oneway:
                 channel.send(reply)
         except Exception as error:  # noqa: BLE001  # as above
-            self._on_error(channel, command, error)
+            self._on_error(channel, command, error, record)
         finally:
             channel.tasks_running -= 1
 
-    def _on_error(self, channel: Channel, command: Command, error: Exception) -> None:
+    def _on_error(
+        self, channel: Channel, command: Command, error: Exception, record: RequestRecorder | None
+    ) -> None:
+        if record is not None:
+            _record_error(record, error)
         if isinstance(error, RequestRejected):
             _answer(channel, command, error.code, error.remark)
             return
@@ -125,37 +132,11 @@ class RequestDispatcher:
         )
 
 
-def _recorded(handler: Handler, record: RecordOutcome) -> Handler:
-    """Returns the handler of one request; it calls `record` before the request is answered."""
-
-    def handle(channel: Channel, command: Command) -> Command | Waiting | None:
-        try:
-            result = handler(channel, command)
-        except Exception as error:
-            _record_error(record, error)
-            raise
-        if result is not None and not isinstance(result, Command):
-            return wait(result)
-        _record_answer(record, result)
-        return result
-
-    async def wait(waiting: Waiting) -> Command | None:
-        try:
-            answer = await waiting
-        except Exception as error:
-            _record_error(record, error)
-            raise
-        _record_answer(record, answer)
-        return answer
-
-    return handle
-
-
-def _record_answer(record: RecordOutcome, answer: Command | None) -> None:
+def _record_answer(record: RequestRecorder, answer: Command | None) -> None:
     record(*((ResponseCode.SUCCESS, "") if answer is None else (answer.code, answer.remark or "")))
 
 
-def _record_error(record: RecordOutcome, error: Exception) -> None:
+def _record_error(record: RequestRecorder, error: Exception) -> None:
     if isinstance(error, RequestRejected):
         record(error.code, error.remark)
     else:

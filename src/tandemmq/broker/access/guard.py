@@ -34,7 +34,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials, signature_fault
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import RecordOutcome
+from tandemmq.remoting.dispatch import RequestRecorder
 from tandemmq.runtime.ports import Address
 from tandemmq.units import Buffer
 
@@ -86,7 +86,7 @@ class Guard:
         self._allowed.clear()
         self._is_white.clear()
 
-    def check(self, channel: Channel, command: Command) -> RecordOutcome | None:
+    def check(self, channel: Channel, command: Command) -> RequestRecorder | None:
         """Checks a request. Returns if it may be served: the recorder of its outcome if it is administrative.
 
         Raises:  NotPermitted with the reason for the peer; RemoteProtocolError for a malformed request.
