@@ -23,7 +23,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile
-from tandemmq.spark.lake.home import DataFiles, find_files
+from tandemmq.spark.lake.home import DataFiles, Partitions, find_files
 from tandemmq.spark.lake.parquet import NULL_PARTITION
 
 TEXT_CHARS_MAX = 64
@@ -76,7 +76,7 @@ def _render(value: Any) -> Any:
 _PARTITION_TYPES = {"dt": pa.date32()}
 
 
-def commit_delta(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one transaction, unless the query's batch is in the log.
 
     Raises:  ConfigError for columns that are incompatible with the table's.
@@ -116,9 +116,7 @@ def open_delta(root: Path) -> DeltaTable | None:
         return None
 
 
-def read_delta_state(
-    root: Path, query_id: str
-) -> tuple[int | None, dict[str, dict[str, str | None]], list[str]]:
+def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]:
     """Returns, for one version of the table, the query's last batch, the partition values by file, and the
     file names.
 
@@ -127,7 +125,7 @@ def read_delta_state(
     table = require_delta(root)
     if "deletionVectors" in (table.protocol().reader_features or ()):
         raise ConfigError(f"{root} has rows that were deleted inside of its files (deletion vectors)")
-    partitions: dict[str, dict[str, str | None]] = {}
+    partitions: Partitions = {}
     paths = []
     names = table.metadata().partition_columns
     for file in pa.table(table.get_add_actions(flatten=True)).to_pylist():
@@ -139,7 +137,7 @@ def read_delta_state(
     return table.transaction_version(query_id), partitions, paths
 
 
-def list_delta_files(root: Path) -> set[str]:
+def list_table_files(root: Path) -> set[str]:
     """Returns the names of the files in the current version of the table."""
     table = open_delta(root)
     if table is None:
@@ -209,7 +207,7 @@ def require_delta(root: Path) -> DeltaTable:
     return table
 
 
-def expire_delta(root: Path, before: datetime) -> None:
+def expire_table(root: Path, before: datetime) -> None:
     """Deletes the days before `before`, and files that no version of the last week needs.
 
     Raises:  ConfigError for a table that is not partitioned by day.
@@ -219,3 +217,8 @@ def expire_delta(root: Path, before: datetime) -> None:
         raise ConfigError(f"{root} is not partitioned by dt: nothing can expire by days")
     table.delete(f"dt < '{before:%Y-%m-%d}'")
     table.vacuum(dry_run=False, full=True)
+
+
+def compact_table(root: Path, target_bytes: int) -> None:
+    """Merges small files into ones of about `target_bytes`."""
+    require_delta(root).optimize.compact(target_size=target_bytes)

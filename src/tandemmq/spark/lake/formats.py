@@ -12,10 +12,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import datetime
 from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.spark.documents import read_document, write_document
@@ -34,6 +35,7 @@ from tandemmq.spark.lake.files import (
 )
 from tandemmq.spark.lake.home import (
     DATA_DIR,
+    Partitions,
     TableHome,
     check_address,
     find_files,
@@ -57,6 +59,29 @@ class LakeFormat(Enum):
     PARQUET = "parquet"
     DELTA = "delta"
     ICEBERG = "iceberg"
+
+
+class LakeTable(Protocol):
+    """The functions that both modules of tables have, `delta` and `iceberg`."""
+
+    def commit_table(
+        self, root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]
+    ) -> CommitOutcome: ...
+    def list_table_files(self, root: Path) -> set[str]: ...
+    def read_table_state(self, root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]: ...
+    def compact_table(self, root: Path, target_bytes: int) -> None: ...
+    def expire_table(self, root: Path, before: datetime) -> None: ...
+
+
+def find_table(kind: LakeFormat) -> LakeTable:
+    """Returns the module of a kind of table; each imports a library that other lakes do not need."""
+    if kind is LakeFormat.DELTA:
+        from tandemmq.spark.lake import delta
+
+        return delta
+    from tandemmq.spark.lake import iceberg
+
+    return iceberg
 
 
 def parse_format(text: str) -> LakeFormat:
@@ -138,14 +163,7 @@ def commit_files(
     for file in files:
         data.sync_parents(file.staged)
     crash("before commit")
-    if kind is LakeFormat.DELTA:
-        from tandemmq.spark.lake.delta import commit_delta
-
-        outcome = commit_delta(root, batch_id, query_id, files)
-    else:
-        from tandemmq.spark.lake.iceberg import commit_iceberg
-
-        outcome = commit_iceberg(root, batch_id, query_id, files)
+    outcome = find_table(kind).commit_table(root, batch_id, query_id, files)
     crash("after commit")
     if outcome is CommitOutcome.ALREADY_COMMITTED:
         # Attempts have separate file names, but a file that the table may need is never removed.
@@ -159,13 +177,7 @@ def commit_files(
 
 def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
     """Returns the files under `data/` in the current version of a table, by their names below its home."""
-    if kind is LakeFormat.DELTA:
-        from tandemmq.spark.lake.delta import list_delta_files
-
-        return list_delta_files(root)
-    from tandemmq.spark.lake.iceberg import list_iceberg_files
-
-    return list_iceberg_files(root)
+    return find_table(kind).list_table_files(root)
 
 
 def _check_same(root: Path, found: LakeFormat | None, kind: LakeFormat) -> None:

@@ -66,6 +66,10 @@ def check_address(address: str) -> str:
     return address.rstrip("/")
 
 
+Partitions = dict[str, dict[str, str | None]]
+"""The values of columns that the files lack, by the name of the file."""
+
+
 class DataFiles:
     """The files below a directory or an address, by their names relative to it."""
 

@@ -26,7 +26,7 @@ from sqlalchemy import NullPool, create_engine
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile
-from tandemmq.spark.lake.home import DataFiles, TableHome, find_files, find_home, s3_settings
+from tandemmq.spark.lake.home import DataFiles, Partitions, TableHome, find_files, find_home, s3_settings
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
@@ -44,7 +44,7 @@ _PROPERTIES = {
 }
 
 
-def commit_iceberg(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
     """Appends the files as one snapshot, unless the query's batch is in the table.
 
     Raises:  ValueError for columns that are incompatible with the table's.
@@ -77,8 +77,9 @@ def open_iceberg(root: Path) -> Table | None:
         return None
 
 
-def read_iceberg_state(root: Path, query_id: str) -> tuple[int | None, list[str]]:
-    """Returns, for one version of the table, the query's last batch and the names of the files.
+def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]:
+    """Returns, for one version of the table, the query's last batch, no partition values, and the names of
+    the files.
 
     Raises:  ConfigError for a table with deleted rows inside its files.
     """
@@ -88,10 +89,10 @@ def read_iceberg_state(root: Path, query_id: str) -> tuple[int | None, list[str]
     last = table.properties.get(BATCH_PROPERTY + query_id)
     paths = table.inspect.data_files()["file_path"].to_pylist()
     data = find_files(root)
-    return None if last is None else int(last), [data.name_of(path) for path in paths]
+    return None if last is None else int(last), {}, [data.name_of(path) for path in paths]
 
 
-def list_iceberg_files(root: Path) -> set[str]:
+def list_table_files(root: Path) -> set[str]:
     """Returns the names of the files in the current version of the table."""
     table = open_iceberg(root)
     if table is None:
@@ -178,7 +179,7 @@ def _create(root: Path, schema: pa.Schema) -> Table:
     return catalog.load_table(name)
 
 
-def compact_iceberg(root: Path, target_bytes: int) -> None:
+def compact_table(root: Path, target_bytes: int) -> None:
     """Merges the small files of each partition into one per set of columns, with one commit per partition.
 
     Files of at least half of `target_bytes` are left as they are. A partition that another writer changed
@@ -241,7 +242,7 @@ def _merge(data: DataFiles, names: Sequence[str]) -> str:
     return target
 
 
-def expire_iceberg(root: Path, before: datetime) -> None:
+def expire_table(root: Path, before: datetime) -> None:
     """Deletes the days before `before`, and expires snapshots older than a week."""
     table = require_iceberg(root)
     table.delete(_until(before))

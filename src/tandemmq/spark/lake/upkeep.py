@@ -23,7 +23,7 @@ from tandemmq.spark.lake.files import (
     read_summary,
     staging_dir,
 )
-from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_live_files
+from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_live_files
 from tandemmq.spark.lake.home import DataFiles, find_files, hold_directory
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
@@ -65,14 +65,7 @@ def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, 
             merged = merge_batches(root, target_bytes=target_bytes)
             return merged.files_before, merged.files_after
         before = len(list_live_files(kind, root))
-        if kind is LakeFormat.DELTA:
-            from tandemmq.spark.lake.delta import require_delta
-
-            require_delta(root).optimize.compact(target_size=target_bytes)
-        else:
-            from tandemmq.spark.lake.iceberg import compact_iceberg
-
-            compact_iceberg(root, target_bytes)
+        find_table(kind).compact_table(root, target_bytes)
         return before, len(list_live_files(kind, root))
 
 
@@ -89,14 +82,7 @@ def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
         if kind is LakeFormat.PARQUET:
             return gone + _expire_files(root, before) + _discard_staged(root)
         count = len(list_live_files(kind, root))
-        if kind is LakeFormat.DELTA:
-            from tandemmq.spark.lake.delta import expire_delta
-
-            expire_delta(root, before)
-        else:
-            from tandemmq.spark.lake.iceberg import expire_iceberg
-
-            expire_iceberg(root, before)
+        find_table(kind).expire_table(root, before)
         return gone + count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
 
 

@@ -21,7 +21,7 @@ from tandemmq.spark.lake.files import (
     list_batches,
     read_owner,
 )
-from tandemmq.spark.lake.formats import LakeFormat, find_kind, list_committed
+from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_committed
 from tandemmq.spark.lake.home import DataFiles, find_files, refuse_address
 
 _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
@@ -79,16 +79,7 @@ def view_lake(root: Path) -> LakeView:
         return LakeView(
             root=root, kind=kind, pieces=_add_bad_records(root, good, ranges, last), last_batch=last
         )
-    partitions: dict[str, dict[str, str | None]] = {}
-    owner = read_owner(root) or ""
-    if kind is LakeFormat.DELTA:
-        from tandemmq.spark.lake.delta import read_delta_state
-
-        in_log, partitions, names = read_delta_state(root, owner)
-    else:
-        from tandemmq.spark.lake.iceberg import read_iceberg_state
-
-        in_log, names = read_iceberg_state(root, owner)
+    in_log, partitions, names = find_table(kind).read_table_state(root, read_owner(root) or "")
     last = max([*known, *([] if in_log is None else [in_log])], default=None)
     files, merged = _sort_files(find_files(root), names)
     pieces = (*merged, *_add_bad_records(root, files, {}, last))

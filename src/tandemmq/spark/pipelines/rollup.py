@@ -124,6 +124,17 @@ class Sums:
         self.consumed += other.consumed
 
 
+_FIELDS = {
+    "messages": "messages",
+    "bytes": "size_bytes",
+    "bornToStoreMax": "stored_max",
+    "bornToStore": "stored",
+    "storeToConsumerMax": "consumed_max",
+    "storeToConsumer": "consumed",
+}
+"""The columns of the partial sums and the fields of `Sums` that they hold."""
+
+
 def fold_messages(
     batches: Iterable[Any], *, now_ms: Callable[[], int], live_since_ms: int | None
 ) -> Iterator[Any]:
@@ -205,22 +216,17 @@ def _milliseconds(column: Any) -> Ints:
 
 def encode_sums(sums: dict[Key, Sums]) -> Any:
     """Returns the sums as one Arrow batch, in a fixed order."""
-    keys = sorted(sums)
-    values = [sums[key] for key in keys]
-    minutes = [minute * MINUTE_MS * 1000 for _, _, minute in keys]
-    arrays = [
-        pa.array([topic for topic, _, _ in keys], pa.string()),
-        pa.array([tag for _, tag, _ in keys], pa.string()),
-        pa.array(minutes, pa.int64()).cast(pa.timestamp("us", tz="UTC")),
-        pa.array([one.messages for one in values], pa.int64()),
-        pa.array([one.size_bytes for one in values], pa.int64()),
-        pa.array([one.stored_max for one in values], pa.int64()),
-        pa.array([one.stored for one in values], pa.list_(pa.int64())),
-        pa.array([int(one.consumed.sum()) for one in values], pa.int64()),
-        pa.array([one.consumed_max for one in values], pa.int64()),
-        pa.array([one.consumed for one in values], pa.list_(pa.int64())),
+    rows = [
+        {
+            "topic": topic,
+            "tag": tag,
+            "minute": minute * MINUTE_MS * 1000,
+            "consumed": int(one.consumed.sum()),
+            **{name: getattr(one, field) for name, field in _FIELDS.items()},
+        }
+        for (topic, tag, minute), one in sorted(sums.items(), key=lambda item: item[0])
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=PARTIAL_SCHEMA)
+    return pa.RecordBatch.from_pylist(rows, schema=PARTIAL_SCHEMA)
 
 
 # The table as readers see it.
@@ -277,14 +283,9 @@ def read_sums(
     for batch in ds.dataset(files, format="parquet").to_batches(filter=_filter(topic, begin_ms, end_ms)):
         for row in batch.to_pylist():
             minute = round(row["minute"].timestamp() * 1000) // MINUTE_MS
-            part = Sums(
-                row["messages"],
-                row["bytes"],
-                row["bornToStoreMax"],
-                np.array(row["bornToStore"], dtype=np.int64),
-                row["storeToConsumerMax"],
-                np.array(row["storeToConsumer"], dtype=np.int64),
-            )
+            values = {field: row[name] for name, field in _FIELDS.items()}
+            counts = {name: np.array(values[name], dtype=np.int64) for name in ("stored", "consumed")}
+            part = Sums(**{**values, **counts})
             found.setdefault((row["topic"], row["tag"], minute), Sums()).add(part)
     return found
 
