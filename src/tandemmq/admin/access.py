@@ -152,8 +152,7 @@ async def get_acl(tools: Tools, subject: Subject, place: Place) -> CommandAnswer
         acl = await broker_admin.query_acl(tools.remoting, target.address, subject)
         if acl is not None:
             table.rows += _acl_rows(target.address, acl)
-    notes = [] if table.rows else [f"{subject} has no policies"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise=f"{subject} has no policies")
 
 
 @command(app, "listAcl")
@@ -232,8 +231,7 @@ async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
         user = await broker_admin.query_user(tools.remoting, target.address, name)
         if user is not None:
             table.rows.append(_user_row(target.address, user))
-    notes = [] if table.rows else [f"no broker has the user {name!r}"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise=f"no broker has the user {name!r}")
 
 
 async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:

@@ -331,5 +331,4 @@ async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> Co
         table.rows += [
             (*place, one.epoch, one.start, end) for one, end in zip(told.epochs, ends, strict=True)
         ]
-    notes = [] if table.rows else [f"no broker of {name or cluster or 'all'} has a term"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise=f"no broker of {name or cluster or 'all'} has a term")

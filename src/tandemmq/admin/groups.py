@@ -158,8 +158,7 @@ async def producer_connection(
         for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
             version = render_version(one.version)
             table.rows.append((target.address, one.client_id, one.address, one.language, version))
-    notes = [] if table.rows else [f"no producer of group {group!r} is online"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise=f"no producer of group {group!r} is online")
 
 
 @command(app, "producer", names=False)
@@ -172,8 +171,7 @@ async def all_producers(tools: Tools, broker: BrokerAddress) -> CommandAnswer:
         for group, members in sorted(found.items())
         for one in members
     ]
-    notes = [] if table.rows else ["no producer is online"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise="no producer is online")
 
 
 @command(app, "brokerConsumeStats", names=False)
@@ -203,8 +201,7 @@ async def get_consumer_config(tools: Tools, group: Group) -> CommandAnswer:
         if config is not None:
             values = (getattr(config, name) for name in _SETTINGS)
             table.rows.append((target.address, group, *values))
-    notes = [] if table.rows else [f"no broker has the group {group!r}"]
-    return CommandAnswer([table], notes, exit_code=0 if table.rows else 1)
+    return CommandAnswer.of_found(table, otherwise=f"no broker has the group {group!r}")
 
 
 @command(app, "deleteSubGroup")

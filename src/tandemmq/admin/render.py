@@ -55,6 +55,11 @@ class CommandAnswer:
     notes: Sequence[str] = ()
     exit_code: int = 0
 
+    @classmethod
+    def of_found(cls, table: Table, *, otherwise: str) -> CommandAnswer:
+        """Returns the table; without rows the note `otherwise`, and exit code 1."""
+        return cls([table]) if table.rows else cls([table], [otherwise], exit_code=1)
+
 
 def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = False) -> None:
     """Prints the tables to standard output and the notes to standard error. For a repeated answer, JSON is

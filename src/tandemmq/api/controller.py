@@ -304,11 +304,9 @@ async def hand_over_group(
         raise RequestRejected(f"the controllers know no group {name} that has a master")
     others = [one.broker_id for one in before.in_sync if one.is_alive and one.broker_id != before.master_id]
     if not others or (target is not None and target not in others):
-        wanted = "none" if target is None else f"no {target}"
+        refused = "no other broker can" if target is None else f"broker {target} cannot"
         known = ", ".join(map(str, others)) or "none"
-        raise RequestRejected(
-            f"of the others {known} is in sync and lives, {wanted} that could be the master"
-        )
+        raise RequestRejected(f"{refused} become master; alive and in sync besides the master: {known}")
     refusal: RequestRejected | None = None
     try:
         chosen = min(others) if target is None else target
@@ -323,7 +321,7 @@ async def hand_over_group(
         if after is not None and after.master_epoch > before.master_epoch:
             return before, after
         if clock.monotonic() > ends_at_s:
-            raise refusal or RequestRejected(f"the broker {before.master_id} is the master still")
+            raise refusal or RequestRejected(f"broker {before.master_id} is still the master")
         await clock.sleep(HAND_OVER_POLL_S)
 
 

@@ -266,14 +266,14 @@ class SettingsHandlers:
             apply = apply_changes(self._options, self._store_options, changes)
         except ConfigError as error:
             raise invalid(str(error)) from None
-        remark = await self._keep(texts)
+        remark = await self._save(texts)
         apply()
         self._version = self._version.next(self._clock.now_ms())
         for callback in self.on_change:
             callback(frozenset(changes))
         return remark
 
-    async def _keep(self, texts: Mapping[str, str]) -> str | None:
+    async def _save(self, texts: Mapping[str, str]) -> str | None:
         """Writes the changes to the file. Returns None, or the reason why they are not in the file."""
         path = self._options.config_path
         if path is None:
@@ -494,7 +494,7 @@ class HaHandlers:
     def handle_min_id_change(self, channel: Channel, command: Command) -> Command:
         """Handles NOTIFY_MIN_BROKER_ID_CHANGE (905) from a name server: the master came or went."""
         command.decode(MinBrokerIdChange)
-        self._look()
+        self._refresh_master()
         return command.reply()
 
     def handle_exchange(self, channel: Channel, command: Command) -> Command:
@@ -503,7 +503,7 @@ class HaHandlers:
         """
         header = command.decode(ExchangeHaInfoRequest)
         if header.master_ha_address is not None:
-            self._look()
+            self._refresh_master()
             return command.reply()
         if self._is_slave:
             return command.reply()
@@ -520,6 +520,6 @@ class HaHandlers:
         command.decode(ResetMasterFlushedOffsetRequest)
         return command.reply(remark="no effect: slaves compare their log with the master's")
 
-    def _look(self) -> None:
+    def _refresh_master(self) -> None:
         if self._is_slave:
             self._ask_soon()
