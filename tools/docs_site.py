@@ -231,6 +231,18 @@ class PlainDocstrings(griffe.Extension):
 
     _ENTRY: Final = re.compile(r"( *)([A-Za-z_][\w, ]*?[:,]?) {2,}(\S.*)")
 
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Shows the methods of the blocking clients, `send = blocking(Producer.send)`, as functions."""
+        for facade in pkg["client.blocking_clients"].classes.values():
+            for name, member in list(facade.attributes.items()):
+                made = re.fullmatch(r"blocking\((\w+)\.(\w+)\)", str(member.value))
+                if made is None:
+                    continue
+                method = pkg.modules_collection[facade.resolve(made[1])].members[made[2]]
+                function = griffe.Function(name, lineno=member.lineno, parameters=method.parameters)
+                function.returns, function.docstring = method.returns, member.docstring
+                facade.set_member(name, function)
+
     def on_object(self, *, obj: griffe.Object, **_: Any) -> None:
         """Rewrites the docstring of an object."""
         if obj.docstring is not None:

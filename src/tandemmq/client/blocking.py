@@ -13,14 +13,16 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
 
 from tandemmq.errors import ClientError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 
 END_S_MAX = 5.0
@@ -234,6 +236,19 @@ class Facade(Generic[C]):
             work.close()
             raise ClientError("the client is not started, or it is closed")
         return thread.call(work)
+
+
+def blocking(
+    method: Callable[Concatenate[C, P], Coroutine[Any, Any, T]],
+) -> Callable[Concatenate[Facade[C], P], T]:
+    """Returns the blocking counterpart of a method, for the facade of its class."""
+
+    def call(facade: Facade[C], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        work: Coroutine[Any, Any, T] = getattr(facade._running, method.__name__)(*args, **kwargs)
+        return facade._call(work)
+
+    update_wrapper(call, method, assigned=("__name__", "__doc__", "__annotations__"))
+    return call
 
 
 class WorkerThreads:

@@ -27,9 +27,8 @@ from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, Self, TypeVar
 
-from tandemmq.api.broker_admin import END_OF_TIME_MS
-from tandemmq.client.admin import Admin, QueueRange
-from tandemmq.client.blocking import AsyncClient, Facade, in_loop, in_worker, outcome_of
+from tandemmq.client.admin import Admin
+from tandemmq.client.blocking import AsyncClient, Facade, blocking, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.membership import queue_of
 from tandemmq.client.consumer.pop import PopConsumer
@@ -50,10 +49,7 @@ from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.transactions import TransactionProducer, TransactionResult, TransactionState
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
-from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
-from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
-from tandemmq.protocol.record import Record
+from tandemmq.protocol.message import Message, ReceivedMessage
 
 
 class BlockingProducer(Facade[Producer]):
@@ -62,25 +58,12 @@ class BlockingProducer(Facade[Producer]):
     def __init__(self, group: str, namesrv: ServerNames, *, options: ProducerOptions | None = None) -> None:
         super().__init__(lambda: Producer(group, namesrv, options=options))
 
-    def send(
-        self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
-    ) -> SendResult:
-        """Sends a message and returns its position in the topic."""
-        return self._call(self._running.send(message, queue=queue, timeout_s=timeout_s))
-
-    def send_batch(
-        self,
-        messages: Sequence[Message],
-        *,
-        queue: MessageQueue | None = None,
-        timeout_s: float | None = None,
-    ) -> list[SendResult]:
-        """Sends the messages in one request, all or none. Returns one result per message."""
-        return self._call(self._running.send_batch(messages, queue=queue, timeout_s=timeout_s))
-
-    def send_oneway(self, message: Message, *, queue: MessageQueue | None = None) -> None:
-        """Sends without waiting for an answer; the message may be lost."""
-        self._call(self._running.send_oneway(message, queue=queue))
+    send = blocking(Producer.send)
+    """Sends a message and returns its position in the topic."""
+    send_batch = blocking(Producer.send_batch)
+    """Sends the messages in one request, all or none. Returns one result per message."""
+    send_oneway = blocking(Producer.send_oneway)
+    """Sends without waiting for an answer; the message may be lost."""
 
     def send_many(
         self,
@@ -122,31 +105,18 @@ class BlockingProducer(Facade[Producer]):
             settle_oldest()
         return summary.result(stop_on_error=stop_on_error)
 
-    def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
-        """Sends a request and returns the consumer's reply."""
-        return self._call(self._running.request(message, timeout_s))
-
-    def reply(
-        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """Answers a request that a consumer received."""
-        self._call(self._running.reply(request, body, properties=properties))
-
-    def recall(self, topic: str, recall_handle: str) -> str:
-        """Recalls a timed message before its delivery time."""
-        return self._call(self._running.recall(topic, recall_handle))
-
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the queues of a topic that accept messages now."""
-        return self._call(self._running.queues(topic))
-
-    def queue_for(self, topic: str, key: str) -> MessageQueue:
-        """Returns the queue for messages with this key, so that they stay in order among themselves."""
-        return self._call(self._running.queue_for(topic, key))
-
-    def flush(self) -> None:
-        """Waits until every started send has its result."""
-        self._call(self._running.flush())
+    request = blocking(Producer.request)
+    """Sends a request and returns the consumer's reply."""
+    reply = blocking(Producer.reply)
+    """Answers a request that a consumer received."""
+    recall = blocking(Producer.recall)
+    """Recalls a timed message before its delivery time."""
+    queues = blocking(Producer.queues)
+    """Returns the queues of a topic that accept messages now."""
+    queue_for = blocking(Producer.queue_for)
+    """Returns the queue for messages with this key, so that they stay in order among themselves."""
+    flush = blocking(Producer.flush)
+    """Waits until every started send has its result."""
 
 
 class BlockingTransactionProducer(Facade[TransactionProducer]):
@@ -191,13 +161,10 @@ class BlockingTransactionProducer(Facade[TransactionProducer]):
         self.end(sent, state)
         return TransactionResult(sent, state)
 
-    def send_half(self, message: Message, *, timeout_s: float | None = None) -> SendResult:
-        """Stores the half message only; `end` is the second step."""
-        return self._call(self._running.send_half(message, timeout_s=timeout_s))
-
-    def end(self, sent: SendResult, state: TransactionState) -> None:
-        """Reports the outcome of the transaction to the broker."""
-        self._call(self._running.end(sent, state))
+    send_half = blocking(TransactionProducer.send_half)
+    """Stores the half message only; `end` is the second step."""
+    end = blocking(TransactionProducer.end)
+    """Reports the outcome of the transaction to the broker."""
 
 
 ITERATION_POLL = 256
@@ -314,9 +281,8 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         """Reads exactly these queues instead of a share of the subscribed topics."""
         self._call(in_loop(partial(self._running.assign, *queues, tags=tags)))
 
-    def queues(self, topic: str) -> tuple[MessageQueue, ...]:
-        """Returns the queues of a topic that can be read now."""
-        return self._call(self._running.queues(topic))
+    queues = blocking(Consumer.queues)
+    """Returns the queues of a topic that can be read now."""
 
     def seek(self, queue: MessageQueue, to: int | StartFrom, *, time_ms: int | None = None) -> int:
         """Moves a queue to an offset, to its first or its last message, or to a time; returns the offset."""
@@ -326,9 +292,8 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._fetched = deque(one for one in self._fetched if queue_of(one) != moved)
         return offset
 
-    def poll(self, count_max: int = 256, timeout_s: float = 1.0) -> list[ReceivedMessage]:
-        """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
-        return self._call(self._running.poll(count_max, timeout_s))
+    poll = blocking(Consumer.poll)
+    """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
 
     def __iter__(self) -> Iterator[ReceivedMessage]:
         return self
@@ -376,9 +341,8 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._flush_acks()
         return self._call(self._running.commit())
 
-    def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Sends a message back for a later delivery."""
-        self._call(self._running.retry_later(message, delay_level=delay_level))
+    retry_later = blocking(Consumer.retry_later)
+    """Sends a message back for a later delivery."""
 
     def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
         """Puts a message of an orderly consumer back: its queue pauses for `delay_s` and then resumes with
@@ -413,9 +377,8 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
     ) -> None:
         super().__init__(lambda: PushConsumer(group, namesrv, handler, options=options))
 
-    def wait_closed(self) -> None:
-        """Waits until another thread has closed the consumer. Raises as `PushConsumer.wait_closed` does."""
-        self._call(self._running.wait_closed())
+    wait_closed = blocking(PushConsumer.wait_closed)
+    """Waits until another thread has closed the consumer. Raises as `PushConsumer.wait_closed` does."""
 
 
 class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
@@ -424,19 +387,12 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
     def __init__(self, group: str, namesrv: ServerNames, *, options: PopOptions | None = None) -> None:
         super().__init__(lambda: PopConsumer(group, namesrv, options=options))
 
-    def receive(
-        self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = 15.0
-    ) -> list[PoppedMessage]:
-        """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
-        return self._call(self._running.receive(count_max, invisible_s=invisible_s, timeout_s=timeout_s))
-
-    def ack(self, *messages: PoppedMessage) -> None:
-        """Acknowledges these messages."""
-        self._call(self._running.ack(*messages))
-
-    def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
-        """Keeps the message invisible to other consumers for `invisible_s` from now on."""
-        self._call(self._running.change_invisible(message, invisible_s))
+    receive = blocking(PopConsumer.receive)
+    """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
+    ack = blocking(PopConsumer.ack)
+    """Acknowledges these messages."""
+    change_invisible = blocking(PopConsumer.change_invisible)
+    """Keeps the message invisible to other consumers for `invisible_s` from now on."""
 
 
 class BlockingAdmin(Facade[Admin]):
@@ -445,134 +401,43 @@ class BlockingAdmin(Facade[Admin]):
     def __init__(self, namesrv: ServerNames, *, options: ClientOptions | None = None) -> None:
         super().__init__(lambda: Admin(namesrv, options=options))
 
-    def cluster_info(self) -> ClusterInfo:
-        """Returns all registered brokers."""
-        return self._call(self._running.cluster_info())
-
-    def topics(self) -> list[str]:
-        """Returns the names of all topics."""
-        return self._call(self._running.topics())
-
-    def topic_route(self, topic: str) -> TopicRoute:
-        """Returns the queues and brokers of a topic."""
-        return self._call(self._running.topic_route(topic))
-
-    def runtime_info(self, address: str) -> dict[str, str]:
-        """Returns the statistics of one broker."""
-        return self._call(self._running.runtime_info(address))
-
-    def create_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int = 4,
-        permission: int = PERMISSION_DEFAULT,
-        cluster: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-        exist_ok: bool = False,
-    ) -> bool:
-        """Creates the topic on every master of the cluster that lacks it; returns True if a master
-        lacked it.
-        """
-        making = self._running.create_topic(
-            topic,
-            queue_count=queue_count,
-            permission=permission,
-            cluster=cluster,
-            attributes=attributes,
-            exist_ok=exist_ok,
-        )
-        return self._call(making)
-
-    def ensure_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int = 4,
-        permission: int = PERMISSION_DEFAULT,
-        cluster: str | None = None,
-        attributes: Mapping[str, str] | None = None,
-    ) -> bool:
-        """Ensures that the topic has at least `queue_count` queues; returns True if anything was changed."""
-        making = self._running.ensure_topic(
-            topic, queue_count=queue_count, permission=permission, cluster=cluster, attributes=attributes
-        )
-        return self._call(making)
-
-    def update_topic(
-        self,
-        topic: str,
-        *,
-        queue_count: int | None = None,
-        permission: int | None = None,
-        attributes: Mapping[str, str] | None = None,
-        cluster: str | None = None,
-        force: bool = False,
-    ) -> None:
-        """Changes the given settings of a topic; read queues with unread messages stay, unless `force` is
-        set.
-        """
-        changing = self._running.update_topic(
-            topic,
-            queue_count=queue_count,
-            permission=permission,
-            attributes=attributes,
-            cluster=cluster,
-            force=force,
-        )
-        self._call(changing)
-
-    def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
-        """Deletes the topic on every broker of the cluster."""
-        self._call(self._running.delete_topic(topic, cluster=cluster))
-
-    def topic_offsets(self, topic: str) -> dict[MessageQueue, QueueRange]:
-        """Returns the offset range of each queue of the topic."""
-        return self._call(self._running.topic_offsets(topic))
-
-    def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
-        return self._call(self._running.offsets_at(topic, time_ms))
-
-    def message_count(self, topic: str) -> int:
-        """Returns the number of messages in the topic."""
-        return self._call(self._running.message_count(topic))
-
-    def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
-        """Returns the committed offset of the group, per queue."""
-        return self._call(self._running.committed_offsets(group, topic))
-
-    def lag(self, group: str, topic: str) -> int:
-        """Returns the number of messages of the topic that the group has not consumed yet."""
-        return self._call(self._running.lag(group, topic))
-
-    def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
-        """Stores the committed offset of one queue. The group must not be running."""
-        self._call(self._running.set_offset(group, queue, offset))
-
-    def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Moves a group to a time; returns the new offset per queue."""
-        return self._call(self._running.reset_offsets(group, topic, time_ms))
-
-    def find_by_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int = 32,
-        begin_at_ms: int = 0,
-        end_at_ms: int = END_OF_TIME_MS,
-    ) -> list[Record]:
-        """Returns messages that carry the key and were stored between these times."""
-        found = self._running.find_by_key(
-            topic, key, count_max=count_max, begin_at_ms=begin_at_ms, end_at_ms=end_at_ms
-        )
-        return self._call(found)
-
-    def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
-        """Returns the message with the producer's id; several messages when a send was repeated."""
-        return self._call(self._running.find_by_unique_key(topic, unique_key))
-
-    def find_by_id(self, message_id: str) -> Record | None:
-        """Returns the message with a broker's message id."""
-        return self._call(self._running.find_by_id(message_id))
+    cluster_info = blocking(Admin.cluster_info)
+    """Returns all registered brokers."""
+    topics = blocking(Admin.topics)
+    """Returns the names of all topics."""
+    topic_route = blocking(Admin.topic_route)
+    """Returns the queues and brokers of a topic."""
+    runtime_info = blocking(Admin.runtime_info)
+    """Returns the statistics of one broker."""
+    create_topic = blocking(Admin.create_topic)
+    """Creates the topic on every master of the cluster that lacks it; returns True if a master
+    lacked it.
+    """
+    ensure_topic = blocking(Admin.ensure_topic)
+    """Ensures that the topic has at least `queue_count` queues; returns True if anything was changed."""
+    update_topic = blocking(Admin.update_topic)
+    """Changes the given settings of a topic; read queues with unread messages stay, unless `force` is
+    set.
+    """
+    delete_topic = blocking(Admin.delete_topic)
+    """Deletes the topic on every broker of the cluster."""
+    topic_offsets = blocking(Admin.topic_offsets)
+    """Returns the offset range of each queue of the topic."""
+    offsets_at = blocking(Admin.offsets_at)
+    """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
+    message_count = blocking(Admin.message_count)
+    """Returns the number of messages in the topic."""
+    committed_offsets = blocking(Admin.committed_offsets)
+    """Returns the committed offset of the group, per queue."""
+    lag = blocking(Admin.lag)
+    """Returns the number of messages of the topic that the group has not consumed yet."""
+    set_offset = blocking(Admin.set_offset)
+    """Stores the committed offset of one queue. The group must not be running."""
+    reset_offsets = blocking(Admin.reset_offsets)
+    """Moves a group to a time; returns the new offset per queue."""
+    find_by_key = blocking(Admin.find_by_key)
+    """Returns messages that carry the key and were stored between these times."""
+    find_by_unique_key = blocking(Admin.find_by_unique_key)
+    """Returns the message with the producer's id; several messages when a send was repeated."""
+    find_by_id = blocking(Admin.find_by_id)
+    """Returns the message with a broker's message id."""
