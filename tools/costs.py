@@ -47,7 +47,7 @@ from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom
-from tandemmq.runtime.ports import TimerHandle
+from tandemmq.runtime.ports import Machine, TimerHandle
 from tandemmq.store import StoreOptions
 from tandemmq.units import EpochMs
 
@@ -499,10 +499,7 @@ async def _running(root: Path, clock: LoopClock) -> AsyncIterator[tuple[Broker, 
     broker = Broker(
         BrokerOptions(listen_host="127.0.0.1", listen_port=0, property_filter_enable=True),
         StoreOptions(root=root, commit_log_file_bytes=256 << 20),
-        network=network,
-        disk=RealDisk(),
-        clock=clock,
-        chance=SeededRandom(1),
+        machine=Machine(network, RealDisk(), clock, SeededRandom(1)),
     )
     await broker.start()
 

@@ -282,6 +282,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.config.load import load_broker, read_settings
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
+    from tandemmq.runtime.ports import Machine
 
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
@@ -299,10 +300,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         loaded.broker,
         loaded.store,
         loaded.replication,
-        network=TcpNetwork(),
-        disk=RealDisk(),
-        clock=LoopClock(),
-        chance=SystemRandom(),
+        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SystemRandom()),
         on_fatal=outcome.fail,
         access=loaded.access,
         tls=loaded.tls,

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
@@ -29,6 +31,7 @@ from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import SeededRandom
+from tandemmq.runtime.ports import Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 
@@ -98,34 +101,32 @@ class World:
         )
         self.scope = TaskScope("test")
         self.scope.start("saver", self.tables.saver.run())
-        self.parts = Parts(
+        network = MemoryNetwork(self.clock)
+        core = BrokerCore.build(
             options,
-            access=AccessOptions(),
             store=self.store,
             tables=self.tables,
             own_address=lambda: "127.0.0.1:10911",
-            client=RemotingClient(network=MemoryNetwork(self.clock), clock=self.clock),
-            disk=self.disk,
-            clock=self.clock,
-            chance=SeededRandom(self.seed),
+            client=RemotingClient(network=network, clock=self.clock),
+            machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
         )
-        self.revive = self.parts.pop.revive
-        self.revive.start(None)
+        self.parts = Parts(core, AccessOptions())
+        self.duties = DutyTasks(self.store, lambda: [self.parts.pop.revive])
+        self.duties.start()
         await self.clock.pass_time(0)
 
     async def stop(self) -> None:
         """Stops the parts as `Broker.stop` does."""
-        await self.revive.stop()
+        await self.duties.stop()
         await self.tables.saver.close()
         await self.scope.close()
         await self.store.close()
-        self.revive.settle()
+        self.duties.settle()
         await self.tables.saver.close()
         self._new_clock()
 
     async def kill(self, *, is_power_cut: bool) -> None:
-        assert self.revive._scope is not None
-        await self.revive._scope.close()
+        await self.duties._scope.close()
         await self.scope.close()
         await self.store._core.tasks.close()
         self.disk._locks.clear()
@@ -188,7 +189,7 @@ class World:
         command = Command.request(RequestCode.POP_MESSAGE, header)
         assert self.parts.pop.pops.handle_pop(channel, command) is None  # type: ignore[arg-type]
         if settles:
-            self.parts.pop.pops._log.settle()
+            self.parts.pop.pops.lease_log.settle()
         assert not any(self.tables.offsets.committed("G", "T", queue_id) for queue_id in range(QUEUES))
         await self.clock.pass_time(0.5)
         [(reply, _)] = channel.answers.values()
@@ -381,7 +382,7 @@ def test_a_long_lease_does_not_keep_the_start_long() -> None:
     async def run() -> None:
         world = World(1)
         await world.start()
-        log = world.parts.pop.pops._log
+        log = world.parts.pop.pops.lease_log
         log._roll_after_count = 4
         await world.send(1)
         [kept] = await world.pop(1, 3_600_000)
@@ -415,7 +416,7 @@ def test_a_refused_check_point_gives_the_messages_back(settles: bool) -> None:
         world = World(2)
         await world.start()
         await world.send(3)
-        lease_log = world.parts.pop.pops._log
+        lease_log = world.parts.pop.pops.lease_log
         before = {q: lease_log.position(("T", "G", q)) for q in range(QUEUES)}
         assert set(before.values()) == {None}
         world.disk.fault = _FullDisk()
@@ -443,7 +444,7 @@ def test_a_lease_waits_while_its_retry_topic_cannot_be_made(monkeypatch: pytest.
         def refuse(name: str, group: str) -> TopicConfig:
             raise Busy("too many topics")
 
-        creator = world.revive._creator
+        creator = world.parts.core.creator
         with monkeypatch.context() as patch:
             patch.setattr(creator, "create_pop_retry_topic", refuse)
             await world.clock.pass_time(5)

@@ -31,7 +31,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
-from tandemmq.runtime.ports import Disk
+from tandemmq.runtime.ports import Disk, Machine
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S
 
@@ -70,10 +70,7 @@ def make_broker(
     return Broker(
         BrokerOptions(**settings),  # type: ignore[arg-type]  # real fields
         StoreOptions(root=root, **store_settings),  # type: ignore[arg-type]  # the same
-        network=TcpNetwork(),
-        disk=disk or RealDisk(),
-        clock=LoopClock(),
-        chance=SeededRandom(7),
+        machine=Machine(TcpNetwork(), disk or RealDisk(), LoopClock(), SeededRandom(7)),
     )
 
 
@@ -197,7 +194,7 @@ def consumer(group: str, *topics: str, expression: str = "*", **changes: object)
 def held_count(broker: Broker) -> int:
     """Returns the number of held pulls."""
     assert broker._parts is not None
-    return len(broker._parts.long_polls)
+    return len(broker._parts.core.long_polls)
 
 
 def records_of(answer: Command) -> list[Record]:

@@ -30,6 +30,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, StoreOptions
 from tandemmq.units import MIB
 from waits import PATIENCE_S, until
@@ -77,10 +78,7 @@ class Rig:
             options,
             store,
             ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=50),
-            network=TcpNetwork(),
-            disk=RealDisk(),
-            clock=LoopClock(),
-            chance=SeededRandom(7),
+            machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
         )
         self._brokers[name, broker_id] = broker
         await broker.start()

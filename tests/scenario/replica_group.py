@@ -13,6 +13,7 @@ from tandemmq.broker.options import BrokerOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import until
 
@@ -64,10 +65,7 @@ class Group:
             BrokerOptions(**of_broker),  # type: ignore[arg-type]  # real fields
             StoreOptions(root=self.root / (directory or str(broker_id)), **settings),  # type: ignore[arg-type]  # real fields
             self.replication,
-            network=TcpNetwork(),
-            disk=RealDisk(),
-            clock=LoopClock(),
-            chance=SystemRandom(),
+            machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SystemRandom()),
         )
         self.brokers[broker_id] = one
         await one.start()

@@ -53,6 +53,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import StoreOptions
 from waits import until
 
@@ -86,10 +87,7 @@ async def guarded(root: Path, access: AccessOptions) -> AsyncIterator[Broker]:
     broker = Broker(
         BrokerOptions(listen_host="127.0.0.1", listen_port=0),
         StoreOptions(root=root / "store", commit_log_file_bytes=1 << 20, consume_queue_file_bytes=20_000),
-        network=TcpNetwork(),
-        disk=RealDisk(),
-        clock=LoopClock(),
-        chance=SeededRandom(7),
+        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
         access=access,
     )
     try:

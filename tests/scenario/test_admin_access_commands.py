@@ -19,6 +19,7 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import StoreOptions
 
 ROOT = Credentials("root", "root-password")
@@ -50,10 +51,7 @@ async def brokers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncItera
             broker = Broker(
                 BrokerOptions(listen_host="127.0.0.1", listen_port=0),
                 store,
-                network=TcpNetwork(),
-                disk=RealDisk(),
-                clock=LoopClock(),
-                chance=SeededRandom(7),
+                machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
                 access=ACCESS,
             )
             stack.push_async_callback(broker.stop)

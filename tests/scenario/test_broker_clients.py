@@ -121,7 +121,7 @@ async def test_undecodable_heartbeats_are_logged(
     assert told[0] == ("HEART_BEAT", "")
     assert told[-1] == ("NOTIFICATION", "CG")
     assert "consumeType" in lines[0].reason  # type: ignore[attr-defined]  # of extra
-    assert broker._parts.refusals.count == 7
+    assert broker._parts.core.refusals.count == 7
 
 
 async def test_heartbeat_makes_the_retry_topic(first: Listening) -> None:

@@ -28,7 +28,7 @@ def found_count(rig: Rig, broker_id: int) -> int:
     """Returns the number of pulls of this broker that found messages."""
     parts = broker(rig, broker_id)._parts
     assert parts is not None
-    return parts.stats.found_count
+    return parts.core.stats.found_count
 
 
 async def test_slave_is_read_and_the_tail_too(rig: Rig) -> None:

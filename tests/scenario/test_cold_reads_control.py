@@ -55,7 +55,7 @@ async def info(peer: Peer) -> ColdControlInfo:
 
 def held_count(broker: Broker) -> int:
     assert broker._parts is not None
-    return len(broker._parts.long_polls)
+    return len(broker._parts.core.long_polls)
 
 
 async def test_pushed_group_that_is_over_is_told_to_come_later(peer: Peer) -> None:
@@ -100,7 +100,7 @@ async def test_pull_that_waits_is_woken_by_time_alone_and_answered_at_the_stop(
         assert len(records_of(await peer.pull("T1", consumer_group="another"))) == 2
         assert held_count(broker) == 1
         assert broker._parts is not None
-        broker._parts.long_polls.wake_all()
+        broker._parts.core.long_polls.wake_all()
         assert [record.body for record in records_of(await waiting)] == [b"0"]
 
 
@@ -118,7 +118,7 @@ async def test_consumer_that_reads_too_much_gets_everything_later(
         assert broker._parts is not None
         parts = broker._parts
         async with rig.consumer(pull_error_delay_s=0.05) as consumer:
-            await until(lambda: ResponseCode.SYSTEM_BUSY in parts.stats.pull_endings, "it is refused")
+            await until(lambda: ResponseCode.SYSTEM_BUSY in parts.core.stats.pull_endings, "it is refused")
             monkeypatch.setattr(cold_reads, "WINDOW_S", 0.1)
             parts.cold_reads._window_end_s = 0.0
             assert numbers(await take(consumer, 40)) == list(range(40))

@@ -19,6 +19,7 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.shell.doctor import Checkup, _judge_ports
 from tandemmq.store import StoreOptions
 
@@ -42,9 +43,8 @@ async def found(tmp_path: Path, host: str, *, is_guarded: bool) -> list[str]:
     broker = Broker(
         BrokerOptions(listen_host=host, listen_port=0),
         StoreOptions(root=tmp_path / "store", commit_log_file_bytes=1 << 20, key_index_enable=False),
-        chance=SeededRandom(1),
+        machine=Machine(chance=SeededRandom(1), **machine),  # type: ignore[arg-type]  # the same
         access=access if is_guarded else AccessOptions(),
-        **machine,  # type: ignore[arg-type]  # the same
     )
     controller = Controller(
         ControllerConfig(

@@ -25,6 +25,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import until
 
@@ -45,10 +46,7 @@ def make_slave(root: Path, name_server: str) -> Broker:
             name_servers=(name_server,),
         ),
         StoreOptions(root=root / "store", role=BrokerRole.SLAVE, commit_log_file_bytes=1 << 20),
-        network=TcpNetwork(),
-        disk=RealDisk(),
-        clock=LoopClock(),
-        chance=SeededRandom(7),
+        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
         access=AccessOptions(
             authentication_enabled=True, authorization_enabled=True, inner_credentials=INNER
         ),

@@ -388,7 +388,7 @@ async def test_held_pop_that_cannot_be_leased_is_told_why(
     def refuse(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(pops.pops._log, "open", refuse)
+    monkeypatch.setattr(pops.pops.lease_log, "open", refuse)
     waiting = asyncio.create_task(peer.ask(RequestCode.POP_MESSAGE, pop_header("T", poll_ms=50_000)))
     await until(lambda: len(pops.polls) == 1)
     await peer.send_ok("T", b"more")
@@ -432,7 +432,7 @@ async def test_a_lease_of_an_unknown_group_waits_until_it_is_known_or_deleted(
     monkeypatch.setattr(service, "REFUSED_MS", 100)
     groups = broker._tables.groups
     assert broker._parts is not None
-    leases = broker._parts.pop.revive._log.leases
+    leases = broker._parts.pop.revive.lease_log.leases
     await fill(peer, "T", 1)
     for is_deleted in (False, True):
         await pop_all(peer, "T", 1, invisible_ms=1_000)
@@ -513,7 +513,7 @@ async def test_a_group_that_was_deleted_with_its_progress_begins_anew_also_after
     async with running_broker(again) as broker, Peer(broker) as peer:
         assert await pop(peer, "T") == []
         assert broker._parts is not None
-        assert len(broker._parts.pop.revive._log.leases) == 1
+        assert len(broker._parts.pop.revive.lease_log.leases) == 1
 
 
 async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer: Peer) -> None:

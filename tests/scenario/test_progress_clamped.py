@@ -585,7 +585,7 @@ async def test_a_topic_that_is_made_anew_is_begun_anew(peer: Peer) -> None:
 
 async def test_at_the_bound_everybody_is_believed(broker: Broker, peer: Peer) -> None:
     assert broker._parts is not None
-    broker._parts.pulls._claims._count_max = 1
+    broker._parts.pulls.claims._count_max = 1
     for client in ("c1", "c2"):
         async with Peer(broker) as other:
             await other.heartbeat(client, consumer("CG", "T"))
@@ -600,7 +600,7 @@ async def test_no_more_are_remembered_as_moved_than_the_bound_says(broker: Broke
     record = records_of(await pull(peer, 4, sys_flag=0x4))[0]
     seen = SeenRecord(4, record.log_offset, record.stored_at_ms)
     assert broker._parts is not None
-    claims = broker._parts.pulls._claims
+    claims = broker._parts.pulls.claims
     claims._count_max = 3
     codes = [(await pull_shown(peer, f"c{number}", seen, CLAIM)).code for number in range(5)]
     assert codes == [MOVED] * 3 + [ResponseCode.SUCCESS] * 2

@@ -29,6 +29,7 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.options import TlsMode, TlsOptions, render_address
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, StoreOptions
 from waits import PATIENCE_S, until
 
@@ -72,10 +73,7 @@ def make_broker(root: Path, namesrv: str, tls: TlsOptions, broker_id: int) -> Br
             commit_log_file_bytes=1 << 20,
             consume_queue_file_bytes=20_000,
         ),
-        network=TcpNetwork(),
-        disk=RealDisk(),
-        clock=LoopClock(),
-        chance=SeededRandom(broker_id),
+        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(broker_id)),
         access=ACCESS,
         tls=tls,
     )

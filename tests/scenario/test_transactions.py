@@ -14,6 +14,7 @@ from transaction_rig import COMMIT, FAST, ROLLBACK, UNKNOWN, TransactionPeer
 
 from sim.memory import MemoryDisk
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.transaction.checks import TransactionChecks
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
@@ -229,8 +230,7 @@ async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, 
         ending = asyncio.create_task(peer.end_oneway(half, decision) if oneway else peer.end(half, decision))
         await until(lambda: disk.failed_count, "the end was not written")
         assert broker.store is not None
-        checks = broker._duties._transactions._checks
-        assert checks is not None
+        checks = checks_of(broker)
         await checks.run_round()  # while the outcome of the write is unknown
         again = await peer.end(half, decision)
         disk.room.set()
@@ -245,6 +245,11 @@ async def test_end_that_a_full_disk_did_not_store_is_asked_about(decision: int, 
         assert await peer.bodies() == ([b"pay"] if decision == COMMIT else [])
 
 
+def checks_of(broker: Broker) -> TransactionChecks:
+    assert broker._duties is not None
+    return next(duty for duty in broker._duties.duties if isinstance(duty, TransactionChecks))
+
+
 async def test_copy_that_was_not_marked_gets_its_mark(tmp_path: Path) -> None:
     async with running_broker(tmp_path, transaction_timeout_ms=50) as broker, TransactionPeer(broker) as peer:
         half = await peer.send_half()
@@ -255,8 +260,7 @@ async def test_copy_that_was_not_marked_gets_its_mark(tmp_path: Path) -> None:
             ).code == ResponseCode.SUCCESS
         assert (await peer.end(half, COMMIT)).code == ResponseCode.SUCCESS
         assert queue_max(broker, OP_HALF_TOPIC) == 2
-        checks = broker._duties._transactions._checks
-        assert checks is not None
+        checks = checks_of(broker)
         await checks.run_round()
         await until(lambda: queue_max(broker, OP_HALF_TOPIC) == 3, "the one between is marked, too")
         assert {op.body for op in await peer.read(OP_HALF_TOPIC, 0)} == {b"0", b"1", b"2"}

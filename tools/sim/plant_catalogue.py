@@ -808,7 +808,7 @@ _TABLES: Final = (
     Plant(
         name="a group's deletion is answered before its offsets are gone for good",
         path="broker/topics/handlers.py",
-        sound="await save_or_reject(self._saver, self._offset_file)",
+        sound="await save_or_reject(self.core.tables.saver, self.core.tables.offset_file)",
         bug="pass",
         proofs=("scenario/test_broker_admin.py",),
     ),
@@ -997,15 +997,15 @@ _TRANSACTIONS: Final = (
     Plant(
         name="an end that was not stored is remembered as one that was",
         path="broker/transaction/handlers.py",
-        sound="(self._decided.settle if is_stored else self._decided.reopen)(root)",
-        bug="self._decided.settle(root)",
+        sound="(self.decided.settle if is_stored else self.decided.reopen)(root)",
+        bug="self.decided.settle(root)",
         proofs=("scenario/test_transactions.py", "sim"),
     ),
     Plant(
         name="the copy of a half message is not noted",
         path="broker/transaction/checks.py",
-        sound="                self._decided.record_copy(root, appended.queue_offset)",
-        bug="                pass",
+        sound="            self._decided.record_copy(root, appended.queue_offset)",
+        bug="            pass",
         proofs=("unit/broker/test_transaction_decisions.py",),
     ),
     Plant(
@@ -1018,7 +1018,7 @@ _TRANSACTIONS: Final = (
     Plant(
         name="an end that is repeated is answered before the first one is stored",
         path="broker/transaction/handlers.py",
-        sound="if before == header.decision and self._decided.is_pending(root):",
+        sound="if before == header.decision and self.decided.is_pending(root):",
         bug="if False:",
         proofs=("scenario/test_transactions.py",),
     ),
@@ -1189,22 +1189,22 @@ _POP: Final = (
     Plant(
         name="leases are read back before all of them are shown",
         path="broker/pop/service.py",
-        sound="        if self._log.is_caught_up:\n",
-        bug="        if self._log:\n",
+        sound="        if self.lease_log.is_caught_up:\n",
+        bug="        if self.lease_log:\n",
         proofs=("unit/broker/test_pop_leases.py", "elected"),
     ),
     Plant(
         name="an ordered ack moves the group past what is open",
         path="broker/pop/ack_handlers.py",
-        sound="self._log.put_position(key, next_offset, _answer(channel, command))",
-        bug="self._log.put_position(key, offset + 1, _answer(channel, command))",
+        sound="self.lease_log.put_position(key, next_offset, _answer(channel, command))",
+        bug="self.lease_log.put_position(key, offset + 1, _answer(channel, command))",
         proofs=("scenario/test_pop_order.py",),
     ),
     Plant(
         name="an ordered ack in a batch moves the group past what is open",
         path="broker/pop/ack_handlers.py",
-        sound="self._log.put_position(key, next_offset, pending.add())",
-        bug="self._log.put_position(key, offset + 1, pending.add())",
+        sound="self.lease_log.put_position(key, next_offset, pending.add())",
+        bug="self.lease_log.put_position(key, offset + 1, pending.add())",
         proofs=("scenario/test_pop_order.py",),
     ),
     Plant(

@@ -1,22 +1,22 @@
 """The assignment of queues to the clients of a group: QUERY_ASSIGNMENT and SET_MESSAGE_REQUEST_MODE.
 
-`TopicQueues` knows the queues of a topic on all brokers, `ModeTable` how a group consumes it. The allocations
+`TopicQueues` knows the queues of a topic on all brokers. The allocations
 are RocketMQ's, so that all brokers compute the same result. Source: spec semantics 12.3 and 20.1.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.api.nameserver import query_route
-from tandemmq.broker.clients.consumer_table import BROADCASTING, ConsumerTable
+from tandemmq.broker.clients.consumer_table import BROADCASTING
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, read_body, require_group, require_topic
-from tandemmq.broker.options import PERMISSION_READ, BrokerOptions
-from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
-from tandemmq.errors import Busy, NotPermitted, RequestRejected, TandemError
+from tandemmq.broker.options import PERMISSION_READ
+from tandemmq.broker.table_file import save_or_reject
+from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import (
     POP,
     PULL,
@@ -24,16 +24,13 @@ from tandemmq.protocol.bodies.client import (
     Assignments,
     QueueAssignment,
     RequestMode,
-    RequestModes,
 )
-from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, encode_body
+from tandemmq.protocol.bodies.codec import MessageQueue, encode_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.ports import Clock
 
 KEPT_S: Final = 30.0
 """The time in seconds for which routes are cached: RocketMQ's refresh period (spec semantics 20.1)."""
@@ -42,6 +39,7 @@ ASK_TIMEOUT_S: Final = 2.0
 """The time in seconds for all name servers together: clients wait 3 s for their assignment."""
 
 
+@dataclass(slots=True)
 class TopicQueues:
     """The readable queues of topics on all brokers, as reported by the name servers and cached for KEPT_S.
 
@@ -50,21 +48,15 @@ class TopicQueues:
     At a bound: the topic whose route was fetched longest ago is forgotten.
     """
 
-    def __init__(
-        self, options: BrokerOptions, *, topics: TopicTable, client: RemotingClient, clock: Clock
-    ) -> None:
-        self._options = options
-        self._topics = topics
-        self._client = client
-        self._clock = clock
-        self._kept: dict[str, tuple[float, list[MessageQueue] | None]] = {}
+    core: BrokerCore
+    _kept: dict[str, tuple[float, list[MessageQueue] | None]] = field(default_factory=dict, init=False)
 
     async def find(self, topic: str) -> list[MessageQueue] | None:
         """Returns the queues sorted by broker and queue; None if the topic is unknown."""
         kept = self._kept.get(topic)
-        if kept is not None and self._clock.monotonic() - kept[0] < KEPT_S and kept[1] is not None:
+        if kept is not None and self.core.clock.monotonic() - kept[0] < KEPT_S and kept[1] is not None:
             return kept[1]
-        if not self._options.name_servers:
+        if not self.core.options.name_servers:
             return self._own(topic)
         is_known, queues = await self._ask(topic)
         if not is_known:  # no name server answered: an old route is better than none
@@ -72,25 +64,25 @@ class TopicQueues:
         self._kept.pop(topic, None)
         while len(self._kept) >= TOPICS_MAX:
             del self._kept[next(iter(self._kept))]
-        self._kept[topic] = (self._clock.monotonic(), queues)
+        self._kept[topic] = (self.core.clock.monotonic(), queues)
         return queues
 
     async def _ask(self, topic: str) -> tuple[bool, list[MessageQueue] | None]:
-        addresses = self._options.name_servers
+        addresses = self.core.options.name_servers
         for address in addresses:
             try:
                 timeout_s = ASK_TIMEOUT_S / len(addresses)
-                route = await query_route.within(timeout_s, self._client, address, topic)
+                route = await query_route.within(timeout_s, self.core.client, address, topic)
             except TandemError:
                 continue
             return True, None if route is None else readable_queues(topic, route)
         return False, None
 
     def _own(self, topic: str) -> list[MessageQueue] | None:
-        config = self._topics.get(topic)
+        config = self.core.topics.get(topic)
         if config is None or not config.is_readable:
             return None
-        return _queues_of(topic, self._options.broker_name, config.read_queue_count)
+        return _queues_of(topic, self.core.options.broker_name, config.read_queue_count)
 
 
 def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
@@ -104,52 +96,6 @@ def readable_queues(topic: str, route: TopicRoute) -> list[MessageQueue]:
 
 def _queues_of(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
     return [MessageQueue(topic=topic, broker_name=broker_name, queue_id=number) for number in range(count)]
-
-
-class ModeTable:
-    """The explicitly set consumption modes, by topic and group: messageRequestMode.json. `on_change` is
-    called after each change.
-
-    At a bound: a new entry is rejected with Busy.
-    """
-
-    def __init__(self, *, count_max: int = 100_000) -> None:
-        self.on_change: list[Callable[[], None]] = []
-        self._count_max = count_max
-        self._modes: dict[str, dict[str, RequestMode]] = {}
-
-    def get(self, topic: str, group: str) -> RequestMode | None:
-        return self._modes.get(topic, {}).get(group)
-
-    def put(self, mode: RequestMode) -> None:
-        if self.get(mode.topic, mode.group) is None and self._count() >= self._count_max:
-            raise Busy(f"[OVERLOAD] the broker keeps the modes of {self._count_max} topics and groups")
-        self._modes.setdefault(mode.topic, {})[mode.group] = mode
-        self._after_change()
-
-    def snapshot(self) -> RequestModes:
-        """Returns the table's content, valid until the next change: encode it before anything else runs."""
-        return RequestModes(modes=self._modes)
-
-    def replace_all(self, modes: Mapping[str, Mapping[str, RequestMode]]) -> None:
-        """Replaces the table by the master's."""
-        self._modes = {topic: dict(groups) for topic, groups in modes.items()}
-        self._after_change()
-
-    def encode(self) -> bytes:
-        """Returns the content of messageRequestMode.json."""
-        return encode_body(self.snapshot())
-
-    def load(self, data: bytes) -> None:
-        """Loads the content of messageRequestMode.json."""
-        self._modes = {topic: dict(groups) for topic, groups in decode_body(data, RequestModes).modes.items()}
-
-    def _count(self) -> int:
-        return sum(map(len, self._modes.values()))
-
-    def _after_change(self) -> None:
-        for callback in self.on_change:
-            callback()
 
 
 Allocate = Callable[[str, Sequence[MessageQueue], Sequence[str]], list[MessageQueue]]
@@ -217,36 +163,17 @@ def allocate_pop(
 SHARE_COUNT_MAX: Final = 2**31 - 1
 
 
+@dataclass(slots=True)
 class AssignmentHandlers:
     """Assigns queues to clients."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        modes: ModeTable,
-        queues: TopicQueues,
-        consumers: ConsumerTable,
-        topics: TopicTable,
-        groups: GroupTable,
-        saver: TableSaver,
-        file: TableFile,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._modes = modes
-        self._queues = queues
-        self._consumers = consumers
-        self._topics = topics
-        self._groups = groups
-        self._saver = saver
-        self._file = file
-        self._clock = clock
+    core: BrokerCore
+    queues: TopicQueues
 
     async def handle_query(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_ASSIGNMENT (400)."""
         query = read_body(AssignmentQuery, command.body)
-        queues = await self._queues.find(query.topic)
+        queues = await self.queues.find(query.topic)
         mode = self._mode_of(query)
         assigned = None if queues is None else self._assign(query, mode, queues)
         if assigned is None:
@@ -259,25 +186,25 @@ class AssignmentHandlers:
         group may be created.
         """
         mode = read_body(RequestMode, command.body)
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
         if is_retry_topic(mode.topic):
             raise NotPermitted(f"the topic {mode.topic[:160]} is a retry topic: those are always pulled")
-        require_topic(self._topics, mode.topic)
+        require_topic(self.core.topics, mode.topic)
         if mode.mode not in (PULL, POP):
             raise invalid(f"mode {mode.mode[:32]!r} is neither {PULL} nor {POP}")
         if abs(mode.pop_share_queue_count) > SHARE_COUNT_MAX:
             raise invalid(f"popShareQueueNum {mode.pop_share_queue_count} is too large")
-        require_group(self._groups, mode.group, self._clock.now_ms(), channel.peer[0])
-        self._modes.put(mode)
-        await save_or_reject(self._saver, self._file)
+        require_group(self.core.groups, mode.group, self.core.clock.now_ms(), channel.peer[0])
+        self.core.tables.request_modes.put(mode)
+        await save_or_reject(self.core.tables.saver, self.core.tables.mode_file)
         return command.reply()
 
     def _mode_of(self, query: AssignmentQuery) -> RequestMode:
-        mode = self._modes.get(query.topic, query.group)
+        mode = self.core.tables.request_modes.get(query.topic, query.group)
         if mode is not None:
             return mode
-        options = self._options
+        options = self.core.options
         name = PULL if is_retry_topic(query.topic) else options.default_request_mode.value
         return RequestMode(
             topic=query.topic,
@@ -290,9 +217,9 @@ class AssignmentHandlers:
         self, query: AssignmentQuery, mode: RequestMode, queues: list[MessageQueue]
     ) -> list[MessageQueue] | None:
         """Returns the client's queues; None lets the client keep its current ones."""
-        if query.message_model == BROADCASTING or not self._options.server_assignment_enable:
+        if query.message_model == BROADCASTING or not self.core.options.server_assignment_enable:
             return queues
-        client_ids = sorted({member.client_id for member in self._consumers.members(query.group)})
+        client_ids = sorted({member.client_id for member in self.core.consumers.members(query.group)})
         allocate = STRATEGIES.get(query.strategy_name)
         if not client_ids or allocate is None:
             return None

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -26,8 +27,10 @@ from tandemmq.broker.autoswitch.term import (
     refused_writes,
     verified_routes,
 )
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
-from tandemmq.broker.parts import MasterDuties, Parts, build_routes, fast_routes
+from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica import ReplicaRole, closed_routes
 from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
@@ -51,7 +54,7 @@ from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.core.progress import SlaveName
-from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
+from tandemmq.runtime.ports import Address, Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole, StoreOptions
@@ -65,6 +68,10 @@ log = logging.getLogger(__name__)
 FAST_PORT_DISTANCE = 2
 FORGET_EVERY = 360
 """The number of 10 s samples after which deleted topics and groups are dropped from the statistics."""
+
+
+def _raise_fatal(error: BaseException) -> None:
+    raise error
 
 
 class Broker:
@@ -81,6 +88,13 @@ class Broker:
     is_active = False
     """True if an elected broker was allowed by its owner to take office."""
     is_paused = False
+    store: MessageStore | None = None
+    _parts: Parts | None = None
+    _replica: ReplicaRole | None = None
+    _elected: ElectedReplica | None = None
+    _registration: Registration | None = None
+    _metrics: MetricsEndpoint | None = None
+    _duties: DutyTasks | None = None
 
     def __init__(
         self,
@@ -88,11 +102,8 @@ class Broker:
         store_options: StoreOptions,
         replication_options: ReplicationOptions | None = None,
         *,
-        network: Network,
-        disk: Disk,
-        clock: Clock,
-        chance: Random,
-        on_fatal: Callable[[BaseException], None] | None = None,
+        machine: Machine,
+        on_fatal: Callable[[BaseException], None] = _raise_fatal,
         access: AccessOptions = OPEN,
         tls: TlsOptions = PLAIN,
         term: Term | None = None,
@@ -100,21 +111,16 @@ class Broker:
         """Builds a broker. `term`: set if controllers decide the broker's role; its owner then provides the
         store and the client, and decides when the broker takes office.
         """
-        if options.is_slave != (store_options.role is BrokerRole.SLAVE):
-            raise ConfigError(
-                f"brokerId {options.broker_id} contradicts brokerRole {store_options.role.value}:"
-                " a master has id 0, a slave an id above 0"
-            )
+        _check_role(options, store_options)
         self.options = options
         self._store_options = store_options
         self._replication_options = replication_options or ReplicationOptions()
-        self._network = network
-        self._disk = disk
-        self._clock = clock
-        self._chance = chance
-        self._on_fatal = on_fatal or _raise_fatal
-        self._scope = TaskScope("broker", lambda _name, error: self._on_fatal(error))
-        self._waiting = TaskScope("broker", lambda _name, error: self._on_fatal(error))
+        self._machine = machine
+        self._clock = clock = machine.clock
+        disk = machine.disk
+        self._on_fatal = on_fatal
+        self._scope = TaskScope("broker", lambda _name, error: on_fatal(error))
+        self._waiting = TaskScope("broker", lambda _name, error: on_fatal(error))
         self._tables = Tables(
             options,
             store_options.root / "config",
@@ -124,44 +130,30 @@ class Broker:
             is_guarded=access.is_on,
         )
         self._access_options = access
-        self._access = AccessService(
-            access,
-            broker_name=options.broker_name,
-            cluster=options.cluster_name,
-            address=self._advertised_address,
-            config_directory=store_options.root / "config",
-            saver=self._tables.saver,
-            disk=disk,
-            clock=clock,
-        )
+        self._access = AccessService(access, options, self._tables, machine, self._advertised_address)
         self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._term = term
-        if term is not None:
-            self._client = term.client
-        else:
-            self._client = RemotingClient(
-                network=network, clock=clock, signer=self._access.signer, tls=make_client_tls(tls.dialling)
+        self._client = (
+            RemotingClient(
+                network=machine.network,
+                clock=clock,
+                signer=self._access.signer,
+                tls=make_client_tls(tls.dialling),
             )
+            if term is None
+            else term.client
+        )
         self._servers: list[RemotingServer] = []
         self._shared_bounds = SharedBounds(
             clock,
             connections_max=options.connections_max,
             frame_bytes_held_max=options.frame_bytes_held_max,
         )
-        self.store: MessageStore | None = None
-        self._parts: Parts | None = None
-        self._replica: ReplicaRole | None = None
-        self._elected: ElectedReplica | None = None
-        self._registration: Registration | None = None
-        self._metrics: MetricsEndpoint | None = None
-        self._duties: MasterDuties | None = None
-        self._yield: Callable[[], None] = lambda: None
         self._claim = MasterClaim(
             options,
             client=self._client,
             own_address=self._advertised_address,
-            chance=chance,
-            on_yield=lambda: self._yield(),
+            chance=machine.chance,
         )
 
     async def start(self) -> None:
@@ -177,7 +169,7 @@ class Broker:
         else:
             await self._claim.require_first()
             store = self.store = await MessageStore.open(
-                self._store_options, disk=self._disk, clock=clock, on_fatal=self._on_fatal
+                self._store_options, disk=self._machine.disk, clock=clock, on_fatal=self._on_fatal
             )
         self._tables.load(delay_level_count=len(self._store_options.delay_levels_ms))
         self._tables.follow(store)
@@ -189,17 +181,15 @@ class Broker:
             if term is not None:
                 self._tables.begin_term(term.epoch)
         store.appender.store_host = self._packed_host(options.listen_port)
-        parts = self._parts = Parts(
+        core = BrokerCore.build(
             options,
             store=store,
             tables=self._tables,
             client=self._client,
-            disk=self._disk,
-            clock=clock,
-            chance=self._chance,
+            machine=self._machine,
             own_address=self._advertised_address,
-            access=self._access_options,
         )
+        parts = self._parts = Parts(core, self._access_options)
         parts.runtime_info.rejections = self._rejections
         self._claim.started_at_ms = parts.runtime_info.booted_at_ms
         own = build_routes(parts) | self._access.routes()
@@ -231,10 +221,10 @@ class Broker:
             parts.pulls.may_commit = lambda: False
             self._waiting.start("cede", self._cede())
 
-        self._yield = cede
+        self._claim.on_yield = cede
         self.ha_address = await replica.start(self.options.listen_host, ha_port_of(self.options))
         self._start_tasks(parts)
-        await self._start_metrics(store, parts)
+        await self._start_metrics(parts)
         if store.unverified_reason:
 
             def reopen() -> None:
@@ -270,7 +260,7 @@ class Broker:
         await self._serve(store, parts, routes | term.routes, {})
         elected.start()
         self._start_tasks(parts)
-        await self._start_metrics(store, parts)
+        await self._start_metrics(parts)
 
     async def _serve(
         self, store: MessageStore, parts: Parts, served: dict[int, Handler], fast: dict[int, Handler]
@@ -284,14 +274,11 @@ class Broker:
             fast.update(fast_routes(served))
             await self._listen(fast, options.listen_port - FAST_PORT_DISTANCE)
 
-    async def _start_metrics(self, store: MessageStore, parts: Parts) -> None:
-        if self.options.metrics_exporter is MetricsExporter.PROM:
-            self.metrics_address = await self._serve_metrics(store, parts)
-
     async def _start_role(self, store: MessageStore, parts: Parts) -> None:
         """Starts a master's duties and registers, so that clients find this broker."""
         if not self.options.is_slave:
-            self._duties = self._make_duties(store, parts)
+            make = partial(make_duties, parts, self._access.may_publish)
+            self._duties = DutyTasks(store, make, self._on_fatal)
             self._duties.start()
         await self._register(parts)
 
@@ -360,7 +347,7 @@ class Broker:
     def stats_items(self) -> StatsItems:
         """The statistics of topics and groups. Available after `start`."""
         assert self._parts is not None
-        return self._parts.items
+        return self._parts.core.items
 
     async def stop(self, *, keeps: Callable[[Channel], bool] | None = None) -> None:
         """Stops the broker: everything accepted is stored, all tables are saved, no task is left running.
@@ -372,7 +359,7 @@ class Broker:
         if self._registration is not None and keeps is None:
             await self._registration.stop()
         if self._parts is not None:
-            self._parts.long_polls.close()
+            self._parts.core.long_polls.close()
             self._parts.pop.polls.close()
         if self._metrics is not None:
             await self._metrics.stop()
@@ -399,26 +386,15 @@ class Broker:
             await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 
-    def _make_duties(self, store: MessageStore, parts: Parts) -> MasterDuties:
-        return MasterDuties(
-            self.options,
-            store=store,
-            tables=self._tables,
-            parts=parts,
-            clock=self._clock,
-            on_fatal=self._on_fatal,
-            may_publish=self._access.may_publish,
-        )
-
     def _make_elected(self, store: MessageStore, term: Term) -> ElectedReplica:
         return ElectedReplica(
             store=store,
             tables=self._tables.replicated,
             options=self._replication_options,
             client=self._client,
-            disk=self._disk,
+            disk=self._machine.disk,
             clock=self._clock,
-            chance=self._chance,
+            chance=self._machine.chance,
             broker_id=self.options.broker_id,
             is_slave=self.options.is_slave,
             own_address=self._advertised_address,
@@ -433,10 +409,10 @@ class Broker:
             tables=self._tables.replicated,
             options=self._replication_options,
             client=self._client,
-            network=self._network,
-            disk=self._disk,
+            network=self._machine.network,
+            disk=self._machine.disk,
             clock=self._clock,
-            chance=self._chance,
+            chance=self._machine.chance,
             is_slave=self.options.is_slave,
             name=SlaveName(self.options.broker_name, self.options.broker_id),
             own_address=self._advertised_address,
@@ -468,7 +444,7 @@ class Broker:
             return lasting[port].address
         server = RemotingServer(
             routes,
-            network=self._network,
+            network=self._machine.network,
             clock=self._clock,
             on_fatal=self._on_fatal,
             guard=self._access.check,
@@ -504,28 +480,18 @@ class Broker:
             **self._claim.facts(),
         }
 
-    async def _serve_metrics(self, store: MessageStore, parts: Parts) -> Address:
+    async def _start_metrics(self, parts: Parts) -> None:
+        if self.options.metrics_exporter is not MetricsExporter.PROM:
+            return
         # Imported only if needed: the library costs a broker 30 ms and 4 MiB.
         from tandemmq.broker.metrics import MetricsEndpoint, MetricSources
 
-        sources = MetricSources(
-            options=self.options,
-            store=store,
-            tables=self._tables,
-            stats=parts.stats,
-            long_polls=parts.long_polls,
-            pop=parts.pop,
-            consumers=parts.consumers,
-            refusals=parts.refusals,
-            listeners=dict(zip(("main", "fast"), self._servers, strict=False)),
-            replica=self._replica or self._elected,
-            disk=self._disk,
-            clock=self._clock,
-        )
-        self._metrics = MetricsEndpoint(sources, network=self._network)
+        listeners = dict(zip(("main", "fast"), self._servers, strict=False))
+        sources = MetricSources(parts.core, parts.pop, listeners, self._replica or self._elected)
+        self._metrics = MetricsEndpoint(sources, network=self._machine.network)
         host, port = self.options.metrics_host or self.options.listen_host, self.options.metrics_port
         try:
-            return await self._metrics.start(host, port)
+            self.metrics_address = await self._metrics.start(host, port)
         except OSError as error:
             raise ConfigError(
                 f"port {port} of {host} cannot be listened on: {error.strerror or error}"
@@ -551,10 +517,7 @@ class Broker:
         if replica is not None:
             parts.pulls.set_has_master(replica.is_master_known)
         self._registration = Registration(
-            self.options,
-            topics=self._tables.topics,
-            client=self._client,
-            clock=self._clock,
+            parts.core,
             scope=self._scope,
             on_answer=on_answer,
             is_disconnected=lambda: replica is not None and replica.is_disconnected,
@@ -584,15 +547,17 @@ class Broker:
         while True:
             await self._clock.sleep(SAMPLE_PERIOD_S)
             now_s = self._clock.monotonic()
-            parts.stats.sample(now_s)
+            parts.core.stats.sample(now_s)
             parts.runtime_info.sample()
             day = datetime.fromtimestamp(self._clock.now_ms() / 1000).date()
-            parts.stats.note_day(day, parts.items.users_put_count(), parts.items.users_got_count())
-            for _ in parts.items.steps(now_s):
+            parts.core.stats.note_day(
+                day, parts.core.items.users_put_count(), parts.core.items.users_got_count()
+            )
+            for _ in parts.core.items.steps(now_s):
                 await self._clock.sleep(0)
             count += 1
             if count % FORGET_EVERY == 0:
-                parts.items.forget(now_s)
+                parts.core.items.forget(now_s)
 
     def _advertised_address(self) -> str:
         return render_address((self.options.advertised_host, self.address[1]))
@@ -611,12 +576,16 @@ class Broker:
             ) from None
 
 
+def _check_role(options: BrokerOptions, store_options: StoreOptions) -> None:
+    if options.is_slave != (store_options.role is BrokerRole.SLAVE):
+        raise ConfigError(
+            f"brokerId {options.broker_id} contradicts brokerRole {store_options.role.value}:"
+            " a master has id 0, a slave an id above 0"
+        )
+
+
 def ha_port_of(options: BrokerOptions) -> int:
     """Returns haListenPort if set, else listenPort + 1, else 0 for any port (spec decisions 1)."""
     if options.ha_listen_port or not options.listen_port:
         return options.ha_listen_port
     return options.listen_port + 1
-
-
-def _raise_fatal(error: BaseException) -> None:
-    raise error

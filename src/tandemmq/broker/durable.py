@@ -1,8 +1,9 @@
 """Deliveries that survive a kill: waiting messages are appended to their topics, and the progress of a
 delivery is saved only once the appended copies are safe.
 
-`Progress` holds progress back until the copies are safe, `TimedEvent` lets a task sleep, `DurableWriter` is
-the only access of deliveries to the store, and `restore` builds the message to append.
+`Progress` holds progress back until the copies are safe, and `TimedEvent` lets a task sleep. `Duty` is such a
+task of a master; `DutyTasks` runs all of them. `DurableWriter` is the only access of deliveries to the store,
+and `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
 
 from tandemmq.errors import MessageIllegal, RequestRejected
@@ -19,9 +20,10 @@ from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, append_property, 
 from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record, tag_hash_of
 from tandemmq.protocol.topic_names import HALF_TOPIC
 from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.consume_queue import FILLER_SIZE
-from tandemmq.store.outcomes import GetStatus
+from tandemmq.store.outcomes import NOT_STORED, Appended, GetStatus
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -116,6 +118,111 @@ class TimedEvent:
             await self._event.wait()
         finally:
             timer.cancel()
+
+
+class Duty:
+    """A task that a broker runs while it is a master. `run` is the task; `stop` makes it return at its next
+    boundary. `topic`: records of this topic wake the task (`on_dispatched`).
+    """
+
+    name: str
+    topic: str | None = None
+
+    def __init__(self, clock: Clock) -> None:
+        self._wake = TimedEvent(clock)
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Prepares the next run."""
+        self._is_stopping = False
+
+    async def run(self) -> None:
+        """Runs until `stop` is called."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        """Makes `run` return at its next boundary."""
+        self._is_stopping = True
+        self._wake.set()
+
+    def settle(self, safe: int) -> None:
+        """Commits the progress whose copies are below the log offset `safe`."""
+        raise NotImplementedError
+
+    def on_dispatched(self, queue_id: int, queue_end: int) -> None:
+        """Wakes the task: a queue of its topic has readable records up to `queue_end`."""
+        self._wake.set()
+
+
+STOP_S_MAX = 5.0
+"""The longest time that `DutyTasks.stop` waits. The store may keep rejecting an append, and the broker's stop
+must not wait for that.
+"""
+
+
+class DutyTasks:
+    """Runs the duties of a master. A slave does none of them; it copies the progress and continues from there
+    once it becomes master.
+
+    Call `start` on a master, `stop` while the store still accepts appends, and `settle` once it is closed;
+    each may be called again. `make` returns the duties of one run, from the saved progress. A fenced master
+    may learn of its successor just as it pauses its duties: a second `stop` returns only after the first.
+    """
+
+    def __init__(
+        self,
+        store: MessageStore,
+        make: Callable[[], Sequence[Duty]],
+        on_fatal: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._make = make
+        self._on_fatal = on_fatal
+        self.duties: Sequence[Duty] = ()
+        self._by_topic: dict[str, Duty] = {}
+        self._scope = TaskScope("duties")
+        self._tasks: list[asyncio.Task[None]] = []
+        self._stopping = asyncio.Lock()
+        store.dispatcher.on_dispatch(self._on_dispatch)
+
+    def start(self) -> None:
+        """Starts the duties; does nothing if they run already."""
+        if self._tasks:
+            return
+        on_fatal = self._on_fatal
+        self._scope = TaskScope("duties", None if on_fatal is None else lambda _name, error: on_fatal(error))
+        self.duties = self._make()
+        self._by_topic = {duty.topic: duty for duty in self.duties if duty.topic is not None}
+        for duty in self.duties:
+            duty.start()
+            self._tasks.append(self._scope.start(duty.name, duty.run()))
+        log.info(
+            events.DELIVERY_STARTED, extra={"has_timers": any(duty.name == "timers" for duty in self.duties)}
+        )
+
+    async def stop(self) -> None:
+        """Stops all duties and waits for the last append."""
+        async with self._stopping:
+            if not self._tasks:
+                return
+            for duty in self.duties:
+                duty.stop()
+            await asyncio.wait(self._tasks, timeout=STOP_S_MAX)
+            await self._scope.close()
+            self._tasks = []
+            log.info(events.DELIVERY_STOPPED)
+
+    def settle(self) -> None:
+        """Commits the progress that is on disk, which is everything once the store is closed. Save the tables
+        afterwards.
+        """
+        for duty in self.duties:
+            duty.settle(self._store.flushed.value)
+
+    def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
+        for topic, queue_id in newest:
+            if topic in self._by_topic:
+                self._by_topic[topic].on_dispatched(queue_id, newest[topic, queue_id])
 
 
 RETRY_AFTER_S = 0.1
@@ -213,7 +320,7 @@ class DurableWriter:
         not be appended.
         """
         try:
-            return await self._append_all(records)
+            return (await self.put(records)).end_offset
         except MessageIllegal as error:
             if len(records) == 1:
                 self._give_up(records[0], error)
@@ -223,7 +330,14 @@ class DurableWriter:
             end = await self.append([record])
         return end
 
-    async def _append_all(self, records: Sequence[NewRecord]) -> int:
+    async def put(
+        self, records: Sequence[NewRecord], on_appended: Callable[[Appended], None] | None = None
+    ) -> Appended:
+        """Appends the records and waits until they are stored; tries again while the store rejects them or
+        fails to store them. `on_appended` is called at once with their place, before that is known.
+
+        Raises:  MessageIllegal if they can never be stored.
+        """
         while True:
             done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
 
@@ -238,9 +352,10 @@ class DurableWriter:
             except RequestRejected:
                 await self._clock.sleep(RETRY_AFTER_S)
                 continue
-            status = await done
-            if status not in (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR):
-                return appended.end_offset
+            if on_appended is not None:
+                on_appended(appended)
+            if await done not in NOT_STORED:
+                return appended
             # Not stored, or unknown: the store has stopped or its disk is full. Retry until the caller's task
             # is stopped.
             await self._clock.sleep(RETRY_AFTER_S)
@@ -271,7 +386,7 @@ def restore(record: Record) -> NewRecord | None:
     if not topic or topic == HALF_TOPIC:
         return None
     is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9
-    return _copy(record, topic, int(queue_id) if is_number else 0, record.raw_properties)
+    return copy_record(record, topic, int(queue_id) if is_number else 0, record.raw_properties)
 
 
 def restore_timer(record: Record, now_ms: int) -> NewRecord | None:
@@ -289,7 +404,7 @@ def roll_timer(record: Record, now_ms: int) -> NewRecord:
     count = _text(record, TIMER_ROLL_TIMES.encode())
     times = int(count) + 1 if count.isascii() and count.isdigit() and len(count) <= 9 else 1
     rolled = _with_pair(_with_times(record, now_ms), TIMER_ROLL_TIMES, str(times))
-    return _copy(record, record.topic, record.queue_id, rolled)
+    return copy_record(record, record.topic, record.queue_id, rolled)
 
 
 def _with_times(record: Record, now_ms: int) -> bytes:
@@ -303,7 +418,10 @@ def _with_pair(raw: bytes, name: str, value: str) -> bytes:
     return longer if len(longer) <= PROPERTIES_BYTES_MAX else raw
 
 
-def _copy(record: Record, topic: str, queue_id: int, properties: bytes) -> NewRecord:
+def copy_record(record: Record, topic: str, queue_id: int, properties: bytes) -> NewRecord:
+    """Returns a copy of a stored message for another place, with these properties. Nothing waits for it to be
+    stored, unless the caller changes that.
+    """
     return NewRecord(
         topic=topic,
         queue_id=queue_id,

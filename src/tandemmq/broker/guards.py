@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import TypeVar
 
+from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import (
@@ -12,14 +14,20 @@ from tandemmq.errors import (
     GroupNotFound,
     RemoteProtocolError,
     RequestRejected,
+    TandemError,
     TopicNotFound,
 )
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import group_fault
+from tandemmq.remoting.channel import Channel
 from tandemmq.store.message_store import MessageStore
+from tandemmq.telemetry import events
 from tandemmq.units import Buffer
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
@@ -79,3 +87,16 @@ def read_body(shape: type[T], body: Buffer) -> T:
         return decode_body(body, shape)
     except RemoteProtocolError as error:
         raise BadRequest(f"the body cannot be read: {error}") from None
+
+
+def answer_failure(
+    stats: BrokerStats, channel: Channel, command: Command, topic: str, error: TandemError | OSError
+) -> None:
+    """Answers a held pull or pop that was rejected, or that the store failed to serve."""
+    if isinstance(error, RequestRejected):
+        code, remark = error.code, error.remark
+    else:
+        code, remark = ResponseCode.SYSTEM_ERROR, f"the store: {error}"
+        log.warning(events.PULL_FAILED, extra={"topic": topic, "reason": str(error)})
+    stats.count_pull_ending(code)
+    channel.send(command.reply(code, remark=remark))

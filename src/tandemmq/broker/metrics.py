@@ -18,14 +18,11 @@ from itertools import islice
 
 from tandemmq import __version__
 from tandemmq.broker.autoswitch.term import ElectedReplica
-from tandemmq.broker.clients.consumer_table import ConsumerTable, Refusals
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.pop.service import PopService
-from tandemmq.broker.pull.long_poll import LongPolls
 from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.tables import Tables
 from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.http import HttpAnswer, HttpServer
 from tandemmq.remoting.server import RemotingServer
@@ -43,22 +40,14 @@ from tandemmq.units import ReplicaId
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class MetricSources:
     """The parts of one broker. `listeners`: its remoting servers by name."""
 
-    options: BrokerOptions
-    store: MessageStore
-    tables: Tables
-    stats: BrokerStats
-    long_polls: LongPolls
+    core: BrokerCore
     pop: PopService
-    consumers: ConsumerTable
-    refusals: Refusals
     listeners: Mapping[str, RemotingServer]
     replica: ReplicaRole | ElectedReplica | None
-    disk: Disk
-    clock: Clock
 
 
 def read_store(store: MessageStore, disk: Disk) -> Iterator[Sample]:
@@ -117,20 +106,20 @@ assert _CODES.keys() == set(PutStatus)
 
 def read_traffic(sources: MetricSources) -> Iterator[Sample]:
     """Yields all readings of traffic and clients."""
-    stats, tables = sources.stats, sources.tables
-    yield from _by_code(metrics.SENDS, count_sends(sources.store.recorder.outcomes, stats.send_refusals))
+    stats, tables = sources.core.stats, sources.core.tables
+    yield from _by_code(metrics.SENDS, count_sends(sources.core.store.recorder.outcomes, stats.send_refusals))
     yield from _by_code(metrics.PULLS, {ResponseCode.SUCCESS: stats.found_count, **stats.pull_endings})
-    for (request, code), count in sorted(sources.refusals.counts.items()):
+    for (request, code), count in sorted(sources.core.refusals.counts.items()):
         yield Sample(metrics.CONSUMER_REFUSALS, count, (request, response_name(code)))
     yield Sample(metrics.MESSAGES_IN, stats.put_count)
     yield Sample(metrics.BYTES_IN, stats.put_bytes)
     yield Sample(metrics.MESSAGES_OUT, stats.got_count)
     yield Sample(metrics.BYTES_OUT, stats.got_bytes)
-    yield from _read_topics(sources.store, stats)
+    yield from _read_topics(sources.core.store, stats)
     yield Sample(metrics.TOPICS, len(tables.topics))
     yield Sample(metrics.GROUPS, len(tables.groups))
-    yield Sample(metrics.CONSUMER_GROUPS, len(sources.consumers.groups))
-    yield Sample(metrics.HELD_PULLS, len(sources.long_polls))
+    yield Sample(metrics.CONSUMER_GROUPS, len(sources.core.consumers.groups))
+    yield Sample(metrics.HELD_PULLS, len(sources.core.long_polls))
     yield from _read_pops(sources.pop)
     yield from _read_connections(sources.listeners)
 
@@ -246,7 +235,7 @@ class MetricsEndpoint:
         self._text = b""
         self._rendered_at = float("-inf")
         pages = {"/metrics": self._serve_metrics, "/healthz": self._serve_health}
-        self._server = HttpServer(pages, network=network, clock=sources.clock)
+        self._server = HttpServer(pages, network=network, clock=sources.core.clock)
 
     async def start(self, host: str, port: int) -> Address:
         """Returns the bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
@@ -260,7 +249,7 @@ class MetricsEndpoint:
 
     def _read_all(self) -> Iterator[Sample]:
         sources = self._sources
-        options, store = sources.options, sources.store
+        options, store = sources.core.options, sources.core.store
         yield Sample(
             metrics.BROKER_INFO,
             1,
@@ -272,13 +261,13 @@ class MetricsEndpoint:
                 __version__,
             ),
         )
-        yield from read_store(store, sources.disk)
+        yield from read_store(store, sources.core.disk)
         yield from read_traffic(sources)
         if sources.replica is not None:
-            yield from read_replication(sources.replica, store, sources.clock)
+            yield from read_replication(sources.replica, store, sources.core.clock)
 
     def _serve_metrics(self) -> HttpAnswer:
-        now = self._sources.clock.monotonic()
+        now = self._sources.core.clock.monotonic()
         if now - self._rendered_at >= RENDER_S_MIN:
             self._text = self._exporter.render()
             self._rendered_at = now
@@ -286,7 +275,7 @@ class MetricsEndpoint:
 
     def _serve_health(self) -> HttpAnswer:
         """Returns 200 while the store can be trusted, even if it rejects sends at the moment."""
-        facts = self._sources.store.facts()
+        facts = self._sources.core.store.facts()
         if facts.is_failed:
             return HttpAnswer(f"{facts.refusal}\n".encode(), status=503)
         return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())

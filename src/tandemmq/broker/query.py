@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_topic
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -11,7 +13,6 @@ from tandemmq.protocol.frame import encode_frame_head
 from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.requests.consume import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
 from tandemmq.remoting.channel import Channel
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.reader import TAG_SCAN_COUNT_MAX
 
 UNIQUE_KEY_COUNT_MAX = 32
@@ -21,17 +22,16 @@ ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """TandemMQ's own limit, half a frame; larger results are cut to the first messages."""
 
 
+@dataclass(slots=True)
 class QueryHandlers:
     """Reads single messages from the store."""
 
-    def __init__(self, store: MessageStore, topics: TopicTable) -> None:
-        self._store = store
-        self._topics = topics
+    core: BrokerCore
 
     def handle_view(self, channel: Channel, command: Command) -> Command | None:
         """Handles VIEW_MESSAGE_BY_ID (33)."""
         log_offset = command.decode(ViewMessageRequest).log_offset
-        record = self._store.read_record(log_offset) if log_offset >= 0 else None
+        record = self.core.store.read_record(log_offset) if log_offset >= 0 else None
         if record is None:
             raise RequestRejected(
                 f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
@@ -48,7 +48,7 @@ class QueryHandlers:
         the topic is checked here: a client with the right to read one topic may lack it for the other.
         """
         header = command.decode(QueryMessageRequest)
-        require_topic(self._topics, header.topic)
+        require_topic(self.core.topics, header.topic)
         if not header.key or len(header.key) > KEY_LENGTH_MAX:
             raise invalid(f"key must have 1 to {KEY_LENGTH_MAX} characters")
         count_max = UNIQUE_KEY_COUNT_MAX if header.is_unique_key else header.count_max
@@ -60,13 +60,13 @@ class QueryHandlers:
         wanted = header.topic, header.key, count_max, header.begin_at_ms, header.end_at_ms
         is_complete = True
         if by_tags:
-            offsets, is_complete = self._store.reader.query_tags(*wanted)
+            offsets, is_complete = self.core.store.reader.query_tags(*wanted)
         else:
-            offsets = self._store.query_keys(*wanted)
+            offsets = self.core.store.query_keys(*wanted)
         records: list[memoryview] = []
         size = 0
         for offset in offsets:
-            record = self._store.read_record(offset)
+            record = self.core.store.read_record(offset)
             if record is None or not _is_of(record, header.topic, header.key if by_tags else None):
                 continue
             if records and size + len(record) > ANSWER_BYTES_MAX:
@@ -79,7 +79,9 @@ class QueryHandlers:
             if not is_complete:
                 reason += f", among the newest {TAG_SCAN_COUNT_MAX} messages: ask for an earlier end"
             raise RequestRejected(reason, code=ResponseCode.QUERY_NOT_FOUND)
-        response = QueryMessageResponse(index_updated_at_ms=0, index_log_offset=self._store.max_log_offset)
+        response = QueryMessageResponse(
+            index_updated_at_ms=0, index_log_offset=self.core.store.max_log_offset
+        )
         if not command.is_oneway:
             channel.send_frame(encode_frame_head(command.reply(0, response), size), *records)
         return None

@@ -16,14 +16,11 @@ from collections.abc import Awaitable, Callable, Iterable
 import msgspec
 
 from tandemmq.api.nameserver import BrokerIdentity, Registered, register_broker, unregister_broker
-from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.core import BrokerCore
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
@@ -43,11 +40,8 @@ class Registration:
 
     def __init__(
         self,
-        options: BrokerOptions,
+        core: BrokerCore,
         *,
-        topics: TopicTable,
-        client: RemotingClient,
-        clock: Clock,
         scope: TaskScope,
         on_answer: Callable[[Registered], None],
         is_disconnected: Callable[[], bool] = lambda: False,
@@ -57,19 +51,16 @@ class Registration:
         master. `may_register`: called with the address of a name server before each registration; if it
         returns False the link ends.
         """
-        self._options = options
+        self._options, self._topics, self._clock = core.options, core.topics, core.clock
         self._is_disconnected = is_disconnected
         self._may_register = may_register
-        self._topics = topics
         self._scope = scope
-        self._clock = clock
         self._on_answer = on_answer
         self.is_started = False
         self._links = [
-            NameServerLink(address, self, options=options, client=client, clock=clock)
-            for address in dict.fromkeys(options.name_servers)
+            NameServerLink(address, self, core) for address in dict.fromkeys(core.options.name_servers)
         ]
-        topics.on_change.append(self._on_topics_changed)
+        core.topics.on_change.append(self._on_topics_changed)
 
     async def start(self, identity: BrokerIdentity) -> None:
         """Starts the links. Returns when every name server was tried once."""
@@ -140,14 +131,11 @@ class Registration:
             for link in self._links:
                 link.register_soon()
 
-    def all_topics(self) -> TopicConfigTable:
-        return self._table(self._topics.names)
-
-    def changed_topics(self, names: Iterable[str]) -> TopicConfigTable:
-        return self._table(names)
-
-    def _table(self, names: Iterable[str]) -> TopicConfigTable:
-        configs = ((name, self._topics.get(name)) for name in names)
+    def table_of(self, names: Iterable[str] | None) -> TopicConfigTable:
+        """Returns these topics as they are registered; None: all topics."""
+        configs = (
+            (name, self._topics.get(name)) for name in (self._topics.names if names is None else names)
+        )
         return TopicConfigTable(
             data_version=self._topics.data_version,
             topics={name: self._advertised(config) for name, config in configs if config is not None},
@@ -179,24 +167,15 @@ class Registration:
 class NameServerLink:
     """The link to one name server: its task, and the changes that are not yet confirmed."""
 
-    def __init__(
-        self,
-        address: str,
-        owner: Registration,
-        *,
-        options: BrokerOptions,
-        client: RemotingClient,
-        clock: Clock,
-    ) -> None:
+    def __init__(self, address: str, owner: Registration, core: BrokerCore) -> None:
         self.address = address
         self.identity: BrokerIdentity | None = None
         self.answer: Registered | None = None
         self.first_try_done = asyncio.Event()
         self._owner = owner
-        self._client = client
-        self._clock = clock
-        self._period_s = options.register_period_clamped_ms / 1000
-        self._timeout_s = options.register_timeout_ms / 1000
+        self._client, self._clock = core.client, core.clock
+        self._period_s = core.options.register_period_clamped_ms / 1000
+        self._timeout_s = core.options.register_timeout_ms / 1000
         self.tried = asyncio.Event()  # replaced, and the old one set, at the end of each registration
         self._unconfirmed: dict[str, None] = {}
         self._in_flight: dict[str, None] = {}
@@ -258,7 +237,7 @@ class NameServerLink:
         assert self.identity is not None
         sent, self._unconfirmed = self._unconfirmed, {}
         self._in_flight = sent
-        table = self._owner.all_topics() if is_full else self._owner.changed_topics(sent)
+        table = self._owner.table_of(None if is_full else sent)
         if not is_full and not table.topics:
             return True  # only deletions: the deleting tool reports them to the name servers
         body = RegisterBrokerBody(filter_servers=(), topics=table)

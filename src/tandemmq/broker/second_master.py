@@ -61,18 +61,18 @@ class MasterClaim:
         client: RemotingClient,
         own_address: Callable[[], str],
         chance: Random,
-        on_yield: Callable[[], None],
     ) -> None:
         self._options = options
         self._client = client
         self._own_address = own_address
         self._chance = chance
         self._incarnation = ""
-        self._on_yield = on_yield
         self._found = ""
         self.started_at_ms = 0
         """The `bootTimestamp` of the runtime info, because the other master compares that value."""
         self.yielded_to = ""
+        self.on_yield: Callable[[], None] = lambda: None
+        """Called when this broker yields; set by the owner."""
 
     def facts(self) -> dict[str, str]:
         """Returns the claim's entries for the runtime info."""
@@ -142,7 +142,7 @@ class MasterClaim:
             return
         self.yielded_to = other
         log.error(events.SECOND_MASTER_YIELDED, extra=extra)
-        self._on_yield()
+        self.on_yield()
 
     async def _members(self, name_server: str) -> dict[int, str] | None:
         """Returns the members that the name server lists; None when it does not answer."""

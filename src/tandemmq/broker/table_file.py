@@ -40,6 +40,25 @@ OnSaved = Callable[[OSError | None], None]
 """Called when a file's current content is on disk, or with the error that prevented it."""
 
 
+class Table:
+    """A table with a file of its own. The callbacks in `on_change` run after each change."""
+
+    def __init__(self) -> None:
+        self.on_change: list[Callable[..., None]] = []
+
+    def encode(self) -> bytes:
+        """Returns the content of the file."""
+        raise NotImplementedError
+
+    def load(self, data: bytes) -> None:
+        """Replaces the table by the content of a file."""
+        raise NotImplementedError
+
+    def _after_change(self) -> None:
+        for callback in self.on_change:
+            callback()
+
+
 class TableFile:
     """One file and the function that returns its whole content."""
 
@@ -92,8 +111,10 @@ class TableSaver:
         """Returns the content of each file that is still to be written, for the next saver."""
         return {file.path: file.encode() for file in self._files if file.is_changed}
 
-    def mark(self, file: TableFile) -> None:
-        """Schedules the file to be written within its delay; cheap if it is already marked."""
+    def mark(self, file: TableFile, _changed: object = None) -> None:
+        """Schedules the file to be written within its delay; cheap if it is already marked. A callback of
+        `Table.on_change`.
+        """
         if not file.is_changed:
             file.is_changed = True
             self._arm(file, file.delay_ms)

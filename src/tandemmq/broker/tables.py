@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import msgspec
 
-from tandemmq.broker.assignment import ModeTable
 from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica import ReplicaTables
-from tandemmq.broker.table_file import Loaded, TableFile, TableSaver
-from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.table_file import Loaded, Table, TableFile, TableSaver
+from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -59,7 +58,7 @@ class Tables:
         address.
         """
         self._options = options
-        self._directory = directory
+        self.directory = directory
         self._disk = disk
         self._clock = clock
         self.saver = TableSaver(disk=disk, clock=clock, unsaved=unsaved)
@@ -77,21 +76,16 @@ class Tables:
         )
         self.delay_offsets = DelayOffsetTable(version_step=options.delay_offset_version_step)
         self.timer_progress = TimerProgress()
-        self.topic_file = self._add("topics.json", self.topics.encode, SAVE_SOON_MS)
-        self.group_file = self._add("subscriptionGroup.json", self.groups.encode, SAVE_SOON_MS)
-        self.offset_file = self._add(
-            "consumerOffset.json", self.offsets.encode, options.consumer_offset_flush_ms
-        )
-        self._delay_file = self._add(
-            "delayOffset.json", self.delay_offsets.encode, options.delay_offset_flush_ms
-        )
         self.request_modes = ModeTable()
         self.orders = OrderTable()
-        self.mode_file = self._add("messageRequestMode.json", self.request_modes.encode, SAVE_SOON_MS)
-        self._order_file = self._add(
-            "consumerOrderInfo.json", self.orders.encode, options.order_info_flush_ms
-        )
-        self._timer_file = self._add("timercheck", self.timer_progress.encode, TIMER_SAVE_MS)
+        self._files: dict[TableFile, Table] = {}
+        self.topic_file = self.add("topics.json", self.topics, SAVE_SOON_MS)
+        self.group_file = self.add("subscriptionGroup.json", self.groups, SAVE_SOON_MS)
+        self.offset_file = self.add("consumerOffset.json", self.offsets, options.consumer_offset_flush_ms)
+        self._delay_file = self.add("delayOffset.json", self.delay_offsets, options.delay_offset_flush_ms)
+        self._timer_file = self.add("timercheck", self.timer_progress, TIMER_SAVE_MS)
+        self.mode_file = self.add("messageRequestMode.json", self.request_modes, SAVE_SOON_MS)
+        self._order_file = self.add("consumerOrderInfo.json", self.orders, options.order_info_flush_ms)
         self._kept_always = (self.topic_file, self.group_file, self.offset_file, self._delay_file)
         self._lacks_topics = False
         self._not_found: dict[TableFile, Loaded] = {}
@@ -101,28 +95,14 @@ class Tables:
 
         Raises:  ConfigError for a file with content that cannot be read.
         """
-        self._disk.make_dirs(self._directory)
-        for file, load in (
-            (self.topic_file, self.topics.load),
-            (self.group_file, self.groups.load),
-            (self.offset_file, self.offsets.load),
-            (self._delay_file, self.delay_offsets.load),
-            (self._timer_file, self.timer_progress.load),
-            (self.mode_file, self.request_modes.load),
-            (self._order_file, self.orders.load),
-        ):
-            loaded = self.saver.load(file, load)
+        self._disk.make_dirs(self.directory)
+        for file, table in self._files.items():
+            loaded = self.saver.load(file, table.load)
             if file is self.topic_file:
                 self._lacks_topics = loaded is not Loaded.FILE
             if loaded is not Loaded.FILE and file in self._kept_always:
                 self._not_found[file] = loaded
-        self.topics.on_change.append(lambda _names: self.saver.mark(self.topic_file))
-        self.groups.on_change.append(partial(self.saver.mark, self.group_file))
-        self.offsets.on_change.append(partial(self.saver.mark, self.offset_file))
-        self.delay_offsets.on_change.append(partial(self.saver.mark, self._delay_file))
-        self.timer_progress.on_change.append(partial(self.saver.mark, self._timer_file))
-        self.request_modes.on_change.append(partial(self.saver.mark, self.mode_file))
-        self.orders.on_change.append(partial(self.saver.mark, self._order_file))
+            table.on_change.append(partial(self.saver.mark, file))
         for file in self._not_found:
             # Every broker has these files from its first start, so a missing one was lost later.
             self.saver.mark(file)
@@ -246,8 +226,11 @@ class Tables:
             timer_progress=self.timer_progress if self._options.timer_wheel_enable else None,
         )
 
-    def _add(self, name: str, encode: Callable[[], bytes], delay_ms: int) -> TableFile:
-        return self.saver.add(self._directory / name, encode, delay_ms=delay_ms)
+    def add(self, name: str, table: Table, delay_ms: int) -> TableFile:
+        """Adds a table that `load` reads and the saver writes."""
+        file = self.saver.add(self.directory / name, table.encode, delay_ms=delay_ms)
+        self._files[file] = table
+        return file
 
 
 def _is_new_queue(store: MessageStore, topic: str, queue_id: int) -> bool:

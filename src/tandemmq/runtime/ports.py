@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -194,3 +195,13 @@ class Network(Protocol):
     async def connect(
         self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float
     ) -> asyncio.Transport: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """The machine that a server runs on."""
+
+    network: Network
+    disk: Disk
+    clock: Clock
+    chance: Random

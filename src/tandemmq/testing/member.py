@@ -12,7 +12,7 @@ from tandemmq.broker.autoswitch.elected import ElectedBroker
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import BrokerConfig
 from tandemmq.runtime.machine import LoopClock, SystemRandom
-from tandemmq.runtime.ports import Address
+from tandemmq.runtime.ports import Address, Machine
 from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
 
 HOST: Final = "127.0.0.1"
@@ -84,10 +84,7 @@ class ClusterMember:
             config.broker,
             config.store,
             config.replication,
-            network=self.network,
-            disk=self._disk,
-            clock=LoopClock(),
-            chance=SystemRandom(),
+            machine=Machine(self.network, self._disk, LoopClock(), SystemRandom()),
             on_fatal=self._on_fatal,
             access=config.access,
             tls=config.tls,

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 from sim.memory import ManualClock, MemoryDisk
-from tandemmq.broker.delay.delivery import DelayedDelivery
+from tandemmq.broker.delay.delivery import make_deliveries
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
+from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.tables import Tables
@@ -34,7 +38,7 @@ class Machine:
         self.clock = ManualClock()
         self.store_changes = store_changes
         self.store: MessageStore | None = None
-        self.delivery: DelayedDelivery | None = None
+        self.delivery: DutyTasks | None = None
 
     async def start(self, *, delivers: bool = True) -> None:
         settings: dict[str, object] = {
@@ -52,15 +56,14 @@ class Machine:
         self.scope = TaskScope("test")
         self.scope.start("saver", self.tables.saver.run())
         self.rule = DelayRule(store_options.delay_levels_ms, TimerLimits())
-        self.delivery = DelayedDelivery(
-            self.store,
-            delay_offsets=self.tables.delay_offsets,
-            timer_progress=self.tables.timer_progress,
-            has_timers=True,
+        core: Any = SimpleNamespace(options=options, store=self.store, tables=self.tables, clock=self.clock)
+        make = partial(
+            make_deliveries,
+            core,
             timer_count_max=self.count_max,
             roll_after_ms=self.roll_after_ms,
-            clock=self.clock,
         )
+        self.delivery = DutyTasks(self.store, make)
         if delivers:
             self.delivery.start()
         await self.clock.pass_time(0)
@@ -81,7 +84,6 @@ class Machine:
         """Kills the process; its writes stay in the page cache."""
         assert self.store is not None
         assert self.delivery is not None
-        assert self.delivery._scope is not None
         await self.delivery._scope.close()
         await self.scope.close()
         await self.store._core.tasks.close()

@@ -7,12 +7,12 @@ import json
 import pytest
 
 from tandemmq.broker.assignment import (
-    ModeTable,
     allocate_average,
     allocate_by_circle,
     allocate_pop,
     readable_queues,
 )
+from tandemmq.broker.topics.group_table import ModeTable
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.client import (
     Assignments,

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tandemmq.broker.send.handlers import make_batch
+from tandemmq.broker.send.batch import make_batch
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.hashes import java_hash

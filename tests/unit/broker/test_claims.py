@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from tandemmq.broker.clients.consumer_table import (
 )
 from tandemmq.broker.offsets.claims import Claims
 from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.consume import (
@@ -85,8 +87,11 @@ class World:
 
     def __init__(self, *, is_slave: bool = False, count_max: int = 100) -> None:
         self.store, self.offsets, self.consumers = Store(), OffsetTable(), Consumers()
-        fakes: Any = {"store": self.store, "consumers": self.consumers}
-        self.claims = Claims(offsets=self.offsets, is_slave=is_slave, count_max=count_max, **fakes)
+        options = BrokerOptions(broker_id=int(is_slave))
+        core: Any = SimpleNamespace(
+            store=self.store, consumers=self.consumers, offsets=self.offsets, options=options
+        )
+        self.claims = Claims(core, count_max=count_max)
         self.channel = Channel()
 
     def online(self, model: str = "CLUSTERING", where: str = "", kind: str = "CONSUME_PASSIVELY") -> None:

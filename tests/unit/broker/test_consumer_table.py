@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from sim.manual_clock import ManualClock
@@ -11,7 +13,6 @@ from tandemmq.broker.clients.consumer_table import (
     HeldSubscription,
     Member,
     ProducerTable,
-    Refusals,
     make_subscription,
 )
 from tandemmq.broker.clients.handlers import ClientHandlers
@@ -44,7 +45,9 @@ def wants(topic: str, expression: str = "*", version: int = 1) -> HeldSubscripti
 
 def make_table() -> tuple[ConsumerTable, list[str]]:
     changed: list[str] = []
-    return ConsumerTable(groups_per_client_max=4, on_change=changed.append), changed
+    table = ConsumerTable(groups_per_client_max=4)
+    table.on_change.append(changed.append)
+    return table, changed
 
 
 def test_joining_changing_and_leaving_are_told() -> None:
@@ -120,15 +123,13 @@ def test_producers_come_and_go() -> None:
 
 def test_a_wall_clock_that_is_set_expires_no_client() -> None:
     clock, (consumers, _) = ManualClock(), make_table()
-    handlers = ClientHandlers(
-        BrokerOptions(channel_expired_ms=120_000),
+    core = SimpleNamespace(
+        options=BrokerOptions(channel_expired_ms=120_000),
         consumers=consumers,
         producers=ProducerTable(groups_per_client_max=4),
-        groups=None,  # type: ignore[arg-type]  # is not asked
-        creator=None,  # type: ignore[arg-type]  # nor is this
-        refusals=Refusals(clock),
         clock=clock,
     )
+    handlers = ClientHandlers(core)  # type: ignore[arg-type]  # needs no more of it
     channel = ClosableChannel()
     handlers._watched[channel] = None  # type: ignore[index]  # as above
     consumers.register("g", member(channel, heard_s=clock.monotonic()), CLUSTERING, [wants("T")])

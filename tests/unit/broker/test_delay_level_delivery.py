@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from delay_machine import ROOT, Machine
 
+from tandemmq.broker.delay.delivery import LevelDelivery
 from tandemmq.broker.durable import DurableWriter
 from tandemmq.errors import Busy
 from tandemmq.protocol.properties import encode_properties
@@ -345,8 +346,8 @@ async def test_a_delivery_that_was_stopped_keeps_no_messages() -> None:
     machine.delay("a", 2)
     await machine.clock.pass_time(1)
     assert machine.delivery is not None
-    levels = machine.delivery._levels
-    assert levels is not None
+    levels = machine.delivery.duties[0]
+    assert isinstance(levels, LevelDelivery)
     assert levels._levels[2].waiting
     await machine.delivery.stop()
     machine.delay("b", 2)

@@ -30,8 +30,8 @@ class Claim(MasterClaim):
             client=no_client,
             own_address=lambda: address,
             chance=SeededRandom(started_at_ms),
-            on_yield=count,
         )
+        self.on_yield = count
         self.started_at_ms = started_at_ms
         self.world, self.address = world, address
         world.claims[address] = self

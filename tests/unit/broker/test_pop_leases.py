@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from sim.memory import ManualClock, MemoryDisk, NoFault
+from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
@@ -22,10 +25,7 @@ from tandemmq.broker.pop.leases import (
     read_change,
 )
 from tandemmq.broker.pop.service import Revive
-from tandemmq.broker.table_file import TableSaver
-from tandemmq.broker.topics.auto_create import TopicCreator, UnsavedTopics
 from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.progress import Position
@@ -174,37 +174,39 @@ def test_positions_and_what_is_unknown() -> None:
     assert read_change(stored(new)) is None
 
 
+def make_core(clock: ManualClock, store: MessageStore, offsets: OffsetTable) -> Any:
+    """Returns the parts of a core that leases need."""
+    return SimpleNamespace(
+        options=BrokerOptions(cluster_name="c", broker_name="b", revive_queue_count=1),
+        store=store,
+        offsets=offsets,
+        topics=TopicTable(),
+        groups=GroupTable(),
+        clock=clock,
+    )
+
+
 async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None:
     """Otherwise the broker would confirm an acknowledgement, and deliver the message again."""
     clock = ManualClock()
     store = await MessageStore.open(
         StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16), disk=MemoryDisk(), clock=clock
     )
-    log = LeaseLog(
-        store,
-        Leases(),
-        OffsetTable(),
-        records=LeaseRecords(cluster="c", broker_name="b"),
-        queue_count=1,
-        clock=clock,
-    )
-    topics, groups, saver = TopicTable(), GroupTable(), TableSaver(disk=MemoryDisk(), clock=clock)
-    unsaved = UnsavedTopics(saver, saver.add(Path("/topics.json"), lambda: b"", delay_ms=1))
-    creator = TopicCreator(BrokerOptions(), topics, groups, clock, unsaved, CreationQuota(0, clock))
-    revive = Revive(
-        log, store=store, topics=topics, groups=groups, creator=creator, uses_v2=False, clock=clock
-    )
+    core = make_core(clock, store, OffsetTable())
+    log = LeaseLog(core, Leases())
+    revive = Revive(core, log)
     log.recover()
     lease = make(pop_time=clock.now_ms(), invisible=60_000)
     log.open([lease], lambda _status: None)
     log.is_ready = False
-    revive.start(None)
+    duties = DutyTasks(store, lambda: [revive])
+    duties.start()
     assert not log.is_ready
     await clock.pass_time(1)
     assert log.is_ready
     assert log.leases.get(lease.key) is not None
     assert log.position(("T", "G", 0)) == 3
-    await revive.stop()
+    await duties.stop()
     await store.close()
 
 
@@ -218,8 +220,7 @@ async def open_log(
 ) -> tuple[MessageStore, LeaseLog]:
     options = StoreOptions(root=Path("/store"), commit_log_file_bytes=1 << 16)
     store = await MessageStore.open(options, disk=disk, clock=clock)
-    records = LeaseRecords(cluster="c", broker_name="b")
-    log = LeaseLog(store, Leases(), offsets, records=records, queue_count=1, clock=clock, roll_after_count=1)
+    log = LeaseLog(make_core(clock, store, offsets), Leases(), roll_after_count=1)
     log.recover()
     return store, log
 

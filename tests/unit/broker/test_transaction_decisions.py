@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.broker.transaction.checks import WINDOW_MAX, Asker, OpLog, TransactionChecks
 from tandemmq.broker.transaction.half import (
@@ -177,16 +178,11 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
     store.appender.append([half], lambda _status: None)
     clock.run_soon()
     offsets, decided, asked = OffsetTable(), Decided(), []
-    checks = TransactionChecks(
-        store,
-        offsets=offsets,
-        topics=TopicTable(),
-        decided=decided,
-        asker=cast(Asker, SimpleNamespace(ask=lambda *about: asked.append(about))),
-        limits=LIMITS,
-        period_ms=60_000,
-        clock=clock,
+    core: Any = SimpleNamespace(
+        options=BrokerOptions(), store=store, offsets=offsets, topics=TopicTable(), clock=clock
     )
+    asker = cast(Asker, SimpleNamespace(ask=lambda *about: asked.append(about)))
+    checks = TransactionChecks(core, decided, asker)
     checking = asyncio.create_task(checks.run_round())
     await clock.pass_time(0.2)
     await checking

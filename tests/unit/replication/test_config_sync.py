@@ -9,11 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from sim.memory import ManualClock
-from tandemmq.broker.assignment import ModeTable
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.replica import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.codec import DataVersion
 from tandemmq.protocol.bodies.replica import HaStatus

@@ -26,6 +26,7 @@ from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
+from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 ROOT = Path("/store")
@@ -359,10 +360,7 @@ class BrokerNode(DiskNode):
                 self._broker_options(),
                 self._store_options(),
                 self._replication_options(),
-                network=self.network,
-                disk=self._disk,
-                clock=self.clock,
-                chance=self.chance,
+                machine=Machine(self.network, self._disk, self.clock, self.chance),
                 on_fatal=self.on_fatal,
             )
             await broker.start()

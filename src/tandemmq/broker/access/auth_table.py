@@ -8,7 +8,7 @@ Source: spec semantics 21.3.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.broker.access.needs import Need, parse_action
+from tandemmq.broker.table_file import Table
 from tandemmq.errors import BadRequest, Busy, ConfigError, RequestRejected
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
@@ -193,14 +194,14 @@ class _StoredUsers(Body, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
 
 
-class AuthTable:
+class AuthTable(Table):
     """Users by name, policies by user name and type; `on_change` is called after each change.
 
     At a bound: a new user or entry is rejected with Busy.
     """
 
     def __init__(self, *, user_count_max: int = 100_000, entry_count_max: int = 10_000) -> None:
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
         self._user_count_max = user_count_max
         self._entry_count_max = entry_count_max
         self._users: dict[str, User] = {}
@@ -354,10 +355,6 @@ class AuthTable:
         if user is None:
             raise RequestRejected(f"there is no user {name}", code=ResponseCode.USER_NOT_EXIST)
         return user
-
-    def _after_change(self) -> None:
-        for callback in self.on_change:
-            callback()
 
 
 def render_user(user: User) -> UserInfo:

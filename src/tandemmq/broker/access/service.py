@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,8 +25,9 @@ from tandemmq.broker.access.plain_rules import (
     read_tools_credentials,
     set_white_addresses,
 )
-from tandemmq.broker.options import AccessOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
+from tandemmq.broker.tables import SAVE_SOON_MS, Tables
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, UserInfo
@@ -49,7 +51,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Guard as RequestGuard
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import TlsOptions, is_open_to_everybody
-from tandemmq.runtime.ports import Address, Clock, Disk
+from tandemmq.runtime.ports import Address, Disk, Machine
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
@@ -61,18 +63,15 @@ to other requests use these numbers for other errors.
 """
 
 
+@dataclass(slots=True)
 class PlainHandlers:
     """Handles the requests of 4.x tools. `files` is None if aclEnable is off; every change is then
     rejected.
     """
 
-    def __init__(
-        self, files: PlainFiles | None, *, broker_name: str, cluster: str, address: Callable[[], str]
-    ) -> None:
-        self._files = files
-        self._broker_name = broker_name
-        self._cluster = cluster
-        self._address = address
+    _files: PlainFiles | None
+    _broker: BrokerOptions
+    _address: Callable[[], str]
 
     async def handle_update_account(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_ACL_CONFIG (50). The answer is sent once the change is on disk."""
@@ -123,9 +122,9 @@ class PlainHandlers:
         header = AccessVersionResponse(
             version=encode_body(default).decode(),
             versions_by_file=encode_body(by_file).decode(),
-            broker_name=self._broker_name,
+            broker_name=self._broker.broker_name,
             broker_address=self._address(),
-            cluster_name=self._cluster,
+            cluster_name=self._broker.cluster_name,
         )
         return command.reply(0, header)
 
@@ -207,6 +206,7 @@ def _visible_user(user: UserInfo, requester: str | None) -> UserInfo:
     return msgspec.structs.replace(user, password=None)
 
 
+@dataclass(slots=True)
 class AuthHandlers:
     """Handles the requests of 5.x tools. Changes are answered once they are on disk.
 
@@ -214,13 +214,10 @@ class AuthHandlers:
     make itself a super user for later.
     """
 
-    def __init__(
-        self, table: AuthTable, options: AccessOptions, *, saver: TableSaver, file: TableFile
-    ) -> None:
-        self._table = table
-        self._options = options
-        self._saver = saver
-        self._file = file
+    _table: AuthTable
+    _options: AccessOptions
+    _saver: TableSaver
+    _file: TableFile
 
     async def handle_create_user(self, channel: Channel, command: Command) -> Command:
         name = command.decode(UserRequest).username
@@ -306,7 +303,6 @@ class AuthHandlers:
 log = logging.getLogger(__name__)
 
 AUTH_FILE = "auth.json"
-SAVE_SOON_MS = 100
 
 
 class AccessService:
@@ -317,39 +313,40 @@ class AccessService:
     def __init__(
         self,
         options: AccessOptions,
-        *,
-        broker_name: str,
-        cluster: str,
+        broker: BrokerOptions,
+        tables: Tables,
+        machine: Machine,
         address: Callable[[], str],
-        config_directory: Path,
-        saver: TableSaver,
-        disk: Disk,
-        clock: Clock,
     ) -> None:
         self._options = options
-        credentials = own_credentials(options, disk)
+        credentials = own_credentials(options, machine.disk)
         self.signer = None if credentials is None else credentials.sign
         self.users = AuthTable()
-        self.audit = AccessLog(clock)
+        self.audit = AccessLog(machine.clock)
         self._guard: Guard | None = None
         self._files: PlainFiles | None = None
         if options.is_on:
-            self._guard = self._make_guard(cluster)
+            self._guard = Guard(
+                options,
+                cluster=broker.cluster_name,
+                users=self.users,
+                audit=self.audit,
+                inner=options.inner_credentials,
+            )
         if options.acl_enable:
-            self._files = PlainFiles(options.acl_directory, disk=disk, clock=clock, on_rules=self._set_rules)
-        self._auth_file = saver.add(config_directory / AUTH_FILE, self.users.encode, delay_ms=SAVE_SOON_MS)
-        self._saver = saver
-        self._plain = PlainHandlers(self._files, broker_name=broker_name, cluster=cluster, address=address)
-        self._auth = AuthHandlers(self.users, options, saver=saver, file=self._auth_file)
+            self._files = PlainFiles(
+                options.acl_directory, disk=machine.disk, clock=machine.clock, on_rules=self._set_rules
+            )
+        file = tables.add(AUTH_FILE, self.users, SAVE_SOON_MS)
+        self._plain = PlainHandlers(self._files, broker, address)
+        self._auth = AuthHandlers(self.users, options, tables.saver, file)
 
     def load(self) -> None:
-        """Reads users and rules.
+        """Creates the first user and reads the rules, after the tables were loaded.
 
         Raises:  ConfigError for invalid content, so that a broker never starts with rules other than the
                  intended ones.
         """
-        self._saver.load(self._auth_file, self.users.load)
-        self.users.on_change.append(lambda: self._saver.mark(self._auth_file))
         first = self._options.first_user
         if self._options.authentication_enabled and first is not None:
             self._make_first_user(first)
@@ -376,7 +373,7 @@ class AccessService:
     def routes(self) -> dict[int, Handler]:
         """Returns the handlers of the requests about access control."""
         plain, auth = self._plain, self._auth
-        routes: dict[Code, Handler] = {
+        return {
             Code.UPDATE_AND_CREATE_ACL_CONFIG: plain.handle_update_account,
             Code.DELETE_ACL_CONFIG: plain.handle_delete_account,
             Code.GET_BROKER_CLUSTER_ACL_INFO: plain.handle_version,
@@ -393,20 +390,10 @@ class AccessService:
             Code.AUTH_GET_ACL: auth.handle_get_acl,
             Code.AUTH_LIST_ACL: auth.handle_list_acls,
         }
-        return {int(code): handler for code, handler in routes.items()}
 
     @property
     def check(self) -> RequestGuard | None:
         return None if self._guard is None else self._guard.check
-
-    def _make_guard(self, cluster: str) -> Guard:
-        return Guard(
-            self._options,
-            cluster=cluster,
-            users=self.users,
-            audit=self.audit,
-            inner=self._options.inner_credentials,
-        )
 
     def _make_first_user(self, first: Credentials) -> None:
         if self.users.user(first.access_key) is None:

@@ -7,23 +7,17 @@ Source: spec semantics 19 and 22, spec remoting 8.6, 11.7, 11.9 and 11.13.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.broker.clients.consumer_table import (
     BROADCASTING,
-    ConsumerTable,
     HeldSubscription,
     Member,
-    ProducerTable,
-    Refusals,
 )
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_queue, require_topic
-from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.pull.filters import split_tags
-from tandemmq.broker.stats import StatsItems
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.client import (
     ClientConnection,
@@ -70,27 +64,23 @@ from tandemmq.protocol.requests.admin import (
 from tandemmq.protocol.topic_names import is_system_group
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 
 
+@dataclass(frozen=True, slots=True)
 class ConnectionHandlers:
     """Handles 203 consumers of a group, 204 producers of a group, 328 all producers, from the client
     tables.
     """
 
-    def __init__(self, consumers: ConsumerTable, producers: ProducerTable, refusals: Refusals) -> None:
-        self._refusals = refusals
-        self._consumers = consumers
-        self._producers = producers
+    core: BrokerCore
 
     def handle_consumers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_CONSUMER_CONNECTION_LIST (203); TandemMQ's tools also get the group's rejected
         requests.
         """
         name = command.decode(ConsumerConnectionsRequest).consumer_group
-        group = self._consumers.get(name)
-        refusals = self._refusals.of_group(name) or None
+        group = self.core.consumers.get(name)
+        refusals = self.core.refusals.of_group(name) or None
         if group is None:
             remark, body = f"no consumer of the group {name[:160]!r} is online", b""
             if refusals:
@@ -100,7 +90,7 @@ class ConnectionHandlers:
             return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, remark=remark, body=body)
         consumption = group.consumption
         connections = ConsumerConnections(
-            connections=tuple(_connection(member) for member in self._consumers.members(name)),
+            connections=tuple(_connection(member) for member in self.core.consumers.members(name)),
             consume_type=ConsumeType(consumption.consume_type),
             message_model=MessageModel(consumption.message_model),
             consume_from_where=ConsumeFromWhere(consumption.consume_from_where),
@@ -112,7 +102,7 @@ class ConnectionHandlers:
     def handle_producers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_PRODUCER_CONNECTION_LIST (204)."""
         name = command.decode(ProducerConnectionsRequest).producer_group
-        members = self._producers.members(name)
+        members = self.core.producers.members(name)
         if not members:
             raise RequestRejected(
                 f"no producer of the group {name[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
@@ -130,9 +120,9 @@ class ConnectionHandlers:
                     address=render_address(member.channel.peer),
                     version=member.version,
                 )
-                for member in self._producers.members(group)
+                for member in self.core.producers.members(group)
             ]
-            for group in self._producers.groups
+            for group in self.core.producers.groups
         }
         return command.reply(body=encode_producer_table(table))
 
@@ -174,34 +164,27 @@ QUEUE_ROWS_MAX: Final = 65_536
 QUEUES_PER_TURN: Final = 512
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InspectionHandlers:
     """Handles requests about topics, queues and groups, from tables, queues and figures: 202 topic stats, 208
     and 317 progress, 300 and 343 groups and their topics, 303 time spans, 315 statistics, 321 queue entries,
     345 one subscription.
     """
 
-    broker_name: str
-    own_address: Callable[[], str]
-    store: MessageStore
-    topics: TopicTable
-    offsets: OffsetTable
-    consumers: ConsumerTable
-    items: StatsItems
-    clock: Clock
+    core: BrokerCore
 
     def handle_topic_stats(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_STATS_INFO (202)."""
-        config = require_topic(self.topics, command.decode(TopicStatsRequest).topic)
+        config = require_topic(self.core.topics, command.decode(TopicStatsRequest).topic)
         queues = {}
         for queue_id in range(max(config.read_queue_count, config.write_queue_count)):
-            low = self.store.queue_min(config.name, queue_id)
-            high = self.store.queue_max(config.name, queue_id)
-            newest_ms = self.store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
+            low = self.core.store.queue_min(config.name, queue_id)
+            high = self.core.store.queue_max(config.name, queue_id)
+            newest_ms = self.core.store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
             queues[self._queue(config.name, queue_id)] = TopicOffset(
                 min_offset=low, max_offset=high, updated_at_ms=max(newest_ms, 0)
             )
-        tps = self.items.tps("TOPIC_PUT_NUMS", config.name)
+        tps = self.core.items.tps("TOPIC_PUT_NUMS", config.name)
         return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
@@ -213,14 +196,14 @@ class InspectionHandlers:
         elif header.topics:
             topics = [topic for topic in header.topics.split(";") if topic]
         else:
-            topics = self.offsets.topics_of(group)
+            topics = self.core.offsets.topics_of(group)
         queues: dict[MessageQueue, QueueProgress] = {}
         tps = 0.0
         for topic in dict.fromkeys(topics):
-            config = self.topics.get(topic)
+            config = self.core.topics.get(topic)
             if config is not None:
                 queues |= self.of_topic(group, config)
-                tps += self.items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
+                tps += self.core.items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
         return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues, consume_tps=tps)))
 
     def handle_topic_consumers(self, channel: Channel, command: Command) -> Command:
@@ -228,13 +211,13 @@ class InspectionHandlers:
         offsets in it.
         """
         topic = command.decode(TopicConsumersRequest).topic
-        groups = {*self.consumers.groups_of_topic(topic), *self.offsets.groups_of(topic)}
+        groups = {*self.core.consumers.groups_of_topic(topic), *self.core.offsets.groups_of(topic)}
         return command.reply(body=encode_group_list(sorted(groups)))
 
     def handle_group_topics(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_TOPICS_BY_CONSUMER (343)."""
         group = command.decode(GroupTopicsRequest).group
-        return command.reply(body=encode_topic_list(sorted(self.offsets.topics_of(group))))
+        return command.reply(body=encode_topic_list(sorted(self.core.offsets.topics_of(group))))
 
     def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
         """Returns the group's progress in each queue of the topic; empty if the group has no lag there.
@@ -250,19 +233,19 @@ class InspectionHandlers:
         }
 
     def _has_lag(self, group: str, topic: str) -> bool:
-        online = self.consumers.get(group)
+        online = self.core.consumers.get(group)
         if online is None:
             return True
         if online.subscriptions and topic not in online.subscriptions:
             return False
         is_broadcast = online.consumption.message_model == BROADCASTING
-        return not is_broadcast or bool(self.offsets.committed_queues(group, topic))
+        return not is_broadcast or bool(self.core.offsets.committed_queues(group, topic))
 
     def _progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
-        high = self.store.queue_max(topic, queue_id)
-        committed = self.offsets.committed(group, topic, queue_id) or 0
-        pulled = self.offsets.pulled(group, topic, queue_id) or 0
-        last_ms = self.store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
+        high = self.core.store.queue_max(topic, queue_id)
+        committed = self.core.offsets.committed(group, topic, queue_id) or 0
+        pulled = self.core.offsets.pulled(group, topic, queue_id) or 0
+        last_ms = self.core.store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
         return QueueProgress(
             broker_offset=high,
             committed_offset=committed,
@@ -271,16 +254,16 @@ class InspectionHandlers:
         )
 
     def _queue(self, topic: str, queue_id: int) -> MessageQueue:
-        return MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id)
+        return MessageQueue(topic=topic, broker_name=self.core.options.broker_name, queue_id=queue_id)
 
     def handle_stats(self, channel: Channel, command: Command) -> Command:
         """Handles VIEW_BROKER_STATS_DATA (315)."""
         header = command.decode(BrokerStatsRequest)
-        found = self.items.find(header.stats_name, header.stats_key)
+        found = self.core.items.find(header.stats_name, header.stats_key)
         if found is None:
             raise RequestRejected(
                 f"there are no statistics {header.stats_name[:64]} of {header.stats_key[:255]!r}: nothing"
-                f" happened yet, or it is none of {', '.join(self.items.names)}",
+                f" happened yet, or it is none of {', '.join(self.core.items.names)}",
                 code=ResponseCode.SYSTEM_ERROR,
             )
         series, is_bytes = found
@@ -293,8 +276,8 @@ class InspectionHandlers:
         header = command.decode(BrokerConsumeStatsRequest)
         groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
         row_count = read_count = 0
-        for topic, group in self.offsets.pairs():
-            config = self.topics.get(topic)
+        for topic, group in self.core.offsets.pairs():
+            config = self.core.topics.get(topic)
             if config is None or config.is_ordered != header.is_ordered or is_system_group(group):
                 continue
             rows = self.of_topic(group, config)
@@ -311,10 +294,10 @@ class InspectionHandlers:
             read_count += len(rows)
             if read_count >= QUEUES_PER_TURN:
                 read_count = 0
-                await self.clock.sleep(0)
+                await self.core.clock.sleep(0)
         all_rows = [row for rows in groups.values() for row in rows.values()]
         body = encode_consume_stats_list(
-            self.own_address(),
+            self.core.own_address(),
             {group: ConsumeStats(queues=rows) for group, rows in groups.items()},
             total_lag=sum(row.broker_offset - row.committed_offset for row in all_rows),
             total_in_flight=sum(row.pull_offset - row.committed_offset for row in all_rows),
@@ -324,8 +307,8 @@ class InspectionHandlers:
     def handle_time_span(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_CONSUME_TIME_SPAN (303)."""
         header = command.decode(ConsumeTimeSpanRequest)
-        config = require_topic(self.topics, header.topic)
-        now_ms = self.clock.now_ms()
+        config = require_topic(self.core.topics, header.topic)
+        now_ms = self.core.clock.now_ms()
         spans = tuple(
             self._time_span(header.group, config.name, queue_id, now_ms)
             for queue_id in range(config.write_queue_count)
@@ -333,13 +316,13 @@ class InspectionHandlers:
         return command.reply(body=encode_body(ConsumeTimeSpan(spans=spans)))
 
     def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> QueueTimeSpan:
-        store = self.store
+        store = self.core.store
         end = store.queue_max(topic, queue_id)
         oldest_ms = store.reader.earliest_stored_at(topic, queue_id)
-        committed = self.offsets.committed(group, topic, queue_id) or 0
+        committed = self.core.offsets.committed(group, topic, queue_id) or 0
         next_ms = store.reader.stored_at(topic, queue_id, committed) if committed < end else -1
         return QueueTimeSpan(
-            queue=MessageQueue(topic=topic, broker_name=self.broker_name, queue_id=queue_id),
+            queue=MessageQueue(topic=topic, broker_name=self.core.options.broker_name, queue_id=queue_id),
             oldest_at_ms=oldest_ms,
             newest_at_ms=store.reader.stored_at(topic, queue_id, end - 1) if end else -1,
             consumed_at_ms=store.reader.stored_at(topic, queue_id, committed - 1) if committed else oldest_ms,
@@ -351,7 +334,7 @@ class InspectionHandlers:
         tags.
         """
         header = command.decode(ConsumeQueueRequest)
-        config = require_topic(self.topics, header.topic)
+        config = require_topic(self.core.topics, header.topic)
         require_queue(
             config, header.queue_id, queue_count=max(config.read_queue_count, config.write_queue_count)
         )
@@ -362,12 +345,12 @@ class InspectionHandlers:
             )
         group = header.consumer_group or ""
         subscription = self._subscription(group, config.name)
-        entries = self.store.queue_entries(
+        entries = self.core.store.queue_entries(
             config.name, header.queue_id, header.queue_offset, min(header.count_max, ENTRY_COUNT_MAX)
         )
         view = ConsumeQueueView(
-            min_queue_offset=self.store.queue_min(config.name, header.queue_id),
-            max_queue_offset=self.store.queue_max(config.name, header.queue_id),
+            min_queue_offset=self.core.store.queue_min(config.name, header.queue_id),
+            max_queue_offset=self.core.store.queue_max(config.name, header.queue_id),
             subscription=None if subscription is None else describe_subscription(subscription),
             filter_data=f"{group}@{config.name} is not online!" if group and subscription is None else None,
             entries=tuple(
@@ -395,7 +378,7 @@ class InspectionHandlers:
         return command.reply(body=encode_body(body))
 
     def _subscription(self, group: str, topic: str) -> HeldSubscription | None:
-        online = self.consumers.get(group)
+        online = self.core.consumers.get(group)
         return None if online is None else online.subscriptions.get(topic)
 
 

@@ -14,12 +14,10 @@ from math import ceil, inf
 from operator import sub
 from typing import Final, NamedTuple
 
-from tandemmq.broker.clients.consumer_table import Refusals
-from tandemmq.broker.delay.timer_delivery import TimerFigures
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import TIMER_TOPIC
-from tandemmq.broker.offsets.offset_table import DelayOffsetTable
-from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.stats import SAMPLE_PERIOD_S, BrokerStats, StatsItems
+from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.protocol.bodies.codec import (
     NEWEST_REFUSAL_KEY,
     REFUSALS_KEY,
@@ -33,8 +31,6 @@ from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION
 from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock, Disk
-from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry.metrics import Histogram
 
 _POOLS = ("send", "pull", "litePull", "query", "ack")
@@ -81,28 +77,10 @@ class _Sample(NamedTuple):
 class RuntimeInfoHandlers:
     """Describes one broker."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        stats: BrokerStats,
-        items: StatsItems,
-        refusals: Refusals,
-        delay_offsets: DelayOffsetTable,
-        disk: Disk,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._stats = stats
-        self._items = items
-        self._refusals = refusals
-        self._delay_offsets = delay_offsets
-        self._disk = disk
-        self._clock = clock
-        self.booted_at_ms = clock.now_ms()
-        self.timers: Callable[[], TimerFigures] = TimerFigures
+    def __init__(self, core: BrokerCore) -> None:
+        self.core = core
+        self.booted_at_ms = core.clock.now_ms()
+        self.timers: TimerDelivery | None = None
         self.rejections: Callable[[], Mapping[str, str]] = dict
         """TandemMQ's keys for requests rejected before any handler; set by the broker, which owns the
         listeners.
@@ -131,7 +109,7 @@ class RuntimeInfoHandlers:
             | self._schedule()
             | self._timers()
         )
-        if self._store.has_key_index:
+        if self.core.store.has_key_index:
             table[CAPABILITY] = CLAIM_VERSION
         return table
 
@@ -141,10 +119,10 @@ class RuntimeInfoHandlers:
             "brokerActive": "true",
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": render_version(OUR_VERSION),
-            "brokerRole": self._store.options.role.value,
+            "brokerRole": self.core.store.options.role.value,
             "bootTimestamp": str(self.booted_at_ms),
-            "runtime": _render_age(self._clock.now_ms() - self.booted_at_ms),
-            "startAcceptSendRequestTimeStamp": str(self._options.accept_sends_from_ms),
+            "runtime": _render_age(self.core.clock.now_ms() - self.booted_at_ms),
+            "startAcceptSendRequestTimeStamp": str(self.core.options.accept_sends_from_ms),
         }
 
     def _traffic(self) -> dict[str, str]:
@@ -153,7 +131,7 @@ class RuntimeInfoHandlers:
 
         The counts by day cover users' messages only, without traces and other traffic of the system.
         """
-        stats = self._stats
+        stats = self.core.stats
         put_count = stats.put_count + stats.replicated_count
         put_bytes = stats.put_bytes + stats.replicated_bytes
         average = put_bytes / put_count if put_count else 0.0
@@ -166,16 +144,16 @@ class RuntimeInfoHandlers:
             SEND_REFUSALS_KEY: ", ".join(
                 f"{response_name(code)} {count}" for code, count in sorted(stats.send_refusals.items())
             ),
-            STORE_REFUSAL_KEY: self._store.refusal,
-            REFUSALS_KEY: str(self._refusals.count),
-            NEWEST_REFUSAL_KEY: self._refusals.newest,
+            STORE_REFUSAL_KEY: self.core.store.refusal,
+            REFUSALS_KEY: str(self.core.refusals.count),
+            NEWEST_REFUSAL_KEY: self.core.refusals.newest,
             **self.rejections(),
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),
             "msgGetTotalYesterdayMorning": str(stats.got_mornings[0]),
             "msgGetTotalTodayMorning": str(stats.got_mornings[1]),
-            "msgPutTotalTodayNow": str(self._items.users_put_count()),
-            "msgGetTotalTodayNow": str(self._items.users_got_count()),
+            "msgPutTotalTodayNow": str(self.core.items.users_put_count()),
+            "msgGetTotalTodayNow": str(self.core.items.users_got_count()),
             "putTps": self._rates("put_count", "replicated_count"),
             "getFoundTps": self._rates("found_count"),
             "getMissTps": self._rates("missed_count"),
@@ -217,21 +195,21 @@ class RuntimeInfoHandlers:
         }
 
     def _put_stages(self) -> tuple[Histogram, ...]:
-        recorder = self._store.recorder
+        recorder = self.core.store.recorder
         return recorder.append_batch_s, recorder.flush_wait.seconds, recorder.ack_wait.seconds
 
     def _sample(self) -> _Sample:
         return _Sample(
-            self._clock.monotonic(),
+            self.core.clock.monotonic(),
             tuple(tuple(stage.counts) for stage in self._put_stages()),
-            self.timers(),
-            self._store.queue_max(TIMER_TOPIC, 0),
+            TimerFigures() if self.timers is None else self.timers.figures,
+            self.core.store.queue_max(TIMER_TOPIC, 0),
         )
 
     def _log_state(self) -> dict[str, str]:
         """Returns the ends of the log, the lags behind its end, and the usage of its disk."""
-        store, facts = self._store, self._store.facts()
-        total, free = self._disk.usage(store.options.log_dir)
+        store, facts = self.core.store, self.core.store.facts()
+        total, free = self.core.disk.usage(store.options.log_dir)
         used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
         return {
             "commitLogMinOffset": str(store.min_log_offset),
@@ -247,24 +225,25 @@ class RuntimeInfoHandlers:
             "damagedRangeCount": str(facts.damaged_range_count),
             "damagedBytes": str(facts.damaged_bytes),
             "scrubbedBytes": str(store.recorder.scrubbed_bytes),
-            "earliestMessageTimeStamp": str(self._earliest_ms(self._clock.now_ms())),
+            "earliestMessageTimeStamp": str(self._earliest_ms(self.core.clock.now_ms())),
         }
 
     def _schedule(self) -> dict[str, str]:
         """Returns the delivery progress of each delay level: `offset,end of its queue`."""
+        queue_max = self.core.store.queue_max
         return {
-            f"scheduleMessageOffset_{level}": f"{offset},{self._store.queue_max(SCHEDULE_TOPIC, level - 1)}"
-            for level, offset in self._delay_offsets.snapshot().offsets.items()
+            f"scheduleMessageOffset_{level}": f"{offset},{queue_max(SCHEDULE_TOPIC, level - 1)}"
+            for level, offset in self.core.tables.delay_offsets.snapshot().offsets.items()
         }
 
     def _rates(self, *names: str) -> str:
-        now_s = self._clock.monotonic()
-        windows = zip(*(self._stats.rates(name, now_s) for name in names), strict=True)
+        now_s = self.core.clock.monotonic()
+        windows = zip(*(self.core.stats.rates(name, now_s) for name in names), strict=True)
         return " ".join(f"{sum(rates):.2f}" for rates in windows)
 
     def _earliest_ms(self, now_ms: int) -> int:
         """Returns the store time of the oldest message still stored; the current time if there is none."""
-        record = self._store.read_record(self._store.min_log_offset)
+        record = self.core.store.read_record(self.core.store.min_log_offset)
         try:
             return now_ms if record is None else decode_record(record, check_crc=False).stored_at_ms
         except RecordError:

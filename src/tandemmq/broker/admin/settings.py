@@ -13,16 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 from functools import partial
 from typing import Any, Final
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import drop_or_reject, invalid
-from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.codes import RequestCode
@@ -38,8 +37,6 @@ from tandemmq.protocol.requests.route import MinBrokerIdChange
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, render_delay_levels
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.runtime.ports import Clock, Disk
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole, StoreOptions
 from tandemmq.telemetry import events
 
@@ -170,26 +167,12 @@ class SettingsHandlers:
     `on_change` is called with the changed keys, after they took effect.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        store_options: StoreOptions,
-        access: AccessOptions,
-        *,
-        is_elected: bool = False,
-        disk: Disk,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store_options = store_options
-        self._access = access
-        self._is_elected = is_elected
-        self._disk = disk
-        self._clock = clock
-        self._version = DataVersion(timestamp_ms=clock.now_ms())
+    def __init__(self, core: BrokerCore, access: AccessOptions) -> None:
+        self.core = core
+        self.access = access
+        self._version = DataVersion(timestamp_ms=core.clock.now_ms())
         self._writing = asyncio.Lock()
         self._unsaved: dict[str, str] = {}
-        self.on_change: list[Callable[[frozenset[str]], None]] = []
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_CONFIG: returns Java properties text, sorted by key."""
@@ -236,7 +219,7 @@ class SettingsHandlers:
     def _plan(self, wanted: Mapping[str, Setting]) -> dict[str, tuple[Any, Any]]:
         """Returns the parsed changes. Raises NotPermitted or BadRequest for the first invalid one."""
         texts = self._texts()
-        black_list = FIXED_KEYS | set(self._options.config_black_list)
+        black_list = FIXED_KEYS | set(self.core.options.config_black_list)
         changes = {}
         for key, setting in wanted.items():
             if key in black_list:
@@ -263,26 +246,35 @@ class SettingsHandlers:
         includes the earlier changes.
         """
         try:
-            apply = apply_changes(self._options, self._store_options, changes)
+            apply = apply_changes(self.core.options, self.core.store.options, changes)
         except ConfigError as error:
             raise invalid(str(error)) from None
         remark = await self._save(texts)
         apply()
-        self._version = self._version.next(self._clock.now_ms())
-        for callback in self.on_change:
-            callback(frozenset(changes))
+        self._version = self._version.next(self.core.clock.now_ms())
+        self._update_parts(changes)
         return remark
+
+    def _update_parts(self, changes: Collection[str]) -> None:
+        """Updates objects that were built from a setting when the broker started."""
+        core = self.core
+        core.groups.is_auto_created = core.options.auto_create_group
+        if READ_AHEAD_KEY in changes:
+            core.store.set_read_ahead(core.store.options.read_ahead_enable)
+        if "brokerPermission" in changes:
+            # Name servers and the cached topic checks hold the old permission.
+            core.topics.renew(core.clock.now_ms())
 
     async def _save(self, texts: Mapping[str, str]) -> str | None:
         """Writes the changes to the file. Returns None, or the reason why they are not in the file."""
-        path = self._options.config_path
+        path = self.core.options.config_path
         if path is None:
             return "it holds until the next start: there is no configuration file (-c)"
         self._unsaved |= texts
         try:
-            edited = edit_properties(self._disk.read_bytes(path), self._unsaved)
-            write = partial(self._disk.write_atomically, path, edited, keep_backup=True)
-            await self._disk.offload(write)
+            edited = edit_properties(self.core.disk.read_bytes(path), self._unsaved)
+            write = partial(self.core.disk.write_atomically, path, edited, keep_backup=True)
+            await self.core.disk.offload(write)
         except OSError as error:
             reason = error.strerror or str(error)
             facts = {"path": path, "reason": reason, "keys": sorted(self._unsaved)}
@@ -292,7 +284,8 @@ class SettingsHandlers:
         return None
 
     def _texts(self) -> dict[str, str]:
-        return render_settings(self._options, self._store_options, self._access, is_elected=self._is_elected)
+        store = self.core.store
+        return render_settings(self.core.options, store.options, self.access, is_elected=store.has_terms)
 
 
 _SHOWN: Final[Mapping[str, str]] = {
@@ -300,7 +293,6 @@ _SHOWN: Final[Mapping[str, str]] = {
     "brokerName": "broker.broker_name",
     "brokerId": "broker.broker_id",
     "brokerRole": "store.role",
-    "brokerPermission": "broker.broker_permission",
     "brokerIP1": "broker.advertised_host",
     "listenPort": "broker.listen_port",
     "haListenPort": "broker.ha_listen_port",
@@ -313,8 +305,6 @@ _SHOWN: Final[Mapping[str, str]] = {
     "metricsExporterType": "broker.metrics_exporter",
     "metricsPromExporterHost": "broker.metrics_host",
     "metricsPromExporterPort": "broker.metrics_port",
-    "autoCreateTopicEnable": "broker.auto_create_topic",
-    "autoCreateSubscriptionGroup": "broker.auto_create_group",
     "defaultTopicQueueNums": "broker.default_topic_queue_count",
     "clusterTopicEnable": "broker.cluster_topic_enable",
     "brokerTopicEnable": "broker.broker_topic_enable",
@@ -324,28 +314,11 @@ _SHOWN: Final[Mapping[str, str]] = {
     "traceOn": "broker.trace_on",
     "timerWheelEnable": "broker.timer_wheel_enable",
     "timerMaxDelaySec": "broker.timer_delay_s_max",
-    "recallMessageEnable": "broker.recall_enable",
     "slaveReadEnable": "broker.slave_read_enable",
-    "validateSystemTopicWhenUpdateTopic": "broker.validate_system_topic_when_update",
-    "enableMixedMessageType": "broker.mixed_message_type_enable",
-    "rejectPullConsumerEnable": "broker.reject_pull_consumers",
-    "popFromRetryProbability": "broker.pop_retry_percent",
-    "longPollingEnable": "broker.long_polling_enable",
-    "shortPollingTimeMills": "broker.short_polling_ms",
-    "litePullMessageEnable": "broker.lite_pull_enable",
-    "coldDataFlowControlEnable": "broker.cold_control_enable",
-    "cgColdReadThreshold": "broker.cold_bytes_per_group_max",
-    "globalColdReadThreshold": "broker.cold_bytes_max",
-    "enablePropertyFilter": "broker.property_filter_enable",
-    "storeReplyMessageEnable": "broker.reply_store_enable",
-    "rejectTransactionMessage": "broker.transactions_refused",
     "transactionTimeOut": "broker.transaction_timeout_ms",
     "transactionCheckInterval": "broker.transaction_check_period_ms",
     "transactionCheckMax": "broker.transaction_check_count_max",
-    "notifyConsumerIdsChangedEnable": "broker.notify_consumer_ids_changed",
-    "channelExpiredTimeout": "broker.channel_expired_ms",
     "flushConsumerOffsetInterval": "broker.consumer_offset_flush_ms",
-    "useServerSideResetOffset": "broker.server_side_reset",
     "aclEnable": "access.acl_enable",
     "authenticationEnabled": "access.authentication_enabled",
     "authorizationEnabled": "access.authorization_enabled",
@@ -354,25 +327,14 @@ _SHOWN: Final[Mapping[str, str]] = {
     "mappedFileSizeCommitLog": "store.commit_log_file_bytes",
     "mappedFileSizeConsumeQueue": "store.consume_queue_file_bytes",
     "flushDiskType": "store.flush_mode",
-    "syncFlushTimeout": "store.sync_flush_timeout_ms",
-    "flushIntervalCommitLog": "store.flush_interval_ms",
     "inSyncReplicas": "store.in_sync_replicas",
-    "slaveTimeout": "store.slave_timeout_ms",
     "maxMessageSize": "store.message_bytes_max",
     "accessMessageInMemoryMaxRatio": "store.access_message_in_memory_ratio",
-    "dataReadAheadEnable": "store.read_ahead_enable",
     "offsetCheckInSlave": "store.offset_check_in_slave",
-    "fileReservedTime": "store.file_reserved_hours",
-    "deleteFileBatchMax": "store.delete_file_count_max",
-    "cleanResourceInterval": "store.clean_interval_ms",
-    "diskMaxUsedSpaceRatio": "store.disk_used_percent_max",
-    "maxTransferBytesOnMessageInMemory": "store.transfer_bytes_in_memory_max",
-    "maxTransferCountOnMessageInMemory": "store.transfer_count_in_memory_max",
-    "maxTransferBytesOnMessageInDisk": "store.transfer_bytes_on_disk_max",
-    "maxTransferCountOnMessageInDisk": "store.transfer_count_on_disk_max",
-    "maxMsgsNumBatch": "store.query_count_max",
 }
-"""The settings that GET_BROKER_CONFIG shows as they are -> the part and the field that holds them."""
+"""The settings that GET_BROKER_CONFIG shows as they are, besides those of `CHANGEABLE` -> the part and the
+field that holds them.
+"""
 
 
 def render_settings(
@@ -384,7 +346,9 @@ def render_settings(
 ) -> dict[str, str]:
     """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key."""
     parts: dict[str, object] = {"broker": options, "store": store_options, "access": access}
-    values: dict[str, object] = {}
+    values: dict[str, object] = {
+        key: getattr(parts[change.part], change.field) for key, change in CHANGEABLE.items()
+    }
     for key, place in _SHOWN.items():
         part, _, field = place.partition(".")
         values[key] = getattr(parts[part], field)
@@ -409,6 +373,7 @@ def _escape(text: str) -> str:
     return text.replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
 
 
+@dataclass(slots=True)
 class CleaningHandlers:
     """Handles manual cleaning: 306 expired queue files, 316 queues of deleted topics, 329 expired log files.
 
@@ -417,20 +382,17 @@ class CleaningHandlers:
     Source: spec remoting 8.6, spec store 19.
     """
 
-    def __init__(self, *, store: MessageStore, topics: TopicTable, offsets: OffsetTable) -> None:
-        self._store = store
-        self._topics = topics
-        self._offsets = offsets
+    core: BrokerCore
 
     def handle_queues(self, channel: Channel, command: Command) -> Command:
         """Handles CLEAN_EXPIRED_CONSUMEQUEUE (306)."""
-        self._store.cleaner.cut_tables()
+        self.core.store.cleaner.cut_tables()
         log.info(events.CLEANED_BY_HAND, extra={"what": "expired queue files", "peer": channel.peer})
         return command.reply()
 
     def handle_log(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_EXPIRED_COMMITLOG (329): deletes files older than fileReservedTime, at any hour."""
-        count = self._store.cleaner.clean(at_any_hour=True)
+        count = self.core.store.cleaner.clean(at_any_hour=True)
         extra = {"what": "expired log files", "count": count, "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
@@ -442,19 +404,19 @@ class CleaningHandlers:
         A slave deletes nothing: its table may lack a topic that its log already has, and its master reports
         deletions.
         """
-        unused = {topic for topic, _ in self._store.queue_keys() if self._is_unused(topic)}
-        await drop_or_reject(self._store, sorted(unused))
+        unused = {topic for topic, _ in self.core.store.queue_keys() if self._is_unused(topic)}
+        await drop_or_reject(self.core.store, sorted(unused))
         for topic in unused:  # if the topic is created again, its queues begin at 0
-            self._offsets.drop_topic(topic)
+            self.core.offsets.drop_topic(topic)
         extra = {"what": "queues of deleted topics", "count": len(unused), "peer": channel.peer}
         log.info(events.CLEANED_BY_HAND, extra=extra)
         return command.reply()
 
     def _is_unused(self, topic: str) -> bool:
-        if self._store.role is BrokerRole.SLAVE:
+        if self.core.store.role is BrokerRole.SLAVE:
             return False
         is_kept = is_system_topic(topic) or is_retry_topic(topic) or is_dlq_topic(topic)
-        return not is_kept and self._topics.get(topic) is None
+        return not is_kept and self.core.topics.get(topic) is None
 
 
 class HaHandlers:

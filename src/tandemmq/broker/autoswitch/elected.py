@@ -67,7 +67,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
-from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
+from tandemmq.runtime.ports import Address, Clock, Disk, Machine, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
@@ -309,10 +309,7 @@ class ElectedBroker:
             replace(options, broker_id=self.broker_id if role is BrokerRole.SLAVE else 0),
             replace(config.store, role=role),
             config.replication,
-            network=self._network,
-            disk=self._disk,
-            clock=self._clock,
-            chance=self._chance,
+            machine=Machine(self._network, self._disk, self._clock, self._chance),
             on_fatal=self._on_fatal,
             access=config.access,
             tls=config.tls,

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from tandemmq.broker.pull.filters import SQL_TYPE, SqlBudget, is_tag_type, parse_tags
@@ -26,6 +27,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False, slots=True)
 class Member:
     """A client of a group, as described by its last heartbeat.
 
@@ -33,24 +35,13 @@ class Member:
     so that setting the wall clock expires no client.
     """
 
-    __slots__ = ("channel", "client_id", "heard_s", "language", "seen_at_ms", "version")
-
-    def __init__(
-        self,
-        channel: Channel,
-        client_id: str,
-        language: int,
-        version: int,
-        *,
-        seen_at_ms: int = 0,
-        heard_s: float = 0.0,
-    ) -> None:
-        self.channel = channel
-        self.client_id = client_id
-        self.language = language
-        self.version = version
-        self.seen_at_ms = seen_at_ms
-        self.heard_s = heard_s
+    channel: Channel
+    client_id: str
+    language: int
+    version: int
+    _: KW_ONLY
+    seen_at_ms: int = 0
+    heard_s: float = 0.0
 
 
 class GroupMembers:
@@ -285,10 +276,11 @@ class ConsumerTable:
     counts, and a topic missing from a heartbeat is unsubscribed (spec semantics 16.1).
     """
 
-    def __init__(self, *, groups_per_client_max: int, on_change: Callable[[str], None]) -> None:
+    def __init__(self, *, groups_per_client_max: int) -> None:
         self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
         self._groups: dict[str, ConsumerGroup] = {}
-        self._on_change = on_change
+        self.on_change: list[Callable[[str], None]] = []
+        """Called with the group after each change of its members or subscriptions."""
 
     def get(self, group: str) -> ConsumerGroup | None:
         return self._groups.get(group)
@@ -327,7 +319,7 @@ class ConsumerTable:
         if subscriptions is not None and _update_subscriptions(group, subscriptions):
             is_changed = True
         if is_changed:
-            self._on_change(name)
+            self._after_change(name)
         return is_changed
 
     def unregister(self, name: str, channel: Channel) -> None:
@@ -347,7 +339,11 @@ class ConsumerTable:
     def _after_leave(self, name: str) -> None:
         if name not in self._membership:
             del self._groups[name]
-        self._on_change(name)
+        self._after_change(name)
+
+    def _after_change(self, name: str) -> None:
+        for callback in self.on_change:
+            callback(name)
 
 
 def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[HeldSubscription]) -> bool:

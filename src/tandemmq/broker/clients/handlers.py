@@ -11,24 +11,19 @@ Source: spec semantics 15, 16.1 and 16.2, spec remoting 9.4 and 9.11.
 from __future__ import annotations
 
 import logging
+from dataclasses import dataclass, field
 
 from tandemmq.broker.clients.consumer_table import (
     ACTIVE_TYPE,
     BROADCASTING,
-    ConsumerTable,
     Consumption,
     HeldSubscription,
     Member,
-    ProducerTable,
-    Refusals,
     make_subscription,
 )
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, read_body
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.filters import SqlBudget, is_tag_type, parse_tags, require_sql
-from tandemmq.broker.topics.auto_create import TopicCreator
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, NotPermitted, RequestRejected, RequestTimeout
 from tandemmq.protocol.bodies.client import (
     ClientConfigCheck,
@@ -49,13 +44,12 @@ from tandemmq.protocol.requests.route import (
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Notices:
     """Collects groups whose membership changed and notifies their members, so that they rebalance.
     `consumers` is set right after both objects were created.
@@ -64,35 +58,30 @@ class Notices:
     otherwise, a hundred clients starting together would cause ten thousand notices.
     """
 
-    consumers: ConsumerTable
-
-    def __init__(self, options: BrokerOptions, groups: GroupTable, clock: Clock) -> None:
-        self._options = options
-        self._groups = groups
-        self._clock = clock
-        self._changed: dict[str, None] = {}
+    core: BrokerCore
+    _changed: dict[str, None] = field(default_factory=dict, init=False)
 
     def on_change(self, group: str) -> None:
-        if not self._options.notify_consumer_ids_changed:
+        if not self.core.options.notify_consumer_ids_changed:
             return
         if not self._changed:
-            if self._options.notify_at_once:
-                self._clock.call_soon(self._notify_changed)
+            if self.core.options.notify_at_once:
+                self.core.clock.call_soon(self._notify_changed)
             else:
-                self._clock.call_later(self._options.notify_period_ms / 1000, self._notify_changed)
+                self.core.clock.call_later(self.core.options.notify_period_ms / 1000, self._notify_changed)
         self._changed[group] = None
 
     def _notify_changed(self) -> None:
         changed, self._changed = self._changed, {}
         for name in changed:
-            group = self.consumers.get(name)
-            config = self._groups.get(name)
+            group = self.core.consumers.get(name)
+            config = self.core.groups.get(name)
             if group is None or group.consumption.message_model == BROADCASTING:
                 continue
             if config is not None and not config.notifies_members:
                 continue
             header = NotifyConsumerIdsChangedRequest(consumer_group=name)
-            for member in self.consumers.members(name):
+            for member in self.core.consumers.members(name):
                 notice = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
                 member.channel.send(notice)
 
@@ -100,6 +89,7 @@ class Notices:
 RELAY_TIMEOUT_S = 10.0
 
 
+@dataclass(slots=True)
 class RelayHandlers:
     """GET_CONSUMER_RUNNING_INFO (307) and CONSUME_MESSAGE_DIRECTLY (309): queries consumers on behalf of
     tools.
@@ -107,20 +97,7 @@ class RelayHandlers:
     The broker forwards the request over the consumer's own connection.
     """
 
-    def __init__(
-        self,
-        broker_name: str,
-        *,
-        store: MessageStore,
-        consumers: ConsumerTable,
-        topics: TopicTable,
-        groups: GroupTable,
-    ) -> None:
-        self._broker_name = broker_name
-        self._store = store
-        self._consumers = consumers
-        self._topics = topics
-        self._groups = groups
+    core: BrokerCore
 
     async def handle_running_info(self, channel: Channel, command: Command) -> Command:
         header = command.decode(RunningInfoRequest)
@@ -131,13 +108,13 @@ class RelayHandlers:
         """Forwards the request together with the message as stored."""
         header = command.decode(ConsumeDirectlyRequest)
         member = self._find(header.consumer_group, header.client_id)
-        topic = self._topics.get(header.topic or "")
-        group = self._groups.get(header.consumer_group)
+        topic = self.core.topics.get(header.topic or "")
+        group = self.core.groups.get(header.consumer_group)
         question = ConsumeDirectlyRequest(
             consumer_group=header.consumer_group,
             client_id=member.client_id,
             message_id=header.message_id,
-            broker_name=self._broker_name,
+            broker_name=self.core.options.broker_name,
             topic=header.topic,
             topic_sys_flag=topic.sys_flag if topic is not None else None,
             group_sys_flag=group.sys_flag if group is not None else None,
@@ -146,7 +123,7 @@ class RelayHandlers:
         return await _relay(member, command, Command.request(command.code, question, body=body))
 
     def _find(self, group: str, client_id: str | None) -> Member:
-        member = self._consumers.find_client(group, client_id or "")
+        member = self.core.consumers.find_client(group, client_id or "")
         if member is None:
             raise RequestRejected(
                 f"no consumer {(client_id or '')[:160]!r} of the group {group[:160]!r} is online",
@@ -156,7 +133,7 @@ class RelayHandlers:
 
     def _read(self, message_id: str) -> bytes:
         log_offset = decode_message_id(message_id).log_offset
-        record = self._store.read_record(log_offset)
+        record = self.core.store.read_record(log_offset)
         if record is None:
             raise RequestRejected(
                 f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
@@ -186,28 +163,12 @@ PRODUCER_GROUP_LENGTH_MAX = 255
 _HEARTBEAT_RESPONSE = HeartbeatResponse()
 
 
+@dataclass(slots=True)
 class ClientHandlers:
     """Maintains the tables of clients."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        consumers: ConsumerTable,
-        producers: ProducerTable,
-        groups: GroupTable,
-        creator: TopicCreator,
-        refusals: Refusals,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._consumers = consumers
-        self._producers = producers
-        self._groups = groups
-        self._creator = creator
-        self._refusals = refusals
-        self._clock = clock
-        self._watched: dict[Channel, None] = {}
+    core: BrokerCore
+    _watched: dict[Channel, None] = field(default_factory=dict, init=False)
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
         """Handles HEART_BEAT (34). A group that does not exist and cannot be created is skipped.
@@ -224,8 +185,8 @@ class ClientHandlers:
                 client,
                 command.language,
                 command.version,
-                seen_at_ms=self._clock.now_ms(),
-                heard_s=self._clock.monotonic(),
+                seen_at_ms=self.core.clock.now_ms(),
+                heard_s=self.core.clock.monotonic(),
             )
             budget = SqlBudget()
             for consumer in heartbeat.consumers:
@@ -238,7 +199,7 @@ class ClientHandlers:
                         f"producerDataSet: a groupName has 1 to {PRODUCER_GROUP_LENGTH_MAX} characters,"
                         f" not {len(group)}"
                     )
-                self._producers.register(group, member)
+                self.core.producers.register(group, member)
         except RequestRejected as error:
             self._record_refusal(client, group, error.code, error.remark)
             raise
@@ -250,15 +211,15 @@ class ClientHandlers:
         """
         header = command.decode(UnregisterClientRequest)
         if header.producer_group:
-            self._producers.unregister(header.producer_group, channel)
+            self.core.producers.unregister(header.producer_group, channel)
         if header.consumer_group:
-            self._consumers.unregister(header.consumer_group, channel)
+            self.core.consumers.unregister(header.consumer_group, channel)
         return command.reply()
 
     def handle_consumer_list(self, channel: Channel, command: Command) -> Command:
         """Handles GET_CONSUMER_LIST_BY_GROUP (38)."""
         group = command.decode(ConsumerListRequest).consumer_group
-        members = self._consumers.members(group)
+        members = self.core.consumers.members(group)
         if not members:
             raise RequestRejected(
                 f"no consumer of the group {group[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
@@ -274,7 +235,7 @@ class ClientHandlers:
                 subscription.topic,
                 subscription.expression,
                 subscription.expression_type,
-                is_enabled=self._options.property_filter_enable,
+                is_enabled=self.core.options.property_filter_enable,
             )
             return command.reply()
         try:
@@ -285,9 +246,9 @@ class ClientHandlers:
 
     def drop_silent(self) -> None:
         """Closes and removes connections whose last heartbeat is too old."""
-        limit_s = self._clock.monotonic() - self._options.channel_expired_ms / 1000
+        limit_s = self.core.clock.monotonic() - self.core.options.channel_expired_ms / 1000
         for channel in list(self._watched):
-            in_groups = self._consumers.heard_s(channel), self._producers.heard_s(channel)
+            in_groups = self.core.consumers.heard_s(channel), self.core.producers.heard_s(channel)
             heard = [heard_s for heard_s in in_groups if heard_s is not None]
             if heard and max(heard) < limit_s:
                 log.info(events.CLIENT_EXPIRED, extra={"peer": channel.peer})
@@ -297,11 +258,11 @@ class ClientHandlers:
     def _register_consumer(
         self, member: Member, consumer: ConsumerData, budget: SqlBudget, *, keep: bool
     ) -> None:
-        options = self._options
+        options = self.core.options
         name = consumer.group
         host = member.channel.peer[0]
         try:
-            config = self._groups.find_or_create(name, member.seen_at_ms, host)
+            config = self.core.groups.find_or_create(name, member.seen_at_ms, host)
         except NotPermitted as error:
             self._record_refusal(member.client_id, name, error.code, error.remark)
             return
@@ -330,7 +291,7 @@ class ClientHandlers:
                 f" {options.subscriptions_per_group_max} are allowed"
             )
         if config.retry_queue_count > 0 and not options.is_slave:
-            self._creator.create_retry_topic(
+            self.core.creator.create_retry_topic(
                 name, peer=host, queue_count=config.retry_queue_count, is_unit=consumer.is_unit_mode
             )
         for data in consumer.subscriptions:
@@ -338,13 +299,13 @@ class ClientHandlers:
             if fault:
                 self._record_refusal(member.client_id, name, ResponseCode.INVALID_PARAMETER, fault)
         subscriptions = None if keep else _subscriptions(consumer, budget)
-        self._consumers.register(name, member, consumption, subscriptions)
+        self.core.consumers.register(name, member, consumption, subscriptions)
 
     def _record_refusal(self, client_id: str, group: str, code: int, reason: str) -> None:
         """Records a rejection. The client is not informed of a skipped part, as in RocketMQ; log and tools
         are.
         """
-        self._refusals.note("HEART_BEAT", group, client_id, code, reason)
+        self.core.refusals.note("HEART_BEAT", group, client_id, code, reason)
 
     def _watch(self, channel: Channel) -> None:
         if channel not in self._watched:
@@ -353,8 +314,8 @@ class ClientHandlers:
 
     def _forget(self, channel: Channel) -> None:
         self._watched.pop(channel, None)
-        self._consumers.drop_channel(channel)
-        self._producers.drop_channel(channel)
+        self.core.consumers.drop_channel(channel)
+        self.core.producers.drop_channel(channel)
 
 
 def _subscriptions(consumer: ConsumerData, budget: SqlBudget) -> list[HeldSubscription]:

@@ -9,11 +9,11 @@ monotonic clock: with the wall clock, a change of the time could release locks t
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import Final, NamedTuple, Protocol
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, read_body, require_group
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.client import LockRequest, encode_lock_answer
 from tandemmq.protocol.bodies.codec import MessageQueue
 from tandemmq.protocol.command import Command
@@ -101,30 +101,25 @@ class QueueLocks:
         return self._clock.monotonic() - lock.renewed_s > expired_ms / 1000
 
 
+@dataclass(slots=True)
 class LockHandlers:
     """Locks queues of this broker for orderly consumers."""
 
-    def __init__(
-        self, broker_name: str, *, locks: QueueLocks, topics: TopicTable, groups: GroupTable, clock: Clock
-    ) -> None:
-        self._broker_name = broker_name
-        self._locks = locks
-        self._topics = topics
-        self._groups = groups
-        self._clock = clock
+    core: BrokerCore
+    locks: QueueLocks
 
     def handle_lock(self, channel: Channel, command: Command) -> Command:
         """Handles LOCK_BATCH_MQ (41). The answer lists the queues the client now holds, which may be none."""
         request = self._read(command)
-        require_group(self._groups, request.consumer_group, self._clock.now_ms(), channel.peer[0])
+        require_group(self.core.groups, request.consumer_group, self.core.clock.now_ms(), channel.peer[0])
         queues = [queue for queue in request.queues if self._exists(queue)]
-        held = self._locks.lock(request.consumer_group, request.client_id, queues, channel)
+        held = self.locks.lock(request.consumer_group, request.client_id, queues, channel)
         return command.reply(body=encode_lock_answer(held))
 
     def handle_unlock(self, channel: Channel, command: Command) -> Command:
         """Handles UNLOCK_BATCH_MQ (42). Queues held by other clients stay locked."""
         request = self._read(command)
-        self._locks.unlock(request.consumer_group, request.client_id, request.queues)
+        self.locks.unlock(request.consumer_group, request.client_id, request.queues)
         return command.reply()
 
     def _read(self, command: Command) -> LockRequest:
@@ -135,7 +130,7 @@ class LockHandlers:
 
     def _exists(self, queue: MessageQueue) -> bool:
         """Returns True for a queue of this broker; only those are locked, so the topics bound the locks."""
-        config = self._topics.get(queue.topic)
-        if config is None or queue.broker_name != self._broker_name:
+        config = self.core.topics.get(queue.topic)
+        if config is None or queue.broker_name != self.core.options.broker_name:
             return False
         return 0 <= queue.queue_id < max(config.read_queue_count, config.write_queue_count)

@@ -1,27 +1,23 @@
 """Delivery of waiting messages, on a master only: the delay levels, and the start of all delivery.
 
-`LevelDelivery` delivers the messages of delay levels. `DelayedDelivery` starts and stops it and the delivery
-of timers with the broker's role. A slave copies the progress (delayOffset.json, timercheck) and delivers
-nothing; a broker that becomes master continues where its master was.
+`LevelDelivery` delivers the messages of delay levels, and `make_deliveries` adds the delivery of timers. A
+slave copies the progress (delayOffset.json, timercheck) and delivers nothing; a broker that becomes master
+continues where its master was.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
-from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TIMER_TOPIC, TimerProgress
-from tandemmq.broker.durable import DurableWriter, Progress, TimedEvent, restore
-from tandemmq.broker.offsets.offset_table import DelayOffsetTable
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.delay.timer_delivery import TimerDelivery
+from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS
+from tandemmq.broker.durable import DurableWriter, Duty, Progress, restore
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
-from tandemmq.runtime.ports import Clock
-from tandemmq.runtime.tasks import TaskScope
-from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -145,43 +141,30 @@ class Level:
         return self.number - 1
 
 
-class LevelDelivery:
-    """Delivers the messages of all delay levels. `run` is the task; `stop` ends it between two batches."""
+class LevelDelivery(Duty):
+    """Delivers the messages of all delay levels; `stop` ends it between two batches."""
 
-    def __init__(
-        self,
-        store: MessageStore,
-        offsets: DelayOffsetTable,
-        *,
-        delays_ms: Sequence[int],
-        writer: DurableWriter,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._delays_ms = delays_ms
+    name = "levels"
+    topic = SCHEDULE_TOPIC
+
+    def __init__(self, core: BrokerCore, writer: DurableWriter) -> None:
+        self._store, self._offsets, self._clock = core.store, core.tables.delay_offsets, core.clock
+        self._delays_ms = core.store.options.delay_levels_ms
         self._writer = writer
-        self._clock = clock
         self._levels: dict[int, Level] = {}
         self._progress: Progress[tuple[int, int]] = Progress()
-        self._wake = TimedEvent(clock)
-        self._is_stopping = False
+        super().__init__(core.clock)
 
-    def wake(self, queue_id: int) -> None:
+    def on_dispatched(self, queue_id: int, queue_end: int) -> None:
         """Records that a message became readable in a level's queue. Wakes the task only if the level has no
         waiting message; otherwise the task reads the message after the waiting ones.
         """
-        if self._is_stopping:
+        if self._is_stopping or queue_id < 0:
             return
         level = self._levels.get(queue_id + 1) or self._open_level(queue_id + 1)
         self._record_arrival(level)
         if not level.waiting:
             self._wake.set()
-
-    def stop(self) -> None:
-        """Makes `run` return after the batch in progress."""
-        self._is_stopping = True
-        self._wake.set()
 
     def settle(self, safe: int) -> None:
         """Commits the progress that became safe."""
@@ -191,7 +174,6 @@ class LevelDelivery:
             self._offsets.update(level, offset, now_ms)
 
     async def run(self) -> None:
-        """Runs until `stop` is called."""
         # Levels that are no longer configured are included: their queues may still hold messages.
         for topic, queue_id in self._store.queue_keys():
             if topic == SCHEDULE_TOPIC and queue_id >= 0 and queue_id + 1 not in self._levels:
@@ -275,101 +257,12 @@ class LevelDelivery:
         return level.offset > begin
 
 
-STOP_S_MAX = 5.0
-"""The longest time that `DelayedDelivery.stop` waits for its tasks. The store may keep rejecting an append,
-and the broker's stop must not wait for that.
-"""
-
-
-class DelayedDelivery:
-    """Starts and stops all delivery. `start` and `stop` follow the broker's role; both may be called
-    again.
-    """
-
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        delay_offsets: DelayOffsetTable,
-        timer_progress: TimerProgress,
-        has_timers: bool,
-        timer_count_max: int = COUNT_MAX,
-        roll_after_ms: int = ROLL_AFTER_MS,
-        clock: Clock,
-        on_fatal: Callable[[BaseException], None] | None = None,
-    ) -> None:
-        self._store = store
-        self._delay_offsets = delay_offsets
-        self._timer_progress = timer_progress
-        self._has_timers = has_timers
-        self._timer_count_max = timer_count_max
-        self._roll_after_ms = roll_after_ms
-        self._clock = clock
-        self._on_fatal = on_fatal
-        self._scope: TaskScope | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._levels: LevelDelivery | None = None
-        self._timers: TimerDelivery | None = None
-        store.dispatcher.on_dispatch(self._on_dispatch)
-
-    def start(self) -> None:
-        """Starts delivery; does nothing if already running."""
-        if self._tasks:
-            return
-        on_fatal = self._on_fatal
-        scope = TaskScope("delivery", None if on_fatal is None else lambda _name, error: on_fatal(error))
-        self._scope = scope
-        writer = DurableWriter(self._store, self._clock)
-        self._levels = LevelDelivery(
-            self._store,
-            self._delay_offsets,
-            delays_ms=self._store.options.delay_levels_ms,
-            writer=writer,
-            clock=self._clock,
-        )
-        self._tasks = [scope.start("levels", self._levels.run())]
-        if self._has_timers:
-            self._timers = TimerDelivery(
-                self._store,
-                self._timer_progress,
-                writer=writer,
-                clock=self._clock,
-                count_max=self._timer_count_max,
-                roll_after_ms=self._roll_after_ms,
-            )
-            self._tasks.append(scope.start("timers", self._timers.run()))
-        log.info(events.DELIVERY_STARTED, extra={"has_timers": self._has_timers})
-
-    @property
-    def timer_figures(self) -> TimerFigures:
-        """The progress of timer delivery; all zero while no timers are delivered."""
-        return TimerFigures() if self._timers is None else self._timers.figures
-
-    async def stop(self) -> None:
-        """Stops delivery and waits for the tasks to end. Call `settle` afterwards, once the store is
-        closed.
-        """
-        if self._scope is None:
-            return
-        for part in (self._levels, self._timers):
-            if part is not None:
-                part.stop()
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=STOP_S_MAX)
-        await self._scope.close()
-        self._scope = None
-        self._tasks = []
-        log.info(events.DELIVERY_STOPPED)
-
-    def settle(self) -> None:
-        """Commits the progress of all copies on disk. Once the store is closed, that is all progress."""
-        for part in (self._levels, self._timers):
-            if part is not None:
-                part.settle(self._store.flushed.value)
-
-    def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
-        for topic, queue_id in newest:
-            if topic == SCHEDULE_TOPIC and queue_id >= 0 and self._levels is not None:
-                self._levels.wake(queue_id)
-            elif topic == TIMER_TOPIC and self._timers is not None:
-                self._timers.wake()
+def make_deliveries(
+    core: BrokerCore, *, timer_count_max: int = COUNT_MAX, roll_after_ms: int = ROLL_AFTER_MS
+) -> list[Duty]:
+    """Returns the deliveries of delay levels and, with `timer_wheel_enable`, of timer messages."""
+    writer = DurableWriter(core.store, core.clock)
+    deliveries: list[Duty] = [LevelDelivery(core, writer)]
+    if core.options.timer_wheel_enable:
+        deliveries.append(TimerDelivery(core, writer, count_max=timer_count_max, roll_after_ms=roll_after_ms))
+    return deliveries

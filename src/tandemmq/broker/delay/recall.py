@@ -14,17 +14,15 @@ import binascii
 from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import (
     TIMER_DEL_UNIQKEY,
     TIMER_DELIVER_MS,
-    TimerLimits,
     cancel_name,
     slot_of,
 )
 from tandemmq.broker.guards import require_topic
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import DelayRule
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -42,8 +40,7 @@ from tandemmq.protocol.properties import (
 from tandemmq.protocol.record import NewRecord, tag_hash_of
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
-from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store import PutStatus
 from tandemmq.store.outcomes import NOT_STORED
 
 _VERSION = "v1"
@@ -88,29 +85,16 @@ RECALL_TAG = "_RECALL_TAG_"
 RECALL_BODY = b"0"
 
 
+@dataclass(slots=True)
 class RecallHandlers:
     """Handles recalls."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        delay: DelayRule,
-        limits: TimerLimits,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._topics = topics
-        self._delay = delay
-        self._limits = limits
-        self._clock = clock
+    core: BrokerCore
+    delay: DelayRule
 
     def handle_recall(self, channel: Channel, command: Command) -> Command | None:
         """Handles RECALL_MESSAGE. The answer holds the message's id and is sent once the recall is stored."""
-        region = self._options.region_id
+        region = self.core.options.region_id
         fields = {MSG_REGION: region}
 
         def answer(status: PutStatus) -> None:
@@ -124,22 +108,22 @@ class RecallHandlers:
 
         try:
             record = self._make_recall(channel, command.decode(RecallRequest))
-            self._store.appender.append([record], answer)
+            self.core.store.appender.append([record], answer)
         except RequestRejected as error:
             return command.reply(error.code, remark=error.remark, fields=fields)
         return None
 
     def _make_recall(self, channel: Channel, header: RecallRequest) -> NewRecord:
         """Builds the recall as a timer message, with the unique key of its target."""
-        options = self._options
+        options = self.core.options
         if options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and recalls nothing: send to the master of this broker group",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
-        if not options.recall_enable or not self._limits.is_enabled:
+        if not options.recall_enable or not self.delay.timers.is_enabled:
             raise NotPermitted("recalls are switched off on this broker (recallMessageEnable=false)")
-        require_topic(self._topics, header.topic)
+        require_topic(self.core.topics, header.topic)
         handle = decode_recall_handle(header.recall_handle)
         if handle is None:
             raise _illegal("the recall handle cannot be read")
@@ -150,8 +134,8 @@ class RecallHandlers:
         group = header.producer_group or ""
         if "\x01" in group or "\x02" in group:
             raise _illegal("producerGroup contains a byte that separates properties")
-        now_ms = self._clock.now_ms()
-        if not now_ms < handle.at_ms < now_ms + self._limits.delay_s_max * 1000:
+        now_ms = self.core.clock.now_ms()
+        if not now_ms < handle.at_ms < now_ms + self.delay.timers.delay_s_max * 1000:
             raise _illegal(f"the message's time {handle.at_ms} has passed or is too far ahead")
         properties = encode_properties(
             {
@@ -174,7 +158,7 @@ class RecallHandlers:
             tag_hash=tag_hash_of(properties),
             unique_key=handle.unique_key,
         )
-        self._delay.postpone_until(record, slot_of(handle.at_ms))
+        self.delay.postpone_until(record, slot_of(handle.at_ms))
         return record
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 from typing import NamedTuple
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import (
     COUNT_MAX,
     PRECISION_MS,
@@ -31,25 +32,15 @@ from tandemmq.broker.delay.timers import (
     Timed,
     TimerCheck,
     TimerKey,
-    TimerProgress,
     TimerWheel,
     cancel_name,
     read_timer,
     roll_window_ms,
     slots_over,
 )
-from tandemmq.broker.durable import (
-    BATCH_COUNT_MAX,
-    DurableWriter,
-    Progress,
-    TimedEvent,
-    restore_timer,
-    roll_timer,
-)
+from tandemmq.broker.durable import BATCH_COUNT_MAX, DurableWriter, Duty, Progress, restore_timer, roll_timer
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
-from tandemmq.runtime.ports import Clock
-from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -72,32 +63,30 @@ class TimerFigures(NamedTuple):
     delivered_count: int = 0
 
 
-class TimerDelivery:
-    """Delivers timer messages. `run` is the task; `stop` ends it at a boundary."""
+class TimerDelivery(Duty):
+    """Delivers timer messages; `stop` ends it at a boundary."""
+
+    name = "timers"
+    topic = TIMER_TOPIC
 
     def __init__(
         self,
-        store: MessageStore,
-        progress: TimerProgress,
-        *,
+        core: BrokerCore,
         writer: DurableWriter,
-        clock: Clock,
+        *,
         count_max: int = COUNT_MAX,
         roll_after_ms: int = ROLL_AFTER_MS,
     ) -> None:
-        self._store = store
-        self._valid = progress
+        self._store, self._valid, self._clock = core.store, core.tables.timer_progress, core.clock
         self._writer = writer
-        self._clock = clock
         self._count_max = count_max
         self._roll_after_ms_max = roll_after_ms
         self._progress: Progress[TimerCheck] = Progress()
-        self._wake = TimedEvent(clock)
-        self._is_stopping = False
+        super().__init__(core.clock)
         self.delivered_count = 0  # messages that left the topic: delivered, stored anew or cancelled
         self._low_at_s = 0.0
-        self._begin(progress.check)
-        first = progress.check.next_key
+        self._begin(self._valid.check)
+        first = self._valid.check.next_key
         self._front = TimerKey(first.slot_ms, first.rank - 1)  # no delivered message is after it
 
     def _begin(self, check: TimerCheck) -> None:
@@ -144,15 +133,6 @@ class TimerDelivery:
             waiting_count=len(self._wheel),
             delivered_count=self.delivered_count,
         )
-
-    def wake(self) -> None:
-        """Wakes the task: a message became readable in the timer topic."""
-        self._wake.set()
-
-    def stop(self) -> None:
-        """Makes `run` return at the next boundary."""
-        self._is_stopping = True
-        self._wake.set()
 
     def settle(self, safe: int) -> None:
         """Commits the progress that became safe."""

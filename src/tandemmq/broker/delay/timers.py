@@ -13,10 +13,11 @@ from __future__ import annotations
 import heapq
 import struct
 from bisect import bisect_left, insort
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
+from tandemmq.broker.table_file import Table
 from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.codec import DataVersion
@@ -432,13 +433,13 @@ def _version(version: DataVersion) -> tuple[int, int, int]:
     return version.state_version, version.timestamp_ms, version.counter
 
 
-class TimerProgress:
+class TimerProgress(Table):
     """The safe checkpoint of this broker; on a slave, its master's."""
 
     def __init__(self) -> None:
         self.check = TimerCheck()
         self.data_version = DataVersion()
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
 
     def replace(self, check: TimerCheck, now_ms: int) -> None:
         """Replaces the checkpoint by a newer one."""
@@ -446,8 +447,7 @@ class TimerProgress:
             return
         self.check = check
         self.data_version = self.data_version.next(now_ms)
-        for callback in self.on_change:
-            callback()
+        self._after_change()
 
     def clamp(self, queue_end: int, now_ms: int) -> int:
         """Lowers offsets beyond the end of the timer topic to that end. Returns 1 if any was lowered, else

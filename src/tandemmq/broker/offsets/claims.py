@@ -39,9 +39,8 @@ from tandemmq.broker.clients.consumer_table import (
     BROADCASTING,
     FROM_LAST,
     ConsumerGroup,
-    ConsumerTable,
 )
-from tandemmq.broker.offsets.offset_table import OffsetTable
+from tandemmq.broker.core import BrokerCore
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.consume import (
@@ -54,7 +53,6 @@ from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address
-from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -69,19 +67,9 @@ MemberId: TypeAlias = str | Channel
 class Claims:
     """Judges the claims of group members. A slave judges only by the records that clients present."""
 
-    def __init__(
-        self,
-        *,
-        store: MessageStore,
-        offsets: OffsetTable,
-        consumers: ConsumerTable,
-        is_slave: bool,
-        count_max: int = TRUSTED_COUNT_MAX,
-    ) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._consumers = consumers
-        self._is_slave = is_slave
+    def __init__(self, core: BrokerCore, *, count_max: int = TRUSTED_COUNT_MAX) -> None:
+        self._store, self._offsets, self._consumers = core.store, core.offsets, core.consumers
+        self._is_slave = core.options.is_slave
         self._count_max = count_max
         self._count = 0
         self._trusted: dict[tuple[str, MemberId], set[QueueName]] = {}
@@ -91,7 +79,7 @@ class Claims:
         # The offsets that connections asked for last, by queue; each counts for one pull.
         self._answered: dict[Channel, dict[QueueName, int]] = {}
         self._answered_count = 0
-        offsets.on_topic_dropped.append(self._forget_topic)
+        core.offsets.on_topic_dropped.append(self._forget_topic)
 
     def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
         """Returns None if the pull may continue at its offset, or else the offset from which the client must

@@ -7,16 +7,13 @@ Source: spec semantics 11.2, 11.4, 15 and 19; spec remoting 8.6, 9.5 and 9.11.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.broker.clients.consumer_table import ConsumerTable, Member
+from tandemmq.broker.clients.consumer_table import Member
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_group, require_queue, require_topic
 from tandemmq.broker.offsets.claims import Claims
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.long_poll import LongPolls
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import (
     BrokerUnreachable,
     Busy,
@@ -57,31 +54,16 @@ from tandemmq.protocol.requests.consume import (
     UpdateOffsetRequest,
 )
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 
 
+@dataclass(slots=True)
 class OffsetHandlers:
     """Handles queries of consumer offsets (14, 15), queue ends (30, 31) and offsets by time (29, 32), from
     the offset table and the store's queues.
     """
 
-    def __init__(
-        self,
-        *,
-        store: MessageStore,
-        offsets: OffsetTable,
-        claims: Claims,
-        topics: TopicTable,
-        groups: GroupTable,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._claims = claims
-        self._topics = topics
-        self._groups = groups
-        self._clock = clock
+    core: BrokerCore
+    claims: Claims
 
     def handle_query(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_CONSUMER_OFFSET (14). A new group starts at 0 if the queue still has its first
@@ -89,12 +71,12 @@ class OffsetHandlers:
         """
         header = command.decode(QueryOffsetRequest)
         topic, queue_id = header.topic, header.queue_id
-        offset = self._offsets.committed(header.consumer_group, topic, queue_id)
+        offset = self.core.offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
             self._check_queue(topic, queue_id)
-        self._claims.trust_after_query(channel, header)
-        if offset is None and self._offsets.is_forgotten(header.consumer_group):
-            offset = self._store.queue_min(topic, queue_id)
+        self.claims.trust_after_query(channel, header)
+        if offset is None and self.core.offsets.is_forgotten(header.consumer_group):
+            offset = self.core.store.queue_min(topic, queue_id)
         elif offset is None:
             if header.zero_if_missing is False or not self._starts_at_zero(topic, queue_id):
                 raise RequestRejected(
@@ -111,7 +93,7 @@ class OffsetHandlers:
         """Returns the record before the offset. A client that queried a slave presents it to the master,
         whose log may differ.
         """
-        found = self._store.reader.find_record(topic, queue_id, offset - 1)
+        found = self.core.store.reader.find_record(topic, queue_id, offset - 1)
         return None if found is None else SeenRecord(offset - 1, *found).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
@@ -120,56 +102,56 @@ class OffsetHandlers:
         """
         header = command.decode(UpdateOffsetRequest)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
-        now_ms = self._clock.now_ms()
-        require_group(self._groups, group, now_ms, channel.peer[0])
+        now_ms = self.core.clock.now_ms()
+        require_group(self.core.groups, group, now_ms, channel.peer[0])
         self._check_queue(topic, queue_id)
         if header.committed_offset < 0:
             raise invalid(f"commitOffset {header.committed_offset} must not be negative")
-        if self._offsets.waiting_reset(group, topic, queue_id) is None:
-            offset = self._claims.judge_commit(channel, header, is_tool=not command.is_oneway)
-            self._offsets.commit(group, topic, queue_id, offset, now_ms)
+        if self.core.offsets.waiting_reset(group, topic, queue_id) is None:
+            offset = self.claims.judge_commit(channel, header, is_tool=not command.is_oneway)
+            self.core.offsets.commit(group, topic, queue_id, offset, now_ms)
         return command.reply()
 
     def handle_max(self, channel: Channel, command: Command) -> Command:
         """Handles GET_MAX_OFFSET (30)."""
         header = command.decode(GetMaxOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
-        offset = self._store.queue_max(header.topic, header.queue_id)
-        self._claims.record_answer(channel, (header.topic, header.queue_id), offset)
+        offset = self.core.store.queue_max(header.topic, header.queue_id)
+        self.claims.record_answer(channel, (header.topic, header.queue_id), offset)
         return command.reply(ResponseCode.SUCCESS, GetMaxOffsetResponse(offset=offset))
 
     def handle_min(self, channel: Channel, command: Command) -> Command:
         """Handles GET_MIN_OFFSET (31)."""
         header = command.decode(GetMinOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
-        offset = self._store.queue_min(header.topic, header.queue_id)
+        offset = self.core.store.queue_min(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, GetMinOffsetResponse(offset=offset))
 
     def handle_search(self, channel: Channel, command: Command) -> Command:
         """Handles SEARCH_OFFSET_BY_TIMESTAMP (29)."""
         header = command.decode(SearchOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
-        offset = self._store.reader.offset_by_time(
+        offset = self.core.store.reader.offset_by_time(
             header.topic, header.queue_id, header.timestamp_ms, upper=header.is_upper
         )
-        self._claims.record_answer(channel, (header.topic, header.queue_id), offset)
+        self.claims.record_answer(channel, (header.topic, header.queue_id), offset)
         return command.reply(ResponseCode.SUCCESS, SearchOffsetResponse(offset=offset))
 
     def handle_earliest(self, channel: Channel, command: Command) -> Command:
         """Handles GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
         header = command.decode(EarliestStoreTimeRequest)
         self._check_queue(header.topic, header.queue_id)
-        at_ms = self._store.reader.earliest_stored_at(header.topic, header.queue_id)
+        at_ms = self.core.store.reader.earliest_stored_at(header.topic, header.queue_id)
         return command.reply(ResponseCode.SUCCESS, EarliestStoreTimeResponse(timestamp_ms=at_ms))
 
     def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
         """Returns True if the queue still has its first message, recent enough to be in memory."""
-        if self._store.queue_min(topic, queue_id) > 0:
+        if self.core.store.queue_min(topic, queue_id) > 0:
             return False
-        return not self._store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave
+        return not self.core.store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
-        config = self._topics.get(topic) or require_topic(self._topics, topic)
+        config = self.core.topics.get(topic) or require_topic(self.core.topics, topic)
         count = max(config.read_queue_count, config.write_queue_count)
         if not 0 <= queue_id < count:
             require_queue(config, queue_id, queue_count=count)
@@ -183,36 +165,20 @@ CLIENT_COUNT_MAX: Final = 256
 LONG_MAX: Final = 2**63 - 1
 
 
+@dataclass(slots=True)
 class GroupTools:
     """Handles an operator's requests about group offsets: 223 reads clients' offsets, 308 corrects, 314
     copies them to another group.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        offsets: OffsetTable,
-        topics: TopicTable,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._offsets = offsets
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._clock = clock
+    core: BrokerCore
 
     async def handle_consumer_status(self, channel: Channel, command: Command) -> Command:
         """Handles INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
         header = command.decode(ConsumerStatusRequest)
         client_id = header.client_id
         members = [
-            m for m in self._consumers.members(header.group) if not client_id or m.client_id == client_id
+            m for m in self.core.consumers.members(header.group) if not client_id or m.client_id == client_id
         ]
         if not members:
             described = f"consumer {client_id[:160]!r}" if client_id else "consumer"
@@ -225,10 +191,10 @@ class GroupTools:
                 f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be queried at once: name one"
             )
         question = ConsumerStatusRequest(topic=header.topic, group=header.group)
-        deadline_s = self._clock.monotonic() + CLIENTS_TIMEOUT_S
+        deadline_s = self.core.clock.monotonic() + CLIENTS_TIMEOUT_S
         clients = {}
         for member in members:
-            remaining_s = deadline_s - self._clock.monotonic()
+            remaining_s = deadline_s - self.core.clock.monotonic()
             clients[member.client_id] = await _query_offsets(
                 member, question, timeout_s=max(remaining_s, 0.001)
             )
@@ -241,13 +207,13 @@ class GroupTools:
         header = command.decode(CorrectionOffsetRequest)
         filtered = {name for name in (header.filter_groups or "").split(",") if name}
         lowest: dict[int, int] = {}
-        for group in self._offsets.groups_of(header.topic):
+        for group in self.core.offsets.groups_of(header.topic):
             if group in filtered:
                 continue
-            for queue_id, offset in self._offsets.committed_queues(group, header.topic).items():
-                if offset >= self._store.queue_min(header.topic, queue_id):
+            for queue_id, offset in self.core.offsets.committed_queues(group, header.topic).items():
+                if offset >= self.core.store.queue_min(header.topic, queue_id):
                     lowest[queue_id] = min(offset, lowest.get(queue_id, LONG_MAX))
-        compared = self._offsets.committed_queues(header.compare_group, header.topic)
+        compared = self.core.offsets.committed_queues(header.compare_group, header.topic)
         corrections = {
             queue_id: LONG_MAX if lowest[queue_id] > offset else lowest[queue_id]
             for queue_id, offset in compared.items()
@@ -260,22 +226,22 @@ class GroupTools:
         copies none then.
         """
         header = command.decode(CloneGroupOffsetRequest)
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and changes no offsets: use the master",
                 code=ResponseCode.SYSTEM_ERROR,
             )
-        now_ms = self._clock.now_ms()
+        now_ms = self.core.clock.now_ms()
         if header.topic:
-            require_topic(self._topics, header.topic)
-        require_group(self._groups, header.target_group, now_ms, channel.peer[0])
-        online = self._consumers.get(header.source_group)
-        for topic in [header.topic] if header.topic else self._offsets.topics_of(header.source_group):
+            require_topic(self.core.topics, header.topic)
+        require_group(self.core.groups, header.target_group, now_ms, channel.peer[0])
+        online = self.core.consumers.get(header.source_group)
+        for topic in [header.topic] if header.topic else self.core.offsets.topics_of(header.source_group):
             has_unsubscribed = online is not None and topic not in online.subscriptions
-            if self._topics.get(topic) is None or (has_unsubscribed and not header.is_offline):
+            if self.core.topics.get(topic) is None or (has_unsubscribed and not header.is_offline):
                 continue
-            for queue_id, offset in self._offsets.committed_queues(header.source_group, topic).items():
-                self._offsets.commit(header.target_group, topic, queue_id, offset, now_ms)
+            for queue_id, offset in self.core.offsets.committed_queues(header.source_group, topic).items():
+                self.core.offsets.commit(header.target_group, topic, queue_id, offset, now_ms)
         return command.reply()
 
 
@@ -305,6 +271,7 @@ ALL_QUEUES = -1
 NO_OFFSET = -1
 
 
+@dataclass(slots=True)
 class ResetHandlers:
     """INVOKE_BROKER_TO_RESET_OFFSET (222): an operator moves a group to another position (spec semantics
     11.4).
@@ -314,43 +281,24 @@ class ResetHandlers:
     did.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        offsets: OffsetTable,
-        topics: TopicTable,
-        groups: GroupTable,
-        consumers: ConsumerTable,
-        long_polls: LongPolls,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._offsets = offsets
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
-        self._long_polls = long_polls
-        self._clock = clock
+    core: BrokerCore
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
         """Handles INVOKE_BROKER_TO_RESET_OFFSET (222): returns the new offset of each queue (spec semantics
         15).
         """
         header = command.decode(ResetOffsetRequest)
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and resets no offsets: use the master", code=ResponseCode.SYSTEM_ERROR
             )
         targets = self._targets(header)
-        if self._options.server_side_reset:
-            now_ms = self._clock.now_ms()
+        if self.core.options.server_side_reset:
+            now_ms = self.core.clock.now_ms()
             for queue_id, offset in targets.items():
-                self._offsets.reset(header.group, header.topic, queue_id, offset, now_ms)
+                self.core.offsets.reset(header.group, header.topic, queue_id, offset, now_ms)
                 # The next pull delivers the reset, so a held pull must not wait until its deadline.
-                self._long_polls.wake_queue((header.topic, queue_id))
+                self.core.long_polls.wake_queue((header.topic, queue_id))
         else:
             targets = self._lowered(header, targets)
             self._push(header, targets)
@@ -358,8 +306,8 @@ class ResetHandlers:
 
     def _targets(self, header: ResetOffsetRequest) -> dict[int, int]:
         """Returns the new offset of each queue."""
-        config = require_topic(self._topics, header.topic)
-        if self._groups.get(header.group) is None:
+        config = require_topic(self.core.topics, header.topic)
+        if self.core.groups.get(header.group) is None:
             raise GroupNotFound(f"the group {header.group[:160]!r} does not exist")
         if header.queue_id is None or header.queue_id == ALL_QUEUES:
             return {
@@ -372,8 +320,8 @@ class ResetHandlers:
     def _one_target(self, header: ResetOffsetRequest, queue_id: int) -> int:
         if header.offset is None or header.offset == NO_OFFSET:
             return self._offset_at(header.topic, queue_id, header.timestamp_ms)
-        low = self._store.queue_min(header.topic, queue_id)
-        high = self._store.queue_max(header.topic, queue_id) + 1
+        low = self.core.store.queue_min(header.topic, queue_id)
+        high = self.core.store.queue_max(header.topic, queue_id) + 1
         if not low <= header.offset <= high:
             raise RequestRejected(
                 f"offset {header.offset} of queue {queue_id} of {header.topic} is outside {low}..{high}",
@@ -384,8 +332,8 @@ class ResetHandlers:
     def _offset_at(self, topic: str, queue_id: int, time_ms: int) -> int:
         """Returns the first offset stored at or after the time; the queue's end for a negative time."""
         if time_ms < 0:
-            return self._store.queue_max(topic, queue_id)
-        return self._store.reader.offset_by_time(topic, queue_id, time_ms)
+            return self.core.store.queue_max(topic, queue_id)
+        return self.core.store.reader.offset_by_time(topic, queue_id, time_ms)
 
     def _lowered(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
         """Returns the targets, limited to the committed offsets unless forced: no queue is moved forward
@@ -393,7 +341,7 @@ class ResetHandlers:
         """
         lowered = {}
         for queue_id, target in targets.items():
-            current = self._offsets.committed(header.group, header.topic, queue_id)
+            current = self.core.offsets.committed(header.group, header.topic, queue_id)
             if current is None:
                 raise RequestRejected(
                     f"the group {header.group} has no offset for queue {queue_id} of {header.topic}",
@@ -403,7 +351,7 @@ class ResetHandlers:
         return lowered
 
     def _push(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> None:
-        members = self._consumers.members(header.group)
+        members = self.core.consumers.members(header.group)
         if not members:
             raise RequestRejected(
                 f"no consumer of the group {header.group} is online", code=ResponseCode.CONSUMER_NOT_ONLINE
@@ -422,7 +370,7 @@ class ResetHandlers:
             member.channel.send(Command.request(code, push, body=body, oneway=True))
 
     def _by_queue(self, topic: str, offsets: Mapping[int, int]) -> dict[MessageQueue, int]:
-        broker_name = self._options.broker_name
+        broker_name = self.core.options.broker_name
         return {
             MessageQueue(topic=topic, broker_name=broker_name, queue_id=queue_id): offset
             for queue_id, offset in offsets.items()

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import UNSET, structs
 
+from tandemmq.broker.table_file import Table
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
@@ -20,7 +21,7 @@ QueueOffsets = dict[int, int]
 DROPPED_GROUPS_MAX = 10_000
 
 
-class OffsetTable:
+class OffsetTable(Table):
     """The consumer offsets of all groups; `on_change` is called after each change and must be cheap.
 
     Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
@@ -36,7 +37,7 @@ class OffsetTable:
 
     def __init__(self, *, version_step: int = 500, key_count_max: int = 1_000_000) -> None:
         self.data_version = DataVersion()
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
         self.on_topic_dropped: list[Callable[[str], None]] = []
         self.on_group_dropped: list[Callable[[str], None]] = []
         self.deleted_topics: Callable[[], Mapping[str, int]] | None = None
@@ -285,23 +286,19 @@ class OffsetTable:
         if keys:
             self._after_change()
 
-    def _after_change(self) -> None:
-        for callback in self.on_change:
-            callback()
-
 
 def _split(key: str) -> tuple[str, str, str]:
     return key.partition("@")
 
 
-class DelayOffsetTable:
+class DelayOffsetTable(Table):
     """The next queue offset by delay level (spec store 15 and 18: delayOffset.json); `on_change` is called
     after each change.
     """
 
     def __init__(self, *, version_step: int = 200) -> None:
         self.data_version = DataVersion()
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
         self._version_step = version_step
         self._updates = 0
         self._offsets: dict[int, int] = {}
@@ -346,7 +343,3 @@ class DelayOffsetTable:
         table = decode_body(data, DelayOffsets)
         self._offsets = dict(table.offsets)
         self.data_version = table.data_version
-
-    def _after_change(self) -> None:
-        for callback in self.on_change:
-            callback()

@@ -8,16 +8,15 @@ being redelivered.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from typing import Final
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import read_body, require_topic
 from tandemmq.broker.pop.handlers import PopAdmission, check_invisible
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
-from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pop.reading import PopPolls
-from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, decode_bits
 from tandemmq.protocol.codes import ResponseCode
@@ -30,8 +29,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
-from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store import PutStatus
 
 BATCH_ENTRIES_MAX: Final = 4_096
 BATCH_BITS_BYTES_MAX: Final = 8_192
@@ -43,38 +41,22 @@ _UNSAFE: Final = (
 )
 
 
+@dataclass(slots=True)
 class AckHandlers:
     """Handles acks of popped messages and changes of their invisible time."""
 
-    def __init__(
-        self,
-        *,
-        admission: PopAdmission,
-        lease_log: LeaseLog,
-        orders: OrderTable,
-        polls: PopPolls,
-        store: MessageStore,
-        topics: TopicTable,
-        wake_at: Callable[[QueueKey, int], None],
-        stats: BrokerStats,
-        clock: Clock,
-    ) -> None:
-        self._stats = stats
-        self._admission = admission
-        self._log = lease_log
-        self._orders = orders
-        self._polls = polls
-        self._store = store
-        self._topics = topics
-        self._wake_at = wake_at
-        self._clock = clock
-        self.acked_count = 0
-        self.changed_count = 0
+    core: BrokerCore
+    admission: PopAdmission
+    lease_log: LeaseLog
+    polls: PopPolls
+    wake_at: Callable[[QueueKey, int], None]
+    acked_count: int = field(default=0, init=False)
+    changed_count: int = field(default=0, init=False)
 
     def handle_ack(self, channel: Channel, command: Command) -> Command | None:
         """Handles ACK_MESSAGE (200051)."""
         header = command.decode(AckRequest)
-        self._admission.require_master(self._log.is_ready)
+        self.admission.require_master(self.lease_log.is_ready)
         handle = parse_handle(header.extra_info)
         key = (header.topic, header.consumer_group, header.queue_id)
         self._check_place(key, header.offset, is_end_allowed=True)
@@ -85,12 +67,12 @@ class AckHandlers:
         if lease is None or index is None or not lease.is_open(index):
             return command.reply()
         self._count_ack(key)
-        self._log.ack(lease, index, _answer(channel, command))
+        self.lease_log.ack(lease, index, _answer(channel, command))
         return None
 
     def handle_batch_ack(self, channel: Channel, command: Command) -> Command | None:
         """Handles BATCH_ACK_MESSAGE (200151); the answer is sent once every ack of the batch is stored."""
-        self._admission.require_master(self._log.is_ready)
+        self.admission.require_master(self.lease_log.is_ready)
         if not command.body:
             raise RequestRejected("the batch of acks is empty", code=ResponseCode.NO_MESSAGE)
         batch = read_body(BatchAck, command.body)
@@ -105,7 +87,7 @@ class AckHandlers:
     def handle_change(self, channel: Channel, command: Command) -> Command | None:
         """Handles CHANGE_MESSAGE_INVISIBLETIME (200053)."""
         header = command.decode(ChangeInvisibleRequest)
-        self._admission.require_master(self._log.is_ready)
+        self.admission.require_master(self.lease_log.is_ready)
         check_invisible(header.invisible_ms)
         handle = parse_handle(header.extra_info)
         key = (header.topic, header.consumer_group, header.queue_id)
@@ -129,7 +111,7 @@ class AckHandlers:
         key, offset, invisible_ms = lease.key, lease.offsets[index], header.invisible_ms
         place = (key.topic, key.group, key.queue_id, offset)
         new = Lease(
-            LeaseKey(*place, self._log.free_time([place], self._clock.now_ms())),
+            LeaseKey(*place, self.lease_log.free_time([place], self.core.clock.now_ms())),
             [offset],
             invisible_ms=invisible_ms,
             revive_queue_id=lease.revive_queue_id,
@@ -142,9 +124,9 @@ class AckHandlers:
             revive_queue_id=new.revive_queue_id,
         )
         self.changed_count += 1
-        self._stats.count_checkpoint(key.topic, key.group)
-        self._stats.count_acks(key.topic, key.group, 1)
-        self._log.replace(lease, index, new, _answer(channel, command, response))
+        self.core.stats.count_checkpoint(key.topic, key.group)
+        self.core.stats.count_acks(key.topic, key.group, 1)
+        self.lease_log.replace(lease, index, new, _answer(channel, command, response))
 
     def _ack_entry(self, entry: BatchAckEntry, pending: _Pending) -> None:
         topic = real_topic(entry.retry_flag, entry.group, entry.topic)
@@ -164,44 +146,44 @@ class AckHandlers:
             index = lease.index(entry.start_offset + number)
             if index is not None and lease.is_open(index):
                 self._count_ack(key)
-                self._log.ack(lease, index, pending.add())
+                self.lease_log.ack(lease, index, pending.add())
 
     def _advance(self, key: QueueKey, offset: int, pop_time_ms: int, pending: _Pending) -> None:
         try:
-            next_offset = self._orders.acknowledge(key, offset, pop_time_ms)
+            next_offset = self.core.tables.orders.acknowledge(key, offset, pop_time_ms)
         except ValueError:
             return
-        if next_offset is not None and next_offset > (self._log.position(key) or 0):
-            self._log.put_position(key, next_offset, pending.add())
+        if next_offset is not None and next_offset > (self.lease_log.position(key) or 0):
+            self.lease_log.put_position(key, next_offset, pending.add())
         self._free(key)
 
     def _ack_in_order(
         self, channel: Channel, command: Command, key: QueueKey, offset: int, pop_time_ms: int
     ) -> Command | None:
         try:
-            next_offset = self._orders.acknowledge(key, offset, pop_time_ms)
+            next_offset = self.core.tables.orders.acknowledge(key, offset, pop_time_ms)
         except ValueError:
             raise RequestRejected(
                 f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
             ) from None
         self._count_ack(key)
-        position = self._log.position(key)
+        position = self.lease_log.position(key)
         if next_offset is None or (position is not None and next_offset <= position):
             self._free(key)
             return command.reply()
-        self._log.put_position(key, next_offset, _answer(channel, command))
+        self.lease_log.put_position(key, next_offset, _answer(channel, command))
         self._free(key)
         return None
 
     def _change_in_order(
         self, command: Command, key: QueueKey, header: ChangeInvisibleRequest, handle: Handle
     ) -> Command:
-        visible_at_ms = self._clock.now_ms() + header.invisible_ms
-        self._orders.show_at(
+        visible_at_ms = self.core.clock.now_ms() + header.invisible_ms
+        self.core.tables.orders.show_at(
             key, header.offset, handle.pop_time_ms, visible_at_ms, is_postponed=header.is_suspended
         )
         self.changed_count += 1
-        self._wake_at(key, visible_at_ms)
+        self.wake_at(key, visible_at_ms)
         response = ChangeInvisibleResponse(
             pop_time_ms=handle.pop_time_ms,
             invisible_ms=visible_at_ms - handle.pop_time_ms,
@@ -211,28 +193,28 @@ class AckHandlers:
 
     def _count_ack(self, key: QueueKey) -> None:
         self.acked_count += 1
-        self._stats.count_acks(key[0], key[1], 1)
+        self.core.stats.count_acks(key[0], key[1], 1)
 
     def _free(self, key: QueueKey) -> None:
         """Wakes the pops that wait for the queue if it is free now."""
-        if self._orders.blocked_until_ms(key, None, self._clock.now_ms()) is None:
-            self._polls.touch(key[:2], key[2])
+        if self.core.tables.orders.blocked_until_ms(key, None, self.core.clock.now_ms()) is None:
+            self.polls.touch(key[:2], key[2])
 
     def _lease(self, key: QueueKey, start_offset: int, pop_time_ms: int) -> Lease | None:
         """Returns the lease that a handle names, or None if the lease has ended."""
-        lease = self._log.leases.get(LeaseKey(*key, start_offset, pop_time_ms))
+        lease = self.lease_log.leases.get(LeaseKey(*key, start_offset, pop_time_ms))
         return None if lease is None or lease.is_reviving else lease
 
     def _check_place(self, key: QueueKey, offset: int, *, is_end_allowed: bool) -> None:
         topic, _, queue_id = key
-        if not is_retry_topic(topic) or self._topics.get(topic) is not None:
-            count = require_topic(self._topics, topic).read_queue_count
+        if not is_retry_topic(topic) or self.core.topics.get(topic) is not None:
+            count = require_topic(self.core.topics, topic).read_queue_count
             if not 0 <= queue_id < count:
                 raise RequestRejected(
                     f"queueId {queue_id} is outside 0..{count - 1} of the topic {topic}",
                     code=ResponseCode.MESSAGE_ILLEGAL,
                 )
-        low, high = self._store.queue_min(topic, queue_id), self._store.queue_max(topic, queue_id)
+        low, high = self.core.store.queue_min(topic, queue_id), self.core.store.queue_max(topic, queue_id)
         if not low <= offset < high + is_end_allowed:
             raise RequestRejected(
                 f"offset {offset} of queue {queue_id} of {topic} is outside {low}..{high}",

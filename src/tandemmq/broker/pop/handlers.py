@@ -12,14 +12,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Final, NamedTuple, Protocol
 
-from tandemmq.broker.guards import invalid, require_group, require_topic
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.guards import answer_failure, invalid, require_group, require_topic
 from tandemmq.broker.pop.lease_log import LeaseLog, is_stored
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
-from tandemmq.broker.pop.order_table import OrderedPop, OrderTable
+from tandemmq.broker.pop.order_table import OrderedPop
 from tandemmq.broker.pop.reading import (
     Found,
     HeldPop,
@@ -29,11 +28,8 @@ from tandemmq.broker.pop.reading import (
     PopReader,
     with_handle,
 )
-from tandemmq.broker.pull.filters import is_tag_type, parse_tags, require_sql
-from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.table_file import OnSaved, TableFile, TableSaver
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.pull.filters import parse_filter
+from tandemmq.broker.table_file import OnSaved
 from tandemmq.errors import Busy, NotPermitted, RequestRejected, StoreError
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
@@ -58,11 +54,9 @@ from tandemmq.protocol.requests.consume import (
     PopRequest,
     PopResponse,
 )
-from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock, TimerHandle
+from tandemmq.runtime.ports import TimerHandle
 from tandemmq.store import PutStatus
-from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
@@ -92,33 +86,31 @@ class AdmittedPop(NamedTuple):
     group: SubscriptionGroupConfig
 
 
+@dataclass(slots=True)
 class PopAdmission:
     """Admits pops: the checks in the order of spec semantics 14.1."""
 
-    def __init__(self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable) -> None:
-        self._options = options
-        self._topics = topics
-        self._groups = groups
+    core: BrokerCore
 
     def admit(self, channel: Channel, header: PopTarget, now_ms: int) -> AdmittedPop:
         """Checks the request. Returns its topic and group.
 
         Raises:  RequestRejected with the code that the spec names for the first check that fails.
         """
-        options = self._options
+        options = self.core.options
         if not options.is_readable:
             raise NotPermitted(
                 f"the broker {options.broker_name} is not readable"
                 f" (brokerPermission {options.broker_permission})"
             )
-        topic = require_topic(self._topics, header.topic)
+        topic = require_topic(self.core.topics, header.topic)
         if not topic.is_readable:
             raise NotPermitted(f"the topic {topic.name} is not readable (permission {topic.permission})")
         if not ANY_QUEUE <= header.queue_id < topic.read_queue_count:
             raise invalid(
                 f"queueId {header.queue_id} is outside -1..{topic.read_queue_count - 1} of {topic.name}"
             )
-        group = require_group(self._groups, header.consumer_group, now_ms, channel.peer[0])
+        group = require_group(self.core.groups, header.consumer_group, now_ms, channel.peer[0])
         if not group.is_consume_enabled:
             raise NotPermitted(f"the group {group.name} may not consume (consumeEnable is false)")
         return AdmittedPop(topic, group)
@@ -127,14 +119,14 @@ class PopAdmission:
         """Returns the topic's current number of read queues, which may have grown while the request was
         held.
         """
-        now = self._topics.get(admitted.topic.name)
+        now = self.core.topics.get(admitted.topic.name)
         return (now or admitted.topic).read_queue_count
 
     def require_master(self, is_ready: bool) -> None:
         """Raises Busy on a slave or while pops are not ready. A slave writes nothing, so it cannot lease
         (spec semantics 2.3: pops go to id 0).
         """
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise Busy("[REJECTREQUEST] this broker is a slave and serves no pops or acks: use the master")
         if not is_ready:
             raise Busy("[REJECTREQUEST] pop is not ready on this broker: try again")
@@ -155,27 +147,6 @@ def check_invisible(invisible_ms: int) -> None:
     """Raises BadRequest for an invisible time that a check point cannot express."""
     if not 0 <= invisible_ms <= INVISIBLE_MS_MAX:
         raise invalid(f"invisibleTime {invisible_ms} is outside 0..{INVISIBLE_MS_MAX} ms")
-
-
-def parse_filter(
-    topic: str, expression_type: str | None, expression: str | None, *, is_sql_enabled: bool
-) -> frozenset[int] | SqlFilter | None:
-    """Returns the tags or the filter of a pop, or None if it wants every message.
-
-    Raises:  RequestRejected: SUBSCRIPTION_PARSE_FAILED, or SYSTEM_ERROR for an unsupported expression type.
-    """
-    if not is_tag_type(expression_type):
-        return require_sql(topic, expression or "", expression_type, is_enabled=is_sql_enabled)
-    try:
-        return _parse_cached(expression)
-    except ValueError as error:
-        raise RequestRejected(
-            f"the subscription of {topic} cannot be parsed: {error}",
-            code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-        ) from None
-
-
-_parse_cached = lru_cache(maxsize=1024)(parse_tags)
 
 
 @dataclass(slots=True)
@@ -242,35 +213,17 @@ class PendingPop:
     is_cut: bool = False
 
 
+@dataclass(slots=True)
 class PopHandlers:
     """Handles pops, peeks, notifications and polling queries."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        admission: PopAdmission,
-        reader: PopReader,
-        lease_log: LeaseLog,
-        orders: OrderTable,
-        polls: PopPolls,
-        saver: TableSaver,
-        group_file: TableFile,
-        stats: BrokerStats,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._admission = admission
-        self._reader = reader
-        self._log = lease_log
-        self._orders = orders
-        self._polls = polls
-        self._saver = saver
-        self._group_file = group_file
-        self._stats = stats
-        self._clock = clock
-        self._wake_times: dict[QueueKey, tuple[int, TimerHandle]] = {}
-        self.popped_count = 0
+    core: BrokerCore
+    admission: PopAdmission
+    reader: PopReader
+    lease_log: LeaseLog
+    polls: PopPolls
+    popped_count: int = field(default=0, init=False)
+    _wake_times: dict[QueueKey, tuple[int, TimerHandle]] = field(default_factory=dict, init=False)
 
     def handle_rollback(self, channel: Channel, command: Command) -> Command:
         """Handles POP_ROLLBACK (200056). Always succeeds: leases are already in the revive topic.
@@ -283,14 +236,14 @@ class PopHandlers:
     def handle_pop(self, channel: Channel, command: Command) -> Command | None:
         """Handles POP_MESSAGE (200050)."""
         header = command.decode(PopRequest)
-        now_ms = self._clock.now_ms()
+        now_ms = self.core.clock.now_ms()
         born_at_ms = header.born_at_ms or now_ms
         if is_late(born_at_ms, header.poll_ms, now_ms):
             return self._nothing(command, ResponseCode.POLLING_TIMEOUT, "the poll time was over on arrival")
-        self._admission.require_master(self._log.is_ready)
+        self.admission.require_master(self.lease_log.is_ready)
         check_count(header.count_max)
         check_invisible(header.invisible_ms)
-        admitted = self._admission.admit(channel, header, now_ms)
+        admitted = self.admission.admit(channel, header, now_ms)
         params = PopParams(
             topic=header.topic,
             group=header.consumer_group,
@@ -302,7 +255,7 @@ class PopHandlers:
                 header.topic,
                 header.expression_type,
                 header.expression,
-                is_sql_enabled=self._options.property_filter_enable,
+                is_sql_enabled=self.core.options.property_filter_enable,
             ),
             is_ordered=bool(header.is_ordered),
             attempt_id=header.attempt_id or "",
@@ -316,12 +269,12 @@ class PopHandlers:
         """Handles PEEK_MESSAGE (200052), on a slave as well."""
         header = command.decode(PeekRequest)
         check_count(header.count_max)
-        admitted = self._admission.admit(channel, header, self._clock.now_ms())
+        admitted = self.admission.admit(channel, header, self.core.clock.now_ms())
         params = PopParams(header.topic, header.consumer_group, header.queue_id, header.count_max)
-        found = self._reader.peek(params, admitted.topic.read_queue_count)
+        found = self.reader.peek(params, admitted.topic.read_queue_count)
         if not found.count:
             return self._nothing(command, ResponseCode.PULL_NOT_FOUND, "no message is available")
-        answer = self._new_answer(self._clock.now_ms(), 0)
+        answer = self._new_answer(self.core.clock.now_ms(), 0)
         for batches in found.batches:
             answer.add(batches, params)
         self._send(channel, command, answer.header(params, found), answer.records)
@@ -330,8 +283,8 @@ class PopHandlers:
     def handle_notification(self, channel: Channel, command: Command) -> Command | None:
         """Handles NOTIFICATION (200054). A late one is answered as well, but not held."""
         header = command.decode(NotificationRequest)
-        now_ms = self._clock.now_ms()
-        admitted = self._admission.admit(channel, header, now_ms)
+        now_ms = self.core.clock.now_ms()
+        admitted = self.admission.admit(channel, header, now_ms)
         params = PopParams(
             header.topic,
             header.consumer_group,
@@ -342,12 +295,12 @@ class PopHandlers:
                 header.topic,
                 header.expression_type,
                 header.expression,
-                is_sql_enabled=self._options.property_filter_enable,
+                is_sql_enabled=self.core.options.property_filter_enable,
             ),
             attempt_id=header.attempt_id or "",
         )
         pending = PendingPop(channel, command, params, admitted)
-        if self._reader.has_message(params, admitted.topic.read_queue_count, now_ms):
+        if self.reader.has_message(params, admitted.topic.read_queue_count, now_ms):
             return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
         self._wake_when_free(pending, now_ms)
         until_ms = (header.born_at_ms or now_ms) + header.poll_ms
@@ -360,8 +313,8 @@ class PopHandlers:
     def handle_polling_info(self, channel: Channel, command: Command) -> Command:
         """Handles POLLING_INFO (200055)."""
         header = command.decode(PollingInfoRequest)
-        self._admission.admit(channel, header, self._clock.now_ms())
-        count = self._polls.count((header.topic, header.consumer_group), header.queue_id)
+        self.admission.admit(channel, header, self.core.clock.now_ms())
+        count = self.polls.count((header.topic, header.consumer_group), header.queue_id)
         return command.reply(ResponseCode.SUCCESS, PollingInfoResponse(count=count))
 
     # Popping.
@@ -373,11 +326,11 @@ class PopHandlers:
         Raises:  RequestRejected when the check points cannot be stored.
         """
         params = pending.params
-        if not params.is_ordered and not self._log.leases.has_room:
-            self._log.leases.await_room()
+        if not params.is_ordered and not self.lease_log.leases.has_room:
+            self.lease_log.leases.await_room()
             return False
-        now_ms = self._clock.now_ms()
-        found = self._reader.read(params, self._admission.queue_count(pending.admitted), now_ms)
+        now_ms = self.core.clock.now_ms()
+        found = self.reader.read(params, self.admission.queue_count(pending.admitted), now_ms)
         pending.is_cut = found.is_cut
         if not found.count:
             self._wake_when_free(pending, now_ms)
@@ -391,7 +344,7 @@ class PopHandlers:
     def _pop(self, pending: PendingPop, found: Found, now_ms: int) -> None:
         params = pending.params
         keys = [(t.source.topic, params.group, t.source.queue_id, t.start_offset) for t in found.batches]
-        answer = self._new_answer(self._log.free_time(keys, now_ms), self._log.next_queue_id())
+        answer = self._new_answer(self.lease_log.free_time(keys, now_ms), self.lease_log.next_queue_id())
         leases = []
         for key, batches in zip(keys, found.batches, strict=True):
             leases.append(
@@ -408,15 +361,15 @@ class PopHandlers:
         def on_stored(status: PutStatus) -> None:
             self._when_saved(lambda _error: self._finish(pending, found, answer, status))
 
-        self._log.open(leases, on_stored)
+        self.lease_log.open(leases, on_stored)
 
     def _when_saved(self, done: OnSaved) -> None:
         """Calls `done` once the groups are on disk. If the group were lost in a kill, no consumer would ever
         get the messages it popped.
         """
-        file = self._group_file
+        file = self.core.tables.group_file
         if file.is_changed or file.lock.locked():
-            self._saver.save_then(file, done)
+            self.core.tables.saver.save_then(file, done)
         else:
             done(None)
 
@@ -432,7 +385,7 @@ class PopHandlers:
                 attempt_id=params.attempt_id,
                 seen_at_ms=now_ms,
             )
-            self._orders.put(key, pop)
+            self.core.tables.orders.put(key, pop)
             answer.add(batches, params)
             flag, queue_id = batches.source.flag, batches.source.queue_id
             answer.orders += order_items(flag, queue_id, batches.offsets, pop.counts)
@@ -442,8 +395,8 @@ class PopHandlers:
         return PopAnswer(
             pop_time_ms,
             revive_queue_id,
-            self._options.broker_name,
-            tells_retry_topic=self._options.pop_returns_retry_topic,
+            self.core.options.broker_name,
+            tells_retry_topic=self.core.options.pop_returns_retry_topic,
         )
 
     def _finish(self, pending: PendingPop, found: Found, answer: PopAnswer, status: PutStatus) -> None:
@@ -453,10 +406,10 @@ class PopHandlers:
                 command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
             )
             # the messages are available again
-            self._polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
+            self.polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
             return
         self.popped_count += found.count
-        stats = self._stats
+        stats = self.core.stats
         stats.got_count += found.count
         for batches in found.batches:
             topic = batches.source.topic
@@ -467,7 +420,7 @@ class PopHandlers:
                 stats.count_checkpoint(topic, pending.params.group)
         self._send(channel, command, answer.header(pending.params, found), answer.records)
         if found.rest > 0:
-            self._polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
+            self.polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
 
     def _send(
         self,
@@ -477,12 +430,12 @@ class PopHandlers:
         records: Sequence[memoryview | bytes],
     ) -> None:
         size = sum(map(len, records))
-        self._stats.got_bytes += size
+        self.core.stats.got_bytes += size
         reply = command.reply(ResponseCode.SUCCESS, header, remark="FOUND")
         channel.send_frame(encode_frame_head(reply, size), *records)
 
     def _nothing(self, command: Command, code: ResponseCode, remark: str) -> Command:
-        self._stats.count_pull_ending(code)
+        self.core.stats.count_pull_ending(code)
         return command.reply(code, PopResponse(), remark=remark)
 
     # Waiting.
@@ -496,24 +449,24 @@ class PopHandlers:
             if planned[0] <= at_ms:
                 return
             planned[1].cancel()
-        delay_s = max(0, at_ms - self._clock.now_ms()) / 1000
-        self._wake_times[key] = at_ms, self._clock.call_later(delay_s, self._wake_now, key)
+        delay_s = max(0, at_ms - self.core.clock.now_ms()) / 1000
+        self._wake_times[key] = at_ms, self.core.clock.call_later(delay_s, self._wake_now, key)
 
     def _wake_when_free(self, pending: PendingPop, now_ms: int) -> None:
-        count = self._admission.queue_count(pending.admitted)
-        for key, until_ms in self._reader.blocked(pending.params, count, now_ms):
+        count = self.admission.queue_count(pending.admitted)
+        for key, until_ms in self.reader.blocked(pending.params, count, now_ms):
             self.wake_at(key, until_ms)
 
     def _wake_now(self, key: QueueKey) -> None:
         del self._wake_times[key]
-        self._polls.touch(key[:2], key[2])
+        self.polls.touch(key[:2], key[2])
 
     def _hold(
         self, pending: PendingPop, until_ms: int, on_wake: Callable[[HeldPop, bool], bool]
     ) -> Command | None:
         """Holds the request. Returns None while it is held, or an answer if it cannot be."""
-        now_ms = self._clock.now_ms()
-        hold_ms = min(until_ms - now_ms, self._options.long_poll_ms_max)
+        now_ms = self.core.clock.now_ms()
+        hold_ms = min(until_ms - now_ms, self.core.options.long_poll_ms_max)
         if hold_ms <= 0:
             return self._nothing(pending.command, ResponseCode.POLLING_TIMEOUT, "no message is available")
         params = pending.params
@@ -521,14 +474,14 @@ class PopHandlers:
             channel=pending.channel,
             key=(params.topic, params.group),
             queue_id=params.queue_id,
-            deadline_s=self._clock.monotonic() + hold_ms / 1000,
+            deadline_s=self.core.clock.monotonic() + hold_ms / 1000,
             request=pending,
             on_wake=on_wake,
             kind=(on_wake, params.is_ordered, params.message_filter),
             attempt_id=params.attempt_id if params.is_ordered else "",
         )
-        retries = [topic for topic, _ in self._reader.retry_topics(params.group, params.topic)]
-        if self._polls.hold(held, retries):
+        retries = [topic for topic, _ in self.reader.retry_topics(params.group, params.topic)]
+        if self.polls.hold(held, retries):
             self._read_on(pending)
             return None
         return self._nothing(
@@ -538,7 +491,7 @@ class PopHandlers:
     def _read_on(self, pending: PendingPop) -> None:
         """Schedules the rest of an unfinished scan for the next turn of the loop."""
         if pending.is_cut:
-            self._polls.touch((pending.params.topic, pending.params.group), pending.params.queue_id)
+            self.polls.touch((pending.params.topic, pending.params.group), pending.params.queue_id)
 
     def _on_wake(self, held: HeldPop, is_over: bool) -> bool:
         """Tries a held pop again. Returns False if it keeps waiting."""
@@ -547,18 +500,10 @@ class PopHandlers:
             return True
         try:
             # While the broker stops nothing new is leased: the answer might not arrive.
-            if not self._polls.is_closed and self._try(pending):
+            if not self.polls.is_closed and self._try(pending):
                 return True
-        except RequestRejected as error:
-            self._stats.count_pull_ending(error.code)
-            pending.channel.send(pending.command.reply(error.code, remark=error.remark))
-            return True
-        except (StoreError, OSError) as error:
-            self._stats.count_pull_ending(ResponseCode.SYSTEM_ERROR)
-            log.warning(events.PULL_FAILED, extra={"topic": pending.params.topic, "reason": str(error)})
-            pending.channel.send(
-                pending.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}")
-            )
+        except (RequestRejected, StoreError, OSError) as error:
+            answer_failure(self.core.stats, pending.channel, pending.command, pending.params.topic, error)
             return True
         if is_over:
             pending.channel.send(
@@ -575,9 +520,9 @@ class PopHandlers:
         pending: PendingPop = held.request
         if pending.channel.is_closed:
             return True
-        count = self._admission.queue_count(pending.admitted)
-        now_ms = self._clock.now_ms()
-        has_message = self._reader.has_message(pending.params, count, now_ms)
+        count = self.admission.queue_count(pending.admitted)
+        now_ms = self.core.clock.now_ms()
+        has_message = self.reader.has_message(pending.params, count, now_ms)
         if has_message or is_over:
             response = NotificationResponse(has_message=has_message)
             pending.channel.send(pending.command.reply(ResponseCode.SUCCESS, response))

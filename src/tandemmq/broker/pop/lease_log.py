@@ -19,8 +19,8 @@ import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.durable import DurableWriter, Progress
-from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.pop.leases import (
     REVIVE_GROUP,
     Change,
@@ -35,8 +35,7 @@ from tandemmq.broker.pop.leases import (
 )
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.record import NewRecord, Record
-from tandemmq.runtime.ports import Clock
-from tandemmq.store import MessageStore, PutStatus
+from tandemmq.store import PutStatus
 from tandemmq.store.outcomes import NOT_STORED
 
 ROLL_AFTER_COUNT: Final = 50_000
@@ -61,25 +60,14 @@ class LeaseLog:
     Call `recover` before anything else, on a master only and once `is_caught_up` is True.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        leases: Leases,
-        offsets: OffsetTable,
-        *,
-        records: LeaseRecords,
-        queue_count: int,
-        clock: Clock,
-        roll_after_count: int = ROLL_AFTER_COUNT,
-    ) -> None:
-        self._store = store
+    def __init__(self, core: BrokerCore, leases: Leases, *, roll_after_count: int = ROLL_AFTER_COUNT) -> None:
+        options = core.options
+        self._store, self._offsets, self._clock = core.store, core.offsets, core.clock
         self.leases = leases
-        self._offsets = offsets
-        self.records = records
-        self._queue_count = queue_count
-        self._clock = clock
+        self.records = LeaseRecords(cluster=options.cluster_name, broker_name=options.broker_name)
+        self._queue_count = options.revive_queue_count
         self._roll_after_count = roll_after_count
-        self._writer = DurableWriter(store, clock)
+        self._writer = DurableWriter(core.store, core.clock)
         self._turn = 0
         self._positions: dict[QueueKey, int] = {}
         self._moved: dict[QueueKey, int] = {}  # changed since the last round

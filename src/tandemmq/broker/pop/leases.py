@@ -9,6 +9,7 @@ Source: spec semantics 14.4 (RocketMQ: PopCheckPoint).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass, field
 from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
@@ -37,50 +38,30 @@ class LeaseKey(NamedTuple):
     pop_time_ms: int
 
 
+@dataclass(slots=True, eq=False)
 class Lease:
     """A lease on some messages of one queue: the messages are invisible to the group until `ends_at_ms`."""
 
-    __slots__ = (
-        "bits",
-        "end_offset",
-        "ends_at_ms",
-        "invisible_ms",
-        "is_reviving",
-        "is_suspended",
-        "key",
-        "offsets",
-        "put_again_count",
-        "revive_offset",
-        "revive_queue_id",
-    )
+    key: LeaseKey
+    offsets: Sequence[int]
+    _: KW_ONLY
+    invisible_ms: int
+    revive_queue_id: int
+    end_offset: int  # the group's next pop of the queue starts here
+    bits: int = 0  # bit i is set once offsets[i] is acknowledged
+    grace_ms: InitVar[int] = 0
+    put_again_count: int = 0
+    # the messages were not tried, so redelivery leaves their counts unchanged
+    is_suspended: bool = False
+    ends_at_ms: int = field(init=False)
+    # offset of the lease's check point in its revive queue; -1 until it is written
+    revive_offset: int = field(default=-1, init=False)
+    is_reviving: bool = field(default=False, init=False)
 
-    def __init__(
-        self,
-        key: LeaseKey,
-        offsets: Sequence[int],
-        *,
-        invisible_ms: int,
-        revive_queue_id: int,
-        end_offset: int,
-        bits: int = 0,
-        grace_ms: int = 0,
-        put_again_count: int = 0,
-        is_suspended: bool = False,
-    ) -> None:
-        assert 0 < len(offsets) <= MESSAGE_COUNT_MAX, len(offsets)
-        self.key = key
-        self.offsets = tuple(offsets)
-        self.invisible_ms = invisible_ms
-        self.revive_queue_id = revive_queue_id
-        self.end_offset = end_offset  # the group's next pop of the queue starts here
-        self.bits = bits  # bit i is set once offsets[i] is acknowledged
-        self.ends_at_ms = key.pop_time_ms + invisible_ms + grace_ms
-        self.put_again_count = put_again_count
-        # the messages were not tried, so redelivery leaves their counts unchanged
-        self.is_suspended = is_suspended
-        # offset of the lease's check point in its revive queue; -1 until it is written
-        self.revive_offset = -1
-        self.is_reviving = False
+    def __post_init__(self, grace_ms: int) -> None:
+        assert 0 < len(self.offsets) <= MESSAGE_COUNT_MAX, len(self.offsets)
+        self.offsets = tuple(self.offsets)
+        self.ends_at_ms = self.key.pop_time_ms + self.invisible_ms + grace_ms
 
     def index(self, offset: int) -> int | None:
         """Returns the index of the message within the lease, or None if the lease does not contain it."""

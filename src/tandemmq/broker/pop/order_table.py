@@ -8,9 +8,11 @@ Source: spec semantics 14.5. Pure but for the callbacks; time is passed in.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
+from tandemmq.broker.table_file import Table
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.progress import (
     OrderState,
@@ -21,39 +23,24 @@ KEPT_MS: Final = 24 * 3_600_000
 """The time after which an unused queue is forgotten, measured back from the newest pop."""
 
 
+@dataclass(slots=True, eq=False)
 class OrderedPop:
     """The last ordered pop of one queue by one group."""
 
-    __slots__ = (
-        "attempt_id",
-        "bits",
-        "counts",
-        "invisible_ms",
-        "offsets",
-        "pop_time_ms",
-        "postponed",
-        "seen_at_ms",
-        "visible",
-    )
+    offsets: Sequence[int]
+    _: KW_ONLY
+    pop_time_ms: int
+    invisible_ms: int
+    attempt_id: str
+    seen_at_ms: int
+    bits: int = 0
+    counts: dict[int, int] = field(default_factory=dict)  # earlier tries, by offset; absent if none
+    # Time at which each changed message becomes visible again.
+    visible: dict[int, int] = field(default_factory=dict)
+    postponed: set[int] = field(default_factory=set)  # those of `visible` put off without being tried
 
-    def __init__(
-        self,
-        offsets: Sequence[int],
-        *,
-        pop_time_ms: int,
-        invisible_ms: int,
-        attempt_id: str,
-        seen_at_ms: int,
-    ) -> None:
-        self.offsets = list(offsets)
-        self.pop_time_ms = pop_time_ms
-        self.invisible_ms = invisible_ms
-        self.attempt_id = attempt_id
-        self.seen_at_ms = seen_at_ms
-        self.bits = 0
-        self.counts: dict[int, int] = {}  # earlier tries, by offset; absent if none
-        self.visible: dict[int, int] = {}  # time at which each changed message becomes visible again
-        self.postponed: set[int] = set()  # messages in `visible` that were put off without being tried
+    def __post_init__(self) -> None:
+        self.offsets = list(self.offsets)
 
     def tries_of(self, offsets: Iterable[int]) -> dict[int, int]:
         """Returns how often each of these messages was popped and tried; messages never tried are left
@@ -76,11 +63,11 @@ class OrderedPop:
         return next(iter(self.open_offsets()), self.offsets[-1] + 1)
 
 
-class OrderTable:
+class OrderTable(Table):
     """All ordered pops of a broker; the callbacks in `on_change` run after each change."""
 
     def __init__(self) -> None:
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
         self._pops: dict[QueueKey, OrderedPop] = {}
         # by (topic, group): attempt id by queue, without empty ids
         self._attempts: dict[tuple[str, str], dict[int, str]] = {}
@@ -204,10 +191,6 @@ class OrderTable:
             del attempts[key[2]]
             if not attempts:
                 del self._attempts[key[:2]]
-
-    def _after_change(self) -> None:
-        for callback in self.on_change:
-            callback()
 
 
 def _state(pop: OrderedPop) -> OrderState:

@@ -10,11 +10,9 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, 
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import MESSAGE_COUNT_MAX, QueueKey
-from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pull.long_poll import PollChannel
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.pop_receipts import (
@@ -30,8 +28,8 @@ from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_pro
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.requests.consume import INIT_MIN
 from tandemmq.protocol.sql92 import SqlFilter
-from tandemmq.runtime.ports import Clock, Random, TimerHandle
-from tandemmq.store import GET_BYTES_MAX, MessageStore, PutStatus
+from tandemmq.runtime.ports import Clock, TimerHandle
+from tandemmq.store import GET_BYTES_MAX, PutStatus
 from tandemmq.store.outcomes import GetResult, GetStatus
 
 ANY = -1
@@ -44,6 +42,7 @@ TRIES_MAX: Final = 64
 """The highest number of held requests tried in one turn of the loop; the rest follow in the next turn."""
 
 
+@dataclass(slots=True, eq=False, kw_only=True)
 class HeldPop:
     """A held request; with `queue_id` -1 it waits for any queue.
 
@@ -51,42 +50,28 @@ class HeldPop:
     neither does, unless their attempts differ. `attempt_id` is empty unless the pop is ordered.
     """
 
-    __slots__ = ("attempt_id", "channel", "deadline_s", "key", "kind", "number", "on_wake", "queue_id",
-                 "request", "timer")  # fmt: skip
+    channel: PollChannel
+    key: PollKey
+    queue_id: int
+    deadline_s: float
+    request: Any
+    on_wake: Callable[[HeldPop, bool], bool]
+    kind: Hashable = None
+    attempt_id: str = ""
+    number: int = field(default=0, init=False)
+    timer: TimerHandle | None = field(default=None, init=False)
 
-    def __init__(
-        self,
-        *,
-        channel: PollChannel,
-        key: PollKey,
-        queue_id: int,
-        deadline_s: float,
-        request: Any,
-        on_wake: Callable[[HeldPop, bool], bool],
-        kind: Hashable = None,
-        attempt_id: str = "",
-    ) -> None:
-        self.channel = channel
-        self.key = key
-        self.queue_id = queue_id
-        self.deadline_s = deadline_s
-        self.request = request
-        self.on_wake = on_wake
-        self.kind = (queue_id, kind)
-        self.attempt_id = attempt_id
-        self.number = 0
-        self.timer: TimerHandle | None = None
+    def __post_init__(self) -> None:
+        self.kind = (self.queue_id, self.kind)
 
 
+@dataclass(slots=True, eq=False)
 class _Waiting:
     """The held requests of one topic and group, by kind, each kind in the order of arrival."""
 
-    __slots__ = ("count", "kinds", "topics")
-
-    def __init__(self, topics: tuple[str, ...]) -> None:
-        self.topics = topics
-        self.count = 0
-        self.kinds: dict[Hashable, dict[HeldPop, None]] = {}
+    topics: tuple[str, ...]
+    count: int = 0
+    kinds: dict[Hashable, dict[HeldPop, None]] = field(default_factory=dict)
 
 
 class PopPolls:
@@ -320,33 +305,18 @@ class Found:
     is_cut: bool = False
 
 
+@dataclass(slots=True)
 class PopReader:
     """Reads the messages a pop, a peek or a notification may get, from the topic's queues and the group's pop
     retry topics. Changes nothing but positions.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        offsets: OffsetTable,
-        lease_log: LeaseLog,
-        orders: OrderTable,
-        chance: Random,
-        now_ms: Callable[[], int],
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._offsets = offsets
-        self._log = lease_log
-        self._orders = orders
-        self._chance = chance
-        self._now_ms = now_ms
+    core: BrokerCore
+    lease_log: LeaseLog
 
     def retry_topics(self, group: str, topic: str) -> list[tuple[str, str]]:
         """Returns the names and flags of the topics that may hold the group's ended leases of the topic."""
-        options = self._options
+        options = self.core.options
         found = [(pop_retry_v2(group, topic), FLAG_RETRY_V2)] if options.pop_retry_v2 else []
         if not options.pop_retry_v2 or options.pop_reads_retry_v1:
             found.append((pop_retry_v1(group, topic), FLAG_RETRY_V1))
@@ -354,12 +324,12 @@ class PopReader:
 
     def sources(self, params: PopParams, queue_count: int) -> Iterator[PoppedQueue]:
         """Yields the queues in the order in which they are read."""
-        chance = self._chance.below(100)
-        is_retry_first = chance < self._options.pop_retry_percent
+        chance = self.core.chance.below(100)
+        is_retry_first = chance < self.core.options.pop_retry_percent
         retries = []
         if not params.is_ordered:
             for topic, flag in self.retry_topics(params.group, params.topic):
-                if self._store.queue_max(topic, 0):
+                if self.core.store.queue_max(topic, 0):
                     retries.append(PoppedQueue(topic, 0, flag))
         if is_retry_first:
             yield from retries
@@ -393,8 +363,8 @@ class PopReader:
         for source in self.sources(params, queue_count):
             if found.count >= params.count_max:
                 break
-            start = self._log.position((source.topic, params.group, source.queue_id))
-            low = self._store.queue_min(source.topic, source.queue_id)
+            start = self.lease_log.position((source.topic, params.group, source.queue_id))
+            low = self.core.store.queue_min(source.topic, source.queue_id)
             start = max(low, start if start is not None else low)
             got = self._get(source, start, params, params.count_max - found.count)
             if got.status is GetStatus.FOUND:
@@ -421,14 +391,18 @@ class PopReader:
                 yield key, until_ms
 
     def _blocked_until_ms(self, key: QueueKey, params: PopParams, now_ms: int) -> int | None:
-        return self._orders.blocked_until_ms(key, params.attempt_id, now_ms) if params.is_ordered else None
+        return (
+            self.core.tables.orders.blocked_until_ms(key, params.attempt_id, now_ms)
+            if params.is_ordered
+            else None
+        )
 
     def _may_find(self, source: PoppedQueue, key: QueueKey, params: PopParams) -> bool:
         """Returns False if one read shows that the queue has no message left that the filter accepts."""
         remaining = self._remaining(key)
         if remaining <= 0 or params.message_filter is None or source.flag != FLAG_NORMAL:
             return remaining > 0
-        start = self._store.queue_max(source.topic, source.queue_id) - remaining
+        start = self.core.store.queue_max(source.topic, source.queue_id) - remaining
         got = self._get(source, start, params, MESSAGE_COUNT_MAX)
         if got.status is GetStatus.FOUND:
             message_filter = params.message_filter
@@ -436,7 +410,7 @@ class PopReader:
                 message_filter.matches_record(record) for record in split_records(got.slices)
             ):
                 return True
-        return got.next_offset < self._store.queue_max(source.topic, source.queue_id)
+        return got.next_offset < self.core.store.queue_max(source.topic, source.queue_id)
 
     def _collect(self, source: PoppedQueue, key: QueueKey, params: PopParams, found: Found) -> None:
         start = self._start(source, key, params)
@@ -447,11 +421,11 @@ class PopReader:
             if got.next_offset == start or got.status in _AT_QUEUE_END:
                 return
             start = got.next_offset
-            self._log.move(key, start)
+            self.lease_log.move(key, start)
             if not found.scans_left:
                 break
             found.scans_left -= 1
-        rest = max(0, self._store.queue_max(source.topic, source.queue_id) - start)
+        rest = max(0, self.core.store.queue_max(source.topic, source.queue_id) - start)
         found.rest += rest
         found.is_cut |= rest > 0
 
@@ -460,7 +434,7 @@ class PopReader:
         tag_hashes = params.message_filter if source.flag == FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
             tag_hashes = None  # `_add` applies the SQL filter
-        return self._store.reader.get(
+        return self.core.store.reader.get(
             source.topic,
             source.queue_id,
             start,
@@ -487,28 +461,30 @@ class PopReader:
         reset.
         """
         topic, group, queue_id = key
-        reset = self._offsets.consume_reset(group, topic, queue_id)
+        reset = self.core.offsets.consume_reset(group, topic, queue_id)
         if reset is not None:
             return self._store_reset(key, reset)
-        position = self._log.position(key)
+        position = self.lease_log.position(key)
         if position is not None:
             return position
-        low = self._store.queue_min(topic, queue_id)
-        is_forgotten = self._offsets.is_forgotten(group)
+        low = self.core.store.queue_min(topic, queue_id)
+        is_forgotten = self.core.offsets.is_forgotten(group)
         if source.flag != FLAG_NORMAL or params.init_mode == INIT_MIN or is_forgotten:
             start = low
         else:
             start = self._newest(topic, queue_id, low)
-        if self._store.queue_max(topic, queue_id):
-            self._log.move(key, start)
+        if self.core.store.queue_max(topic, queue_id):
+            self.lease_log.move(key, start)
         return start
 
     def _store_reset(self, key: QueueKey, offset: int) -> int:
         topic, group, queue_id = key
         try:
-            self._log.put_position(key, offset, _ignore)
+            self.lease_log.put_position(key, offset, _ignore)
         except RequestRejected:
-            self._offsets.reset(group, topic, queue_id, offset, self._now_ms())  # the next pop applies it
+            self.core.offsets.reset(
+                group, topic, queue_id, offset, self.core.clock.now_ms()
+            )  # the next pop applies it
             raise
         return offset
 
@@ -516,19 +492,19 @@ class PopReader:
         """Returns the offset of the queue's last message; 0 if the whole queue is still in memory, as for a
         young topic.
         """
-        is_young = low <= 0 and self._options.pop_init_checks_memory
-        if is_young and not self._store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave:
+        is_young = low <= 0 and self.core.options.pop_init_checks_memory
+        if is_young and not self.core.store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave:
             return 0
-        return max(0, self._store.queue_max(topic, queue_id) - 1)
+        return max(0, self.core.store.queue_max(topic, queue_id) - 1)
 
     def _remaining(self, key: QueueKey) -> int:
         topic, group, queue_id = key
-        start = self._offsets.waiting_reset(group, topic, queue_id)
+        start = self.core.offsets.waiting_reset(group, topic, queue_id)
         if start is None:
-            start = self._log.position(key)
+            start = self.lease_log.position(key)
         if start is None:
-            start = self._store.queue_min(topic, queue_id)
-        return max(0, self._store.queue_max(topic, queue_id) - start)
+            start = self.core.store.queue_min(topic, queue_id)
+        return max(0, self.core.store.queue_max(topic, queue_id) - start)
 
 
 def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:

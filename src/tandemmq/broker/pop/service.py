@@ -4,25 +4,16 @@ redelivers messages whose leases ended.
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Mapping
 from typing import Final
 
-from tandemmq.broker.durable import TimedEvent
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.durable import Duty, copy_record
 from tandemmq.broker.pop.ack_handlers import AckHandlers
 from tandemmq.broker.pop.handlers import PopAdmission, PopHandlers
 from tandemmq.broker.pop.lease_log import LeaseLog
-from tandemmq.broker.pop.leases import Lease, LeaseRecords, Leases
-from tandemmq.broker.pop.order_table import OrderTable
+from tandemmq.broker.pop.leases import Lease, Leases
 from tandemmq.broker.pop.reading import PopPolls, PopReader
-from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.table_file import TableFile, TableSaver
-from tandemmq.broker.topics.auto_create import TopicCreator
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
@@ -33,11 +24,8 @@ from tandemmq.protocol.properties import (
     find_property,
     remove_property,
 )
-from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import is_retry_topic
-from tandemmq.runtime.ports import Clock, Random
-from tandemmq.runtime.tasks import TaskScope
-from tandemmq.store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -47,15 +35,12 @@ BATCH_COUNT: Final = 64
 COPIES_BYTES_MAX: Final = 131_072
 ACK_IN_FLIGHT_MS: Final = 500
 REFUSED_MS: Final = 10_000
-STOP_S_MAX: Final = 5.0
-REVIVE_QUEUES_MAX: Final = 512
 FIRST_POP_TIME: Final = "1ST_POP_TIME"
 POP_HANDLE: Final = "POP_CK"
 
 
-class Revive:
-    """Redelivers messages whose leases ended, in one task that runs on the master only. `start` and `stop`
-    follow the broker's role; both may be called again.
+class Revive(Duty):
+    """Redelivers messages whose leases ended, in one task that runs on the master only.
 
     Invariants: one append both stores a message again and removes it from its lease, so a kill at any point
                 neither repeats nor loses a message.
@@ -65,102 +50,63 @@ class Revive:
     Source: spec semantics 14.4. RocketMQ never makes dead letters here and retries for ever (decision 008).
     """
 
-    def __init__(
-        self,
-        lease_log: LeaseLog,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        creator: TopicCreator,
-        uses_v2: bool,
-        clock: Clock,
-    ) -> None:
-        self._log = lease_log
-        self._store = store
-        self._topics = topics
-        self._groups = groups
-        self._creator = creator
-        self._uses_v2 = uses_v2
-        self._clock = clock
-        self._wake = TimedEvent(clock)
-        self._scope: TaskScope | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._is_stopping = False
+    name = "revive"
+
+    def __init__(self, core: BrokerCore, lease_log: LeaseLog) -> None:
+        super().__init__(core.clock)
+        self.core = core
+        self.lease_log = lease_log
         self.revived_count = 0
         self.dead_count = 0
-        self._revive_queues = frozenset(
-            (lease_log.records.topic, queue_id) for queue_id in range(REVIVE_QUEUES_MAX)
-        )
+        self.topic = lease_log.records.topic
         lease_log.on_sooner = self._wake.set
-        store.dispatcher.on_dispatch(self._on_dispatch)
 
-    def start(self, on_fatal: Callable[[BaseException], None] | None) -> None:
-        """Starts the task: it reads the leases back as soon as the log shows all of them, then redelivers
-        ended ones. Does nothing if already running.
+    def start(self) -> None:
+        """Reads the leases back if the log shows all of them already; otherwise the task does so as soon as
+        it does.
         """
-        if self._task is not None:
-            return
-        self._is_stopping = False
+        super().start()
         self._recover_when_caught_up()
-        self._scope = TaskScope("pop", None if on_fatal is None else lambda _name, error: on_fatal(error))
-        self._task = self._scope.start("revive", self._run())
 
     def _recover_when_caught_up(self) -> None:
-        if self._log.is_caught_up:
-            log.info(events.REVIVE_STARTED, extra={"lease_count": self._log.recover()})
+        if self.lease_log.is_caught_up:
+            log.info(events.REVIVE_STARTED, extra={"lease_count": self.lease_log.recover()})
 
-    async def stop(self) -> None:
-        """Stops redelivery and waits for the task to end. Call `settle` afterwards, once the store is
-        closed.
-        """
-        if self._scope is None or self._task is None:
-            return
-        self._is_stopping = True
-        self._log.is_ready = False
-        self._wake.set()
-        await asyncio.wait([self._task], timeout=STOP_S_MAX)
-        await self._scope.close()
-        self._scope = self._task = None
+    def stop(self) -> None:
+        self.lease_log.is_ready = False
+        super().stop()
 
-    def settle(self) -> None:
-        """Commits everything that is on disk, which is everything once the store is closed."""
+    def settle(self, safe: int) -> None:
         if self._is_stopping:
-            self._log.settle()
+            self.lease_log.settle()
 
-    def _on_dispatch(self, newest: Mapping[tuple[str, int], int]) -> None:
-        if self._revive_queues.isdisjoint(newest):
-            return
-        if not self._log.is_ready:
+    def on_dispatched(self, queue_id: int, queue_end: int) -> None:
+        if not self.lease_log.is_ready or self.lease_log.on_dispatched(queue_id, queue_end):
             self._wake.set()
-            return
-        for key in self._revive_queues & newest.keys():
-            if self._log.on_dispatched(key[1], newest[key]):
-                self._wake.set()
 
-    async def _run(self) -> None:
+    async def run(self) -> None:
         while not self._is_stopping:
             self._wake.clear()
-            if not self._log.is_ready:
+            if not self.lease_log.is_ready:
                 self._recover_when_caught_up()
-            if self._log.is_ready:
-                self._log.read_foreign()
+            if self.lease_log.is_ready:
+                self.lease_log.read_foreign()
                 await self._revive_ended()
-                self._log.roll()
-                self._log.settle()
+                self.lease_log.roll()
+                self.lease_log.settle()
             await self._wake.wait(self._sleep_s())
 
     def _sleep_s(self) -> float | None:
-        if not self._log.is_ready:
+        if not self.lease_log.is_ready:
             return TICK_S
-        ends_at_ms = self._log.leases.next_end_ms()
+        ends_at_ms = self.lease_log.leases.next_end_ms()
         if ends_at_ms is None:
-            return None if self._log.is_settled else TICK_S
-        return min(max(ends_at_ms - self._clock.now_ms(), 0) / 1000, TICK_S)
+            return None if self.lease_log.is_settled else TICK_S
+        return min(max(ends_at_ms - self.core.clock.now_ms(), 0) / 1000, TICK_S)
 
     async def _revive_ended(self) -> None:
         while not self._is_stopping:
-            ended = self._log.leases.list_ended(self._clock.now_ms(), BATCH_COUNT)
+            ended = self.lease_log.leases.list_ended(self.core.clock.now_ms(), BATCH_COUNT)
             if not ended:
                 return
             for lease in ended:
@@ -175,17 +121,17 @@ class Revive:
     def _postpone(self, lease: Lease, reason: str) -> None:
         facts = {"topic": lease.key.topic, "group": lease.key.group, "reason": reason}
         log.warning(events.REVIVE_POSTPONED, extra=facts)
-        self._log.leases.put_back(lease, self._clock.now_ms() + REFUSED_MS)
+        self.lease_log.leases.put_back(lease, self.core.clock.now_ms() + REFUSED_MS)
 
     async def _revive(self, lease: Lease) -> None:
         """Redelivers every open message of the lease."""
         offsets = lease.open_offsets()
         if not offsets:  # acks of all messages are being written
-            self._log.leases.put_back(lease, self._clock.now_ms() + ACK_IN_FLIGHT_MS)
+            self.lease_log.leases.put_back(lease, self.core.clock.now_ms() + ACK_IN_FLIGHT_MS)
             return
         has_target = self._has_target(lease)
         while offsets:
-            messages = self._log.read_messages(lease, offsets[0]) if has_target else {}
+            messages = self.lease_log.read_messages(lease, offsets[0]) if has_target else {}
             indexes: list[int] = []
             copies: list[NewRecord] = []
             size = 0
@@ -201,15 +147,15 @@ class Revive:
                 if message is not None:  # otherwise retention deleted the message
                     copies.append(self._copy(message, lease))
                     size += message.size
-            await self._log.store_again(lease, indexes, copies)
+            await self.lease_log.store_again(lease, indexes, copies)
             self.revived_count += len(copies)
             offsets = lease.open_offsets()
 
     def _has_target(self, lease: Lease) -> bool:
         """Returns False if the topic or the group is gone; its messages are dropped (spec semantics 14.4)."""
         key = lease.key
-        is_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
-        return is_known and self._groups.get(key.group) is not None
+        is_known = is_retry_topic(key.topic) or self.core.topics.get(key.topic) is not None
+        return is_known and self.core.groups.get(key.group) is not None
 
     def _is_target_unknown(self, lease: Lease) -> bool:
         """Returns True while this broker may still learn of the topic or the group. That is: it is unknown
@@ -218,12 +164,12 @@ class Revive:
         key = lease.key
         if self._has_target(lease):
             return False
-        is_topic_known = is_retry_topic(key.topic) or self._topics.get(key.topic) is not None
-        is_gone = (not is_topic_known and key.topic in self._store.deleted_topics) or (
-            self._groups.get(key.group) is None and self._groups.is_deleted(key.group)
+        is_topic_known = is_retry_topic(key.topic) or self.core.topics.get(key.topic) is not None
+        is_gone = (not is_topic_known and key.topic in self.core.store.deleted_topics) or (
+            self.core.groups.get(key.group) is None and self.core.groups.is_deleted(key.group)
         )
-        is_kept = lease.end_offset > self._store.queue_min(key.topic, key.queue_id)
-        return not is_gone and is_kept and self._store.queue_max(key.topic, key.queue_id) > 0
+        is_kept = lease.end_offset > self.core.store.queue_min(key.topic, key.queue_id)
+        return not is_gone and is_kept and self.core.store.queue_max(key.topic, key.queue_id) > 0
 
     def _copy(self, message: Record, lease: Lease) -> NewRecord:
         properties = remove_property(message.raw_properties, POP_HANDLE.encode())
@@ -233,116 +179,44 @@ class Revive:
             # without room for the property, the message is redelivered without it
             if len(with_time) <= PROPERTIES_BYTES_MAX:
                 properties = with_time
-        target = self._target(message, lease)
-        return NewRecord(
-            topic=target.name,
-            queue_id=0,
-            body=message.body,
-            properties=properties,
-            born_at_ms=message.born_at_ms,
-            born_host=message.born_host,
-            tag_hash=tag_hash_of(properties),
-            flag=message.flag,
-            sys_flag=message.sys_flag,
-            retry_count=message.retry_count + (not lease.is_suspended),
-            keys=message.keys,
-            unique_key=message.unique_key,
-            is_internal=True,
-        )
+        copy = copy_record(message, self._target(message, lease).name, 0, properties)
+        copy.retry_count += not lease.is_suspended
+        copy.prepared_offset, copy.wait_stored = 0, True
+        return copy
 
     def _target(self, message: Record, lease: Lease) -> TopicConfig:
         group = lease.key.group
-        config = self._groups.get(group)
+        config = self.core.groups.get(group)
         is_tried_out = config is not None and message.retry_count >= config.retry_count_max
         if is_tried_out and not lease.is_suspended:
             self.dead_count += 1
-            return self._creator.create_dlq_topic(group)
+            return self.core.creator.create_dlq_topic(group)
         name = lease.key.topic
         if not is_retry_topic(name):
-            name = pop_retry_v2(group, name) if self._uses_v2 else pop_retry_v1(group, name)
-        return self._creator.create_pop_retry_topic(name, group)
+            name = pop_retry_v2(group, name) if self.core.options.pop_retry_v2 else pop_retry_v1(group, name)
+        return self.core.creator.create_pop_retry_topic(name, group)
 
 
 class PopService:
     """The handlers, the held requests, and the task that redelivers messages."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        topics: TopicTable,
-        groups: GroupTable,
-        offsets: OffsetTable,
-        orders: OrderTable,
-        creator: TopicCreator,
-        saver: TableSaver,
-        group_file: TableFile,
-        stats: BrokerStats,
-        clock: Clock,
-        chance: Random,
-    ) -> None:
+    def __init__(self, core: BrokerCore) -> None:
+        options, store, offsets = core.options, core.store, core.offsets
+        self._orders = core.tables.orders
         self.leases = Leases(options.pop_lease_count_max)
         self.polls = PopPolls(
-            clock=clock,
+            clock=core.clock,
             count_max=options.pop_poll_count_max,
             count_per_group_max=options.pop_poll_count_per_group_max,
-            attempts_of=orders.attempts_of,
+            attempts_of=self._orders.attempts_of,
         )
         self.leases.on_room = self.polls.touch_all
-        lease_log = LeaseLog(
-            store,
-            self.leases,
-            offsets,
-            records=LeaseRecords(cluster=options.cluster_name, broker_name=options.broker_name),
-            queue_count=options.revive_queue_count,
-            clock=clock,
-        )
-        self.revive = Revive(
-            lease_log,
-            store=store,
-            topics=topics,
-            groups=groups,
-            creator=creator,
-            uses_v2=options.pop_retry_v2,
-            clock=clock,
-        )
-        admission = PopAdmission(options, topics=topics, groups=groups)
-        reader = PopReader(
-            options,
-            store=store,
-            offsets=offsets,
-            lease_log=lease_log,
-            orders=orders,
-            chance=chance,
-            now_ms=clock.now_ms,
-        )
-        self.pops = PopHandlers(
-            options,
-            admission=admission,
-            reader=reader,
-            lease_log=lease_log,
-            orders=orders,
-            polls=self.polls,
-            saver=saver,
-            group_file=group_file,
-            stats=stats,
-            clock=clock,
-        )
-        self.acks = AckHandlers(
-            admission=admission,
-            lease_log=lease_log,
-            orders=orders,
-            polls=self.polls,
-            store=store,
-            topics=topics,
-            wake_at=self.pops.wake_at,
-            stats=stats,
-            clock=clock,
-        )
+        self._lease_log = lease_log = LeaseLog(core, self.leases)
+        self.revive = Revive(core, lease_log)
+        admission = PopAdmission(core)
+        self.pops = PopHandlers(core, admission, PopReader(core, lease_log), lease_log, self.polls)
+        self.acks = AckHandlers(core, admission, lease_log, self.polls, self.pops.wake_at)
         store.dispatcher.on_dispatch(self.polls.on_dispatch)
-        self._orders = orders
-        self._lease_log = lease_log
         offsets.on_topic_dropped.append(self._on_topic_dropped)
         offsets.on_group_dropped.append(self._on_group_dropped)
         offsets.on_reset.append(self._on_reset)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass
+from typing import NamedTuple
 
-from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, ConsumerTable, HeldSubscription
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, HeldSubscription
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import require_group, require_queue, require_topic
-from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.pull.filters import check_type, compile_sql, is_tag_type, parse_tags, require_sql
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.pull.filters import Filter, check_type, compile_sql, is_tag_type, parse_filter
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -20,16 +18,11 @@ from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_system_group
 from tandemmq.remoting.channel import Channel
 
-CACHED_EXPRESSION_LENGTH_MAX = 256
-
 FORBIDDEN_BROKER = 1
 FORBIDDEN_GROUP = 2
 FORBIDDEN_TOPIC = 3
 FORBIDDEN_BROADCAST = 4
 FORBIDDEN_SUBSCRIPTION = 5
-
-
-Filter: TypeAlias = frozenset[int] | SqlFilter | None
 
 
 class PullForbidden(NotPermitted):
@@ -51,16 +44,11 @@ class AdmittedPull(NamedTuple):
     sql: SqlFilter | None = None
 
 
+@dataclass(slots=True)
 class PullAdmission:
     """Admits or rejects pulls."""
 
-    def __init__(
-        self, options: BrokerOptions, *, topics: TopicTable, groups: GroupTable, consumers: ConsumerTable
-    ) -> None:
-        self._options = options
-        self._topics = topics
-        self._groups = groups
-        self._consumers = consumers
+    core: BrokerCore
 
     def admit(self, channel: Channel, code: int, header: PullRequest, now_ms: int) -> AdmittedPull:
         """Admits a pull.
@@ -69,10 +57,10 @@ class PullAdmission:
         """
         self._check_broker(code)
         name = header.consumer_group
-        group = self._groups.get(name) or require_group(self._groups, name, now_ms, channel.peer[0])
+        group = self.core.groups.get(name) or require_group(self.core.groups, name, now_ms, channel.peer[0])
         if not group.is_consume_enabled:
             raise PullForbidden(f"the group {name} may not consume (consumeEnable is false)", FORBIDDEN_GROUP)
-        topic = self._topics.get(header.topic) or require_topic(self._topics, header.topic)
+        topic = self.core.topics.get(header.topic) or require_topic(self.core.topics, header.topic)
         if not topic.is_readable:
             raise PullForbidden(
                 f"the topic {topic.name} is not readable (permission {topic.permission})", FORBIDDEN_TOPIC
@@ -80,17 +68,22 @@ class PullAdmission:
         if not 0 <= header.queue_id < topic.read_queue_count:
             require_queue(topic, header.queue_id, queue_count=topic.read_queue_count)
         if header.sys_flag & PULL_SUBSCRIPTION:
-            wanted = self._parse(header)
+            wanted = parse_filter(
+                header.topic,
+                header.expression_type,
+                header.subscription,
+                is_sql_enabled=self.core.options.property_filter_enable,
+            )
         else:
             wanted = self._stored_filter(header, group)
-        if self._options.reject_pull_consumers:
+        if self.core.options.reject_pull_consumers:
             self._check_is_registered(channel, name)
         if isinstance(wanted, SqlFilter):
             return AdmittedPull(topic, group, None, wanted)
         return AdmittedPull(topic, group, wanted)
 
     def _check_broker(self, code: int) -> None:
-        options = self._options
+        options = self.core.options
         if options.is_slave and not options.slave_read_enable:
             raise Busy(
                 f"[REJECTREQUEST] {options.broker_name} with id {options.broker_id} is a slave"
@@ -105,29 +98,10 @@ class PullAdmission:
         if code == RequestCode.LITE_PULL_MESSAGE and not options.lite_pull_enable:
             raise PullForbidden("litePullMessageEnable is false on this broker", FORBIDDEN_BROKER)
 
-    def _parse(self, header: PullRequest) -> Filter:
-        expression = header.subscription
-        if not is_tag_type(header.expression_type):
-            return require_sql(
-                header.topic,
-                expression or "",
-                header.expression_type,
-                is_enabled=self._options.property_filter_enable,
-            )
-        try:
-            if expression is None or len(expression) <= CACHED_EXPRESSION_LENGTH_MAX:
-                return _parse_cached(expression)
-            return parse_tags(expression)
-        except ValueError as error:
-            raise RequestRejected(
-                f"the subscription of {header.topic} cannot be parsed: {error}",
-                code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
-            ) from None
-
     def _stored_filter(self, header: PullRequest, config: SubscriptionGroupConfig) -> Filter:
         """Returns the tags or the filter of the group's own subscription, as registered by its heartbeats."""
         name = config.name
-        group = self._consumers.get(name)
+        group = self.core.consumers.get(name)
         if group is None:
             raise RequestRejected(
                 f"the group {name} is not online: its clients must send a heartbeat first",
@@ -137,7 +111,7 @@ class PullAdmission:
             raise PullForbidden(
                 f"the group {name} may not broadcast (consumeBroadcastEnable is false)", FORBIDDEN_BROADCAST
             )
-        if self._groups.is_read_forbidden(name, header.topic):
+        if self.core.groups.is_read_forbidden(name, header.topic):
             raise PullForbidden(f"the group {name} may not read {header.topic}", FORBIDDEN_SUBSCRIPTION)
         subscription = group.subscriptions.get(header.topic)
         if subscription is None:
@@ -162,19 +136,16 @@ class PullAdmission:
             if not subscription.has_older_sql:
                 code = ResponseCode.FILTER_DATA_NOT_EXIST
             raise RequestRejected(f"the subscription of {subscription.topic} has no filter: {sql}", code=code)
-        check_type(subscription.expression_type, is_enabled=self._options.property_filter_enable)
+        check_type(subscription.expression_type, is_enabled=self.core.options.property_filter_enable)
         return sql
 
     def _check_is_registered(self, channel: Channel, name: str) -> None:
         if is_system_group(name):
             return
-        group = self._consumers.get(name)
+        group = self.core.consumers.get(name)
         is_active = group is None or group.consumption.consume_type == ACTIVE_TYPE
-        if is_active and self._consumers.member(name, channel) is None:
+        if is_active and self.core.consumers.member(name, channel) is None:
             raise RequestRejected(
                 f"rejectPullConsumerEnable is set and this connection is not a registered consumer of {name}",
                 code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
             )
-
-
-_parse_cached = lru_cache(maxsize=4096)(parse_tags)

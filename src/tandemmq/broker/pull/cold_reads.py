@@ -19,7 +19,8 @@ import logging
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, ConsumerTable
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError
@@ -31,7 +32,6 @@ from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.topic_names import group_fault, is_system_group
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -139,22 +139,21 @@ class ColdReads:
             reads.bytes, reads.is_logged = 0, False
 
 
+@dataclass(slots=True)
 class ColdControl:
     """Judges pulls. The broker's own groups and those of tools are never slowed down."""
 
-    def __init__(self, reads: ColdReads, *, store: MessageStore, consumers: ConsumerTable) -> None:
-        self._reads = reads
-        self._store = store
-        self._consumers = consumers
+    core: BrokerCore
+    reads: ColdReads
 
     def record(self, group: str, size: int) -> None:
         """Counts `size` bytes of cold records read by a pull of the group."""
         if not is_system_group(group):
-            self._reads.record(group, size)
+            self.reads.record(group, size)
 
     def is_over(self, header: PullRequest) -> bool:
         """Returns True if this pull would read cold records and its group is over its threshold."""
-        return self._reads.is_over(header.consumer_group) and self._store.reader.is_far(
+        return self.reads.is_over(header.consumer_group) and self.core.store.reader.is_far(
             header.topic, header.queue_id, header.queue_offset
         )
 
@@ -162,18 +161,18 @@ class ColdControl:
         """Returns True if the group's clients are push consumers, which retry by themselves after a
         rejection.
         """
-        online = self._consumers.get(group)
+        online = self.core.consumers.get(group)
         return online is not None and online.consumption.consume_type != ACTIVE_TYPE
 
 
 THRESHOLD_BYTES_MAX = 2**63 - 1
 
 
+@dataclass(slots=True)
 class ColdHandlers:
     """Shows and changes the contents of `ColdReads`, even while coldDataFlowControlEnable is off."""
 
-    def __init__(self, reads: ColdReads) -> None:
-        self._reads = reads
+    reads: ColdReads
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_COLD_DATA_FLOW_CTR_CONFIG: lines `group=bytes`, of which all are applied or none."""
@@ -182,7 +181,7 @@ class ColdHandlers:
         except ConfigError as error:
             raise BadRequest(f"the body cannot be read: {error}") from None
         thresholds = {group: _parse_threshold(group, setting.text) for group, setting in settings.items()}
-        self._reads.set_thresholds(thresholds)
+        self.reads.set_thresholds(thresholds)
         log.info(events.COLD_THRESHOLDS_CHANGED, extra={"set_bytes": thresholds, "peer": channel.peer})
         return command.reply()
 
@@ -192,7 +191,7 @@ class ColdHandlers:
         """
         group = bytes(command.body).decode("utf-8", "replace").strip()
         _check_group(group)
-        self._reads.remove_threshold(group)
+        self.reads.remove_threshold(group)
         log.info(events.COLD_THRESHOLDS_CHANGED, extra={"removed": group, "peer": channel.peer})
         return command.reply()
 
@@ -200,7 +199,7 @@ class ColdHandlers:
         """Handles GET_COLD_DATA_FLOW_CTR_INFO: returns the thresholds, and the reads in the current window of
         5 s.
         """
-        return command.reply(body=encode_body(self._reads.info()))
+        return command.reply(body=encode_body(self.reads.info()))
 
 
 def _check_group(group: str) -> None:

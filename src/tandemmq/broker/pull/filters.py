@@ -5,6 +5,9 @@ cached as well, so that a client repeating it costs nothing (spec semantics 9.2 
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import TypeAlias
+
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import java_hash
@@ -15,6 +18,9 @@ MATCH_ALL = "*"
 
 EXPRESSION_LENGTH_MAX = 65_536
 TAG_COUNT_MAX = 4_096
+CACHED_EXPRESSION_LENGTH_MAX = 256
+
+Filter: TypeAlias = frozenset[int] | SqlFilter | None
 
 
 def is_tag_type(expression_type: str | None) -> bool:
@@ -108,6 +114,29 @@ def require_sql(topic: str, expression: str, expression_type: str | None, *, is_
             code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
         )
     return compiled
+
+
+def parse_filter(
+    topic: str, expression_type: str | None, expression: str | None, *, is_sql_enabled: bool
+) -> Filter:
+    """Returns the tags or the filter of a pull or a pop, or None if it wants every message.
+
+    Raises:  RequestRejected: SUBSCRIPTION_PARSE_FAILED, or SYSTEM_ERROR for an unsupported expression type.
+    """
+    if not is_tag_type(expression_type):
+        return require_sql(topic, expression or "", expression_type, is_enabled=is_sql_enabled)
+    try:
+        if expression is None or len(expression) <= CACHED_EXPRESSION_LENGTH_MAX:
+            return _parse_cached(expression)
+        return parse_tags(expression)
+    except ValueError as error:
+        raise RequestRejected(
+            f"the subscription of {topic} cannot be parsed: {error}",
+            code=ResponseCode.SUBSCRIPTION_PARSE_FAILED,
+        ) from None
+
+
+_parse_cached = lru_cache(maxsize=4096)(parse_tags)
 
 
 def check_type(expression_type: str | None, *, is_enabled: bool) -> None:

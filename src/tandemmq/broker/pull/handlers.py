@@ -12,13 +12,12 @@ import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.guards import answer_failure
 from tandemmq.broker.offsets.claims import Claims
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pull.admission import AdmittedPull, PullAdmission, PullForbidden
 from tandemmq.broker.pull.cold_reads import ColdControl
-from tandemmq.broker.pull.long_poll import HeldPull, LongPolls, WakeReason
-from tandemmq.broker.stats import BrokerStats
+from tandemmq.broker.pull.long_poll import HeldPull, WakeReason
 from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -27,11 +26,8 @@ from tandemmq.protocol.requests.consume import ForbiddenResponse, PullRequest, P
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
 from tandemmq.replication.core.progress import LogRange
-from tandemmq.runtime.ports import Clock
 from tandemmq.store import GET_BYTES_MAX
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
-from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID
 
 log = logging.getLogger(__name__)
@@ -146,34 +142,17 @@ class Pull(NamedTuple):
 class PullHandlers:
     """Handles pulls. `replica` is replaced when a slave gains or loses its master."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        admission: PullAdmission,
-        offsets: OffsetTable,
-        claims: Claims,
-        long_polls: LongPolls,
-        stats: BrokerStats,
-        clock: Clock,
-        cold: ColdControl,
-    ) -> None:
-        self._cold = cold
-        self._options = options
-        self._store = store
-        self._admission = admission
-        self._offsets = offsets
-        self._claims = claims
-        self._long_polls = long_polls
-        offsets.on_topic_dropped.append(long_polls.wake_topic)
-        self._stats = stats
-        self._clock = clock
+    def __init__(self, core: BrokerCore, claims: Claims, cold: ColdControl) -> None:
+        self.core = core
+        self.claims = claims
+        self.cold = cold
+        self.admission = PullAdmission(core)
+        core.offsets.on_topic_dropped.append(core.long_polls.wake_topic)
         self.replica = AnsweringReplica(
-            broker_id=options.broker_id,
+            broker_id=core.options.broker_id,
             has_master=True,
-            slave_read_enable=options.slave_read_enable,
-            offset_check_in_slave=store.options.offset_check_in_slave,
+            slave_read_enable=core.options.slave_read_enable,
+            offset_check_in_slave=core.store.options.offset_check_in_slave,
         )
         self.is_copied: Callable[[int, LogRange], bool] = lambda _broker_id, _range: False
         """Set by the owner: returns True if the slave of this id is known to hold these bytes of the log."""
@@ -193,38 +172,38 @@ class PullHandlers:
         try:
             return self._pull(channel, command)
         except RequestRejected as error:
-            self._stats.count_pull_ending(error.code)
+            self.core.stats.count_pull_ending(error.code)
             raise
 
     def _pull(self, channel: Channel, command: Command) -> Command | None:
         header = command.decode(PullRequest)
-        now_ms = self._clock.now_ms()
+        now_ms = self.core.clock.now_ms()
         try:
-            admitted = self._admission.admit(channel, command.code, header, now_ms)
+            admitted = self.admission.admit(channel, command.code, header, now_ms)
         except PullForbidden as error:
-            self._stats.count_pull_ending(error.code)
+            self.core.stats.count_pull_ending(error.code)
             return command.reply(
                 error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
             )
         pull = Pull(channel, command, header, admitted)
-        reset = self._offsets.consume_reset(header.consumer_group, header.topic, header.queue_id)
+        reset = self.core.offsets.consume_reset(header.consumer_group, header.topic, header.queue_id)
         if reset is not None:
-            self._claims.trust_after_reset(channel, header)
+            self.claims.trust_after_reset(channel, header)
             return self._answer_moved(pull, reset, "OFFSET_RESET")
-        safe = self._claims.judge_pull(channel, header)
+        safe = self.claims.judge_pull(channel, header)
         if safe is not None:
             return self._answer_moved(pull, safe, CLAIM_REFUSED)
         if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0 and self.may_commit():
-            offset = self._claims.judge_commit(channel, header)
-            self._offsets.commit(header.consumer_group, header.topic, header.queue_id, offset, now_ms)
-        if self._options.cold_control_enable and self._cold.is_over(header):
+            offset = self.claims.judge_commit(channel, header)
+            self.core.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset, now_ms)
+        if self.core.options.cold_control_enable and self.cold.is_over(header):
             self._slow_down(pull)
             return None
         result, plan = self._read(pull, header.queue_offset)
         if plan.can_hold and header.sys_flag & PULL_SUSPEND and self._hold(pull, plan):
             return None
         if plan.code == _MOVED and plan.next_offset < header.queue_offset:
-            safe = self._claims.judge_overflow(channel, header)
+            safe = self.claims.judge_overflow(channel, header)
             if safe is not None:
                 return self._answer_moved(pull, safe, CLAIM_REFUSED)
         self._answer(pull, result, plan)
@@ -238,10 +217,10 @@ class PullHandlers:
         header, group, sql = pull.header, pull.admitted.group, pull.admitted.sql
         is_bulk = header.bulk_bytes is not None and header.bulk_bytes > 0
         requested_max = (
-            header.count_max if is_bulk else min(header.count_max, self._options.pull_message_count_max)
+            header.count_max if is_bulk else min(header.count_max, self.core.options.pull_message_count_max)
         )
         bytes_max = header.bulk_bytes if is_bulk else header.bytes_max
-        result = self._store.reader.get(
+        result = self.core.store.reader.get(
             header.topic,
             header.queue_id,
             offset,
@@ -253,8 +232,8 @@ class PullHandlers:
             else RecordFilter(sql.matches_properties, SQL_WORK_MAX // sql.size, sql.tag_hashes),
             is_bulk=is_bulk,
         )
-        if result.suggest_slave and self._options.cold_control_enable:
-            self._cold.record(header.consumer_group, result.bytes + result.rejected_bytes)
+        if result.suggest_slave and self.core.options.cold_control_enable:
+            self.cold.record(header.consumer_group, result.bytes + result.rejected_bytes)
         slow_id = group.slow_read_broker_id
         if self._keeps_slow(header, result, slow_id):
             slow_id = group.broker_id
@@ -268,13 +247,15 @@ class PullHandlers:
         replica = self.replica
         if not (result.suggest_slave and replica.slave_read_enable and replica.broker_id == MASTER_ID):
             return False
-        entries = self._store.queue_entries(header.topic, header.queue_id, result.next_offset, 1)
+        entries = self.core.store.queue_entries(header.topic, header.queue_id, result.next_offset, 1)
         return not any(self.is_copied(slow_id, LogRange(at, at + size)) for at, size, _tag in entries)
 
     def _answer(self, pull: Pull, result: GetResult, plan: PullPlan) -> None:
         header = pull.header
         sizes = result.sizes if header.wants_sizes else b""
-        self._offsets.record_pulled(header.consumer_group, header.topic, header.queue_id, plan.next_offset)
+        self.core.offsets.record_pulled(
+            header.consumer_group, header.topic, header.queue_id, plan.next_offset
+        )
         response = PullResponse(
             suggested_broker_id=plan.suggested_broker_id,
             next_offset=plan.next_offset,
@@ -286,7 +267,7 @@ class PullHandlers:
             passed=self._last_scanned(header, result, plan),
         )
         reply = pull.command.reply(plan.code, response, remark=result.status.value)
-        stats = self._stats
+        stats = self.core.stats
         if plan.code != _SUCCESS:
             stats.missed_count += 1
             stats.count_pull_ending(plan.code)
@@ -307,7 +288,7 @@ class PullHandlers:
         end = plan.next_offset
         if header.client_id is None or end - header.queue_offset <= result.count:
             return None
-        found = self._store.reader.find_record(header.topic, header.queue_id, end - 1)
+        found = self.core.store.reader.find_record(header.topic, header.queue_id, end - 1)
         return None if found is None else SeenRecord(end - 1, *found).render()
 
     def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:
@@ -315,25 +296,25 @@ class PullHandlers:
         client's claim does not match this log.
         """
         header = pull.header
-        self._stats.count_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
+        self.core.stats.count_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
         response = PullResponse(
-            suggested_broker_id=pull.admitted.group.broker_id if self._options.slave_read_enable else 0,
+            suggested_broker_id=pull.admitted.group.broker_id if self.core.options.slave_read_enable else 0,
             next_offset=offset,
-            min_offset=self._store.queue_min(header.topic, header.queue_id),
-            max_offset=self._store.queue_max(header.topic, header.queue_id),
+            min_offset=self.core.store.queue_min(header.topic, header.queue_id),
+            max_offset=self.core.store.queue_max(header.topic, header.queue_id),
         )
         return pull.command.reply(ResponseCode.PULL_OFFSET_MOVED, response, remark=remark)
 
     def _hold(self, pull: Pull, plan: PullPlan) -> bool:
-        options, header = self._options, pull.header
+        options, header = self.core.options, pull.header
         hold_ms = header.suspend_timeout_ms if options.long_polling_enable else options.short_polling_ms
         hold_ms = min(max(hold_ms, 0), options.long_poll_ms_max)
-        return self._long_polls.hold(
+        return self.core.long_polls.hold(
             HeldPull(
                 channel=pull.channel,
                 queue=(header.topic, header.queue_id),
                 offset=plan.next_offset,
-                deadline_s=self._clock.monotonic() + hold_ms / 1000,
+                deadline_s=self.core.clock.monotonic() + hold_ms / 1000,
                 request=pull,
                 on_wake=self._on_wake,
             )
@@ -348,12 +329,12 @@ class PullHandlers:
         """
         header = pull.header
         hold_s = COLD_HOLD_S if header.sys_flag & PULL_SUSPEND else COLD_HOLD_UNASKED_S
-        if not self._cold.is_pushed(header.consumer_group) and self._long_polls.hold(
+        if not self.cold.is_pushed(header.consumer_group) and self.core.long_polls.hold(
             HeldPull(
                 channel=pull.channel,
                 queue=COLD_QUEUE,
                 offset=header.queue_offset,
-                deadline_s=self._clock.monotonic() + hold_s,
+                deadline_s=self.core.clock.monotonic() + hold_s,
                 request=pull,
                 on_wake=self._on_cold_wake,
             )
@@ -382,10 +363,10 @@ class PullHandlers:
                 # No new message is for this group: the pull is held behind the scanned messages. The hold is
                 # short, because the client must learn its new offset to commit it.
                 held.offset = plan.next_offset
-                held.deadline_s = min(held.deadline_s, self._clock.monotonic() + SKIPPED_HOLD_S)
-                if self._long_polls.hold(held):
+                held.deadline_s = min(held.deadline_s, self.core.clock.monotonic() + SKIPPED_HOLD_S)
+                if self.core.long_polls.hold(held):
                     return
-            elif plan.can_hold and self._long_polls.hold(held):
+            elif plan.can_hold and self.core.long_polls.hold(held):
                 return
         self._answer(pull, result, plan)
 
@@ -399,16 +380,11 @@ class PullHandlers:
         if pull.channel.is_closed:
             return None
         try:
-            safe = self._claims.judge_held(pull.channel, pull.header)
+            safe = self.claims.judge_held(pull.channel, pull.header)
             if safe is not None:
                 pull.channel.send(self._answer_moved(pull, safe, CLAIM_REFUSED))
                 return None
             return self._read(pull, held.offset, count_max=count_max)
-        except RequestRejected as error:
-            self._stats.count_pull_ending(error.code)
-            pull.channel.send(pull.command.reply(error.code, remark=error.remark))
-        except (StoreError, OSError) as error:
-            self._stats.count_pull_ending(ResponseCode.SYSTEM_ERROR)
-            log.warning(events.PULL_FAILED, extra={"topic": pull.header.topic, "reason": str(error)})
-            pull.channel.send(pull.command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the store: {error}"))
+        except (RequestRejected, StoreError, OSError) as error:
+            answer_failure(self.core.stats, pull.channel, pull.command, pull.header.topic, error)
         return None

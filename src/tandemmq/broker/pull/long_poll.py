@@ -13,6 +13,7 @@ Source: spec semantics 8.5.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heappop, heappush
 from typing import Any, Generic, Protocol, TypeVar
@@ -43,29 +44,18 @@ class PollChannel(Protocol):
     def on_close(self) -> list[Any]: ...
 
 
+@dataclass(eq=False, slots=True, kw_only=True)
 class HeldPull(Generic[R]):
     """A waiting pull. `on_wake(held, reason)` answers it or holds it again."""
 
-    __slots__ = ("channel", "deadline_s", "is_held", "offset", "on_wake", "queue", "request", "tick")
-
-    def __init__(
-        self,
-        *,
-        channel: PollChannel,
-        queue: QueueName,
-        offset: int,
-        deadline_s: float,
-        request: R,
-        on_wake: Callable[[HeldPull[R], WakeReason], None],
-    ) -> None:
-        self.channel = channel
-        self.queue = queue
-        self.offset = offset  # the first queue offset that the pull has not seen
-        self.deadline_s = deadline_s
-        self.request = request
-        self.on_wake = on_wake
-        self.is_held = False
-        self.tick = 0
+    channel: PollChannel
+    queue: QueueName
+    offset: int  # the first queue offset that the pull has not seen
+    deadline_s: float
+    request: R
+    on_wake: Callable[[HeldPull[R], WakeReason], None]
+    is_held: bool = field(default=False, init=False)
+    tick: int = field(default=0, init=False)
 
 
 # Any: the table never inspects requests.

@@ -34,10 +34,9 @@ from tandemmq.api.replica import (
     fetch_topics,
     read_log_checksum,
 )
-from tandemmq.broker.assignment import ModeTable
 from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress, decode_timer_answer
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
-from tandemmq.broker.topics.group_table import GroupTable
+from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import DataVersion

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import (
     TIMER_DEL_UNIQKEY,
     TIMER_OUT_MS,
@@ -21,13 +22,15 @@ from tandemmq.broker.delay.timers import (
     may_cancel,
     plan_timer,
 )
-from tandemmq.broker.options import PERMISSION_WRITE, BrokerOptions
-from tandemmq.broker.topics.auto_create import TopicCreator
-from tandemmq.broker.topics.topic_table import TopicTable
+from tandemmq.broker.options import PERMISSION_WRITE
+from tandemmq.broker.send.reply import ReplyForm
 from tandemmq.errors import BadRequest, MessageIllegal, NotPermitted, TopicNotFound
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.hashes import tag_hash
+from tandemmq.protocol.message_id import UniqueKeys, encode_host
 from tandemmq.protocol.properties import (
     PROPERTIES_BYTES_MAX,
     REAL_QID,
@@ -37,7 +40,7 @@ from tandemmq.protocol.properties import (
     encode_properties,
     remove_property,
 )
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.record import NewBatch, NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import (
     INNER_BATCH,
@@ -54,6 +57,7 @@ from tandemmq.protocol.topic_names import (
     is_retry_topic,
     topic_fault,
 )
+from tandemmq.remoting.channel import Channel
 
 # Targets: the topic checks, done once and cached until the topic table changes.
 #
@@ -80,14 +84,12 @@ class SendTarget:
 class SendTargets:
     """The cache of targets by topic; cleared whenever the topic table changes."""
 
-    def __init__(self, options: BrokerOptions, topics: TopicTable, creator: TopicCreator) -> None:
-        self._options = options
-        self._topics = topics
-        self._creator = creator
+    def __init__(self, core: BrokerCore) -> None:
+        self.core = core
         self._targets: dict[str, SendTarget] = {}
         self.get = self._targets.get
-        self.unsaved = creator.unsaved
-        topics.on_change.append(self._forget)
+        self.unsaved = core.creator.unsaved
+        core.topics.on_change.append(self._forget)
 
     def admit(self, header: SendHeader, peer: str) -> SendTarget:
         """Returns the target of a send whose topic is not cached, after checking the topic.
@@ -95,8 +97,8 @@ class SendTargets:
         Raises:  NotPermitted, BadRequest or TopicNotFound, naming what is allowed.
         """
         topic = header.topic
-        config = self._topics.get(topic)
-        options = self._options
+        config = self.core.topics.get(topic)
+        options = self.core.options
         if not options.is_writeable and config is not None and config.is_ordered:
             raise NotPermitted(
                 f"the broker {options.broker_name} is not writeable"
@@ -119,7 +121,7 @@ class SendTargets:
     def _create(self, header: SendHeader, peer: str) -> TopicConfig:
         if is_retry_topic(header.topic):
             group = header.topic.removeprefix(RETRY_PREFIX)
-            return self._creator.create_retry_topic(
+            return self.core.creator.create_retry_topic(
                 group, peer=peer, queue_count=1, is_unit=header.is_unit_mode
             )
         if header.default_topic_queue_count < 1:
@@ -128,7 +130,7 @@ class SendTargets:
                 f" {header.topic} does not exist and would be created without queues",
                 code=ResponseCode.INVALID_PARAMETER,
             )
-        config = self._creator.create_from_template(
+        config = self.core.creator.create_from_template(
             header.topic,
             template_name=header.default_topic,
             queue_count=header.default_topic_queue_count,
@@ -151,7 +153,7 @@ class DelayRule:
 
     def __init__(self, delay_levels_ms: Sequence[int], timers: TimerLimits) -> None:
         self._delay_levels_ms = delay_levels_ms
-        self._timers = timers
+        self.timers = timers
         self.level_max = len(delay_levels_ms)
 
     def postpone(self, record: NewRecord, level: int, now_ms: int) -> None:
@@ -189,7 +191,7 @@ class DelayRule:
 
         Raises:  MessageIllegal or RequestRejected, naming what is allowed.
         """
-        return plan_timer(wishes, now_ms, self._timers)
+        return plan_timer(wishes, now_ms, self.timers)
 
     def postpone_until(self, record: NewRecord, slot_ms: int) -> None:
         """Moves the record to the timer topic."""
@@ -387,3 +389,63 @@ def _delay_level(value: str | None, level_max: int) -> int:
     if len(digits) > _DELAY_LEVEL_DIGITS_MAX:
         return level_max
     return min(int(digits), level_max)
+
+
+class RecordBuilder:
+    """Makes the records of sends: assigns missing unique keys and adds the broker's own properties."""
+
+    def __init__(self, core: BrokerCore, form: ReplyForm) -> None:
+        options, chance = core.options, core.chance
+        self._now_ms = core.clock.now_ms
+        self._unique_keys = UniqueKeys(
+            options.advertised_host, chance.below(1 << 16), int.from_bytes(chance.token_bytes(4), "big")
+        )
+        pairs = {**form.fields, names.CLUSTER: options.cluster_name}
+        self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
+
+    def make(
+        self,
+        channel: Channel,
+        command: Command,
+        header: SendHeader,
+        target: SendTarget,
+        queue_id: int,
+        text: str,
+    ) -> NewRecord:
+        """Returns the record of one message: completes the properties, finds tags and keys (spec semantics
+        6.1).
+        """
+        body = command.body
+        if not body:
+            raise MessageIllegal("the message has no body: at least one byte is needed")
+        unique_key = find_value(text, UNIQ_KEY_MARK)
+        if not unique_key:
+            unique_key = self._unique_keys.next(self._now_ms())
+            text = with_pair(text, names.UNIQ_KEY, unique_key)
+        elif text[-1] != "\x02":
+            text += "\x02"
+        tags = find_value(text, TAGS_MARK)
+        return NewRecord(
+            topic=target.topic,
+            queue_id=queue_id,
+            body=body,
+            properties=(text + self._added).encode("utf-8", "replace"),
+            born_at_ms=header.born_at_ms,
+            born_host=encode_host(*channel.peer),
+            tag_hash=tag_hash(tags) if tags else 0,
+            flag=header.flag,
+            sys_flag=header.sys_flag | target.sys_flag,
+            retry_count=header.retry_count or 0,
+            keys=find_value(text, KEYS_MARK) if KEYS_MARK in text else "",
+            unique_key=unique_key,
+            wait_stored="WAIT\x01f" not in text or find_value(text, "WAIT\x01").lower() != "false",
+        )
+
+    def complete(self, batch: NewBatch) -> None:
+        """Assigns a unique key to each message of a batch that lacks one."""
+        if all(batch.unique_keys):
+            return
+        for index, key in enumerate(batch.unique_keys):
+            if not key:
+                key = batch.unique_keys[index] = self._unique_keys.next(self._now_ms())
+                batch.properties[index] = append_property(batch.properties[index], names.UNIQ_KEY, key)

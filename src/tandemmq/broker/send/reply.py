@@ -100,7 +100,9 @@ class ReplyForm:
 
 
 class SendReply(msgspec.Struct, gc=False):
-    """A send that waits for the store. `appended` is set right after `store.append` returned."""
+    """A send that waits for the store. `appended` is set right after `store.append` returned;
+    `recall_handle` is set for a message with its own delivery time (spec semantics 5.2).
+    """
 
     form: ReplyForm
     channel: Channel
@@ -108,6 +110,7 @@ class SendReply(msgspec.Struct, gc=False):
     serialize_type: int
     queue_id: int
     unique_key: str
+    recall_handle: str | None = None
     appended: Appended = NOT_APPENDED
 
     def done(self, status: PutStatus) -> None:
@@ -116,6 +119,7 @@ class SendReply(msgspec.Struct, gc=False):
             status is not _PUT_OK
             or self.serialize_type != SERIALIZE_JSON
             or len(self.appended.log_offsets) != 1
+            or self.recall_handle
         ):
             self._answer(status)
             return
@@ -153,20 +157,8 @@ class SendReply(msgspec.Struct, gc=False):
             transaction_id=self.unique_key or None,
             region=form.region,
             is_traced=form.is_traced,
+            recall_handle=self.recall_handle,
         )
-
-
-class TimerReply(SendReply, kw_only=True, gc=False):
-    """The answer to a timed message; it holds the handle by which the message can be recalled."""
-
-    recall_handle: str
-
-    def done(self, status: PutStatus) -> None:
-        """Answers the sender; the store calls it once."""
-        self._answer(status)
-
-    def _header(self) -> SendResponse:
-        return msgspec.structs.replace(SendReply._header(self), recall_handle=self.recall_handle)
 
 
 def ignore_outcome(status: PutStatus) -> None:

@@ -8,12 +8,11 @@ Source: spec semantics 15 and 3.10, spec remoting 9.10.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
-from tandemmq.broker.clients.consumer_table import ProducerTable
-from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.assembly import SendHeader, SendTargets, find_value, with_pair
-from tandemmq.broker.send.handlers import SendHandlers
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.send.assembly import RecordBuilder, SendHeader, SendTargets, find_value, with_pair
 from tandemmq.broker.send.reply import ReplyForm
 from tandemmq.errors import Busy, RequestRejected, TandemError
 from tandemmq.protocol import properties as names
@@ -24,34 +23,19 @@ from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.send import PushReplyRequest, SendRequest, SendRequestV2, SendResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, PutStatus
 
 PUSH_TIMEOUT_S = 10.0
 
 
+@dataclass(slots=True)
 class ReplyHandlers:
     """Forwards replies to their requesters."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        targets: SendTargets,
-        sends: SendHandlers,
-        producers: ProducerTable,
-        form: ReplyForm,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._targets = targets
-        self._sends = sends
-        self._producers = producers
-        self._form = form
-        self._clock = clock
+    core: BrokerCore
+    targets: SendTargets
+    records: RecordBuilder
+    form: ReplyForm
 
     def handle_reply(self, channel: Channel, command: Command) -> Command | None:
         """Forwards a reply. The answer is sent once the requester has accepted the reply, or after 10 s."""
@@ -61,24 +45,24 @@ class ReplyHandlers:
         else:
             header = command.decode(SendRequestV2)
         try:
-            if self._options.is_slave:
+            if self.core.options.is_slave:
                 raise Busy(
                     "[REJECTREQUEST] this broker is a slave and delivers no replies: send to the master"
                 )
-            target = self._targets.get(header.topic) or self._targets.admit(header, channel.peer[0])
+            target = self.targets.get(header.topic) or self.targets.admit(header, channel.peer[0])
             queue_id = header.queue_id if 0 <= header.queue_id < target.queue_count else 0
             text = header.properties or ""
-            record = self._sends.make_record(channel, command, header, target, queue_id, text)
+            record = self.records.make(channel, command, header, target, queue_id, text)
             self._push(channel, command, header, record)
         except RequestRejected as error:
-            return command.reply(error.code, remark=error.remark, fields=self._form.fields)
+            return command.reply(error.code, remark=error.remark, fields=self.form.fields)
         return None
 
     def _push(self, channel: Channel, command: Command, header: SendHeader, record: NewRecord) -> None:
         """Pushes the reply to its requester; `_on_pushed` is called once, whatever the outcome."""
         on_answer = partial(self._on_pushed, channel, command, record)
         client_id = find_value(header.properties or "", f"{names.REPLY_TO_CLIENT}\x01")
-        requester = self._producers.find_client(client_id) if client_id else None
+        requester = self.core.producers.find_client(client_id) if client_id else None
         if requester is None:
             missing = f"the client {client_id[:160]!r} is not connected here"
             on_answer(missing if client_id else "the reply has no property REPLY_TO_CLIENT")
@@ -92,7 +76,7 @@ class ReplyHandlers:
             on_answer(error)
 
     def _push_header(self, header: SendHeader, record: NewRecord) -> PushReplyRequest:
-        now_ms = self._clock.now_ms()
+        now_ms = self.core.clock.now_ms()
         text = with_pair(header.properties or "", names.PUSH_REPLY_TIME, str(now_ms))
         return PushReplyRequest(
             producer_group=header.producer_group,
@@ -107,7 +91,7 @@ class ReplyHandlers:
             retry_count=header.retry_count,
             is_unit_mode=header.is_unit_mode,
             born_host=render_address(decode_host(record.born_host)),
-            store_host=render_address(decode_host(self._store.appender.store_host)),
+            store_host=render_address(decode_host(self.core.store.appender.store_host)),
             stored_at_ms=now_ms,
         )
 
@@ -120,7 +104,7 @@ class ReplyHandlers:
             fault = f"the reply was not delivered: {answer}"
         elif answer.code != ResponseCode.SUCCESS:
             fault = f"the requester refused the reply with code {answer.code}: {answer.remark}"
-        if not self._options.reply_store_enable:
+        if not self.core.options.reply_store_enable:
             self._answer(channel, command, record, fault, None)
             return
         place: list[tuple[str, int]] = []
@@ -129,11 +113,11 @@ class ReplyHandlers:
             self._answer(channel, command, record, fault, None if status in NOT_STORED else place[0])
 
         try:
-            appended = self._store.appender.append([record], on_stored)
+            appended = self.core.store.appender.append([record], on_stored)
         except RequestRejected:
             self._answer(channel, command, record, fault, None)
         else:
-            place.append((self._form.message_ids(appended.log_offsets), appended.queue_offset))
+            place.append((self.form.message_ids(appended.log_offsets), appended.queue_offset))
 
     def _answer(
         self,
@@ -151,8 +135,8 @@ class ReplyHandlers:
             queue_id=record.queue_id,
             queue_offset=queue_offset,
             transaction_id=record.unique_key,
-            region=self._form.region,
-            is_traced=self._form.is_traced,
+            region=self.form.region,
+            is_traced=self.form.is_traced,
         )
         code = ResponseCode.SYSTEM_ERROR if fault else ResponseCode.SUCCESS
         channel.send(command.reply(code, header, remark=fault or None))

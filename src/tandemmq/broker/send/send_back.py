@@ -5,67 +5,48 @@ Source: spec semantics 7.1, spec remoting 9.6.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import WISHES
+from tandemmq.broker.durable import copy_record
 from tandemmq.broker.guards import require_group
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import DelayRule, make_room_in_dead_letter
-from tandemmq.broker.stats import BrokerStats
-from tandemmq.broker.topics.auto_create import TopicCreator
-from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import VERSION_MAX_RETRY_HONOURED, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record, tag_hash_of
+from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.protocol.sys_flag import without_transaction
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock, Random
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
 
 FIRST_DELAY_LEVEL = 3
 
 
+@dataclass(slots=True)
 class SendBackHandlers:
     """Stores failed messages again in their group's retry or dead letter topic."""
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        store: MessageStore,
-        groups: GroupTable,
-        creator: TopicCreator,
-        delay: DelayRule,
-        stats: BrokerStats,
-        clock: Clock,
-        chance: Random,
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._groups = groups
-        self._creator = creator
-        self._delay = delay
-        self._stats = stats
-        self._clock = clock
-        self._chance = chance
+    core: BrokerCore
+    delay: DelayRule
 
     def handle_send_back(self, channel: Channel, command: Command) -> Command | None:
         """Handles CONSUMER_SEND_MSG_BACK (36)."""
         header = command.decode(SendBackRequest)
-        options = self._options
-        now_ms = self._clock.now_ms()
+        options = self.core.options
+        now_ms = self.core.clock.now_ms()
         if options.is_slave:
             raise Busy("[REJECTREQUEST] this broker is a slave: send the message back to the master")
-        group = require_group(self._groups, header.group, now_ms, channel.peer[0])
+        group = require_group(self.core.groups, header.group, now_ms, channel.peer[0])
         if not options.is_writeable:
             raise NotPermitted(f"the broker {options.broker_name} is not writeable")
         if group.retry_queue_count <= 0:
             return command.reply()
-        target = self._creator.create_retry_topic(
+        target = self.core.creator.create_retry_topic(
             group.name,
             peer=channel.peer[0],
             queue_count=group.retry_queue_count,
@@ -81,14 +62,14 @@ class SendBackHandlers:
         record = None
         if message.retry_count < retry_count_max and header.delay_level >= 0:
             delay_level = header.delay_level or FIRST_DELAY_LEVEL + message.retry_count
-            record = self._make_retry(message, target, min(delay_level, self._delay.level_max), now_ms)
+            record = self._make_retry(message, target, min(delay_level, self.delay.level_max), now_ms)
         self._append(channel, command, record or self._make_dead_letter(message, group.name))
         topic = message.properties.get(names.RETRY_TOPIC, message.topic)
-        self._stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
+        self.core.stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
         return None
 
     def _load(self, log_offset: int) -> Record:
-        raw = self._store.read_record(log_offset) if log_offset >= 0 else None
+        raw = self.core.store.read_record(log_offset) if log_offset >= 0 else None
         if raw is not None:
             try:
                 return decode_record(raw, check_crc=False)
@@ -103,10 +84,10 @@ class SendBackHandlers:
     ) -> NewRecord | None:
         """Returns the retry, or None if the properties have no room for those a retry needs."""
         record = self._copy(message, target, delay_level)
-        return record if self._delay.postpone_retry(record, delay_level, now_ms) else None
+        return record if self.delay.postpone_retry(record, delay_level, now_ms) else None
 
     def _make_dead_letter(self, message: Record, group: str) -> NewRecord:
-        record = self._copy(message, self._creator.create_dlq_topic(group), 0)
+        record = self._copy(message, self.core.creator.create_dlq_topic(group), 0)
         record.properties = make_room_in_dead_letter(record.properties)
         return record
 
@@ -122,25 +103,14 @@ class SendBackHandlers:
                 pairs.pop(name, None)
         # A dead letter is sent at level 0, and still names the topic and queue in which it last waited.
         pairs[names.DELAY] = str(delay_level)
-        properties = encode_properties(pairs)
-        return NewRecord(
-            topic=target.name,
-            queue_id=self._chance.below(max(1, target.write_queue_count)),
-            body=message.body,
-            properties=properties,
-            born_at_ms=message.born_at_ms,
-            born_host=message.born_host,
-            tag_hash=tag_hash_of(properties),
-            flag=message.flag,
-            sys_flag=without_transaction(message.sys_flag),
-            retry_count=message.retry_count + 1,
-            keys=message.keys,
-            unique_key=message.unique_key,
-            # Ignores the WAIT property: the consumer discards the original on this answer, so the copy must
-            # be as durable (RocketMQ answers at once, and a power cut loses the message).
-            wait_stored=True,
-            is_internal=True,
-        )
+        queue_id = self.core.chance.below(max(1, target.write_queue_count))
+        copy = copy_record(message, target.name, queue_id, encode_properties(pairs))
+        copy.sys_flag, copy.prepared_offset = without_transaction(message.sys_flag), 0
+        copy.retry_count += 1
+        # Ignores the WAIT property: the consumer discards the original on this answer, so the copy must be as
+        # durable (RocketMQ answers at once, and a power cut loses the message).
+        copy.wait_stored = True
+        return copy
 
     def _append(self, channel: Channel, command: Command, record: NewRecord) -> None:
         def answer(status: PutStatus) -> None:
@@ -152,7 +122,7 @@ class SendBackHandlers:
                 remark = f"the message was not stored again: {status.value}"
                 channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
 
-        self._store.appender.append([record], answer)
+        self.core.store.appender.append([record], answer)
 
 
 def _check_identity(message: Record, header: SendBackRequest) -> None:

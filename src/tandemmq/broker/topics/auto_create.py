@@ -11,9 +11,8 @@ from functools import partial
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import PERMISSION_INHERIT, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.quota import CreationQuota
-from tandemmq.broker.topics.topic_table import READ_WRITE, TopicTable, make_topic
+from tandemmq.broker.tables import Tables
+from tandemmq.broker.topics.topic_table import READ_WRITE, make_topic
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, dlq_topic, retry_topic
@@ -93,20 +92,11 @@ class TopicCreator:
     6.2 and 7.1). Each is in the table when the call returns.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        topics: TopicTable,
-        groups: GroupTable,
-        clock: Clock,
-        unsaved: UnsavedTopics,
-        quota: CreationQuota,
-    ) -> None:
-        self._quota = quota
-        self.unsaved = unsaved
+    def __init__(self, options: BrokerOptions, tables: Tables, clock: Clock) -> None:
+        self.unsaved = UnsavedTopics(tables.saver, tables.topic_file)
         self._options = options
-        self._topics = topics
-        self._groups = groups
+        self._tables = tables
+        self._topics = tables.topics
         self._clock = clock
 
     def create_from_template(
@@ -125,7 +115,7 @@ class TopicCreator:
         if not permission & PERMISSION_INHERIT:
             return None
         self._topics.require_room([topic])
-        self._quota.take(peer, topic)
+        self._tables.quota.take(peer, topic)
         count = max(0, min(queue_count, template.write_queue_count))
         config = TopicConfig(
             name=topic,
@@ -148,7 +138,7 @@ class TopicCreator:
         name = retry_topic(group)
         config = self._topics.get(name)
         if config is None:
-            require_group(self._groups, group, self._clock.now_ms(), peer)
+            require_group(self._tables.groups, group, self._clock.now_ms(), peer)
             config = TopicConfig(
                 name=name,
                 read_queue_count=queue_count,

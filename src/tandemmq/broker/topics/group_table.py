@@ -10,12 +10,17 @@ At a bound: a group too many is rejected with Busy; of more than DELETED_MAX del
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET
 
+from tandemmq.broker.table_file import Table
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
+from tandemmq.protocol.bodies.client import (
+    RequestMode,
+    RequestModes,
+)
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import (
     SubscriptionGroupConfig,
@@ -31,7 +36,7 @@ FORBIDDEN_MAX = 100_000
 DELETED_MAX = 10_000
 
 
-class GroupTable:
+class GroupTable(Table):
     """Group configurations by name; `on_change` is called after each change."""
 
     def __init__(
@@ -52,7 +57,7 @@ class GroupTable:
         self._is_replica = is_replica
         self._quota = quota
         self.data_version = DataVersion()
-        self.on_change: list[Callable[[], None]] = []
+        super().__init__()
 
     def __len__(self) -> int:
         return len(self._configs)
@@ -96,7 +101,7 @@ class GroupTable:
         self.require_room([config.name])
         self._configs[config.name] = config
         self._deleted.pop(config.name, None)
-        self._after_change(self._next_version(now_ms))
+        self._change(self._next_version(now_ms))
         return True
 
     def require_room(self, names: Iterable[str]) -> None:
@@ -112,7 +117,7 @@ class GroupTable:
         missing = [group for group in groups if group not in self._configs]
         if missing:
             self._configs.update({group: SubscriptionGroupConfig(name=group) for group in missing})
-            self._after_change(self._next_version(now_ms))
+            self._change(self._next_version(now_ms))
 
     def remove(self, group: str, now_ms: int) -> bool:
         """Removes a group. Returns False if it does not exist."""
@@ -120,7 +125,7 @@ class GroupTable:
         if self._configs.pop(group, None) is None:
             return False
         self.record_deleted({group: now_ms})
-        self._after_change(self._next_version(now_ms))
+        self._change(self._next_version(now_ms))
         return True
 
     def record_deleted(self, groups: Mapping[str, int]) -> None:
@@ -155,7 +160,7 @@ class GroupTable:
             del topics[topic]
             if not topics:
                 del self._forbidden[group]
-        self._after_change(self._next_version(now_ms))
+        self._change(self._next_version(now_ms))
         return True
 
     def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
@@ -164,7 +169,7 @@ class GroupTable:
         """
         self._configs = dict(configs)
         self._deleted = {group: at for group, at in self._deleted.items() if group not in configs}
-        self._after_change(data_version)
+        self._change(data_version)
 
     def snapshot(self) -> SubscriptionGroupTable:
         """Returns the whole table, valid until the next change: encode it before anything else runs."""
@@ -192,7 +197,48 @@ class GroupTable:
         # every synchronisation would find the tables different.
         return self.data_version if self._is_replica else self.data_version.next(now_ms)
 
-    def _after_change(self, data_version: DataVersion) -> None:
+    def _change(self, data_version: DataVersion) -> None:
         self.data_version = data_version
-        for callback in self.on_change:
-            callback()
+        self._after_change()
+
+
+class ModeTable(Table):
+    """The explicitly set consumption modes, by topic and group: messageRequestMode.json. `on_change` is
+    called after each change.
+
+    At a bound: a new entry is rejected with Busy.
+    """
+
+    def __init__(self, *, count_max: int = 100_000) -> None:
+        super().__init__()
+        self._count_max = count_max
+        self._modes: dict[str, dict[str, RequestMode]] = {}
+
+    def get(self, topic: str, group: str) -> RequestMode | None:
+        return self._modes.get(topic, {}).get(group)
+
+    def put(self, mode: RequestMode) -> None:
+        if self.get(mode.topic, mode.group) is None and self._count() >= self._count_max:
+            raise Busy(f"[OVERLOAD] the broker keeps the modes of {self._count_max} topics and groups")
+        self._modes.setdefault(mode.topic, {})[mode.group] = mode
+        self._after_change()
+
+    def snapshot(self) -> RequestModes:
+        """Returns the table's content, valid until the next change: encode it before anything else runs."""
+        return RequestModes(modes=self._modes)
+
+    def replace_all(self, modes: Mapping[str, Mapping[str, RequestMode]]) -> None:
+        """Replaces the table by the master's."""
+        self._modes = {topic: dict(groups) for topic, groups in modes.items()}
+        self._after_change()
+
+    def encode(self) -> bytes:
+        """Returns the content of messageRequestMode.json."""
+        return encode_body(self.snapshot())
+
+    def load(self, data: bytes) -> None:
+        """Loads the content of messageRequestMode.json."""
+        self._modes = {topic: dict(groups) for topic, groups in decode_body(data, RequestModes).modes.items()}
+
+    def _count(self) -> int:
+        return sum(map(len, self._modes.values()))

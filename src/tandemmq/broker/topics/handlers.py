@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
 
 import msgspec
 from msgspec.structs import replace
 
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import drop_or_reject, invalid, read_body, require_group, require_topic
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.options import PERMISSION_MAX, BrokerOptions
-from tandemmq.broker.table_file import TableFile, TableSaver, save_or_reject
+from tandemmq.broker.options import PERMISSION_MAX
+from tandemmq.broker.table_file import save_or_reject
 from tandemmq.broker.topics.attributes import apply_group_attributes, apply_topic_attributes
-from tandemmq.broker.topics.group_table import GroupTable
-from tandemmq.broker.topics.topic_table import TopicTable, system_topic_names
+from tandemmq.broker.topics.topic_table import system_topic_names
 from tandemmq.errors import GroupNotFound, NotPermitted, ServiceNotAvailable
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.tables import (
@@ -42,8 +42,7 @@ from tandemmq.protocol.requests.admin import (
 )
 from tandemmq.protocol.topic_names import group_fault, is_system_topic, topic_fault
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Address, Clock
-from tandemmq.store.message_store import MessageStore
+from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -66,28 +65,12 @@ class TopicHandlers:
     servers: `wait_registered` waits for them, once the broker is registered.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        store: MessageStore,
-        saver: TableSaver,
-        file: TableFile,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._topics = topics
-        self._offsets = offsets
-        self._store = store
-        self._saver = saver
-        self._file = file
-        self._clock = clock
+    def __init__(self, core: BrokerCore) -> None:
+        self.core = core
         self.wait_registered: Callable[[Iterable[str]], Awaitable[None]] = _no_wait
         self.forward_deletion: Callable[[str], Awaitable[None]] | None = None
         """Set on a slave whose master is elected: forwards a deletion to the master."""
-        self._system_names = system_topic_names(options)
+        self._system_names = system_topic_names(core.options)
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_TOPIC (17)."""
@@ -105,7 +88,7 @@ class TopicHandlers:
         config = self._checked(*self._kept(config, header.attributes, header.if_exists))
         hidden = self._hidden(config)
         if self._put(config, channel.peer, hidden):
-            await save_or_reject(self._saver, self._file)
+            await save_or_reject(self.core.tables.saver, self.core.tables.topic_file)
         await self.wait_registered([config.name])
         return command.reply(remark=hidden)
 
@@ -116,10 +99,10 @@ class TopicHandlers:
         if not configs:
             raise invalid("topicConfigList must name at least one topic")
         checked = [self._checked(config, as_changes(config.attributes)) for config in configs]
-        self._topics.require_room(config.name for config in checked)
+        self.core.topics.require_room(config.name for config in checked)
         changed = [config for config in checked if self._put(config, channel.peer, self._hidden(config))]
         if changed:
-            await save_or_reject(self._saver, self._file)
+            await save_or_reject(self.core.tables.saver, self.core.tables.topic_file)
         await self.wait_registered([config.name for config in checked])
         return command.reply()
 
@@ -131,7 +114,7 @@ class TopicHandlers:
         """
         if if_exists is not None and if_exists not in tuple(IfExists):
             raise invalid(f"tmIfExists {if_exists[:32]!r} must be one of {', '.join(IfExists)}")
-        before = self._topics.get(config.name)
+        before = self.core.topics.get(config.name)
         if before is None or if_exists is None:
             return config, attributes
         if if_exists == IfExists.KEEP:
@@ -149,12 +132,12 @@ class TopicHandlers:
     def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
         """Returns the resulting topic with its attributes changed as requested. Raises BadRequest."""
         self._check(config)
-        before = self._topics.get(config.name)
+        before = self.core.topics.get(config.name)
         attributes = apply_topic_attributes(
             {} if before is None else before.attributes,
             changes,
             is_new=before is None,
-            is_mixed_allowed=self._options.mixed_message_type_enable,
+            is_mixed_allowed=self.core.options.mixed_message_type_enable,
         )
         return msgspec.structs.replace(config, attributes=attributes)
 
@@ -165,15 +148,15 @@ class TopicHandlers:
         The change is made all the same, because mqadmin expects that; TandemMQ's tools ask before they shrink
         a topic.
         """
-        topic, before = config.name, self._topics.get(config.name)
+        topic, before = config.name, self.core.topics.get(config.name)
         removed = range(config.read_queue_count, 0 if before is None else before.read_queue_count)
-        begins = {queue_id: self._store.queue_min(topic, queue_id) for queue_id in removed}
-        held = sum(self._store.queue_max(topic, queue_id) - begin for queue_id, begin in begins.items())
+        begins = {queue_id: self.core.store.queue_min(topic, queue_id) for queue_id in removed}
+        held = sum(self.core.store.queue_max(topic, queue_id) - begin for queue_id, begin in begins.items())
         if not held:
             return None
         unread = {"": held}  # by group; "" if no group reads the topic
-        for group in self._offsets.groups_of(topic):
-            queues = self._offsets.committed_queues(group, topic)
+        for group in self.core.offsets.groups_of(topic):
+            queues = self.core.offsets.committed_queues(group, topic)
             read = sum(max(0, queues[one] - begins[one]) for one in queues.keys() & begins.keys())
             unread[group] = held - read
             unread.pop("", None)
@@ -188,8 +171,8 @@ class TopicHandlers:
         )
 
     def _put(self, config: TopicConfig, peer: Address, hidden: str | None) -> bool:
-        is_new = self._topics.get(config.name) is None
-        if not self._topics.put(config, self._clock.now_ms()):
+        is_new = self.core.topics.get(config.name) is None
+        if not self.core.topics.put(config, self.core.clock.now_ms()):
             return False
         if hidden is not None:
             log.warning(events.TOPIC_SHRUNK, extra={"topic": config.name, "reason": hidden, "peer": peer})
@@ -213,9 +196,9 @@ class TopicHandlers:
         fault = topic_fault(topic)
         if fault:
             raise invalid(fault)
-        if self._options.validate_system_topic_when_update and self._is_system(topic):
+        if self.core.options.validate_system_topic_when_update and self._is_system(topic):
             raise invalid(f"the topic {topic} belongs to the system and must not be deleted")
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             if self.forward_deletion is not None and header.is_passed_on:
                 raise ServiceNotAvailable("this broker is not a master and deletes nothing")
             if self.forward_deletion is not None:
@@ -224,27 +207,27 @@ class TopicHandlers:
         # The topic's pop retries are deleted as well, or a new topic of the name would begin with them.
         retries = {
             name
-            for group in self._offsets.groups_of(topic)
+            for group in self.core.offsets.groups_of(topic)
             for name in (pop_retry_v1(group, topic), pop_retry_v2(group, topic))
         }
-        stored = {name for name, _ in self._store.queue_keys()}
-        names = [n for n in (topic, *sorted(retries)) if n in stored or self._topics.get(n) is not None]
+        stored = {name for name, _ in self.core.store.queue_keys()}
+        names = [n for n in (topic, *sorted(retries)) if n in stored or self.core.topics.get(n) is not None]
         if names:
-            await drop_or_reject(self._store, names)
+            await drop_or_reject(self.core.store, names)
             for name in names:
                 self._delete(name, channel.peer)
-            await save_or_reject(self._saver, self._file)
+            await save_or_reject(self.core.tables.saver, self.core.tables.topic_file)
         return command.reply()
 
     def _delete(self, topic: str, peer: Address) -> None:
         """Removes the topic from the tables; its queues are deleted already."""
-        self._topics.remove(topic, self._clock.now_ms())
-        self._offsets.drop_topic(topic)
+        self.core.topics.remove(topic, self.core.clock.now_ms())
+        self.core.offsets.drop_topic(topic)
         log.info(events.TOPIC_DELETED, extra={"topic": topic, "peer": peer})
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_CONFIG (351)."""
-        config = require_topic(self._topics, command.decode(TopicConfigRequest).topic)
+        config = require_topic(self.core.topics, command.decode(TopicConfigRequest).topic)
         return command.reply(body=encode_body(config))
 
     def handle_system_list(self, channel: Channel, command: Command) -> Command:
@@ -255,7 +238,7 @@ class TopicHandlers:
         fault = topic_fault(config.name)
         if fault:
             raise invalid(fault)
-        if self._options.validate_system_topic_when_update and self._is_system(config.name):
+        if self.core.options.validate_system_topic_when_update and self._is_system(config.name):
             raise invalid(f"the topic {config.name} belongs to the system and must not be changed")
         for name, count in (
             ("readQueueNums", config.read_queue_count),
@@ -274,7 +257,7 @@ class TopicHandlers:
         return topic in self._system_names or is_system_topic(topic)
 
     def _require_master(self) -> None:
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise NotPermitted(
                 "this broker is a slave and copies its topics from the master: change them there"
             )
@@ -284,39 +267,21 @@ RETRY_QUEUE_COUNT_MAX = 1_024
 _INT32_MAX = 2**31 - 1
 
 
+@dataclass(slots=True)
 class GroupHandlers:
     """Creates or changes groups (200, 225), deletes one (207), shows one (352), forbids a topic (353).
 
     Each change of the group table is on disk before it is answered.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        groups: GroupTable,
-        topics: TopicTable,
-        offsets: OffsetTable,
-        saver: TableSaver,
-        file: TableFile,
-        offset_file: TableFile,
-        clock: Clock,
-    ) -> None:
-        self._options = options
-        self._groups = groups
-        self._topics = topics
-        self._offsets = offsets
-        self._saver = saver
-        self._file = file
-        self._offset_file = offset_file
-        self._clock = clock
+    core: BrokerCore
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
         config = read_body(SubscriptionGroupConfig, command.body)
         self._require_master()
-        if self._groups.put(self._checked(config), self._clock.now_ms()):
-            await save_or_reject(self._saver, self._file)
+        if self.core.groups.put(self._checked(config), self.core.clock.now_ms()):
+            await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
         return command.reply()
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
@@ -328,11 +293,11 @@ class GroupHandlers:
         if not configs:
             raise invalid("groupConfigList must name at least one group")
         checked = [self._checked(config) for config in configs]
-        self._groups.require_room(config.name for config in checked)
-        now_ms = self._clock.now_ms()
-        changed = [config for config in checked if self._groups.put(config, now_ms)]
+        self.core.groups.require_room(config.name for config in checked)
+        now_ms = self.core.clock.now_ms()
+        changed = [config for config in checked if self.core.groups.put(config, now_ms)]
         if changed:
-            await save_or_reject(self._saver, self._file)
+            await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
         return command.reply()
 
     async def handle_forbid(self, channel: Channel, command: Command) -> Command:
@@ -343,13 +308,13 @@ class GroupHandlers:
         group, topic = header.group, header.topic
         if header.is_readable is not None:
             self._require_master()
-            require_topic(self._topics, topic)
-            if self._groups.get(group) is None:
+            require_topic(self.core.topics, topic)
+            if self.core.groups.get(group) is None:
                 raise GroupNotFound(f"the group {group[:160]!r} does not exist")
-            now_ms = self._clock.now_ms()
-            if self._groups.forbid_reading(group, topic, now_ms, is_forbidden=not header.is_readable):
-                await save_or_reject(self._saver, self._file)
-        is_readable = not self._groups.is_read_forbidden(group, topic)
+            now_ms = self.core.clock.now_ms()
+            if self.core.groups.forbid_reading(group, topic, now_ms, is_forbidden=not header.is_readable):
+                await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
+        is_readable = not self.core.groups.is_read_forbidden(group, topic)
         answer = GroupForbidden(group=group, topic=topic, is_readable=is_readable)
         return command.reply(body=encode_body(answer))
 
@@ -358,14 +323,14 @@ class GroupHandlers:
         header = command.decode(DeleteGroupRequest)
         self._require_master()
         drops_offsets = header.cleans_offsets or header.removes_offsets
-        now_ms = self._clock.now_ms()
+        now_ms = self.core.clock.now_ms()
         if drops_offsets:
-            self._offsets.drop_group(header.group, now_ms)
-        if self._groups.remove(header.group, now_ms):
-            await save_or_reject(self._saver, self._file)
+            self.core.offsets.drop_group(header.group, now_ms)
+        if self.core.groups.remove(header.group, now_ms):
+            await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
         if drops_offsets:
             # A new group of this name must not start at the old group's offsets.
-            await save_or_reject(self._saver, self._offset_file)
+            await save_or_reject(self.core.tables.saver, self.core.tables.offset_file)
         return command.reply()
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
@@ -373,18 +338,18 @@ class GroupHandlers:
         created.
         """
         group = command.decode(GroupConfigRequest).group
-        config = require_group(self._groups, group, self._clock.now_ms(), channel.peer[0])
+        config = require_group(self.core.groups, group, self.core.clock.now_ms(), channel.peer[0])
         return command.reply(body=encode_body(config))
 
     def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
         """Returns the resulting group with its attributes changed as requested. Raises BadRequest."""
         _check(config)
-        held = self._groups.get(config.name)
+        held = self.core.groups.get(config.name)
         before = {} if held is None else held.attributes
         return replace(config, attributes=apply_group_attributes(before, config.attributes))
 
     def _require_master(self) -> None:
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise NotPermitted(
                 "this broker is a slave and copies its groups from the master: change them there"
             )

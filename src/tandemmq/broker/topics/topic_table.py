@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISSION_WRITE, BrokerOptions
+from tandemmq.broker.table_file import Table
 from tandemmq.errors import Busy
 from tandemmq.protocol import topic_names as names
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
@@ -80,7 +81,7 @@ def _permission_if(is_enabled: bool) -> int:
 OnTopicsChanged = Callable[[list[str]], None]
 
 
-class TopicTable:
+class TopicTable(Table):
     """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict lookup. `on_change`
     gets the changed names.
 
@@ -93,7 +94,7 @@ class TopicTable:
         self._configs: dict[str, TopicConfig] = {}
         self._count_max = count_max
         self.data_version = DataVersion()
-        self.on_change: list[OnTopicsChanged] = []
+        super().__init__()
 
     def __len__(self) -> int:
         return len(self._configs)
@@ -118,7 +119,7 @@ class TopicTable:
             return False
         self.require_room([config.name])
         self._configs[config.name] = config
-        self._after_change([config.name], self.data_version.next(now_ms))
+        self._change([config.name], self.data_version.next(now_ms))
         return True
 
     def require_room(self, names: Iterable[str]) -> None:
@@ -134,24 +135,24 @@ class TopicTable:
         missing = [config for config in configs if config.name not in self._configs]
         if missing:
             self._configs.update({config.name: config for config in missing})
-            self._after_change([config.name for config in missing], self.data_version.next(now_ms))
+            self._change([config.name for config in missing], self.data_version.next(now_ms))
 
     def remove(self, topic: str, now_ms: int) -> bool:
         """Removes a topic. Returns False if it does not exist."""
         if self._configs.pop(topic, None) is None:
             return False
-        self._after_change([topic], self.data_version.next(now_ms))
+        self._change([topic], self.data_version.next(now_ms))
         return True
 
     def renew(self, now_ms: int) -> None:
         """Reports all topics as changed under a new version, because their advertised data changed."""
-        self._after_change(self.names, self.data_version.next(now_ms))
+        self._change(self.names, self.data_version.next(now_ms))
 
     def replace_all(self, configs: Mapping[str, TopicConfig], data_version: DataVersion) -> list[str]:
         """Replaces the table by the master's, version included. Returns the topics that were removed."""
         removed = [topic for topic in self._configs if topic not in configs]
         self._configs = dict(configs)
-        self._after_change([*configs, *removed], data_version)
+        self._change([*configs, *removed], data_version)
         return removed
 
     def snapshot(self) -> TopicConfigTable:
@@ -168,7 +169,7 @@ class TopicTable:
         self._configs = dict(table.topics)
         self.data_version = table.data_version
 
-    def _after_change(self, topics: list[str], data_version: DataVersion) -> None:
+    def _change(self, topics: list[str], data_version: DataVersion) -> None:
         self.data_version = data_version
         for callback in self.on_change:
             callback(topics)

@@ -1,21 +1,18 @@
 """The checks of half messages without a decision, on the master only: one task asks their producers.
 
-`Asker` asks, `OpLog` records which half messages are done, `TransactionChecks` is the task, and
-`TransactionService` starts and stops it with the broker's role.
+`Asker` asks, `OpLog` records which half messages are done, and `TransactionChecks` is the task.
 Source: spec semantics 17, spec store 14.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from array import array
 from collections.abc import Callable, Sequence
 
-from tandemmq.broker.clients.consumer_table import ProducerTable
-from tandemmq.broker.durable import DurableWriter, Progress, TimedEvent
-from tandemmq.broker.offsets.offset_table import OffsetTable
-from tandemmq.broker.topics.topic_table import TopicTable, make_topic
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.durable import DurableWriter, Duty, Progress
+from tandemmq.broker.topics.topic_table import make_topic
 from tandemmq.broker.transaction.half import (
     CheckLimits,
     CheckVerdict,
@@ -30,7 +27,7 @@ from tandemmq.broker.transaction.half import (
     root_of,
     text_of,
 )
-from tandemmq.errors import MessageIllegal, RequestRejected
+from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
@@ -39,10 +36,7 @@ from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.requests.send import CheckTransactionRequest
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
-from tandemmq.runtime.tasks import TaskScope
-from tandemmq.store import MessageStore, PutStatus
-from tandemmq.store.outcomes import NOT_STORED, Appended
+from tandemmq.store.outcomes import Appended
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -56,12 +50,10 @@ class Asker:
     the right to send to the message's topic are asked.
     """
 
-    def __init__(
-        self, broker_name: str, producers: ProducerTable, may_publish: Callable[[Channel, str], bool]
-    ) -> None:
+    def __init__(self, core: BrokerCore, may_publish: Callable[[Channel, str], bool]) -> None:
         self._may_publish = may_publish
-        self._broker_name = broker_name
-        self._producers = producers
+        self._broker_name = core.options.broker_name
+        self._producers = core.producers
         self._turn = 0
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
@@ -166,14 +158,13 @@ class OpLog:
 
 GROUP = "CID_RMQ_SYS_TRANS"
 ROUND_S_MAX = 60.0
-RETRY_AFTER_S = 0.1
 SETTLE_PERIOD_S = 1.0
 OPS_PER_TURN = 4_096
 """The number of op records read before other tasks of the loop get their turn."""
 
 
-class TransactionChecks:
-    """Checks open transactions. `run` is the task; `stop` ends it between two messages.
+class TransactionChecks(Duty):
+    """Checks open transactions; `stop` ends it between two messages.
 
     Owns: the offset up to which the half topic is settled, and the first op record needed from there on. Both
           are consumer offsets of the group CID_RMQ_SYS_TRANS, so they are saved and copied to slaves like all
@@ -189,38 +180,30 @@ class TransactionChecks:
               names, which determines where a restart has to read from.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        offsets: OffsetTable,
-        topics: TopicTable,
-        decided: Decided,
-        asker: Asker,
-        limits: CheckLimits,
-        period_ms: int,
-        clock: Clock,
-    ) -> None:
-        self._store = store
-        self._offsets = offsets
-        self._topics = topics
+    name = "checks"
+
+    def __init__(self, core: BrokerCore, decided: Decided, asker: Asker) -> None:
+        options = core.options
+        self._store, self._offsets, self._topics, self._clock = (
+            core.store,
+            core.offsets,
+            core.topics,
+            core.clock,
+        )
         self._decided = decided
         self._asker = asker
-        self._limits = limits
-        self._period_s = period_ms / 1000
-        self._clock = clock
-        self._writer = DurableWriter(store, clock)
+        self._limits = CheckLimits(
+            options.transaction_timeout_ms,
+            options.transaction_check_count_max,
+            core.store.options.file_reserved_hours,
+        )
+        self._period_s = options.transaction_check_period_ms / 1000
+        self._writer = DurableWriter(core.store, core.clock)
         self._progress: Progress[tuple[int, int]] = Progress()
-        self._wake = TimedEvent(clock)
-        self._is_stopping = False
+        super().__init__(core.clock)
         self._half_offset = 0
         self._ops = OpLog(0, 0)
         self._committed = (-1, -1)
-
-    def stop(self) -> None:
-        """Makes `run` return after the current message."""
-        self._is_stopping = True
-        self._wake.set()
 
     async def run(self) -> None:
         """Runs until `stop` is called."""
@@ -323,7 +306,7 @@ class TransactionChecks:
         if root in self._decided:
             # The outcome was stored with the marks of other copies only.
             [mark] = make_ops([half.queue_offset], self._store.appender.store_host, self._clock.now_ms())
-            await self._append(mark, None)
+            await self._append(mark)
             return True
         verdict = plan_check(half, self._clock.now_ms(), self._limits)
         if verdict is CheckVerdict.WAIT:
@@ -350,78 +333,24 @@ class TransactionChecks:
                 "check_count": check_times(half),
             },
         )
-        await self._append(make_discarded(half, DISCARD_TOPIC), None)
+        await self._append(make_discarded(half, DISCARD_TOPIC))
 
     async def _append_copy(self, half: Record, copy: NewRecord) -> Appended | None:
-        return await self._append(copy, root_of(half))
+        root = root_of(half)
 
-    async def _append(self, record: NewRecord, root: int | None) -> Appended | None:
-        """Appends the record and returns its location. Waits while the store rejects it; returns None if it
-        can never be stored.
-        """
-        while True:
-            done: asyncio.Future[PutStatus] = asyncio.get_running_loop().create_future()
+        def on_appended(appended: Appended) -> None:
+            # At once: an outcome that arrives while the copy is being written must mark the copy as well.
+            self._decided.record_copy(root, appended.queue_offset)
 
-            def on_done(status: PutStatus, done: asyncio.Future[PutStatus] = done) -> None:
-                if not done.done():
-                    done.set_result(status)
+        return await self._append(copy, on_appended)
 
-            try:
-                appended = self._store.appender.append([record], on_done)
-            except MessageIllegal as error:
-                facts = {"unique_key": record.unique_key, "reason": error.remark}
-                log.error(events.TRANSACTION_LOST, extra=facts)
-                return None
-            except RequestRejected:
-                await self._clock.sleep(RETRY_AFTER_S)
-                continue
-            if root is not None:
-                # At once: an outcome that arrives while the copy is being written must mark the copy as well.
-                self._decided.record_copy(root, appended.queue_offset)
-            if await done not in NOT_STORED:
-                return appended
-            await self._clock.sleep(RETRY_AFTER_S)
-
-
-STOP_S_MAX = 5.0
-
-
-class TransactionService:
-    """Starts and stops the checks with the broker's role: a slave asks no producers and copies the progress.
-
-    Call `start` on a master; `stop`, and `settle` once the store is closed. Each may be called again.
-    """
-
-    def __init__(
-        self, make_checks: Callable[[], TransactionChecks], on_fatal: Callable[[BaseException], None] | None
-    ) -> None:
-        self._make_checks = make_checks
-        self._on_fatal = on_fatal
-        self._checks: TransactionChecks | None = None
-        self._scope: TaskScope | None = None
-        self._task: asyncio.Task[None] | None = None
-
-    def start(self) -> None:
-        """Starts the checks; does nothing if already running."""
-        if self._task is not None:
-            return
-        on_fatal = self._on_fatal
-        self._scope = TaskScope(
-            "transactions", None if on_fatal is None else lambda _name, error: on_fatal(error)
-        )
-        self._checks = self._make_checks()
-        self._task = self._scope.start("checks", self._checks.run())
-
-    async def stop(self) -> None:
-        """Stops the checks and waits for the message in progress."""
-        if self._scope is None or self._checks is None or self._task is None:
-            return
-        self._checks.stop()
-        await asyncio.wait([self._task], timeout=STOP_S_MAX)
-        await self._scope.close()
-        self._scope = self._task = None
-
-    def settle(self, flushed: int) -> None:
-        """Commits the progress of everything on disk."""
-        if self._checks is not None:
-            self._checks.settle(flushed)
+    async def _append(
+        self, record: NewRecord, on_appended: Callable[[Appended], None] | None = None
+    ) -> Appended | None:
+        """Appends the record and returns its location, or None if it can never be stored."""
+        try:
+            return await self._writer.put([record], on_appended)
+        except MessageIllegal as error:
+            facts = {"unique_key": record.unique_key, "reason": error.remark}
+            log.error(events.TRANSACTION_LOST, extra=facts)
+            return None

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator
 from enum import Enum
 from typing import NamedTuple
 
+from tandemmq.broker.durable import copy_record
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.properties import (
@@ -156,23 +157,9 @@ def _with(raw: bytes, name: str, value: str) -> bytes:
 def _copy(
     half: Record, topic: str, queue_id: int, properties: bytes, sys_flag: int, prepared_offset: int
 ) -> NewRecord:
-    return NewRecord(
-        topic=topic,
-        queue_id=queue_id,
-        body=half.body,
-        properties=properties,
-        born_at_ms=half.born_at_ms,
-        born_host=half.born_host,
-        tag_hash=tag_hash_of(properties),
-        flag=half.flag,
-        sys_flag=sys_flag,
-        retry_count=half.retry_count,
-        prepared_offset=prepared_offset,
-        keys=half.keys,
-        unique_key=half.unique_key,
-        wait_stored=False,
-        is_internal=True,
-    )
+    copy = copy_record(half, topic, queue_id, properties)
+    copy.sys_flag, copy.prepared_offset = sys_flag, prepared_offset
+    return copy
 
 
 COUNT_MAX = 65_536

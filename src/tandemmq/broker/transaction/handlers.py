@@ -8,8 +8,10 @@ Source: spec semantics 17, spec store 14, spec remoting 9.7.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import WISHES, has_wish
-from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.transaction.half import (
     Decided,
@@ -32,8 +34,6 @@ from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.ports import Clock
-from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
 
 
@@ -62,17 +62,13 @@ def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
         delay.postpone_until(commit, slot_ms)
 
 
+@dataclass(slots=True)
 class TransactionHandlers:
     """Handles the end of transactions."""
 
-    def __init__(
-        self, options: BrokerOptions, *, store: MessageStore, decided: Decided, delay: DelayRule, clock: Clock
-    ) -> None:
-        self._options = options
-        self._store = store
-        self._decided = decided
-        self._delay = delay
-        self._clock = clock
+    core: BrokerCore
+    decided: Decided
+    delay: DelayRule
 
     def handle_end(self, channel: Channel, command: Command) -> Command | None:
         """Handles END_TRANSACTION (37). Neither commit nor rollback: nothing is done and no answer is
@@ -84,17 +80,17 @@ class TransactionHandlers:
             return None
         half = self._find(header)
         root = root_of(half)
-        before = self._decided.get(root)
+        before = self.decided.get(root)
         if before is not None:
-            if before == header.decision and self._decided.is_pending(root):
+            if before == header.decision and self.decided.is_pending(root):
                 raise Busy("the end of this transaction is being stored: try again")
             return self._repeat(command, before, header.decision)
-        now_ms = self._clock.now_ms()
-        offsets_to_mark = self._decided.offsets_to_mark(root, half.queue_offset)
-        records = make_ops(offsets_to_mark, self._store.appender.store_host, now_ms)
+        now_ms = self.core.clock.now_ms()
+        offsets_to_mark = self.decided.offsets_to_mark(root, half.queue_offset)
+        records = make_ops(offsets_to_mark, self.core.store.appender.store_host, now_ms)
         if header.decision == TRANSACTION_COMMIT:
             records.insert(0, self._make_commit(half, now_ms))
-        self._decided.end(root, header.decision)
+        self.decided.end(root, header.decision)
         self._append(channel, command, records, root)
         return None
 
@@ -115,11 +111,11 @@ class TransactionHandlers:
             )
         appended = self._append(channel, command, [copy], None)
         if half.topic == HALF_TOPIC:
-            self._decided.record_copy(root_of(half), appended.queue_offset)
+            self.decided.record_copy(root_of(half), appended.queue_offset)
         return None
 
     def _check_is_master(self) -> None:
-        if self._options.is_slave:
+        if self.core.options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and ends no transactions: send to the master of this broker group",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
@@ -140,8 +136,8 @@ class TransactionHandlers:
             raise _failed(
                 f"the half message has queue offset {half.queue_offset}, not {header.half_queue_offset}"
             )
-        timeout_ms = self._options.transaction_timeout_ms
-        if not header.is_from_check and is_late(half, self._clock.now_ms(), timeout_ms):
+        timeout_ms = self.core.options.transaction_timeout_ms
+        if not header.is_from_check and is_late(half, self.core.clock.now_ms(), timeout_ms):
             raise RequestRejected(
                 "the message is past CHECK_IMMUNITY_TIME_IN_SECONDS: its producer must wait for a check",
                 code=ResponseCode.ILLEGAL_OPERATION,
@@ -149,7 +145,7 @@ class TransactionHandlers:
         return half
 
     def _load(self, log_offset: int) -> Record | None:
-        raw = self._store.read_record(log_offset) if log_offset >= 0 else None
+        raw = self.core.store.read_record(log_offset) if log_offset >= 0 else None
         if raw is None:
             return None
         try:
@@ -170,7 +166,7 @@ class TransactionHandlers:
         commit = make_commit(half)
         if commit is None:
             raise _failed("the half message names no topic (REAL_TOPIC)")
-        postpone_commit(commit, self._delay, now_ms)
+        postpone_commit(commit, self.delay, now_ms)
         return commit
 
     def _append(
@@ -179,7 +175,7 @@ class TransactionHandlers:
         def answer(status: PutStatus) -> None:
             is_stored = status not in NOT_STORED
             if root is not None:
-                (self._decided.settle if is_stored else self._decided.reopen)(root)
+                (self.decided.settle if is_stored else self.decided.reopen)(root)
             if command.is_oneway:
                 return
             if is_stored:
@@ -189,10 +185,10 @@ class TransactionHandlers:
                 channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
 
         try:
-            return self._store.appender.append(records, answer)
+            return self.core.store.appender.append(records, answer)
         except RequestRejected:
             if root is not None:
-                self._decided.reopen(root)
+                self.decided.reopen(root)
             raise
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import cast
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -12,7 +13,7 @@ from tandemmq.broker.access.auth_table import AuthTable
 from tandemmq.broker.access.guard import Guard
 from tandemmq.broker.access.needs import PUB, TOPIC, Need
 from tandemmq.broker.clients.consumer_table import Member, ProducerTable
-from tandemmq.broker.options import AccessOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.transaction.checks import Asker
 from tandemmq.broker.transaction.half import make_copy, make_half
 from tandemmq.errors import NotPermitted
@@ -119,7 +120,8 @@ def test_transaction_checks_go_only_to_clients_that_may_publish() -> None:
     make_half(half)
     raw = encode_record(half, queue_offset=0, log_offset=0, stored_at_ms=0, store_host=bytes(8))
     stored, allowed = decode_record(raw), {"app"}
-    asker = Asker("b", producers, lambda channel, topic: topic == "T" and channel.peer[0] in allowed)
+    core: Any = SimpleNamespace(options=BrokerOptions(broker_name="b"), producers=producers)
+    asker = Asker(core, lambda channel, topic: topic == "T" and channel.peer[0] in allowed)
     place = Appended(1, (100,), 200, 0)
     for _ in range(4):
         assert asker.ask(stored, make_copy(stored, check_times=1), place)
