@@ -191,7 +191,7 @@ async def test_a_slave_keeps_tables_that_are_newer_than_those_of_its_master(grou
     topics.data_version = topics.data_version.of_term(99, 1)
     replica = group.brokers[2].broker._elected
     assert replica is not None
-    sync = replica._config_sync
+    sync = replica.config_sync
     for name in ("A", "B"):
         rounds = sync.round_count
         group.brokers[1].broker._tables.topics.put(TopicConfig(name=name), 1)
@@ -870,7 +870,7 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
         await group.master()
     await group.in_set(1, 2)
     assert group.brokers[2].broker._elected is not None
-    sync = group.brokers[2].broker._elected._config_sync
+    sync = group.brokers[2].broker._elected.config_sync
     sync.wake()
     await until(lambda: all(asked[-1:] == [True] for asked in skips.values()), "it asks for changes only")
     before = {name: len(asked) for name, asked in skips.items()}

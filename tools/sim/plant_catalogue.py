@@ -885,7 +885,7 @@ _TABLES: Final = (
     Plant(
         name="a slave takes progress over that is ahead of its copy",
         path="broker/replica/config_sync.py",
-        sound="return min(offset, max(held, self._queue_end(topic, queue_id)))",
+        sound="return min(offset, max(held, self._queues.queue_max(topic, queue_id)))",
         bug="return offset",
         proofs=("unit/replication/test_config_sync.py", "sim"),
     ),
@@ -1898,8 +1898,8 @@ _ELECTED: Final = (
     ),
     Plant(
         name="a slave takes older tables than it holds",
-        path="broker/autoswitch/term.py",
-        sound="            keeps_newer=True,\n",
+        path="broker/replica/replica.py",
+        sound="            keeps_newer=elected_id is not None,\n",
         bug="",
         proofs=("scenario/test_elected_brokers.py",),
     ),
@@ -2332,7 +2332,7 @@ _ELECTED: Final = (
     Plant(
         name="a copy that begins again is told no deletions",
         path="broker/autoswitch/term.py",
-        sound="        copying.on_following = self._config_sync.begin_copy\n",
+        sound="        term.copying.on_following = self.config_sync.begin_copy\n",
         bug="",
         proofs=("scenario/test_elected_brokers.py", "elected"),
     ),

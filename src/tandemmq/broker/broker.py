@@ -32,7 +32,8 @@ from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties
 from tandemmq.broker.registration import Registration
-from tandemmq.broker.replica import ReplicaRole, closed_routes
+from tandemmq.broker.replica.role import ReplicaRole
+from tandemmq.broker.replica.tail_check import closed_routes
 from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
@@ -53,7 +54,6 @@ from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.replication.core.options import ReplicationOptions
-from tandemmq.replication.core.progress import SlaveName
 from tandemmq.runtime.ports import Address, Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -205,7 +205,13 @@ class Broker:
             warn_if_open(self.address, self._access_options, self._tls.options)
 
     async def _start_classic(self, store: MessageStore, parts: Parts, own: dict[int, Handler]) -> None:
-        replica = self._replica = self._make_replica(store)
+        replica = self._replica = ReplicaRole(
+            parts.core,
+            self._replication_options,
+            self._on_fatal,
+            network=self._machine.network,
+            claim=self._claim,
+        )
         parts.pulls.is_copied = replica.master.is_copied
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
         routes = own | of_replicas
@@ -246,7 +252,7 @@ class Broker:
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
     ) -> None:
         """Starts a broker with an elected role; its owner decides when it takes office."""
-        elected = self._elected = self._make_elected(store, term)
+        elected = self._elected = ElectedReplica(parts.core, self._replication_options, self._on_fatal, term)
         store.terms.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
         routes = own | elected.routes() | self._ha_handlers(store).routes()
@@ -330,14 +336,6 @@ class Broker:
         reopen()
         await self._start_role(store, parts)
 
-    async def _listed_slaves(self) -> dict[int, str] | None:
-        """Returns the slaves of this broker's name by id, as reported by all name servers that answer; None
-        without an answer.
-        """
-        known = await self._claim.known_members()
-        slaves = {key: one for members in known for key, one in members.items() if key}
-        return slaves if known else None
-
     @property
     def unsaved_tables(self) -> dict[Path, bytes]:
         """The contents of tables that could not be written yet, by path."""
@@ -385,43 +383,6 @@ class Broker:
             self._duties.settle()
             await self._tables.saver.close()
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
-
-    def _make_elected(self, store: MessageStore, term: Term) -> ElectedReplica:
-        return ElectedReplica(
-            store=store,
-            tables=self._tables.replicated,
-            options=self._replication_options,
-            client=self._client,
-            disk=self._machine.disk,
-            clock=self._clock,
-            chance=self._machine.chance,
-            broker_id=self.options.broker_id,
-            is_slave=self.options.is_slave,
-            own_address=self._advertised_address,
-            copying=term.copying,
-            mismatch=term.mismatch,
-            on_fatal=self._on_fatal,
-        )
-
-    def _make_replica(self, store: MessageStore) -> ReplicaRole:
-        return ReplicaRole(
-            store=store,
-            tables=self._tables.replicated,
-            options=self._replication_options,
-            client=self._client,
-            network=self._machine.network,
-            disk=self._machine.disk,
-            clock=self._clock,
-            chance=self._machine.chance,
-            is_slave=self.options.is_slave,
-            name=SlaveName(self.options.broker_name, self.options.broker_id),
-            own_address=self._advertised_address,
-            fixed_ha_address=self.options.ha_master_address,
-            fixed_address=self.options.ha_master_remoting_address,
-            listed=self._listed_slaves,
-            other_master=self._claim.other_master,
-            on_fatal=self._on_fatal,
-        )
 
     def _ha_handlers(self, store: MessageStore) -> HaHandlers:
         def register_soon() -> None:

@@ -20,8 +20,8 @@ from tandemmq import __version__
 from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.pop.service import PopService
-from tandemmq.broker.replica import ReplicaRole
 from tandemmq.broker.replica.ha_status import lag_seconds
+from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.http import HttpAnswer, HttpServer

@@ -120,6 +120,14 @@ class MasterClaim:
         answers = await asyncio.gather(*map(self._members, dict.fromkeys(self._options.name_servers)))
         return [members for members in answers if members is not None]
 
+    async def listed_slaves(self) -> dict[int, str] | None:
+        """Returns the slaves of this name by id, as reported by all name servers that answer; None without an
+        answer.
+        """
+        known = await self.known_members()
+        slaves = {key: one for members in known for key, one in members.items() if key}
+        return slaves if known else None
+
     async def may_register(self, name_server: str) -> bool:
         """Compares this broker with another master that the name server lists under its name. Returns False
         once this broker has yielded.

@@ -13,7 +13,7 @@ from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
-from tandemmq.broker.replica import ReplicaTables
+from tandemmq.broker.replica.config_sync import ReplicaTables
 from tandemmq.broker.table_file import Loaded, Table, TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.quota import CreationQuota

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 
 import pytest
 
 from sim.memory import ManualClock
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
-from tandemmq.broker.replica import ConfigSync, ReplicaTables
+from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -110,17 +110,27 @@ async def client() -> AsyncIterator[RemotingClient]:
     await subject.close()
 
 
+class Queues:
+    """Queues whose copies hold 100 messages each."""
+
+    def queue_max(self, _topic: str, _queue_id: int) -> int:
+        return 100
+
+    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+        return []
+
+
 def make_sync(
     tables: ReplicaTables, client: RemotingClient, own: str = "me:1", run_id: str | None = ""
 ) -> ConfigSync:
     return ConfigSync(
         tables,
+        Queues(),
         client=client,
         clock=LoopClock(),
         options=ReplicationOptions(config_sync_interval_ms=20),
         own_address=lambda: own,
         followed=lambda: run_id,
-        queue_end=lambda _topic, _queue_id: 100,
     )
 
 
@@ -482,12 +492,12 @@ async def test_round_that_took_long_is_repeated_soon(
     options = ReplicationOptions(config_sync_interval_ms=1_000)
     sync = ConfigSync(
         make_tables(),
+        Queues(),
         client=client,
         clock=clock,
         options=options,
         own_address=lambda: "me:1",
         followed=lambda: "",
-        queue_end=lambda _topic, _queue_id: 100,
     )
 
     async def wait_in_vain(_master: str) -> bool:

@@ -10,7 +10,7 @@ from test_config_sync import Master, make_sync, make_tables, same
 
 from sim.manual_clock import ManualClock
 from tandemmq.api.replica import await_tables
-from tandemmq.broker.replica import ReplicaTables
+from tandemmq.broker.replica.config_sync import ReplicaTables
 from tandemmq.broker.replica.handlers import ReplicaHandlers
 from tandemmq.broker.replica.table_watch import PAUSE_S, WAIT_MS, TableChangeServer, TableChangeSubscriber
 from tandemmq.errors import Busy, RequestRejected

@@ -18,11 +18,9 @@ import msgspec
 
 from tandemmq.api.broker_admin import delete_topic
 from tandemmq.broker.autoswitch.forwarding import FORWARDED, Forwarding
-from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
-from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
-from tandemmq.broker.replica.table_watch import TableChangeServer, TableChangeSubscriber
+from tandemmq.broker.replica.replica import Replica
 from tandemmq.errors import ClientError, ServiceNotAvailable, TandemError
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
@@ -35,8 +33,7 @@ from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
 from tandemmq.replication.shell.autoswitch import AutoSwitch
-from tandemmq.runtime.ports import Address, Clock, Disk, Random
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
 
 TABLE_CHANGES: Final = frozenset(
@@ -217,7 +214,7 @@ set in each term.
 """
 
 
-class ElectedReplica:
+class ElectedReplica(Replica):
     """The part of one term in the group's replication: copies the master's tables, and answers other
     replicas.
 
@@ -229,73 +226,26 @@ class ElectedReplica:
 
     def __init__(
         self,
-        *,
-        store: MessageStore,
-        tables: ReplicaTables,
+        core: BrokerCore,
         options: ReplicationOptions,
-        client: RemotingClient,
-        disk: Disk,
-        clock: Clock,
-        chance: Random,
-        broker_id: int,
-        is_slave: bool,
-        own_address: Callable[[], str],
-        copying: AutoSwitch,
-        mismatch: Callable[[], str],
         on_fatal: Callable[[BaseException], None],
+        term: Term,
     ) -> None:
-        self._is_slave = is_slave
-        self._copying = copying
-        self._mismatch = mismatch
-        self._client = client
-        self._clock = clock
-        self._store = store
-        self._scope = TaskScope("replica", lambda _name, error: on_fatal(error))
-        run_id = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
-        self._checksums = LogChecksums(store, disk=disk, run_id=run_id)
-        self._config_sync = ConfigSync(
-            tables,
-            client=client,
-            clock=clock,
-            options=options,
-            own_address=own_address,
-            followed=lambda: FOLLOWED if self._config_sync.master is not None else None,
-            queue_end=store.queue_max,
-            apply_deletions=store.apply_deletions,
-            keeps_newer=True,
-        )
-        self._table_change_server = TableChangeServer(tables, clock=clock)
-        self._table_change_subscriber = TableChangeSubscriber(
-            tables, self._config_sync, client=client, clock=clock, broker_id=broker_id
-        )
-        self._handlers = ReplicaHandlers(tables, self._status, lambda: store.done_deletions)
-        self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
-        store.on_topic_deleted(self._config_sync.forget_progress)
+        super().__init__(core, options, on_fatal, elected_id=core.options.broker_id)
+        self._copying = term.copying
+        self._mismatch = term.mismatch
         # State that was reported for the previous log must be reported again.
-        copying.on_following = self._config_sync.begin_copy
-        store.on_damaged = self._heal
-        self._is_healing = False
-
-    def routes(self) -> dict[int, Handler]:
-        return self._handlers.routes() | self._checksums.routes() | self._table_change_server.routes()
+        term.copying.on_following = self.config_sync.begin_copy
 
     def start(self) -> None:
-        if self._store.damaged_ranges:
-            self._heal()
-        if self._is_slave:
-            self._scope.start("config_sync", self._config_sync.run())
-            self._scope.start("table_watch", self._table_change_subscriber.run())
-
-    async def stop(self) -> None:
-        self._table_change_server.close()
-        await self._scope.close()
+        self._start()
 
     def set_master(self, address: str | None) -> None:
         """Sets the master whose tables are copied from now on; None stops copying."""
-        self._config_sync.set_master(address)
+        self.config_sync.set_master(address)
         if address is not None:
             self._store.begin_copy()
-            self._config_sync.begin_copy()
+            self.config_sync.begin_copy()
 
     async def forward_deletion(self, topic: str) -> None:
         """Asks the master to delete the topic. Raises ServiceNotAvailable if none is known or it does not
@@ -319,18 +269,10 @@ class ElectedReplica:
 
     @property
     def master(self) -> str | None:
-        return self._config_sync.master
+        return self.config_sync.master
 
-    def _heal(self) -> None:
-        if not self._is_healing:
-            self._is_healing = True
-            self._scope.start("log_heal", self._heal_all())
-
-    async def _heal_all(self) -> None:
-        try:
-            await self._log_heal.run()
-        finally:
-            self._is_healing = False
+    def _followed(self) -> str | None:
+        return FOLLOWED if self.config_sync.master is not None else None
 
     async def _copies(self) -> list[str]:
         return [] if self.master is None else [self.master]
@@ -355,12 +297,8 @@ class ElectedReplica:
         """The number of times that a master's log had a different history under equal terms."""
         return self._copying.history_differed_count
 
-    @property
-    def synced_at(self) -> float | None:
-        return self._config_sync.synced_at
-
-    def _status(self) -> HaStatus:
-        """Returns the state for GET_BROKER_HA_STATUS. Between two terms it has an end, and no copy.
+    def status(self) -> HaStatus:
+        """Returns the state; between two terms it has an end, and no copy.
 
         A slave names its master by the address at which tools can reach it, as soon as one is elected.
         """

@@ -21,7 +21,7 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Final, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from tandemmq.api.replica import (
     FetchedTable,
@@ -76,10 +76,18 @@ class _MasterState:
     is_empty: bool
 
 
-ApplyDeletions = Callable[[Mapping[str, int]], Awaitable[list[str]]]
-
 _Apply = Callable[[_MasterState], None]
 """Applies one fetched item."""
+
+
+class CopiedQueues(Protocol):
+    """The queues of this slave's copy of the log."""
+
+    def queue_max(self, topic: str, queue_id: int) -> int:
+        """Returns the end of the queue."""
+
+    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+        """Drops the queues of topics that the master has deleted; returns those that were not known to be."""
 
 
 class ConfigSync:
@@ -88,21 +96,18 @@ class ConfigSync:
     def __init__(
         self,
         tables: ReplicaTables,
+        queues: CopiedQueues,
         *,
         client: RemotingClient,
         clock: Clock,
         options: ReplicationOptions,
         own_address: Callable[[], str],
         followed: Callable[[], str | None],
-        queue_end: Callable[[str, int], int],
-        apply_deletions: ApplyDeletions | None = None,
         keeps_newer: bool = False,
     ) -> None:
         """`followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
-        None while nothing is copied. `queue_end`: returns the end of this slave's copy of a queue.
-        `apply_deletions`: drops the queues of topics that the master has deleted, and returns those that were
-        not known to be. `keeps_newer`: a table is never replaced by one from an earlier term of an elected
-        master.
+        None while nothing is copied. `keeps_newer`: a table is never replaced by one from an earlier term of
+        an elected master.
         """
         self._keeps_newer = keeps_newer
         self._tables = tables
@@ -111,8 +116,7 @@ class ConfigSync:
         self._options = options
         self._own_address = own_address
         self._followed = followed
-        self._queue_end = queue_end
-        self._apply_deletions = apply_deletions
+        self._queues = queues
         self._deleted: Mapping[str, int] = {}
         self._recreated_topics: set[str] = set()
         """Topics whose progress was discarded since the round began."""
@@ -241,10 +245,10 @@ class ConfigSync:
         since: the next round brings the offsets of the new ones.
         """
         deleted, self._deleted = self._deleted, {}
-        if not deleted or self._apply_deletions is None:
+        if not deleted:
             return
         try:
-            newly_deleted = await self._apply_deletions(deleted)
+            newly_deleted = await self._queues.apply_deletions(deleted)
         except (OSError, TandemError) as error:
             self._report_failure("deleted_topics", master, error)
             return
@@ -369,7 +373,7 @@ class ConfigSync:
         now, this broker assigns the offsets beyond its end to other messages. An offset that is already held
         is not lowered, unless the master lowers it.
         """
-        return min(offset, max(held, self._queue_end(topic, queue_id)))
+        return min(offset, max(held, self._queues.queue_max(topic, queue_id)))
 
     async def _pause(self, worked_s: float) -> None:
         delay_s = max(

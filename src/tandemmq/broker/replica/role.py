@@ -9,19 +9,18 @@ TANDEM_TELL_SLAVE_STATE, by which a slave reports its name to its master, and th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
 import msgspec
 
 from tandemmq.api.replica import report_slave_state
-from tandemmq.broker.replica.config_sync import ConfigSync, ReplicaTables
+from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
-from tandemmq.broker.replica.handlers import ReplicaHandlers
-from tandemmq.broker.replica.log_checksum import LogChecksums, LogHeal
-from tandemmq.broker.replica.table_watch import TableChangeServer, TableChangeSubscriber
+from tandemmq.broker.replica.replica import Replica
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
+from tandemmq.broker.second_master import MasterClaim
 from tandemmq.errors import BadRequest, ConfigError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -48,9 +47,7 @@ from tandemmq.replication.shell import (
     ReplicationSlave,
     ReplicationSlaveStatus,
 )
-from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
-from tandemmq.runtime.tasks import TaskScope
-from tandemmq.store.message_store import MessageStore
+from tandemmq.runtime.ports import Address, Clock, Network
 
 PERIOD_S: Final = 5.0
 _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
@@ -219,40 +216,25 @@ FIXED_ADDRESS_CHARS_MIN = 6
 """A shorter haMasterAddress counts as unset, as in RocketMQ (spec replication 7)."""
 
 
-class ReplicaRole:
-    """The replication of one broker. Every broker listens for slaves; one with `is_slave` also follows a
-    master.
-    """
+class ReplicaRole(Replica):
+    """The replication of one broker. Every broker listens for slaves; a slave also follows a master."""
 
     def __init__(
         self,
-        *,
-        store: MessageStore,
-        tables: ReplicaTables,
+        core: BrokerCore,
         options: ReplicationOptions,
-        client: RemotingClient,
+        on_fatal: Callable[[BaseException], None],
+        *,
         network: Network,
-        disk: Disk,
-        clock: Clock,
-        chance: Random,
-        is_slave: bool,
-        name: SlaveName,
-        own_address: Callable[[], str],
-        fixed_ha_address: str = "",
-        fixed_address: str = "",
-        listed: Callable[[], Awaitable[Mapping[int, str] | None]],
-        other_master: Callable[[Iterable[str]], Awaitable[str | None]],
-        on_fatal: Callable[[BaseException], None] | None = None,
+        claim: MasterClaim,
     ) -> None:
-        self._is_slave = is_slave
-        self._store = store
-        self._clock = clock
-        self._fixed_ha_address = fixed_ha_address if len(fixed_ha_address) >= FIXED_ADDRESS_CHARS_MIN else ""
-        self._scope = TaskScope("replica", None if on_fatal is None else lambda _name, error: on_fatal(error))
-        self._fixed_address = fixed_address or None
+        super().__init__(core, options, on_fatal)
+        store, client, clock, own = self._store, self._client, self._clock, core.options
+        is_fixed = len(own.ha_master_address) >= FIXED_ADDRESS_CHARS_MIN
+        self._fixed_ha_address = own.ha_master_address if is_fixed else ""
+        self._fixed_address = own.ha_master_remoting_address or None
+        self._claim = claim
         self.master = ReplicationMaster(store, options, network=network, clock=clock, on_fatal=on_fatal)
-        run_id = f"{clock.now_ms():x}-{chance.token_bytes(8).hex()}"
-        self._checksums = LogChecksums(store, disk=disk, run_id=run_id)
         self._check_tail = TailCheck(self._checksums, client=client, master=self._master_address)
         self.slave = ReplicationSlave(
             store,
@@ -262,85 +244,51 @@ class ReplicaRole:
             on_fatal=on_fatal,
             check_tail=self._introduce_and_check,
         )
-        self.config_sync = ConfigSync(
-            tables,
-            client=client,
-            clock=clock,
-            options=options,
-            own_address=own_address,
-            followed=self._followed_run_id,
-            queue_end=store.queue_max,
-            apply_deletions=store.apply_deletions,
-        )
-        self.slave.on_following = self._begin_copy
-        store.on_topic_deleted(self.config_sync.forget_progress)
-        self._table_change_server = TableChangeServer(tables, clock=clock)
-        self._table_change_subscriber = TableChangeSubscriber(
-            tables, self.config_sync, client=client, clock=clock
-        )
         self._slave_reports = SlaveReports(self.master)
         self._slave_reporter = SlaveReporter(
-            name,
+            SlaveName(own.broker_name, own.broker_id),
             status=self.slave.status,
             master=self._master_address,
-            own_address=own_address,
+            own_address=core.own_address,
             client=client,
             clock=clock,
         )
-        self.slave.on_halted = self._slave_reporter.wake
-        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.done_deletions)
         self.tail_wait = TailWait(
             self._checksums,
             client=client,
             clock=clock,
             record_bytes_max=options.record_bytes_max,
-            listed=listed,
+            listed=claim.listed_slaves,
             reported=lambda: self._slave_reports.addresses,
-            other_master=other_master,
+            other_master=claim.other_master,
         )
-        self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
-        self._heal_task: asyncio.Task[None] | None = None
-        store.on_damaged = self._heal
-        self._listed = listed
+        self.slave.on_following = self._begin_copy
+        self.slave.on_halted = self._slave_reporter.wake
+        self.slave.on_lost = lambda: self.on_master_lost()
         self.on_master_lost: Callable[[], None] = lambda: None
         """Set by the owner: called when the master's current address must be looked up."""
-        self.slave.on_lost = lambda: self.on_master_lost()
-        self.is_master_known = not is_slave
+        self.is_master_known = not self._is_slave
         """On a slave: True if the last registration answer named a master (spec replication 8.3)."""
 
     def routes(self) -> dict[int, Handler]:
-        """Returns the routes for tables, state and checksums; also for the fast listener, where RocketMQ's
-        slaves ask for topics.
-        """
-        return (
-            self._handlers.routes()
-            | self._checksums.routes()
-            | self._table_change_server.routes()
-            | self._slave_reports.routes()
-            | self.tail_wait.routes()
-        )
+        return super().routes() | self._slave_reports.routes() | self.tail_wait.routes()
 
     async def start(self, host: str, port: int) -> Address:
         """Starts replication and returns the address that slaves dial. A slave follows as soon as it knows
         its master.
         """
         address = await self.master.start(host, port)
-        if self._store.damaged_ranges:
-            self._heal()
         if self._is_slave:
             if self._fixed_ha_address:
                 self.slave.set_master(self._fixed_ha_address)
             self.config_sync.set_master(self._fixed_address)
             await self.slave.start()
-            self._scope.start("config_sync", self.config_sync.run())
-            self._scope.start("table_watch", self._table_change_subscriber.run())
             self._scope.start("slave_reporter", self._slave_reporter.run())
+        self._start()
         return address
 
     async def stop(self) -> None:
-        """Stops everything; afterwards the store may be closed."""
-        self._table_change_server.close()
-        await self._scope.close()
+        await super().stop()
         await self.slave.stop()
         await self.master.stop()
 
@@ -359,13 +307,8 @@ class ReplicaRole:
         if ha_address and not self._fixed_ha_address:
             self.slave.set_master(ha_address)
 
-    def _heal(self) -> None:
-        """Handles known damage: asks other copies until none is left."""
-        if self._heal_task is None or self._heal_task.done():
-            self._heal_task = self._scope.start("log_heal", self._heal_all())
-
     async def _heal_all(self) -> None:
-        await self._log_heal.run()
+        await super()._heal_all()
         self.master.wake()
 
     async def wait_for_tail(self) -> None:
@@ -408,7 +351,7 @@ class ReplicaRole:
         if self._is_slave:
             master = self._master_address()
             return [] if master is None else [master]
-        listed = await self._listed()
+        listed = await self._claim.listed_slaves()
         return list(dict.fromkeys((*(listed or {}).values(), *self._slave_reports.addresses)))
 
     def _master_address(self) -> str | None:
@@ -423,10 +366,7 @@ class ReplicaRole:
         host, port = parse_address(ha_address)
         return render_address((host, port - 1)) if port > 1 else None
 
-    def _followed_run_id(self) -> str | None:
-        """Returns the id of the master's run whose log this slave copies, "" if the master does not report
-        one; None while it copies nothing.
-        """
+    def _followed(self) -> str | None:
         status = self.slave.status()
         if status.state is not SlaveState.TRANSFERRING or status.tail is None:
             return None
@@ -440,11 +380,6 @@ class ReplicaRole:
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
         return self.slave.status() if self._is_slave else None
-
-    @property
-    def synced_at(self) -> float | None:
-        """The time at which the tables were last compared with the master's, by the monotonic clock."""
-        return self.config_sync.synced_at
 
     def status(self) -> HaStatus:
         if self._is_slave:
