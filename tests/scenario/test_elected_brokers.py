@@ -565,7 +565,7 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
         return after.master_id
 
     for target in (1, 7):
-        with pytest.raises(RequestRejected, match="of the others 2 is in sync"):
+        with pytest.raises(RequestRejected, match="in sync besides the master: 2"):
             await hand_on(target)
     with monkeypatch.context() as patched:
         patched.setattr(elected, "COPY_S_MAX", 0.05)
