@@ -106,10 +106,6 @@ def encode_topic_config_list(topics: Iterable[TopicConfig]) -> bytes:
     return encode_body(TopicConfigList(topics=tuple(topics)))
 
 
-def decode_topic_config_list(data: Buffer) -> tuple[TopicConfig, ...]:
-    return decode_body(data, TopicConfigList).topics
-
-
 def encode_topic_list(topics: Iterable[str], broker_address: str | None = None) -> bytes:
     return encode_body(TopicList(broker_address=broker_address, topics=tuple(topics)))
 
@@ -204,10 +200,6 @@ class GroupList(Body, frozen=True, kw_only=True):
 
 def encode_group_config_list(groups: Iterable[SubscriptionGroupConfig]) -> bytes:
     return encode_body(GroupConfigList(groups=tuple(groups)))
-
-
-def decode_group_config_list(data: Buffer) -> tuple[SubscriptionGroupConfig, ...]:
-    return decode_body(data, GroupConfigList).groups
 
 
 def encode_group_list(groups: Iterable[str]) -> bytes:

@@ -94,16 +94,6 @@ class MemberGroupRequest(Header, frozen=True, kw_only=True):
     broker_name: str = field(name="brokerName")
 
 
-class NotifyMinBrokerIdChangeRequest(Header, frozen=True, kw_only=True):
-    """NOTIFY_MIN_BROKER_ID_CHANGE (905), name server to broker, oneway."""
-
-    min_broker_id: Int64 | None = field(name="minBrokerId", default=None)
-    broker_name: str | None = field(name="brokerName", default=None)
-    min_broker_address: str | None = field(name="minBrokerAddr", default=None)
-    offline_broker_address: str | None = field(name="offlineBrokerAddr", default=None)
-    ha_address: str | None = field(name="haBrokerAddr", default=None)
-
-
 class PutKvRequest(Header, frozen=True):
     """PUT_KV_CONFIG (100)."""
 
