@@ -115,7 +115,7 @@ ProbeBytes = Annotated[
 
 
 @dataclass(frozen=True, slots=True)
-class Consumer:
+class ConsumerTarget:
     """Options for a consumer that processes the message at once; both are empty, or neither is."""
 
     group: Annotated[str, typer.Option("-g", "--consumerGroup", help="With -d: the consumer's group.")] = ""
@@ -128,7 +128,7 @@ class Consumer:
             raise typer.BadParameter("-g and -d must be given together: they name one consumer")
 
 
-NO_CONSUMER: Final = Consumer()
+NO_CONSUMER: Final = ConsumerTarget()
 
 
 @command(app, "queryMsgById")
@@ -137,7 +137,7 @@ def query_message_by_id(
         str, typer.Option("-i", "--msgId", help="The message id; with -t, the unique key.")
     ],
     topic: Annotated[str, typer.Option("-t", "--topic", help="The topic of a unique key.")] = "",
-    handler: Consumer = NO_CONSUMER,
+    handler: ConsumerTarget = NO_CONSUMER,
 ) -> Work:
     """Show one message and the groups that have consumed it; exit code 1 when none is found."""
     return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
@@ -149,7 +149,7 @@ def query_message_by_unique_key(
     unique_key: Annotated[
         str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
     ],
-    handler: Consumer = NO_CONSUMER,
+    handler: ConsumerTarget = NO_CONSUMER,
     shows_all: Annotated[
         bool, typer.Option("-a", "--showAll", help="Accepted for mqadmin's scripts; all are shown.")
     ] = False,
@@ -375,7 +375,7 @@ def query_message_by_key(
 
 
 async def find_by_id(
-    tools: Tools, message_id: str, topic: str, *, handler: Consumer = NO_CONSUMER
+    tools: Tools, message_id: str, topic: str, *, handler: ConsumerTarget = NO_CONSUMER
 ) -> CommandAnswer:
     """Shows the message of an id and the groups that read it. With `handler` (group, client), the message is
     delivered to this consumer, and the result is shown.
@@ -424,7 +424,7 @@ async def _state_of(tools: Tools, address: str, group: str, record: Record) -> t
     return members, "skipped: its tag is not subscribed" if is_filtered else "done"
 
 
-async def _handled(tools: Tools, records: list[Record], handler: Consumer) -> CommandAnswer:
+async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget) -> CommandAnswer:
     """Shows the messages. With `handler` (group, client), also delivers the first message to this consumer
     and shows the result; exit code 1 when the consumer fails.
     """
@@ -483,7 +483,7 @@ async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times
 
 
 async def find_by_unique_key(
-    tools: Tools, topic: str, unique_key: str, *, handler: Consumer = NO_CONSUMER
+    tools: Tools, topic: str, unique_key: str, *, handler: ConsumerTarget = NO_CONSUMER
 ) -> CommandAnswer:
     """Shows the message with a producer's unique key; several messages if the send was repeated."""
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from tandemmq.api.calls import (
     AdminCall,
     Call,
-    Content,
+    RequestContent,
     absent,
     body,
     done,
@@ -297,12 +297,12 @@ all queues. Running consumers learn of the reset from their next pull.
 # Users and policies of a broker with RocketMQ 5.3's access control (spec semantics 21.3).
 
 
-def _describe_user(user: UserInfo) -> Content:
-    return Content(UserRequest(username=user.username or ""), encode_body(user))
+def _describe_user(user: UserInfo) -> RequestContent:
+    return RequestContent(UserRequest(username=user.username or ""), encode_body(user))
 
 
-def _describe_acl(acl: AclInfo) -> Content:
-    return Content(AclRequest(subject=acl.subject or ""), encode_body(acl))
+def _describe_acl(acl: AclInfo) -> RequestContent:
+    return RequestContent(AclRequest(subject=acl.subject or ""), encode_body(acl))
 
 
 create_user = AdminCall(Code.AUTH_CREATE_USER, _describe_user, done)

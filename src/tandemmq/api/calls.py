@@ -29,7 +29,7 @@ ADMIN_TIMEOUT_S = 5.0
 """The timeout of operators' requests in seconds: mqadmin's default (spec remoting 8.8)."""
 
 
-class Content(NamedTuple):
+class RequestContent(NamedTuple):
     """The content of a request that has more than a header or a body."""
 
     header: Header | None = None
@@ -51,7 +51,7 @@ class Call(Generic[P, A]):
     def __init__(
         self,
         code: RequestCode,
-        make: Callable[P, Header | Buffer | Content],
+        make: Callable[P, Header | Buffer | RequestContent],
         read: Callable[[Command], A],
         *,
         outcomes: Mapping[int, Callable[[Command], A]] | None = None,
@@ -75,12 +75,16 @@ class Call(Generic[P, A]):
         return self._send(timeout_s, client, address, self._make(*args, **kwargs))
 
     async def _send(
-        self, timeout_s: float | None, client: RemotingClient, address: str, made: Header | Buffer | Content
+        self,
+        timeout_s: float | None,
+        client: RemotingClient,
+        address: str,
+        made: Header | Buffer | RequestContent,
     ) -> A:
         if isinstance(made, Header):
-            made = Content(made)
-        elif not isinstance(made, Content):
-            made = Content(body=made)
+            made = RequestContent(made)
+        elif not isinstance(made, RequestContent):
+            made = RequestContent(body=made)
         answer = await call_raw(
             client, address, self._code, made.header, body=made.body, fields=made.fields, timeout_s=timeout_s
         )

@@ -5,7 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from tandemmq.api.calls import Call, Content, H, done, empty, given, header, one_setting, remark, text, value
+from tandemmq.api.calls import (
+    Call,
+    H,
+    RequestContent,
+    done,
+    empty,
+    given,
+    header,
+    one_setting,
+    remark,
+    text,
+    value,
+)
 from tandemmq.errors import ClientError, NotLeader, RequestRejected
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.replica import (
@@ -165,11 +177,11 @@ Raises RequestRejected with CONTROLLER_BROKER_ID_INVALID when another broker has
 """
 
 
-def _timed(kind: type[H]) -> Callable[[H, int], Content]:
+def _timed(kind: type[H]) -> Callable[[H, int], RequestContent]:
     """Returns a builder of requests with the caller's time, in milliseconds: RocketMQ's jRaft controllers use
     it to judge which brokers are alive.
     """
-    return lambda header, now_ms: Content(header, fields={"invokeTime": str(now_ms)})
+    return lambda header, now_ms: RequestContent(header, fields={"invokeTime": str(now_ms)})
 
 
 def _read_master(answer: Command) -> MasterFacts:
@@ -215,8 +227,8 @@ query_epochs = Call(RequestCode.GET_BROKER_EPOCH_CACHE, empty, value(BrokerEpoch
 """Returns the terms of a broker's log."""
 
 
-def _succeed(header: ElectMasterRequest, now_ms: int, *, master_epoch: int) -> Content:
-    return Content(header, fields={"invokeTime": str(now_ms), "tmHandover": str(master_epoch)})
+def _succeed(header: ElectMasterRequest, now_ms: int, *, master_epoch: int) -> RequestContent:
+    return RequestContent(header, fields={"invokeTime": str(now_ms), "tmHandover": str(master_epoch)})
 
 
 elect_successor = Call(
@@ -234,8 +246,8 @@ send_peer_lease = Call(RequestCode.TANDEM_VOUCH, given(VouchRequest), header(Vou
 """Informs a master that this broker is its slave, optionally with a promise to stay one for a while."""
 
 
-def _name_all_groups(names: list[str]) -> Content:
-    return Content(body=encode_body(names), fields={"tandemAll": "true"})
+def _name_all_groups(names: list[str]) -> RequestContent:
+    return RequestContent(body=encode_body(names), fields={"tandemAll": "true"})
 
 
 read_sync_states = Call(
@@ -256,8 +268,10 @@ read_master = Call(
 """Returns the recorded master and set of a group."""
 
 
-def _describe_set(header: AlterSyncStateSetRequest, wanted: SyncStateSetAnswer, now_ms: int) -> Content:
-    return Content(header, encode_body(wanted), {"invokeTime": str(now_ms)})
+def _describe_set(
+    header: AlterSyncStateSetRequest, wanted: SyncStateSetAnswer, now_ms: int
+) -> RequestContent:
+    return RequestContent(header, encode_body(wanted), {"invokeTime": str(now_ms)})
 
 
 alter_sync_set = Call(
@@ -281,8 +295,8 @@ def _read_heartbeat(answer: Command) -> ControllerHeartbeat:
     )
 
 
-def _describe_beat(header: BrokerHeartbeatRequest) -> Content:
-    return Content(header, fields=CAPABILITIES)
+def _describe_beat(header: BrokerHeartbeatRequest) -> RequestContent:
+    return RequestContent(header, fields=CAPABILITIES)
 
 
 send_controller_heartbeat = Call(RequestCode.BROKER_HEARTBEAT, _describe_beat, _read_heartbeat)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from tandemmq.api.calls import (
-    Content,
     NameServerCall,
+    RequestContent,
     absent,
     body,
     done,
@@ -78,7 +78,7 @@ class Registered:
     order_topics: dict[str, str] = field(default_factory=dict)
 
 
-def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> Content:
+def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> RequestContent:
     raw = encode_register_broker_body(topics)
     header = RegisterBrokerRequest(
         cluster_name=broker.cluster_name,
@@ -88,7 +88,7 @@ def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> Cont
         ha_address=broker.ha_address,
         body_crc=body_crc32(raw),
     )
-    return Content(header, raw)
+    return RequestContent(header, raw)
 
 
 def _read_registered(answer: Command) -> Registered:
@@ -119,14 +119,14 @@ unregister_broker = NameServerCall(Code.UNREGISTER_BROKER, _name_broker, done)
 """Removes a stopping broker from all routes."""
 
 
-def _describe_version(broker: BrokerIdentity, version: DataVersion) -> Content:
+def _describe_version(broker: BrokerIdentity, version: DataVersion) -> RequestContent:
     header = QueryDataVersionRequest(
         cluster_name=broker.cluster_name,
         broker_name=broker.broker_name,
         broker_id=broker.broker_id,
         broker_address=broker.broker_address,
     )
-    return Content(header, encode_body(version))
+    return RequestContent(header, encode_body(version))
 
 
 has_data_version_changed = NameServerCall(

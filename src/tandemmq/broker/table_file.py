@@ -40,7 +40,7 @@ OnSaved = Callable[[OSError | None], None]
 """Called when a file's current content is on disk, or with the error that prevented it."""
 
 
-class Table:
+class StoredTable:
     """A table with a file of its own. The callbacks in `on_change` run after each change."""
 
     def __init__(self) -> None:

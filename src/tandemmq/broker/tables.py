@@ -14,7 +14,7 @@ from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.replica.config_sync import ReplicaTables
-from tandemmq.broker.table_file import Loaded, Table, TableFile, TableSaver
+from tandemmq.broker.table_file import Loaded, StoredTable, TableFile, TableSaver
 from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
@@ -78,7 +78,7 @@ class Tables:
         self.timer_progress = TimerProgress()
         self.request_modes = ModeTable()
         self.orders = OrderTable()
-        self._files: dict[TableFile, Table] = {}
+        self._files: dict[TableFile, StoredTable] = {}
         self.topic_file = self.add("topics.json", self.topics, SAVE_SOON_MS)
         self.group_file = self.add("subscriptionGroup.json", self.groups, SAVE_SOON_MS)
         self.offset_file = self.add("consumerOffset.json", self.offsets, options.consumer_offset_flush_ms)
@@ -226,7 +226,7 @@ class Tables:
             timer_progress=self.timer_progress if self._options.timer_wheel_enable else None,
         )
 
-    def add(self, name: str, table: Table, delay_ms: int) -> TableFile:
+    def add(self, name: str, table: StoredTable, delay_ms: int) -> TableFile:
         """Adds a table that `load` reads and the saver writes."""
         file = self.saver.add(self.directory / name, table.encode, delay_ms=delay_ms)
         self._files[file] = table

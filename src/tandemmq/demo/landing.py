@@ -23,7 +23,7 @@ from tandemmq.launcher import ProcessFailed
 KILL_AFTER_BATCHES = 2
 
 
-class Landing:
+class LandingProcess:
     """The process `tandemmq pipeline landing --once`: reports its progress, kills it on request, and starts
     it again.
     """

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from tandemmq.api.controller import read_sync_states
 from tandemmq.client import Admin, Producer
-from tandemmq.demo.landing import Landing, count_in_commit_log, count_in_table
+from tandemmq.demo.landing import LandingProcess, count_in_commit_log, count_in_table
 from tandemmq.demo.publish import Published, Publisher, flight_messages, producer_options, queue_ends
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.launcher import ProcessFailed, Server, stopping, write_properties
@@ -188,7 +188,7 @@ def _land(
         if options.is_chaotic and rows:
             disturbance.begin()
 
-    landing = Landing(arguments, options.directory / "landing.log", on_progress)
+    landing = LandingProcess(arguments, options.directory / "landing.log", on_progress)
     if options.is_chaotic:
         landing.run_until_killed()
         notes.append("Spark pipeline killed with SIGKILL while landing, then started again")

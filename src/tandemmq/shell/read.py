@@ -339,7 +339,7 @@ async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: L
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
+class Lookup:
     """Options for the messages to look up; at most one of the offset, the time, the key and the id."""
 
     offset: Annotated[int | None, typer.Option("--offset", help="Start at this queue offset.", min=0)] = None
@@ -369,7 +369,7 @@ class MetaForm(LineForm):
 def browse(
     topic: Topic,
     namesrv: NameServers = "",
-    position: Position = Position(),  # frozen
+    position: Lookup = Lookup(),  # frozen
     tag: Tag = "*",
     count: Annotated[
         int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
@@ -407,7 +407,7 @@ def browse(
     run(work)
 
 
-async def _look_up(tools: Tools, topic: str, position: Position, count: int) -> Sequence[Record]:
+async def _look_up(tools: Tools, topic: str, position: Lookup, count: int) -> Sequence[Record]:
     if position.key:
         return await tools.cluster_admin.find_by_key(topic, position.key, count_max=count)
     from tandemmq.admin.messages import find_records

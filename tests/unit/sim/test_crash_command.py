@@ -30,7 +30,7 @@ def test_a_trace_tells_each_operation(capsys: pytest.CaptureFixture[str]) -> Non
     assert lines[0].startswith("seed 3: ")
     assert any(line.startswith("append ") for line in lines)
     assert any("PUT_OK" in line for line in lines)
-    assert any("lost: " in line for line in lines)
+    assert any("  crash: " in line for line in lines)
     assert logging.root.manager.disable == logging.NOTSET, "what runs next may log"
 
 

@@ -16,7 +16,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.broker.access.needs import Need, parse_action
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.errors import BadRequest, Busy, ConfigError, RequestRejected
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
@@ -194,7 +194,7 @@ class _StoredUsers(Body, frozen=True, kw_only=True):
     users: tuple[User, ...] = ()
 
 
-class AuthTable(Table):
+class AuthTable(StoredTable):
     """Users by name, policies by user name and type; `on_change` is called after each change.
 
     At a bound: a new user or entry is rejected with Busy.

@@ -69,7 +69,7 @@ be unavailable for long.
 """
 
 
-class Member(HeartbeatSender, Protocol):
+class MemberBroker(HeartbeatSender, Protocol):
     """The broker that is the member."""
 
     broker_id: int
@@ -100,7 +100,7 @@ class GroupMembership:
 
     def __init__(
         self,
-        member: Member,
+        member: MemberBroker,
         config: BrokerConfig,
         group: GroupIdentity,
         *,

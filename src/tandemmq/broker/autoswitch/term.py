@@ -20,7 +20,7 @@ from tandemmq.api.broker_admin import delete_topic
 from tandemmq.broker.autoswitch.forwarding import FORWARDED, Forwarding
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
-from tandemmq.broker.replica.replica import Replica
+from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.errors import ClientError, ServiceNotAvailable, TandemError
 from tandemmq.protocol.bodies.replica import HaClient, HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
@@ -214,7 +214,7 @@ set in each term.
 """
 
 
-class ElectedReplica(Replica):
+class ElectedReplica(GroupReplica):
     """The part of one term in the group's replication: copies the master's tables, and answers other
     replicas.
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.codec import DataVersion
@@ -433,7 +433,7 @@ def _version(version: DataVersion) -> tuple[int, int, int]:
     return version.state_version, version.timestamp_ms, version.counter
 
 
-class TimerProgress(Table):
+class TimerProgress(StoredTable):
     """The safe checkpoint of this broker; on a slave, its master's."""
 
     def __init__(self) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import UNSET, structs
 
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
@@ -21,7 +21,7 @@ QueueOffsets = dict[int, int]
 DROPPED_GROUPS_MAX = 10_000
 
 
-class OffsetTable(Table):
+class OffsetTable(StoredTable):
     """The consumer offsets of all groups; `on_change` is called after each change and must be cheap.
 
     Invariants: a key is `topic@group`, and '@' is in neither name; only committed offsets are persisted.
@@ -291,7 +291,7 @@ def _split(key: str) -> tuple[str, str, str]:
     return key.partition("@")
 
 
-class DelayOffsetTable(Table):
+class DelayOffsetTable(StoredTable):
     """The next queue offset by delay level (spec store 15 and 18: delayOffset.json); `on_change` is called
     after each change.
     """

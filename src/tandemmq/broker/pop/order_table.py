@@ -12,7 +12,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.bodies.progress import (
     OrderState,
@@ -63,7 +63,7 @@ class OrderedPop:
         return next(iter(self.open_offsets()), self.offsets[-1] + 1)
 
 
-class OrderTable(Table):
+class OrderTable(StoredTable):
     """All ordered pops of a broker; the callbacks in `on_change` run after each change."""
 
     def __init__(self) -> None:

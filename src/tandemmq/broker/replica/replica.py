@@ -20,7 +20,7 @@ from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.tasks import TaskScope
 
 
-class Replica:
+class GroupReplica:
     """One broker of a group. A subclass says which copy of the log it follows."""
 
     def __init__(

@@ -18,7 +18,7 @@ import msgspec
 from tandemmq.api.replica import report_slave_state
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.replica.ha_status import describe_master, describe_slave, lag_seconds
-from tandemmq.broker.replica.replica import Replica
+from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.broker.replica.tail_check import TailCheck, TailWait
 from tandemmq.broker.second_master import MasterClaim
 from tandemmq.errors import BadRequest, ConfigError, RequestRejected, TandemError
@@ -216,7 +216,7 @@ FIXED_ADDRESS_CHARS_MIN = 6
 """A shorter haMasterAddress counts as unset, as in RocketMQ (spec replication 7)."""
 
 
-class ReplicaRole(Replica):
+class ReplicaRole(GroupReplica):
     """The replication of one broker. Every broker listens for slaves; a slave also follows a master."""
 
     def __init__(

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 
 from msgspec import UNSET
 
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.client import (
@@ -36,7 +36,7 @@ FORBIDDEN_MAX = 100_000
 DELETED_MAX = 10_000
 
 
-class GroupTable(Table):
+class GroupTable(StoredTable):
     """Group configurations by name; `on_change` is called after each change."""
 
     def __init__(
@@ -202,7 +202,7 @@ class GroupTable(Table):
         self._after_change()
 
 
-class ModeTable(Table):
+class ModeTable(StoredTable):
     """The explicitly set consumption modes, by topic and group: messageRequestMode.json. `on_change` is
     called after each change.
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISSION_WRITE, BrokerOptions
-from tandemmq.broker.table_file import Table
+from tandemmq.broker.table_file import StoredTable
 from tandemmq.errors import Busy
 from tandemmq.protocol import topic_names as names
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
@@ -81,7 +81,7 @@ def _permission_if(is_enabled: bool) -> int:
 OnTopicsChanged = Callable[[list[str]], None]
 
 
-class TopicTable(Table):
+class TopicTable(StoredTable):
     """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict lookup. `on_change`
     gets the changed names.
 

@@ -1,0 +1,84 @@
+"""The rules of the house: short functions, few parameters, names used once, no import circles."""
+
+from __future__ import annotations
+
+import ast
+from collections import defaultdict
+from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "src" / "tandemmq"
+LINES_MAX = 60
+PARAMETERS_MAX = 8
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _modules() -> dict[str, ast.Module]:
+    """Returns the syntax tree of each module of the package by its dotted name."""
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
+        found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
+    return found
+
+
+MODULES = _modules()
+
+
+def _functions() -> Iterator[tuple[str, FunctionNode]]:
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, FunctionNode):
+                yield f"{module}: {node.name}, line {node.lineno}", node
+
+
+def _parameter_count(node: FunctionNode) -> int:
+    """Returns the number of parameters without `self` and `cls`."""
+    names = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
+    return len(names) - (bool(names) and names[0].arg in ("self", "cls"))
+
+
+def test_functions_fit_on_a_screen() -> None:
+    lengths = {place: (node.end_lineno or 0) - node.lineno + 1 for place, node in _functions()}
+    assert {place: length for place, length in lengths.items() if length > LINES_MAX} == {}
+
+
+def test_functions_have_few_parameters() -> None:
+    counts = {place: _parameter_count(node) for place, node in _functions()}
+    assert {place: count for place, count in counts.items() if count > PARAMETERS_MAX} == {}
+
+
+def test_class_names_are_used_once() -> None:
+    owners = defaultdict(list)
+    for module, tree in MODULES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                owners[node.name].append(module)
+    assert {name: modules for name, modules in owners.items() if len(modules) > 1} == {}
+
+
+def _imported(module: str, tree: ast.Module) -> set[str]:
+    """Returns the modules of the package that this one imports anywhere, also for its types only."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            for alias in node.names:
+                full = f"{node.module}.{alias.name}"
+                found.add(full if full in MODULES else node.module)
+    return found & MODULES.keys() - {module}
+
+
+def test_modules_import_each_other_in_one_direction() -> None:
+    graph = {module: _imported(module, tree) for module, tree in MODULES.items()}
+    # A package's own file re-exports names of its modules.
+    for module, imported in graph.items():
+        graph[module] = {name for name in imported if not name.startswith(f"{module}.")}
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        raise AssertionError(f"a circle of imports: {' -> '.join(error.args[1])}") from None
