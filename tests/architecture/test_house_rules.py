@@ -1,4 +1,6 @@
-"""The rules of the house: short functions, few parameters, names used once, no import circles."""
+"""The rules of the house: short functions, few parameters, names used once, no import circles; a unit test is
+named after the module that it tests.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "src" / "tandemmq"
@@ -82,3 +86,30 @@ def test_modules_import_each_other_in_one_direction() -> None:
         TopologicalSorter(graph).prepare()
     except CycleError as error:
         raise AssertionError(f"a circle of imports: {' -> '.join(error.args[1])}") from None
+
+
+WHOLE_PART = {"test_client_decisions", "test_client_waiting", "test_java_vectors", "test_planted_bugs"}
+"""Unit tests of rules that several modules of their part share."""
+
+
+def _module_names(part: str) -> set[str]:
+    """Returns the names of the modules and folders of a part of the package or of the tools."""
+    base = PACKAGE / part if (PACKAGE / part).is_dir() else ROOT / "tools" / part
+    paths = [path.relative_to(base) for path in base.rglob("*.py")]
+    return {path.stem for path in paths} | {folder for path in paths for folder in path.parts[:-1]}
+
+
+@pytest.mark.parametrize(
+    "part", [path.name for path in (ROOT / "tests" / "unit").iterdir() if (PACKAGE / path.name).is_dir()]
+)
+def test_unit_tests_are_named_after_their_module(part: str) -> None:
+    """A name is `test_`, the part if the rest would be ambiguous, the module or its folder, and the subject."""
+    names = _module_names(part)
+    stray = []
+    for path in (ROOT / "tests" / "unit" / part).rglob("test_*.py"):
+        name = path.stem.removeprefix("test_")
+        candidates = (name, name.removeprefix(f"{part}_"), name.removeprefix(f"{part.removesuffix('s')}_"))
+        is_named = any(f"{one}_".startswith(f"{module}_") for one in candidates for module in names)
+        if not is_named and path.stem not in WHOLE_PART:
+            stray.append(path.name)
+    assert stray == []
