@@ -31,10 +31,10 @@ def call_flushed_what_came_during_the_fsync(patch: pytest.MonkeyPatch) -> None:
     flush = Flusher.flush
 
     async def flush_too_much(self: Flusher) -> None:
-        target = self._appended.value
+        target = self._core.appended.value
         await flush(self)
-        if self._flushed.value >= target:
-            self._flushed.raise_to(self._appended.value)
+        if self._core.flushed.value >= target:
+            self._core.flushed.raise_to(self._core.appended.value)
 
     patch.setattr(Flusher, "flush", flush_too_much)
 
@@ -89,14 +89,14 @@ def call_written_what_is_in_the_pool(patch: pytest.MonkeyPatch) -> None:
     wake = Committer.wake
 
     def wake_too_early(self: Committer) -> None:
-        self._appended.raise_to(self._pool.end)
+        self._core.appended.raise_to(self._pool.end)
         wake(self)
 
     patch.setattr(Committer, "wake", wake_too_early)
 
 
 def commit_only_whole_pages(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Committer, "_tick", lambda self: setattr(self, "_timer", None))
+    patch.setattr(Committer, "_tick", lambda _: None)
 
 
 def lose_the_end_of_a_commit(patch: pytest.MonkeyPatch) -> None:
