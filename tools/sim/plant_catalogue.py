@@ -694,7 +694,7 @@ _REPLICATION: Final = (
         name="a new master keeps the beginning of a record",
         path="store/message_store.py",
         sound="end = self._replica_log.cut_partial(self.dispatched.value)",
-        bug="end = self._log.end",
+        bug="end = self.log.end",
         proofs=("unit/store/test_replica_log.py", "sim"),
     ),
 )
@@ -2256,7 +2256,7 @@ _ELECTED: Final = (
         name="a slave shows what another member lacks",
         path="replication/shell/autoswitch.py",
         sound="        self._store.begin_copy()\n        self.on_following()",
-        bug="        self._store.limit_reads(until=0)\n        self.on_following()",
+        bug="        self._store.terms.limit_reads(until=0)\n        self.on_following()",
         proofs=("scenario/test_autoswitch_channel.py",),
     ),
     Plant(
