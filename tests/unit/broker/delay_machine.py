@@ -111,10 +111,10 @@ class Machine:
         self.rule.postpone(record, min(level, self.rule.level_max), self.clock.now_ms())
         self._append(record)
 
-    def time(self, name: str, wishes: Mapping[str, str], *, topic: str = "T") -> None:
+    def time(self, name: str, timer_properties: Mapping[str, str], *, topic: str = "T") -> None:
         """Sends a message for a given time; one that is already due is stored at once."""
-        record = self._record(name, topic, wishes)
-        slot_ms = self.rule.plan_timer(wishes, self.clock.now_ms())
+        record = self._record(name, topic, timer_properties)
+        slot_ms = self.rule.plan_timer(timer_properties, self.clock.now_ms())
         if slot_ms is not None:
             self.rule.postpone_until(record, slot_ms)
         self._append(record)

@@ -179,7 +179,7 @@ def test_slots_are_those_of_rocketmq() -> None:
 
 
 @pytest.mark.parametrize(
-    ("wishes", "slot_ms"),
+    ("timer_properties", "slot_ms"),
     [
         ({"TIMER_DELAY_SEC": "5"}, NOW + 4_500),
         ({"TIMER_DELAY_MS": "5000"}, NOW + 4_500),
@@ -192,12 +192,12 @@ def test_slots_are_those_of_rocketmq() -> None:
         ({"TIMER_DELAY_SEC": "259200"}, NOW + 259_200_000 - 500),
     ],
 )
-def test_wishes_become_slots(wishes: dict[str, str], slot_ms: int | None) -> None:
-    assert plan_timer(wishes, NOW, TimerLimits()) == slot_ms
+def test_timer_properties_become_slots(timer_properties: dict[str, str], slot_ms: int | None) -> None:
+    assert plan_timer(timer_properties, NOW, TimerLimits()) == slot_ms
 
 
 @pytest.mark.parametrize(
-    "wishes",
+    "timer_properties",
     [
         {"TIMER_DELAY_SEC": "soon"},
         {"TIMER_DELAY_SEC": "1.5"},
@@ -207,9 +207,9 @@ def test_wishes_become_slots(wishes: dict[str, str], slot_ms: int | None) -> Non
         {"TIMER_DELIVER_MS": str(NOW - 1), "TIMER_DEL_UNIQKEY": "T+u"},
     ],
 )
-def test_illegal_wishes_name_themselves(wishes: dict[str, str]) -> None:
-    with pytest.raises(MessageIllegal, match=next(iter(wishes))):
-        plan_timer(wishes, NOW, TimerLimits())
+def test_illegal_timer_properties_name_themselves(timer_properties: dict[str, str]) -> None:
+    with pytest.raises(MessageIllegal, match=next(iter(timer_properties))):
+        plan_timer(timer_properties, NOW, TimerLimits())
 
 
 def test_wishes_are_refused_while_timers_are_off() -> None:

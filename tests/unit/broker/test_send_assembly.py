@@ -96,15 +96,15 @@ def test_names_of_the_broker_are_taken_out() -> None:
 
 
 def test_wishes_for_a_time_fall_away_beside_a_delay_level() -> None:
-    text, level, wishes = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))[:3]
-    assert (decode_properties(text.encode()), level, wishes) == ({"DELAY": "2"}, 2, {})
+    text, level, timer_properties = look(text_of(DELAY="2", TIMER_DELAY_SEC="9"))[:3]
+    assert (decode_properties(text.encode()), level, timer_properties) == ({"DELAY": "2"}, 2, {})
 
 
 def test_wishes_for_a_time_are_found_and_kept() -> None:
-    text, level, wishes = look(text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY="T+u", a="b"))[:3]
-    assert (level, wishes) == (0, {"TIMER_DELAY_SEC": "9", "TIMER_DEL_UNIQKEY": "T+u"})
+    text, level, timer_properties = look(text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY="T+u", a="b"))[:3]
+    assert (level, timer_properties) == (0, {"TIMER_DELAY_SEC": "9", "TIMER_DEL_UNIQKEY": "T+u"})
     assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
-    assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).wishes == {}
+    assert look(text_of(TIMER_DELAY_SEC="9", TIMER_OUT_MS="5")).timer_properties == {}
 
 
 @pytest.mark.parametrize(
@@ -114,10 +114,10 @@ def test_wishes_for_a_time_are_found_and_kept() -> None:
 def test_a_cancellation_of_another_topic_or_while_recalls_are_off_is_none(
     target: str, recall_topic: str | None, half: dict[str, str]
 ) -> None:
-    text, _, wishes = look(
+    text, _, timer_properties = look(
         text_of(TIMER_DELAY_SEC="9", TIMER_DEL_UNIQKEY=target, **half), recall_topic=recall_topic
     )[:3]
-    assert "TIMER_DEL_UNIQKEY" not in {**wishes, **decode_properties(text.encode())}
+    assert "TIMER_DEL_UNIQKEY" not in {**timer_properties, **decode_properties(text.encode())}
     assert decode_properties(text.encode())["TIMER_DELAY_SEC"] == "9"
 
 

@@ -34,11 +34,11 @@ class RoleEvent(Enum):
     OTHER_ELECTED = "a newer term has another master"
     LED = "the term has begun, with this broker as its master"
     FOLLOWED = "the broker is a slave of the term's master"
-    REFUSED = "the log knows a newer term, or another broker has this broker's id"
+    REFUSED = "the log contains a newer term, or another broker has this broker's id"
     POSTPONED = "the begin of the term could not be written to disk"
-    HAND_OVER = "an operator, or the stop of this broker, wants another master"
+    HAND_OVER = "an operator, or the stop of this broker, requested another master"
     COPIED = "every accepted write is confirmed"
-    HAND_OVER_FAILED = "no other broker was elected, as far as is known"
+    HAND_OVER_FAILED = "no other broker is known to have been elected"
     STOPPED = "the owner stops"
 
 

@@ -27,8 +27,8 @@ client may still be running, and may use its queues for the 30 s that a lock las
 """
 
 
-class Holder(Protocol):
-    """The part of a connection that a lock needs."""
+class LockConnection(Protocol):
+    """The part of a client's connection that a lock needs."""
 
     @property
     def is_closed(self) -> bool: ...
@@ -37,7 +37,7 @@ class Holder(Protocol):
 class _Lock(NamedTuple):
     client_id: str
     renewed_s: float
-    holder: Holder | None
+    connection: LockConnection | None
 
 
 class QueueLocks:
@@ -53,17 +53,17 @@ class QueueLocks:
         group: str,
         client_id: str,
         queues: Iterable[MessageQueue],
-        holder: Holder | None = None,
+        connection: LockConnection | None = None,
     ) -> list[MessageQueue]:
         """Acquires or renews the locks of `queues`, except those that another client holds. Returns the
-        queues that `client_id` now holds, in the requested order. `holder`: the connection of the client.
+        queues that `client_id` now holds, in the requested order. `connection`: that of the client.
         """
         locks = self._groups.setdefault(group, {})
         held = []
         for queue in queues:
             lock = locks.get(queue)
             if lock is None or lock.client_id == client_id or self._is_expired(lock):
-                locks[queue] = _Lock(client_id, self._clock.monotonic(), holder)
+                locks[queue] = _Lock(client_id, self._clock.monotonic(), connection)
                 held.append(queue)
         self._drop_expired(group)
         return held
@@ -81,7 +81,7 @@ class QueueLocks:
             del self._groups[group]
 
     def has_lock(self, group: str) -> bool:
-        """Returns True while any queue of the group is locked: its consumers are orderly (spec semantics
+        """Returns True while any queue of the group is locked, so its consumers are orderly (spec semantics
         7.2).
         """
         locks = self._groups.get(group)
@@ -96,7 +96,7 @@ class QueueLocks:
 
     def _is_expired(self, lock: _Lock) -> bool:
         expired_ms = self._expired_ms
-        if lock.holder is not None and lock.holder.is_closed:
+        if lock.connection is not None and lock.connection.is_closed:
             expired_ms = min(expired_ms, CLOSED_EXPIRED_MS)
         return self._clock.monotonic() - lock.renewed_s > expired_ms / 1000
 

@@ -32,7 +32,7 @@ TIMER_DELAY_MS: Final = "TIMER_DELAY_MS"
 TIMER_DELIVER_MS: Final = "TIMER_DELIVER_MS"
 TIMER_OUT_MS: Final = "TIMER_OUT_MS"
 TIMER_DEL_UNIQKEY: Final = "TIMER_DEL_UNIQKEY"
-WISHES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
+DELIVERY_TIME_NAMES: Final = (TIMER_DELAY_SEC, TIMER_DELAY_MS, TIMER_DELIVER_MS)
 """The timer properties a sender may set, by precedence."""
 
 PRECISION_MS: Final = 1_000
@@ -56,9 +56,9 @@ class TimerLimits:
             raise ConfigError(f"timerMaxDelaySec: {self.delay_s_max} is outside 1..{10**9}")
 
 
-def has_wish(pairs: Mapping[str, str]) -> bool:
+def has_delivery_time(pairs: Mapping[str, str]) -> bool:
     """Returns True if the message asks for its own delivery time and does not have a slot yet."""
-    return TIMER_OUT_MS not in pairs and any(name in pairs for name in WISHES)
+    return TIMER_OUT_MS not in pairs and any(name in pairs for name in DELIVERY_TIME_NAMES)
 
 
 def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> int | None:
@@ -68,7 +68,7 @@ def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> in
     Raises:  MessageIllegal for a time that is not a number or too far ahead, or a cancellation that comes too
             late; RequestRejected (SYSTEM_ERROR) while timers are switched off.
     """
-    name = next(name for name in WISHES if name in pairs)
+    name = next(name for name in DELIVERY_TIME_NAMES if name in pairs)
     at_ms = _number(name, pairs[name])
     if name == TIMER_DELAY_SEC:
         at_ms = now_ms + at_ms * 1000

@@ -1,4 +1,4 @@
-"""The preparation of a send before it is appended: its target, the delay it asks for, and its properties.
+"""The preparation of a send before it is appended: its target, its delay and its properties.
 
 `SendTargets` caches the topic checks and creates missing topics. `DelayRule` moves a record into the topic in
 which it waits. The functions at the end are pure: they read the properties that affect the broker, remove
@@ -13,12 +13,12 @@ from typing import Final, NamedTuple
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import (
+    DELIVERY_TIME_NAMES,
     TIMER_DEL_UNIQKEY,
     TIMER_OUT_MS,
     TIMER_TOPIC,
-    WISHES,
     TimerLimits,
-    has_wish,
+    has_delivery_time,
     may_cancel,
     plan_timer,
 )
@@ -171,7 +171,7 @@ class DelayRule:
         """Postpones a message that is to be retried; its DELAY property is already set.
 
         If the properties have no room for the target, the message is retried at once, without its delay.
-        Returns False if not even its first topic fits; the record is unchanged then.
+        Returns False if the properties are too large even without the delay; the record is unchanged then.
         """
         room = len(_with_target(b"", record))
         raw = make_room(record.properties, room)
@@ -185,13 +185,13 @@ class DelayRule:
         record.properties = raw
         return True
 
-    def plan_timer(self, wishes: Mapping[str, str], now_ms: int) -> int | None:
+    def plan_timer(self, timer_properties: Mapping[str, str], now_ms: int) -> int | None:
         """Returns the time slot in which a message with these timer properties waits, or None if it is due
         already.
 
         Raises:  MessageIllegal or RequestRejected, naming what is allowed.
         """
-        return plan_timer(wishes, now_ms, self.timers)
+        return plan_timer(timer_properties, now_ms, self.timers)
 
     def postpone_until(self, record: NewRecord, slot_ms: int) -> None:
         """Moves the record to the timer topic."""
@@ -267,7 +267,7 @@ _DELAY_LEVEL_DIGITS_MAX = 9
 
 
 def is_unusual(text: str, sys_flag: int) -> bool:
-    """Returns True if `inspect` must see the message; a false positive only costs time."""
+    """Returns True if `inspect` must see the message; a false positive costs only time."""
     return (
         "DELAY" in text
         or "TRAN_MSG\x01" in text
@@ -288,7 +288,7 @@ class Inspected(NamedTuple):
 
     text: str
     delay_level: int
-    wishes: Mapping[str, str] = {}
+    timer_properties: Mapping[str, str] = {}
     is_half: bool = False
 
 
@@ -316,9 +316,11 @@ def inspect(
     target = pairs.get(TIMER_DEL_UNIQKEY)
     if target is not None and (recall_topic is None or not may_cancel(recall_topic, target)):
         del pairs[TIMER_DEL_UNIQKEY]  # its name makes `_is_clean` False, so the text is encoded again
-    wishes: dict[str, str] = {}
-    if level == 0 and has_wish(pairs):
-        wishes = {name: pairs[name] for name in (*WISHES, TIMER_DEL_UNIQKEY) if name in pairs}
+    timer_properties: dict[str, str] = {}
+    if level == 0 and has_delivery_time(pairs):
+        timer_properties = {
+            name: pairs[name] for name in (*DELIVERY_TIME_NAMES, TIMER_DEL_UNIQKEY) if name in pairs
+        }
     if not _is_clean(text, len(pairs)):
         kept = {
             name: value
@@ -326,10 +328,10 @@ def inspect(
             if name not in _DROPPED_NAMES and not name.startswith(names.TRANSIENT_PREFIX)
         }
         if level > 0:
-            for name in WISHES:
+            for name in DELIVERY_TIME_NAMES:
                 kept.pop(name, None)
         text = encode_properties(kept).decode()
-    return Inspected(text, 0, is_half=True) if is_half else Inspected(text, level, wishes)
+    return Inspected(text, 0, is_half=True) if is_half else Inspected(text, level, timer_properties)
 
 
 def _is_clean(text: str, count: int) -> bool:

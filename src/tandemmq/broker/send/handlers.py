@@ -208,7 +208,7 @@ class SendHandlers:
             if dlq is not None:
                 target, stored_queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")
-        text, delay_level, wishes, is_half = inspect(
+        text, delay_level, timer_properties, is_half = inspect(
             text,
             header.sys_flag,
             delay_level_max=self.delay.level_max,
@@ -230,8 +230,8 @@ class SendHandlers:
             self.delay.postpone_retry(record, delay_level, self.core.clock.now_ms())
         elif delay_level > 0:
             self.delay.postpone(record, delay_level, self.core.clock.now_ms())
-        elif wishes:
-            slot_ms = self.delay.plan_timer(wishes, self.core.clock.now_ms())
+        elif timer_properties:
+            slot_ms = self.delay.plan_timer(timer_properties, self.core.clock.now_ms())
             if slot_ms is not None:
                 if not claim_text:
                     recall_handle = encode_recall_handle(

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.delay.timers import WISHES
+from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES
 from tandemmq.broker.durable import copy_record
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.send.assembly import DelayRule, make_room_in_dead_letter
@@ -96,7 +96,7 @@ class SendBackHandlers:
         pairs.setdefault(names.RETRY_TOPIC, message.topic)
         pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
         pairs[names.WAIT] = "false"
-        for name in (names.TRAN_MSG, *WISHES):
+        for name in (names.TRAN_MSG, *DELIVERY_TIME_NAMES):
             pairs.pop(name, None)
         if delay_level > 0:
             for name in (names.REAL_TOPIC, names.REAL_QID):

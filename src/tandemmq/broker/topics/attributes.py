@@ -84,14 +84,15 @@ def apply_topic_attributes(
     return after
 
 
-def apply_group_attributes(before: Mapping[str, str], asked: Mapping[str, str]) -> dict[str, str]:
+def apply_group_attributes(before: Mapping[str, str], requested: Mapping[str, str]) -> dict[str, str]:
     """Returns the attributes of a group after a request, whose keys begin with + or -.
 
-    A key without a sign whose value is unchanged is ignored, so that a tool may send back what it was shown.
+    A key without a sign whose value is unchanged is ignored, so that a tool may send back the attributes it
+    read.
 
     Raises:  BadRequest naming the change that is malformed or unknown.
     """
-    changed = dict(asked.items() - before.items())
+    changed = dict(requested.items() - before.items())
     changes = (key if key.startswith("-") else f"{key}={value}" for key, value in changed.items())
     return _apply(before, changes, GROUP_RULES, is_new=False)
 
@@ -111,7 +112,7 @@ def _apply(
                 f"attribute change {change[:64]!r}: must be +key=value or -key; keys are {', '.join(rules)}"
             )
         if not rule.is_changeable and not is_new and before.get(key, value) != value:
-            raise invalid(f"the attribute {key} of a topic that exists cannot be changed")
+            raise invalid(f"the attribute {key} of an existing topic cannot be changed")
         if sign == "-":
             after.pop(key, None)
             continue

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.delay.timers import WISHES, has_wish
+from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES, has_delivery_time
 from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.transaction.half import (
     Decided,
@@ -51,11 +51,11 @@ def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
     if b"TIMER_DELIVER" not in raw and b"TIMER_DELAY" not in raw:
         return
     pairs = decode_properties(raw)
-    if not has_wish(pairs):
+    if not has_delivery_time(pairs):
         return
-    wishes: dict[str, str] = {name: pairs[name] for name in WISHES if name in pairs}
+    timer_properties: dict[str, str] = {name: pairs[name] for name in DELIVERY_TIME_NAMES if name in pairs}
     try:
-        slot_ms = delay.plan_timer(wishes, now_ms)
+        slot_ms = delay.plan_timer(timer_properties, now_ms)
     except RequestRejected:
         return
     if slot_ms is not None:

@@ -20,8 +20,8 @@ from tandemmq.protocol.topic_names import check_topic
 async def check_filters(instance: ClientInstance, group: str, subscriptions: Iterable[Subscription]) -> None:
     """Checks the SQL92 subscriptions at the masters of their topics; a topic without a route is skipped.
 
-    Raises:  RequestRejected when filters by property are off there (enablePropertyFilter), or the broker does
-             not understand the expression; BrokerUnreachable, RequestTimeout.
+    Raises:  RequestRejected when a broker has filters by property disabled (enablePropertyFilter) or does not
+             understand the expression; BrokerUnreachable, RequestTimeout.
     """
     for subscription in subscriptions:
         if subscription.sql is None:
@@ -44,8 +44,8 @@ SQL = "SQL92"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Subscription:
-    """The subscription to one topic. `tags` is empty for all messages, or with `sql`, an expression over
-    properties. `version` rises with every change; brokers keep the newest.
+    """The subscription to one topic. An empty `tags` selects all messages or, if `sql` is set, those that
+    match this expression over their properties. `version` rises with every change; brokers keep the newest.
     """
 
     topic: str
@@ -65,8 +65,8 @@ class Subscription:
         return " || ".join(sorted(self.tags)) if self.tags else ALL
 
     def matches(self, tags: str) -> bool:
-        """Compares the exact text of the tag: the broker compared only hashes, which may collide. A message
-        without a tag matches only `*`.
+        """Returns True if the tag is one of `tags`, by exact text: the broker compared only hashes, which may
+        collide. A message without a tag matches only `*`.
         """
         return not self.tags or tags in self.tags
 
@@ -92,7 +92,7 @@ def make_subscription(topic: str, tags: str, sql: str | None, version: int) -> S
     if sql is None:
         return parse_subscription(topic, tags, version)
     if tags != ALL:
-        raise BadRequest(f"topic {topic!r}: give tags or sql, not both; TAGS is a property for sql")
+        raise BadRequest(f"topic {topic!r}: pass tags or sql, not both; sql can compare the property TAGS")
     return parse_sql(topic, sql, version)
 
 
@@ -106,7 +106,9 @@ def parse_subscription(topic: str, expression: str, version: int) -> Subscriptio
         return Subscription(topic=topic, tags=frozenset(), version=version)
     tags = frozenset(piece.strip() for piece in text.split("||") if piece.strip())
     if not tags:
-        raise BadRequest(f"subscription {expression!r} of topic {topic!r}: no tag between the bars")
+        raise BadRequest(
+            f"subscription {expression!r} of topic {topic!r}: expected a tag, such as TagA || TagB"
+        )
     return Subscription(topic=topic, tags=tags, version=version)
 
 
