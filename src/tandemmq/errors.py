@@ -1,4 +1,4 @@
-"""Every error that a caller may see, as one tree; the policy is on the class.
+"""All errors that a caller may see, as one class tree; each class states its policy.
 
 `retriable`: the same call may succeed later or on another broker. `refresh_route`: the caller's route is
 outdated. `fatal`: the process can no longer be trusted and must stop. Outcomes that a caller branches on
@@ -55,7 +55,7 @@ class BadRequest(RequestRejected):
 
 
 class QueueNotFound(BadRequest):
-    """The topic has no such queue at the broker, any more: it was created again, or reduced."""
+    """The topic no longer has this queue at the broker: the topic was created again, or reduced."""
 
     refresh_route = True
 
@@ -102,7 +102,7 @@ class Busy(RequestRejected):
 
 
 class NotServed(Busy):
-    """The peer does not serve such a request now: it is a slave, or has no room. Another broker may be the
+    """The peer does not serve this request now: it is a slave, or has no room. Another broker may be the
     master.
     """
 
@@ -110,7 +110,7 @@ class NotServed(Busy):
 
 
 class NotNameServer(RequestRejected):
-    """The address of a name server is that of a broker or a controller."""
+    """The address given for a name server belongs to a broker or a controller."""
 
     code = 3
 
@@ -122,14 +122,16 @@ class OffsetOutOfRange(RequestRejected):
 
 
 class NotLeader(RequestRejected):
-    """Another controller leads, or none: query the leader, then ask it."""
+    """The controller is not the leader, and there may be none: look up the leader, then repeat the request
+    there.
+    """
 
     code = 2007
     retriable = True
 
 
 class OutcomeUnknown(RequestRejected):
-    """A controller's decision was not confirmed in time; it may still be made."""
+    """A controller's decision was not confirmed in time; the decision may still take effect."""
 
     retriable = True
 
@@ -153,8 +155,8 @@ class LogMissing(StoreError):
 
     def __init__(self, log_directory: Path, queue_directory: Path) -> None:
         super().__init__(
-            f"{log_directory} holds no log file, but {queue_directory} has the queues of one that was there: "
-            f"put the log files back, or remove {queue_directory} to begin again without their messages"
+            f"{log_directory} holds no log file, but {queue_directory} has queues that point into one: "
+            f"put the log files back, or remove {queue_directory} to start without their messages"
         )
 
 

@@ -91,8 +91,8 @@ _STORE: Final = (
     Plant(
         name="the pages of a failed fsync are not written again",
         path="store/recovery.py",
-        sound="self._write_again(scan.unverified_from, end)",
-        bug="self._write_again(end, end)",
+        sound="self._rewrite_unverified(scan.unverified_from, end)",
+        bug="self._rewrite_unverified(end, end)",
         proofs=("crash",),
     ),
     Plant(

@@ -36,8 +36,8 @@ from tandemmq.units import KIB
 log = logging.getLogger(__name__)
 
 STALE_BYTES_CLEAN = 64 * KIB
-"""The bytes scanned after the end following a clean stop: a foreign store's stale bytes begin right at the
-end.
+"""The number of bytes after the log's end that are checked for stale data after a clean stop. The stale bytes
+of another store begin right at the end.
 """
 
 
@@ -45,8 +45,8 @@ end.
 class RecoveryFacts:
     """The state of the files on disk.
 
-    `has_abort`: the last run did not end cleanly. `had_log`: records of a log were fsynced, by the
-    checkpoint. `has_other_queues`: the queues or their ends differ from those at the clean stop.
+    `has_abort`: the last run did not end cleanly. `had_log`: records of a log were fsynced, according
+    to the checkpoint. `has_other_queues`: the queues or their ends differ from those at the clean stop.
     """
 
     has_log: bool
@@ -66,14 +66,14 @@ class ScanFrom(Enum):
 
 
 class RecoveryCase(Enum):
-    """The rows of the table by name."""
+    """The name of a row of the table."""
 
-    NEW = "nothing is there yet, or no more"
-    LOG_LOST = "queues of a log that was never on disk: a power cut took it"
-    LOG_MISSING = "queues of a log that was on disk: it was moved or deleted"
+    NEW = "neither log nor queues exist"
+    LOG_LOST = "queues without their log, which was never fsynced: a power cut lost it"
+    LOG_MISSING = "queues without their log, which was fsynced: it was moved or deleted"
     CLEAN = "a clean stop"
     CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing"
-    CLEAN_WITH_OTHER_QUEUES = "a clean stop, and queues were damaged or taken away since"
+    CLEAN_WITH_OTHER_QUEUES = "a clean stop, and queues were damaged or removed since"
     CRASHED = "a crash"
     CRASHED_WITHOUT_QUEUES = "a crash, and the queues are missing"
 
@@ -82,8 +82,8 @@ class RecoveryCase(Enum):
 class RecoveryPlan:
     """The actions that a case needs.
 
-    `distrusts_disk`: any unsynced byte may be missing or stale. `distrusts_queues`: any queue entry may be,
-    too.
+    `distrusts_disk`: any unsynced byte may be missing or stale. `distrusts_queues`: any queue entry may be
+    wrong.
     """
 
     case: RecoveryCase
@@ -96,7 +96,7 @@ class RecoveryPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecoveryRule:
-    """A condition per fact (None: any) and the plan."""
+    """A row of the table: a condition for each fact (None: any value), and the plan if all of them hold."""
 
     has_log: bool | None = None
     has_queues: bool | None = None
@@ -208,7 +208,7 @@ def choose_start(heads: Sequence[FileHead], scan_from: ScanFrom, *, dispatched_e
         return 0
     count = len(heads)
     if scan_from is ScanFrom.CHECKPOINT:
-        # No checksum covers a time: an old time after a newer one proves nothing about the files before it.
+        # No checksum covers store times: after a file with a newer time, an old time may be a bit flip.
         count = next((index for index, head in enumerate(heads) if head.stored_at_ms > safe_ms), count)
     for index in range(count - 1, 0, -1):
         head = heads[index]
@@ -271,7 +271,7 @@ class Recovery:
             tables_end = self._choose_start(ScanFrom.CHECKPOINT, dispatched_end, times.safe_ms)
             lost_bytes = await self._scan(plan, scan, dispatched_end)
             tables_end = min(tables_end, core.log.end)  # a file with a safe time may start after the cut
-        self._settle_queues()
+        self._finish_queues()
         return Recovered(
             plan=plan,
             stored_at_ms=scan.stored_at_ms,
@@ -304,7 +304,7 @@ class Recovery:
         segments = log_.log.segments
         start = self._choose_start(plan.scan_from, dispatched_end, times.safe_ms)
         if self._core.indexes is not None and times.durable_log_offset is not None:
-            # Keys that were not synced are found in the log again.
+            # Index entries that were not synced are rebuilt from the log.
             indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
             start = min(start, self._choose_start(ScanFrom.CHECKPOINT, dispatched_end, indexed_ms))
         scanned = [segment for segment in segments if segment.base >= start]
@@ -312,10 +312,10 @@ class Recovery:
         end = await scan.run(start)
         assert start <= end <= segments[-1].end, (start, end)
         assert scan.last_log_offset < end, (scan.last_log_offset, end)
-        await self._keep_copy(plan, scan, end)
+        await self._save_cut_bytes(plan, scan, end)
         lost_bytes = self._cut(plan, end)
         if plan.distrusts_disk:
-            self._write_again(scan.unverified_from, end)
+            self._rewrite_unverified(scan.unverified_from, end)
         await sync_segments(log_.disk, [s for s in scanned if s in log_.log.segments])
         return lost_bytes
 
@@ -325,11 +325,11 @@ class Recovery:
         return heads[choose_start(heads, scan_from, dispatched_end=dispatched_end, safe_ms=safe_ms)].base
 
     def _require_files(self, durable_end: int | None) -> None:
-        """Requires every file that was on disk by the checkpoint. Raises Corrupt."""
+        """Raises Corrupt if a file is missing that was fsynced, according to the checkpoint."""
         last = self._core.log.log.last
         if durable_end is None or last is None or durable_end <= last.end:
             return
-        reason = f"the log was on disk up to {durable_end}: the files behind this one are missing"
+        reason = f"the log was on disk up to {durable_end}: the files after this one are missing"
         raise Corrupt(last.path, last.size, f"{reason}; put them back, or run `tandemmq store repair`")
 
     def _heads(self) -> list[FileHead]:
@@ -340,10 +340,10 @@ class Recovery:
             heads.append(FileHead(base=segment.base, is_valid=is_valid, stored_at_ms=head.stored_at_ms))
         return heads
 
-    async def _keep_copy(self, plan: RecoveryPlan, scan: RecoveryScan, end: int) -> None:
+    async def _save_cut_bytes(self, plan: RecoveryPlan, scan: RecoveryScan, end: int) -> None:
         """Copies the bytes that `_cut` removes, if they are more than one unfinished record."""
         stop = self._stale_end(plan, end)
-        if stop == end or not self._is_worth_a_copy(scan, end, stop):
+        if stop == end or not self._needs_copy(scan, end, stop):
             return
         disk = self._core.log.disk
         facts = {"log_offset": end, "size_bytes": stop - end}
@@ -378,7 +378,7 @@ class Recovery:
                 return segment.base + found
         return end
 
-    def _is_worth_a_copy(self, scan: RecoveryScan, end: int, stop: int) -> bool:
+    def _needs_copy(self, scan: RecoveryScan, end: int, stop: int) -> bool:
         segment = self._core.log.log.find(end)
         assert segment is not None, end
         torn_bytes = int.from_bytes(segment.file.pread(end - segment.base, 4), "big")
@@ -398,7 +398,7 @@ class Recovery:
             )
         return lost_bytes
 
-    def _write_again(self, unverified_from: int, end: int) -> None:
+    def _rewrite_unverified(self, unverified_from: int, end: int) -> None:
         """Rewrites the bytes from `unverified_from` on in place, as they may be unsynced; -1: none.
 
         After a failed fsync the page cache may hold bytes that the disk lacks and consider them clean.
@@ -412,8 +412,10 @@ class Recovery:
             segment.file.pwrite(position - segment.base, (raw,))
             position += len(raw)
 
-    def _settle_queues(self) -> None:
-        """Writes the entries added by the scan, drops those the log lost, and finds the first kept entry."""
+    def _finish_queues(self) -> None:
+        """Writes the entries added by the scan, drops those whose records the log lost, and sets each queue's
+        first offset.
+        """
         for queue in self._core.queues:
             queue.write()
         self._core.queues.truncate(self._core.log.end)

@@ -5,8 +5,8 @@ Invariants: bytes from the log's `end` to the pool's `end` are in buffers and no
             accepts appends only while it has a buffer of the pool. A buffer is returned once every byte of
             its file is committed, and never while a commit reads it. `appended` rises only when the bytes are
             in the page cache.
-At a bound: without a free buffer the next file is not begun and the send is refused: nothing is accepted that
-            cannot reach the disk.
+At a bound: without a free buffer the next file is not begun and the send is refused, so only bytes that can
+            reach the disk are accepted.
 Strategy:   buffers are created on demand, and the one returned last is lent first, so that memory use follows
             the number of files being filled.
 Knows not:  the meaning of records, the waiting senders.
@@ -33,7 +33,7 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 CREATE_FILE_FAILED = 1
-"""SYSTEM_ERROR, the code for a send if no file can be created for it (spec store 4)."""
+"""SYSTEM_ERROR: the response code of a send for which no file can be created (spec store 4)."""
 RETRY_AFTER_S = 1.0
 LAST_ATTEMPTS = 10
 """The number of final commit attempts of a closing store (spec store 11)."""
@@ -50,7 +50,7 @@ class PooledBytes(NamedTuple):
     data: memoryview
 
 
-class _Lent:
+class _LentBuffer:
     """A buffer assigned to one file; bytes after `written` belong to the file it served before."""
 
     __slots__ = ("memory", "written")
@@ -71,7 +71,7 @@ class TransientPool:
         self._fails_fast = options.fail_fast_without_buffer
         self._allocate = allocate
         self._free: list[LockedMemory] = []
-        self._lent: dict[int, _Lent] = {}  # by the first byte of the file, oldest first
+        self._lent: dict[int, _LentBuffer] = {}  # by the first byte of the file, oldest first
         self._is_exhausted = False
         self._has_warned = False
         self.end = 0
@@ -115,8 +115,10 @@ class TransientPool:
         segment = self._log.open_at(offset)
         assert segment.base not in self._lent, segment
         assert not self._lent or max(self._lent) < segment.base, segment
-        self._lent[segment.base] = _Lent(self._free.pop() if self._free else self._make_buffer())
-        assert len(self._lent) + len(self._free) <= self._count_max, "no more memory than was asked for"
+        self._lent[segment.base] = _LentBuffer(self._free.pop() if self._free else self._make_buffer())
+        assert len(self._lent) + len(self._free) <= self._count_max, (
+            "the pool never holds more buffers than configured"
+        )
         return segment
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
@@ -125,7 +127,7 @@ class TransientPool:
         lent = self._lent[base]
         view = lent.memory.view
         at = offset - base
-        assert at >= lent.written, "what was put into the pool never changes"
+        assert at >= lent.written, "bytes in the pool are never overwritten"
         assert offset >= self.end, (offset, self.end)
         for buffer in buffers:
             end = at + len(buffer)
@@ -164,7 +166,7 @@ class TransientPool:
             last = min(end - segment.base, lent.written)
             if first < last:
                 found.append(PooledBytes(segment, first, lent.memory.view[first:last]))
-        assert found or begin == end, "accepted bytes are in a buffer"
+        assert found or begin == end, "accepted bytes must be in a buffer"
         return found
 
     def release_below(self, committed: int) -> None:
@@ -205,10 +207,10 @@ class Committer:
 
     Invariants: one commit at a time; a commit ends where a write of the appender ended, so readers and slaves
                 never see a partial record.
-    Strategy:   a put starts a commit if enough pages wait or the last commit is long ago; otherwise a timer
-                starts it later. The copy runs off the loop, so a stalled page cache delays readers, not
-                producers. A failed commit changes nothing: the same bytes are written to the same position
-                later, and sends are refused meanwhile.
+    Strategy:   a put starts a commit if enough pages are uncommitted or the last commit is too long ago;
+                otherwise a timer starts it later. The copy runs off the loop, so a stalled page cache delays
+                readers, not producers. A failed commit changes nothing: the same bytes are written to the same
+                position later, and sends are refused meanwhile.
     """
 
     def __init__(self, core: StoreCore, pool: TransientPool, written_at_ms: Callable[[], int]) -> None:

@@ -103,7 +103,7 @@ def test_checksums_are_not_compared_when_not_wanted(root: Path) -> None:
 @pytest.mark.parametrize(
     ("field_at", "reason"),
     [
-        (2, "the record says that it has"),
+        (2, "the record's size field is"),
         (6, "no record begins here"),
         (33, "the record's stored offset is not its position: at"),
         (86, "the record's lengths contradict each other"),
@@ -303,7 +303,7 @@ def test_left_overs_behind_the_end_are_no_part_of_the_log(tmp_path: Path) -> Non
     report = check(root)
     assert report.is_clean
     assert report.record_count == 45
-    assert "left-overs from behind an earlier end of the log" in notes(report)[0]
+    assert "stale bytes after an earlier end of the log" in notes(report)[0]
 
 
 def test_clock_that_was_set_back_is_a_note_but_a_torn_time_is_damage(root: Path) -> None:

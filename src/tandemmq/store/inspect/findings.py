@@ -1,8 +1,8 @@
 """The findings of an inspection: damaged ranges of files, and remarks (`Finding`, `Findings`); and the
 readable facts about a damaged record of the CommitLog (`Damage`).
 
-Invariants: damage is something that would disturb a broker or a reader. A note is normal in the state of the
-            store (a crash leaves `abort` and an unfinished tail), or cannot be judged.
+Invariants: damage would disturb a broker or a reader. A note is normal in the state of the store (a crash
+            leaves `abort` and an unfinished tail), or cannot be judged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from tandemmq.store.inspect.files import OffsetFile
 from tandemmq.units import MIB
 
 FINDING_COUNT_MAX = 10_000
-"""The most findings that are listed; more are only counted."""
+"""The maximum number of findings that are listed; further ones are only counted."""
 _LOG_OFFSET_AT = 28
 _READ_BYTES_MAX = 64 * MIB
-assert PREFIX.size <= _LOG_OFFSET_AT <= RECORD_BYTES_MIN - 8, "the shortest record says where it lies"
+assert PREFIX.size <= _LOG_OFFSET_AT <= RECORD_BYTES_MIN - 8, "the shortest record contains its log offset"
 
 
 class Severity(Enum):
@@ -109,7 +109,7 @@ class Findings:
 class Damage:
     """Bytes `[begin, end)` of a file; `lost` instead names bytes of the log that are in no file.
 
-    `is_whole`: the record's lengths are consistent, only its content is wrong. `is_tail`: nothing intact
+    `is_whole`: the record's lengths are consistent, but its content is wrong. `is_tail`: nothing intact
     follows in the log. `is_stale`: bytes left over from an earlier end of the log.
     """
 
@@ -146,23 +146,25 @@ def describe_damage(file: OffsetFile, view: memoryview, begin: int, end: int, *,
     reason = found.outcome.value
     size = end - begin
     if found.outcome is RecordOutcome.BLANK:
-        reason = f"a BLANK says that the file ends {found.size} bytes on, but {len(view) - begin} are left"
+        reason = f"a BLANK of {found.size} bytes must end the file, but {len(view) - begin} bytes are left"
     elif found.outcome is RecordOutcome.END:
         reason = "the file ends without a BLANK" if not any(view[begin:end]) else "zeros, then other bytes"
     elif found.outcome is RecordOutcome.WRONG_OFFSET:
-        said = int.from_bytes(view[begin + _LOG_OFFSET_AT : begin + _LOG_OFFSET_AT + 8], "big", signed=True)
-        reason = f"{reason}: at {said} instead of {log_offset}"
+        stored_offset = int.from_bytes(
+            view[begin + _LOG_OFFSET_AT : begin + _LOG_OFFSET_AT + 8], "big", signed=True
+        )
+        reason = f"{reason}: at {stored_offset} instead of {log_offset}"
     if is_stale:
-        reason = f"left-overs from behind an earlier end of the log ({reason})"
+        reason = f"stale bytes after an earlier end of the log ({reason})"
     damage = Damage(file=file, begin=begin, end=end, reason=reason, is_stale=is_stale)
     if RECORD_BYTES_MIN <= size <= _READ_BYTES_MAX:
-        _name_record(damage, view, size)
+        _identify_record(damage, view, size)
     return damage
 
 
-def _name_record(damage: Damage, view: memoryview, size: int) -> None:
+def _identify_record(damage: Damage, view: memoryview, size: int) -> None:
     """Reads topic and queue of the record after correcting the fields that are known."""
-    said_size = PREFIX.unpack_from(view, damage.begin)[0]
+    stored_size = PREFIX.unpack_from(view, damage.begin)[0]
     raw = bytearray(view[damage.begin : damage.end])
     assert len(raw) == size >= RECORD_BYTES_MIN, (damage, size)
     pack_into(">q", raw, _LOG_OFFSET_AT, damage.log_offset)
@@ -173,9 +175,9 @@ def _name_record(damage: Damage, view: memoryview, size: int) -> None:
             head, _, damage.topic, _ = parsed
             assert (head[0], head[6]) == (size, damage.log_offset), (head, damage)
             damage.queue_id, damage.queue_offset = head[3], head[5]
-            if said_size != size:
+            if stored_size != size:
                 damage.reason = (
-                    f"the record says that it has {said_size} bytes, the next one begins after {size}"
+                    f"the record's size field is {stored_size}, but the next record begins after {size} bytes"
                 )
             return
 
