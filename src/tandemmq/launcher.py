@@ -1,5 +1,5 @@
-"""TandemMQ servers as processes of this machine: started, detected as ready by their first line, killed, and
-reliably stopped.
+"""TandemMQ servers as processes of this machine: starts them, waits until they are ready, kills and stops
+them.
 
 A server is ready when it has printed a line with its bound address (`host:port`) on standard output. Its log
 goes to a file, and error messages refer to that file. The demo, the benchmarks and the tests that kill
@@ -20,7 +20,7 @@ from pathlib import Path
 from tandemmq.errors import TandemError
 
 READY_SECONDS_MAX = 120.0
-"""A server that ends is noticed at once; a machine with many busy processes needs long to start one."""
+"""The longest wait for a ready line: a busy machine starts processes slowly. An exit is noticed at once."""
 STOP_SECONDS_MAX = 20.0
 _ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+:\d+)")
 
@@ -49,13 +49,13 @@ class Server:
 
     @property
     def pid(self) -> int:
-        """The process id; -1 while it does not run."""
+        """The process id; -1 while the server does not run."""
         return self._process.pid if self._process is not None else -1
 
     def start(self) -> str:
         """Starts the server; returns the first address on its ready line.
 
-        Raises:  ProcessFailed when it ends or prints no address within READY_SECONDS_MAX.
+        Raises:  ProcessFailed when the server exits or prints no address within READY_SECONDS_MAX.
         """
         with self._log_path.open("ab") as log:
             process = subprocess.Popen(

@@ -90,7 +90,7 @@ async def list_users(
     place: Place,
     name_part: Annotated[str, typer.Option("-f", "--filter", help="Only names that contain this text.")] = "",
 ) -> CommandAnswer:
-    """List all users, or those whose names contain a part."""
+    """List all users, or those whose names contain a text."""
     table = Table("users", _USER_COLUMNS)
     for target in await find_targets(tools, place):
         users = await broker_admin.query_users(tools.remoting, target.address, name_part or None)
@@ -166,7 +166,7 @@ async def list_acls(
         str, typer.Option("-r", "--resource", help="Only resources that contain this text.")
     ] = "",
 ) -> CommandAnswer:
-    """List all policies, or those whose subjects and resources contain a part."""
+    """List all policies, or those whose subjects and resources contain a text."""
     table = Table("policies", _ACL_COLUMNS)
     for target in await find_targets(tools, place):
         acls = await broker_admin.query_acls(

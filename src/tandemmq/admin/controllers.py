@@ -187,7 +187,7 @@ def get_broker_epoch(
     interval: Interval = 0.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the terms of the log, each with its bytes and its master, as each broker reports them."""
+    """Show the terms of the log and the byte range of each, as each broker reports them."""
     demand_place(name, cluster)
     is_address = ":" in name
     run(
@@ -258,8 +258,8 @@ async def hand_over(tools: Tools, address: str, name: str, target: int | None) -
 
 
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
-    """Shows the SyncStateSet of a group of brokers, or of those of a cluster, with the ids of group and term,
-    and the brokers' reports that contradict them; exit code 1 when the controllers know none of the groups.
+    """Shows the SyncStateSet of one broker group or of every group of a cluster, the ids of group and term,
+    and contradicting reports of brokers; exit code 1 when the controllers know none of the groups.
     """
     leader = await controller.find_leader(tools.remoting, address)
     names = (
@@ -317,7 +317,7 @@ async def change_config(tools: Tools, addresses: list[str], key: str, value: str
 
 
 async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> CommandAnswer:
-    """Shows which master wrote which bytes, according to each broker of a group or a cluster."""
+    """Shows the byte range of each term, according to each broker of a group or a cluster."""
     if address:
         targets = [Target("", "", None, address)]
     else:
@@ -325,10 +325,10 @@ async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> Co
         targets = [one for one in every if name in ("", one.broker_name)]
     table = Table("terms", ("broker", "address", "id", "epoch", "start_offset", "end_offset"))
     for target in targets:
-        told = await controller.query_epochs(tools.remoting, target.address)
-        place = (told.broker_name, target.address, told.broker_id)
-        ends = [min(one.end, told.max_log_offset) for one in told.epochs]
+        answer = await controller.query_epochs(tools.remoting, target.address)
+        place = (answer.broker_name, target.address, answer.broker_id)
+        ends = [min(one.end, answer.max_log_offset) for one in answer.epochs]
         table.rows += [
-            (*place, one.epoch, one.start, end) for one, end in zip(told.epochs, ends, strict=True)
+            (*place, one.epoch, one.start, end) for one, end in zip(answer.epochs, ends, strict=True)
         ]
     return CommandAnswer.of_found(table, otherwise=f"no broker of {name or cluster or 'all'} has a term")

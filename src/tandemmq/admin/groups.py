@@ -246,7 +246,7 @@ def reset_offset_by_time(
         typer.Option("-o", "--offset", help="With -q: reset to this offset, not to the time.", min=0),
     ] = None,
 ) -> Work:
-    """Move a group, online or not, to the messages of a time."""
+    """Move a group, online or not, to the first messages stored at or after a time."""
     flag(force, "-f")
     time_ms = parse_time(timestamp, LoopClock().now_ms())
     if bool(broker) != (queue_id is not None):

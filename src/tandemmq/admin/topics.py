@@ -197,11 +197,11 @@ async def update_topic(
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
     failure: TopicHasUnread | None = None
     for target in await find_targets(tools, place, masters_only=True):
-        held = await admin_topics.read_config(tools.remoting, target.address, topic)
-        config = held or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
+        existing = await admin_topics.read_config(tools.remoting, target.address, topic)
+        config = existing or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
         changes = settings.changes(config.sys_flag)
         config = msgspec.structs.replace(config, **changes)
-        if held is None:
+        if existing is None:
             if_exists = IfExists.NO_FEWER
             await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
         else:
@@ -214,8 +214,8 @@ async def update_topic(
         table.rows.append((target.address, topic, *counts, config.permission))
     if failure is not None:
         raise failure
-    unread = [row for row in table.rows if row[3] > row[2]]
-    notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unread]
+    unreadable = [row for row in table.rows if row[3] > row[2]]
+    notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unreadable]
     return CommandAnswer([table], notes)
 
 
@@ -298,7 +298,7 @@ def export_metadata(
         bool, typer.Option("-s", "--specialTopic", help="Include retry and dead-letter topics.")
     ] = False,
 ) -> Work:
-    """Write topics and groups, without the system's, of a broker or a cluster's masters to metadata.json."""
+    """Write the topics and groups that users created to metadata.json, from a broker or a cluster."""
     if only_topics and only_groups:
         raise typer.BadParameter(
             "-t exports only topics and -g only groups: give one of them, or neither for both"
@@ -321,7 +321,7 @@ async def export_metrics(
         facts = await query_runtime_info(tools.remoting, target.address)
         text = await query_broker_config(tools.remoting, target.address)
         settings = parse_properties(text.encode(), target.address)
-        topics, groups = await _of_users(tools, target.address, has_special=False)
+        topics, groups = await _user_tables(tools, target.address, has_special=False)
         tps, day = await _traffic(tools, target.address, facts)
         rates.update({f"total{name[0].upper()}{name[1:]}": value for name, value in tps.items()})
         counts.update(day)
@@ -362,14 +362,14 @@ async def update_topic_permission(
     """Change the permission of a topic, at one broker or at every master of a cluster."""
     table = Table("changed", ("broker", "topic", "old_permission", "permission"))
     for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
-        if held is None:
+        existing = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
+        if existing is None:
             continue
-        config = msgspec.structs.replace(held, permission=permission)
-        # Another caller may add queues at the same moment.
+        config = msgspec.structs.replace(existing, permission=permission)
+        # Another caller may add queues at the same time: the broker must not remove them.
         if_exists = IfExists.NO_FEWER
         await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        table.rows.append((target.address, topic, held.permission, permission))
+        table.rows.append((target.address, topic, existing.permission, permission))
     if not table.rows:
         raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
     return CommandAnswer([table])
@@ -421,7 +421,7 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
     """Returns the rate per second and the count of a day, summed over these brokers."""
     found = [await query_stats(tools.remoting, address, name, key) for address in addresses]
-    # A series younger than a day, or than an hour, has only the shorter periods.
+    # In its first hour a series has only a minute's sum, and in its first day no day's sum.
     counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
     return sum(one.minute.tps for one in found), sum(counts)
 
@@ -441,8 +441,8 @@ async def change_topics(
     targets = await find_targets(tools, place, masters_only=True)
     for target in () if force else targets:
         for config in configs:
-            held = await admin_topics.read_config(tools.remoting, target.address, config.name)
-            if held is None or held.read_queue_count <= config.read_queue_count:
+            existing = await admin_topics.read_config(tools.remoting, target.address, config.name)
+            if existing is None or existing.read_queue_count <= config.read_queue_count:
                 continue
             found = await admin_topics.find_unread(
                 tools.remoting, target.address, config.name, config.read_queue_count
@@ -488,7 +488,7 @@ async def export_tables(
     groups: dict[str, object] = {}
     targets = await find_targets(tools, place, masters_only=True)
     for target in targets:
-        held_topics, held_groups = await _of_users(tools, target.address, has_special=has_special)
+        held_topics, held_groups = await _user_tables(tools, target.address, has_special=has_special)
         topics |= {name: to_builtins(config) for name, config in held_topics.items()}
         groups |= {name: to_builtins(config) for name, config in held_groups.items()}
     values: dict[str, object] = {"exportTime": LoopClock().now_ms()}
@@ -500,7 +500,7 @@ async def export_tables(
     return CommandAnswer([exported])
 
 
-async def _of_users(
+async def _user_tables(
     tools: Tools, address: str, *, has_special: bool
 ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
     """Returns the topics and groups of a broker that users created; `has_special` adds retry and dead-letter
@@ -544,7 +544,7 @@ async def _client_versions(tools: Tools, address: str, groups: Iterable[str]) ->
     """Returns the languages and versions of the consumers that are connected to this broker."""
     found: set[str] = set()
     for group in groups:
-        told = await query_consumer_connections(tools.remoting, address, group)
-        members = () if told is None else told.connections
+        answer = await query_consumer_connections(tools.remoting, address, group)
+        members = () if answer is None else answer.connections
         found |= {f"{one.language}%{render_version(one.version)}" for one in members}
     return sorted(found)

@@ -31,7 +31,7 @@ def demo(
     ] = False,
 ) -> None:
     """Run the whole system once: start a replicated cluster, publish flight records, archive them with Spark,
-    and count the result. Fails if one record is missing or doubled. Needs Java 17 or newer.
+    and count the result. Fails if any record is missing or duplicated. Needs Java 17 or newer.
     """
     console = Console()
     if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):

@@ -1,5 +1,5 @@
-"""The hashes of the format: the 32-bit hash of a Java string, used for ConsumeQueue tags and index slots, and
-the CRC-32 of records, bodies, registrations and our JSON files.
+"""The hashes of the file formats: the 32-bit hash of a Java string, used for ConsumeQueue tags and index
+slots, and the CRC-32 of records, bodies, registrations and our JSON files.
 
 A Java string's hash is h = s[0]*31^(n-1) + ... + s[n-1] over UTF-16 code units, modulo 2^32, signed. A
 character outside the BMP is two units. Tags repeat and are cached; keys hardly ever do and must not evict the
@@ -90,7 +90,7 @@ def key_head(topic: str) -> int:
     return _unsigned(topic + "#")
 
 
-def _unsigned_behind(head: int, text: str) -> int:
+def _hash_after_prefix(head: int, text: str) -> int:
     """Returns the hash of the concatenation: hash(a + b) = hash(a) * 31^len(b) + hash(b)."""
     return (head * pow(31, len(_units(text)), 1 << 32) + _unsigned(text)) & _MASK
 
@@ -100,7 +100,7 @@ def key_hash(topic: str, key: str) -> int:
 
     The topic's half is cached.
     """
-    value = _unsigned_behind(key_head(topic), key)
+    value = _hash_after_prefix(key_head(topic), key)
     if value < _SIGN:
         return value
     # abs() of a Java int; -2^31 has no positive twin and becomes 0.
@@ -119,7 +119,7 @@ def _powers_rising() -> NDArray[np.uint32]:
 
 
 def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.int32]:
-    """Returns `java_hash` of every text at once; about ten times faster from some hundred texts on.
+    """Returns `java_hash` of every text at once; about ten times faster for a few hundred texts or more.
 
     `heads`: for each text the hash, 0 .. 2^32 - 1, of its prefix; empty without prefixes.
     Shape:   (len(texts),), dtype int32.
@@ -134,7 +134,7 @@ def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.i
     widths = set(map(len, texts))
     if not joined.isascii() or max(widths, default=0) >= _LENGTH_MAX:
         pairs = zip(texts, heads or repeat(0))  # noqa: B905  # the zeros are endless
-        return np.array([_unsigned_behind(head, text) for text, head in pairs], np.uint32).view(np.int32)
+        return np.array([_hash_after_prefix(head, text) for text, head in pairs], np.uint32).view(np.int32)
     units = np.frombuffer(joined.encode("ascii"), dtype=np.uint8)
     powers = _powers_rising()
     result: NDArray[np.uint32]
@@ -158,10 +158,10 @@ def java_hashes(texts: Sequence[str], heads: Sequence[int] = ()) -> NDArray[np.i
 
 # The CRC-32 is zlib's; zlib-ng computes it where installed.
 #
-# Every message is summed when it is stored, again on each slave, and when Spark reads it. For 1 KiB the
-# standard library takes 0.4 to 0.9 us, zlib-ng 0.1 us (it uses the processor's carry-less multiplication);
-# the results are the same. Our JSON files carry it, too, as their last key: a bit flip in an offset would
-# otherwise pass for another offset.
+# The checksum of a message is computed when it is stored, again on each slave, and when Spark reads it. For
+# 1 KiB the standard library takes 0.4 to 0.9 us, zlib-ng 0.1 us (it uses the processor's carry-less
+# multiplication); the results are the same. Our JSON files carry a checksum, too, as their last key:
+# otherwise a bit flip could turn one valid offset into another.
 
 _SEAL = re.compile(rb',?"tandemCrc32":"([0-9a-f]{8})"\}\Z')
 
@@ -188,7 +188,7 @@ def unseal_json(data: bytes) -> bytes:
     content = data[: found.start()] + b"}"
     if crc32(content) != int(found[1], 16):
         raise ValueError(
-            "its content is not what its checksum says: it is damaged, or was changed by hand"
-            " (to edit the file, remove its key tandemCrc32)"
+            "its content does not match its checksum: the file is damaged, or was edited by hand"
+            " (after an edit, remove its key tandemCrc32)"
         )
     return content

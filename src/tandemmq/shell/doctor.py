@@ -1,6 +1,6 @@
-"""`tandemmq doctor`: examines a cluster from outside, reports problems and how to fix them.
+"""`tandemmq doctor`: examines a cluster from outside, and reports problems and how to fix them.
 
-A problem loses messages or stops senders or readers, now or soon. A warning is a setting that should be
+A problem loses messages or stops senders or readers, now or soon. A warning may be
 intended.
 """
 
@@ -45,15 +45,17 @@ from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
 CLOCK_MS_MAX: Final = 5_000
-"""Brokers report their uptime in whole seconds, and the request takes time."""
+"""The largest difference of clocks that is accepted: brokers report their uptime in whole seconds, and the
+request takes time.
+"""
 DISK_PROBLEM: Final = 0.85
 DISK_WARNING: Final = 0.75
 LAG_BYTES_MAX: Final = 64 * MIB
 TOPICS_MAX: Final = 1_000
 """The most topics whose routes are examined."""
 
-_AGE: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
-_ALIKE: Final = {
+_UPTIME: Final = re.compile(r"(\d+) days, (\d+) hours, (\d+) minutes, (\d+) seconds")
+_MUST_BE_EQUAL: Final = {
     "mappedFileSizeCommitLog": "problem",
     "messageDelayLevel": "problem",
     "maxMessageSize": "problem",
@@ -201,23 +203,25 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_disk(one)
     yield from _judge_replication(one)
     yield from _judge_refusals(one)
-    is_elected = one.settings.get("enableControllerMode") == "true"  # waits for its set, not for a number
+    is_elected = (
+        one.settings.get("enableControllerMode") == "true"
+    )  # waits for its SyncStateSet, not for a number
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is intended"
         yield DoctorLine(
             "warning", "settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix
         )
-    if role == "ASYNC_MASTER" and _whole(one.settings.get("inSyncReplicas")) > 1:
+    if role == "ASYNC_MASTER" and _to_int(one.settings.get("inSyncReplicas")) > 1:
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
         text = f"{one.label} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
         yield DoctorLine("warning", "settings", text, fix)
 
 
 def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
-    booted, age = _whole(one.facts.get("bootTimestamp")), _AGE.search(one.facts.get("runtime", ""))
-    if not booted or age is None:
+    booted, uptime = _to_int(one.facts.get("bootTimestamp")), _UPTIME.search(one.facts.get("runtime", ""))
+    if not booted or uptime is None:
         return
-    days, hours, minutes, seconds = map(int, age.groups())
+    days, hours, minutes, seconds = map(int, uptime.groups())
     behind_ms = now_ms - booted - (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     if abs(behind_ms) > CLOCK_MS_MAX:
         text = f"the clocks of {one.label} and this machine differ by {abs(behind_ms) / 1000:.0f} s"
@@ -242,7 +246,7 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
         if "disk" not in refusal and "space" not in refusal:
             fix = "see docs/operations/logs.md; the broker's log has the time of the failure"
         yield DoctorLine("problem", "disk", f"the store of {one.label} rejects messages: {refusal}", fix)
-    if _whole(one.facts.get("damagedRangeCount")):
+    if _to_int(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
         fix = "see `tandemmq store check` and docs/operations/runbooks.md"
         yield DoctorLine("problem", "disk", text, fix)
@@ -254,7 +258,7 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
         text = f"the history of {one.label} does not fit its group: {one.facts[HISTORY_DOUBT_KEY]}"
         fix = 'see "A history does not fit" in docs/operations/runbooks.md'
         yield DoctorLine("problem", "replication", text, fix)
-    if _whole(one.facts.get(HISTORY_DIFFERED_KEY)):
+    if _to_int(one.facts.get(HISTORY_DIFFERED_KEY)):
         count = one.facts[HISTORY_DIFFERED_KEY]
         text = f"{one.label} had a different history than its master in equal terms ({count} times)"
         fix = "its log has the offsets (replica_history.differs); `tandemmq audit` compares the logs"
@@ -268,9 +272,9 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
         fix = "start its slaves, or give up the messages that only they hold: `tandemmq admin acceptLog`"
         yield DoctorLine("problem", "replication", f"{one.label} does not serve yet: {status.waiting}", fix)
     connected = [slave for slave in status.connections if slave.away_ms is None]
-    required = _whole(one.settings.get("inSyncReplicas"))
+    required = _to_int(one.settings.get("inSyncReplicas"))
     if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(connected) < required:
-        text = f"{one.label} needs {required} copies, but only {len(connected)} slaves are connected"
+        text = f"{one.label} needs {required} copies including its own; connected slaves: {len(connected)}"
         fix = "start a slave; until then producers get no SEND_OK"
         yield DoctorLine("problem", "replication", text, fix)
     for slave in connected:
@@ -290,16 +294,16 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
     if REFUSALS_KEY not in one.facts:
         return
     found = []
-    if _whole(one.facts.get(DENIALS_KEY)):
+    if _to_int(one.facts.get(DENIALS_KEY)):
         text = f"{one.facts[DENIALS_KEY]} requests by access control, the last {one.facts[NEWEST_DENIAL_KEY]}"
         fix = "correct its key, or grant the right (`tandemmq admin createAcl`, or plain_acl.yml)"
         found.append((text, fix))
-    if _whole(one.facts.get(REFUSED_CONNECTIONS_KEY)):
+    if _to_int(one.facts.get(REFUSED_CONNECTIONS_KEY)):
         text = f"{one.facts[REFUSED_CONNECTIONS_KEY]} connections above its limit"
         found.append(
             (text, "find the client that opens them: its log has a `channel.refused` with the peer for each")
         )
-    if _whole(one.facts[REFUSALS_KEY]):
+    if _to_int(one.facts[REFUSALS_KEY]):
         text = (
             f"{one.facts[REFUSALS_KEY]} requests of consumers, the last {one.facts.get(NEWEST_REFUSAL_KEY)}"
         )
@@ -325,7 +329,7 @@ def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Doc
             fix = "start it: until then sends there fail, and consumers read from its slaves"
             yield DoctorLine("problem", "brokers", f"{name} has no master", fix)
         members = [one for one in checkups if one.target.broker_name == name]
-        for key, level in _ALIKE.items():
+        for key, level in _MUST_BE_EQUAL.items():
             values = {one.label: one.settings[key] for one in members if key in one.settings}
             if len(set(values.values())) > 1:
                 text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
@@ -354,10 +358,12 @@ async def judge_controllers(
         try:
             leaders[await controller.find_leader(client, address)] = address
         except NotLeader as error:
-            fix = "start most of the controllers: without a leader no master is replaced; sends continue"
+            fix = (
+                "start a majority of the controllers: without a leader no master is replaced; sends continue"
+            )
             findings.append(DoctorLine("problem", "controllers", str(error), fix))
         except TandemError as error:
-            fix = "start it, or take it out of controllerAddr of the brokers"
+            fix = "start it, or remove it from controllerAddr of the brokers"
             text = f"the controller {address} does not answer: {error}"
             findings.append(DoctorLine("problem", "controllers", text, fix))
     for leader in leaders:
@@ -365,26 +371,26 @@ async def judge_controllers(
             state = await controller.read_all_sync_states(client, leader, names)
         except TandemError as error:
             text = f"the leading controller {leader} does not answer: {error}"
-            findings.append(DoctorLine("problem", "controllers", text, "see its log, then ask again"))
+            findings.append(DoctorLine("problem", "controllers", text, "see its log, then run doctor again"))
         else:
             findings += judge_sync_states(leader, state)
     return findings
 
 
 def judge_sync_states(leader: str, state: SyncStateData) -> Iterator[DoctorLine]:
-    """Judges what the leading controller knows and hears of groups."""
+    """Judges the leading controller's state of each group, and the reports of groups unknown to it."""
     found = []
     for name, group in sorted(state.groups.items()):
         if group.waits_for:
             fix = "start them; `tandemmq admin cleanBrokerMetadata` gives up a broker that is lost for good"
             found.append((f"{name} has no master: {group.waits_for}", fix))
         if group.contradiction:
-            fix = "start every broker of its set, then the newer state is taken over; or choose: electMaster"
+            fix = "start every broker of its set, so the newer state is adopted; or choose by electMaster"
             found.append((f"{name}: {group.contradiction}", fix))
         for reason in group.refused or ():
             found.append((f"{name} refuses a broker: {reason}", "until then it copies and serves nothing"))
     for name, report in sorted((state.unknown or {}).items()):
-        fix = "start every broker of its set, then it is taken over; or choose its master: electMaster"
+        fix = "start every broker of its set, then the group is adopted; or choose its master: electMaster"
         found.append((f"the controllers do not know {name}: {report}", fix))
     for text, fix in found:
         yield DoctorLine("problem", "controllers", text, fix)
@@ -482,5 +488,5 @@ def _is_loopback(address: str) -> bool:
     return is_loopback(address.rpartition(":")[0])
 
 
-def _whole(text: str | None) -> int:
+def _to_int(text: str | None) -> int:
     return int(text) if text and text.isdecimal() else 0

@@ -1,7 +1,7 @@
 """Small files that survive a crash: the state of sinks, lakes and replays.
 
-A reader sees the old or the new content of a file, never a part; a written file is on disk when the call
-returns. Two processes may write the same file: the last one wins.
+A reader sees the old or the new content of a file, never a part. A file is on disk when the call that writes
+it returns. If two processes write the same file, the last one wins.
 """
 
 from __future__ import annotations

@@ -158,7 +158,7 @@ POOL_FREE: Final = _gauge(
     "tandemmq_store_pool_free_buffers", "with transientStorePoolEnable: free buffers, one per new log file"
 )
 LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, including the one created in advance")
-QUEUES: Final = _gauge("tandemmq_store_queues", "ConsumeQueues")
+QUEUES: Final = _gauge("tandemmq_store_queues", "number of ConsumeQueues")
 WRITEABLE: Final = _gauge(
     "tandemmq_store_writeable",
     "1 while sends are accepted; 0 on a slave, with a full disk or after a failure",
@@ -178,7 +178,9 @@ READS_BEYOND_MEMORY: Final = _counter(
 DAMAGED_RANGES: Final = _gauge(
     "tandemmq_store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
 )
-DAMAGED_BYTES: Final = _gauge("tandemmq_store_damaged_bytes", "bytes in those ranges, which are never served")
+DAMAGED_BYTES: Final = _gauge(
+    "tandemmq_store_damaged_bytes", "bytes in damaged ranges of the log, which are never served"
+)
 SCRUBBED: Final = _counter(
     "tandemmq_store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
 )
@@ -205,7 +207,7 @@ FLUSH_WAIT: Final = _histogram(
 )
 ACK_WAIT: Final = _histogram(
     "tandemmq_store_ack_wait_seconds",
-    "time from a batch's write to the required acknowledgements of slaves, if sends wait for these",
+    "time from a batch's write to the required acknowledgements of slaves, if sends wait for slaves",
 )
 SENDS_WAITING: Final = _gauge(
     "tandemmq_sends_waiting",
@@ -223,7 +225,7 @@ SENDS: Final = _counter(
 )
 PULLS: Final = _counter(
     "tandemmq_pulls_total",
-    "pulls that were answered or refused; a held one counts when it ends",
+    "pulls that were answered or refused; a held pull is counted when it ends",
     "code",
     bound=_CODES,
 )
@@ -292,11 +294,11 @@ MASTER_WAITING: Final = _gauge(
 )
 HISTORY_DOUBTED: Final = _gauge(
     "tandemmq_history_doubted",
-    "1 while the controllers or the master report another history than that of this log",
+    "1 while the controllers or the master report a history that differs from this log's",
 )
 HISTORY_DIFFERED: Final = _counter(
     "tandemmq_history_differed_total",
-    "on a slave: masters whose log had other bytes under equal terms",
+    "on a slave: masters whose log had different bytes in equal terms",
 )
 SLAVE_LAG_BYTES: Final = _gauge(
     "tandemmq_slave_lag_bytes", "bytes that the slave has not acknowledged", "replica", bound=_REPLICAS
@@ -325,7 +327,7 @@ REPLICA_HALT_REASON: Final = _gauge(
 )
 CONFIG_SYNC_AGE: Final = _gauge(
     "tandemmq_config_sync_age_seconds",
-    "on a slave: time since topics, groups and offsets were all equal to the master's; absent before that",
+    "on a slave: time since topics, groups and offsets last equalled the master's; absent until then",
 )
 
 # process

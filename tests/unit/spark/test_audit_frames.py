@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.pipelines.audit_frames import (
-    Behind,
     Comparison,
     Digest,
     Expected,
     PieceKey,
     RangePart,
+    Shortfall,
     compare,
     cut_parts,
 )
@@ -85,7 +85,7 @@ def test_a_change_a_gap_and_a_repeat_make_their_piece_suspicious() -> None:
 def test_a_side_that_ends_early_is_behind_and_searched_only_where_it_has_rows() -> None:
     found = judge(range(5, 13))
     assert found.suspects == (RangePart(PieceKey(Q, 1), 10, 13),)
-    assert found.behind == (Behind(queue=Q, reached=13, messages=12, seconds=12.0),)
+    assert found.behind == (Shortfall(queue=Q, reached=13, messages=12, seconds=12.0),)
     assert found.missing == 12
     assert judge(range(5, 20)).suspects == ()
     assert judge([]).behind[0].messages == 20

@@ -56,7 +56,7 @@ def test_the_seam_is_the_end_of_the_last_batch_in_the_lake(tmp_path: Path) -> No
 
 def test_a_lake_without_its_checkpoint_is_refused(tmp_path: Path) -> None:
     _land(tmp_path, 4)
-    with pytest.raises(ConfigError, match="does not tell where batch 4"):
+    with pytest.raises(ConfigError, match="lacks the end offsets of batch 4"):
         find_seam(tmp_path)
 
 

@@ -48,7 +48,7 @@ class RangePart(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Digest:
-    """The rows of one side in one piece. `offset_xor` covers a hash of each queue offset alone."""
+    """The digest of one side's rows in one piece. `offset_xor` covers only hashes of the queue offsets."""
 
     rows: int
     offset_xor: int
@@ -70,8 +70,8 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Behind:
-    """A side that ends too early in a queue, at `reached`."""
+class Shortfall:
+    """The end of a queue that a side lacks: `messages` of them, from the offset `reached` on."""
 
     queue: QueueKey
     reached: int
@@ -86,7 +86,7 @@ class Comparison:
     """
 
     suspects: tuple[RangePart, ...]
-    behind: tuple[Behind, ...]
+    behind: tuple[Shortfall, ...]
     missing: int
     surplus: int
 
@@ -135,7 +135,7 @@ def find_ends(side: Digests, ranges: Ranges) -> dict[QueueKey, int]:
 
 def find_behind(
     reference: Digests, side: Digests, ranges: Ranges, reached: Mapping[QueueKey, int]
-) -> tuple[Behind, ...]:
+) -> tuple[Shortfall, ...]:
     """Returns the queues whose end the side has not reached, with the missing messages and seconds of store
     time.
     """
@@ -147,7 +147,7 @@ def find_behind(
             continue
         last_ms = newest.get(queue, 0)
         seconds = max(last_ms - own.get(queue, last_ms), 0) / 1000
-        found.append(Behind(queue=queue, reached=at, messages=end - at, seconds=seconds))
+        found.append(Shortfall(queue=queue, reached=at, messages=end - at, seconds=seconds))
     return tuple(found)
 
 
@@ -241,7 +241,7 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
         fields = {f.name: f.dataType.simpleString() for f in schema.fields}
         absent = [name for name in (*PLACE, "storeTimestamp") if name not in fields]
         if absent:
-            raise ConfigError(f"the lake {lake} has no column {absent[0]}: its rows cannot be named")
+            raise ConfigError(f"the lake {lake} has no column {absent[0]}: so its rows cannot be identified")
         if "properties" not in fields and "properties" in compared:
             compared = [name for name in COMPARED if name != "properties"]
         compared = [name for name in compared if fields.get(name) in _TYPES[name]]
@@ -285,7 +285,7 @@ class Frames:
         return self._within(self._load(side, hull), bounds)
 
     def find_ranges(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """Returns first offset and end of each queue of the side; for sides without a broker to ask."""
+        """Returns the first offset and the end of each queue, from the rows of a lake or a store."""
         rows = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "min", "*": "count"})
         ends = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "max"})
         begin = {_queue(row): row["min(queueOffset)"] for row in rows.collect()}

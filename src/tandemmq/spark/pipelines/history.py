@@ -42,8 +42,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seam:
-    """The boundary between lake and brokers. `view`: the part of the lake to read; `end`: the first offset of
-    each queue that the lake lacks.
+    """The boundary between lake and brokers. `view`: the part of the lake to read; `end`: in each queue, the
+    first offset that the lake lacks.
     """
 
     view: LakeView
@@ -66,7 +66,7 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
     document = _read_end(directory / "offsets", view.last_batch)
     if document is None:
         raise ConfigError(
-            f"{directory} does not tell where batch {view.last_batch} of {lake} ends: give the checkpoint of"
+            f"{directory} lacks the end offsets of batch {view.last_batch} of {lake}: pass the checkpoint of"
             " its landing"
         )
     return Seam(view=view, end=decode_offset(document))
@@ -110,7 +110,7 @@ def history(
     seam = find_seam(root, Path(checkpoint) if checkpoint is not None else None)
     topics = topic or ",".join(sorted({queue.topic for queue in seam.positions}))
     if not topics:
-        raise ConfigError(f"{root} holds no batches yet: name the topic")
+        raise ConfigError(f"{root} holds no batches yet: pass the topic")
     landed = read_rows(spark, seam.view)
     chosen = _choose_columns(landed, columns, root)
     source = {"nameServer": name_servers, "subscribe": topics, **(options or {})}
@@ -140,15 +140,15 @@ def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions
     """Returns the start of the brokers' part in queues that the lake knows, and its end in all queues.
 
     Raises:  ConfigError for other tags, or another filter, than the landing's. OffsetOutOfRange if messages
-             are lost between the two, or the topic was created again, so that offsets behind the seam belong
-             to unrelated messages. BrokerUnreachable if a slave shows such a topic and its master does not
+             are lost between the two, or the topic was created again, so that offsets after the seam belong
+             to unrelated messages. BrokerUnreachable if a slave reports such a topic and its master does not
              answer.
     """
     from tandemmq.spark.metadata import QueriedCluster
     from tandemmq.spark.resolve import describe_all, find_losses
 
     if seam.positions and seam.end.filter_hash != options.filter_hash:
-        raise ConfigError("the option tags or filter differs from the landing's: give the same in options")
+        raise ConfigError("the option tags or filter differs from the landing's: pass the same in options")
     cluster = QueriedCluster(options)
     topology, bounds = describe_all(cluster, options, may_be_absent=bool(seam.positions))
     known = {queue: at for queue, at in seam.positions.items() if queue.topic in options.topics}
@@ -156,7 +156,7 @@ def bound_live(options: SourceOptions, seam: Seam) -> tuple[Positions, Positions
     losses = find_losses(cluster, topology, bounds, end, options, checks_all_queues=True)
     if losses.doubted:
         raise BrokerUnreachable(
-            f"{render_queues(losses.doubted)}: a slave has other messages than were landed, and its master"
+            f"{render_queues(losses.doubted)}: a slave's messages differ from those landed, and its master"
             " does not answer"
         )
     starts = {queue: at for queue, at in known.items() if queue not in losses.gone} | dict(losses.moved)
@@ -188,7 +188,7 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     Raises:  ConfigError before anything is written, for example if the output already exists.
     """
     if options.out.exists():
-        raise ConfigError(f"{options.out} exists: an export is written as a whole, give another directory")
+        raise ConfigError(f"{options.out} exists: an export never adds to a directory, pass a new one")
     total = Totals(rows=0, size_bytes=0)
 
     def export() -> None:

@@ -269,9 +269,9 @@ class ReplayOptions:
         flag("Keep the unique keys instead of making new ones.", "--keep-keys"),
         _KEEPS_KEYS,
     ] = Keys.NEW
-    keep_queues: Annotated[
-        bool, flag("Send each message to the queue number that it had.", "--keep-queues")
-    ] = False
+    keep_queues: Annotated[bool, flag("Send each message to the queue id that it had.", "--keep-queues")] = (
+        False
+    )
     state: Annotated[
         Path | None, flag("File that records the progress; default LAKE/_tandemmq/replay-TOPIC.json.")
     ] = None
