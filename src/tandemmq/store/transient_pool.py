@@ -209,8 +209,8 @@ class Committer:
                 never see a partial record.
     Strategy:   a put starts a commit if enough pages are uncommitted or the last commit is too long ago;
                 otherwise a timer starts it later. The copy runs off the loop, so a stalled page cache delays
-                readers, not producers. A failed commit changes nothing: the same bytes are written to the same
-                position later, and sends are refused meanwhile.
+                readers, not producers. A failed commit changes nothing: it is repeated later with the same
+                bytes and positions, and sends are refused meanwhile.
     """
 
     def __init__(self, core: StoreCore, pool: TransientPool, written_at_ms: Callable[[], int]) -> None:
