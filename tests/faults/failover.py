@@ -52,9 +52,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+from client_ledger import QUICK, ClientLedger, consuming
 from elected_hosts import GROUP, ElectedHosts, Member
 from java_senders import CLIENTS, OURS, POLL_S, JavaSend, JavaSender, body_of, client_of
-from outside_lists import QUICK, OutsideLists, consuming
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
@@ -138,7 +138,7 @@ class Round:
 class History:
     """The run as seen from outside."""
 
-    lists: OutsideLists = field(default_factory=OutsideLists)
+    ledger: ClientLedger = field(default_factory=ClientLedger)
     acks: list[Ack] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
     cause: str = "start"
@@ -155,7 +155,7 @@ class History:
 
     def record_ack(self, queue_id: int, queue_offset: int, body: bytes, ack: Ack) -> None:
         place = (TOPIC, queue_id, queue_offset)
-        promised = self.lists.promised
+        promised = self.ledger.promised
         if place in promised:
             self.duplicated.append(f"{place} was promised to {promised[place]!r} and {body!r}")
         promised[place] = body
@@ -222,7 +222,7 @@ class Failover:
             await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
         options = ProducerOptions(client=QUICK, timeout_s=SEND_TIMEOUT_S, compress_from_bytes=0)
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(consuming(hosts.name_server, history.lists, TOPIC))
+            await stack.enter_async_context(consuming(hosts.name_server, history.ledger, TOPIC))
             stream = None
             if self._stream_folder is not None:
                 stream = SparkReader(hosts.name_server, TOPIC, self._stream_folder)
@@ -244,7 +244,7 @@ class Failover:
                         sender.cancel()
                     await asyncio.gather(*senders, return_exceptions=True)
                     await self._end_java()
-            await until(lambda: not history.lists.missing, "everything acknowledged is read")
+            await until(lambda: not history.ledger.missing, "everything acknowledged is read")
             if stream is not None:
                 await self._end_stream(stream)
 
@@ -270,7 +270,7 @@ class Failover:
     async def _end_stream(self, stream: SparkReader) -> None:
         """Waits until everything promised should have been read, and judges the result."""
         history = self._history
-        promised = {place[1:]: _number_in(body) for place, body in history.lists.promised.items()}
+        promised = {place[1:]: _number_in(body) for place, body in history.ledger.promised.items()}
 
         async def has_all() -> bool:
             stream.check_alive()
@@ -316,10 +316,10 @@ class Failover:
                 result = await producer.send(Message(topic=TOPIC, body=body))
             except TandemError as error:
                 history.failed += 1
-                history.lists.statuses[f"{cause}: {type(error).__name__}: {error}"[:160]] += 1
+                history.ledger.statuses[f"{cause}: {type(error).__name__}: {error}"[:160]] += 1
                 await asyncio.sleep(0.05)
                 continue
-            history.lists.statuses[result.status.name] += 1
+            history.ledger.statuses[result.status.name] += 1
             if result.is_ok:
                 stored = decode_message_id(result.message_id)
                 ack = Ack(begun_s, time.monotonic(), stored.ip, stored.log_offset, cause)
@@ -600,11 +600,11 @@ def not_linearizable(history: History) -> list[str]:
     """Returns the queues whose history is not linearizable, with the reasons."""
     appends: dict[int, list[Append]] = defaultdict(list)
     reads: dict[int, list[Read]] = defaultdict(list)
-    promised = history.lists.promised
+    promised = history.ledger.promised
     for (place, body), ack in zip(promised.items(), history.acks, strict=True):
         appends[place[1]].append(Append(_number_in(body), ack.begun_s, ack.done_s, place[2]))
-    for place, body in history.lists.delivered().items():
-        number, at_s = _number_in(body), history.lists.delivered_s[place]
+    for place, body in history.ledger.delivered().items():
+        number, at_s = _number_in(body), history.ledger.delivered_s[place]
         reads[place[1]].append(Read(place[2], (number,), 0.0, at_s))
         if promised.get(place) != body:
             # It got no answer, or a send had stored this before it was repeated.
@@ -677,8 +677,8 @@ def by_client(history: History) -> dict[tuple[str, str], ClientRounds]:
             found[client, one.cause].rto_ms.append(gap_ms)
     for client, at_s, _ in history.java_failed:
         found[client, history.cause_at(at_s)].failed += 1
-    delivered = history.lists.delivered()
-    for (place, body), ack in zip(history.lists.promised.items(), history.acks, strict=False):
+    delivered = history.ledger.delivered()
+    for (place, body), ack in zip(history.ledger.promised.items(), history.acks, strict=False):
         if delivered.get(place) != body:
             found[ack.client, history.cause_at(ack.done_s)].lost += 1
     for number, count in Counter(_number_in(body) for body in delivered.values()).items():
@@ -776,9 +776,9 @@ def harmed_hosts(root: Path) -> Iterator[ElectedHosts]:
 
 
 def report(history: History, masters: list[str], *, has_java: bool = False) -> int:
-    findings = history.lists.check()
-    cause_of_place = dict(zip(history.lists.promised, history.acks, strict=False))
-    lost = Counter(cause_of_place[place].cause for place in history.lists.missing if place in cause_of_place)
+    findings = history.ledger.check()
+    cause_of_place = dict(zip(history.ledger.promised, history.acks, strict=False))
+    lost = Counter(cause_of_place[place].cause for place in history.ledger.missing if place in cause_of_place)
     failed = sum(one.failed_sends for one in history.rounds if one.cause in PLANNED)
     wrong = [*history.faults, *history.duplicated, *findings.lost, *findings.skipped, *masters]
     if history.stream is not None:
@@ -794,7 +794,7 @@ def report(history: History, masters: list[str], *, has_java: bool = False) -> i
     if has_java:
         found = by_client(history)
         Console(width=None if sys.stdout.isatty() else 130).print(clients_table(found))
-    print("sends", dict(sorted(history.lists.statuses.items())))
+    print("sends", dict(sorted(history.ledger.statuses.items())))
     if has_java:
         reasons = Counter((client, short_reason(reason)) for client, _, reason in history.java_failed)
         for (client, reason), count in reasons.most_common(SHOWN_MAX):

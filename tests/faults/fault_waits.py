@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+from client_ledger import ClientLedger, consuming, sending
 from fault_cluster import FaultCluster
-from outside_lists import OutsideLists, consuming, sending
 
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.client import Admin
@@ -65,21 +65,21 @@ async def create_topic(cluster: FaultCluster, topic: str, queue_count: int = 2) 
     await until(is_at_slave, f"the slave knows {topic}", not_yet=NOT_YET)
 
 
-async def until_more(lists: OutsideLists, status: str, count: int = 5) -> None:
+async def until_more(ledger: ClientLedger, status: str, count: int = 5) -> None:
     """Waits until `count` more sends end with `status`."""
-    goal = lists.statuses[status] + count
-    await until(lambda: lists.statuses[status] >= goal, f"{count} more sends end with {status}")
+    goal = ledger.statuses[status] + count
+    await until(lambda: ledger.statuses[status] >= goal, f"{count} more sends end with {status}")
 
 
-async def until_delivered(lists: OutsideLists) -> None:
+async def until_delivered(ledger: ClientLedger) -> None:
     """Waits until everything promised so far was delivered."""
-    await until(lambda: not lists.missing, f"delivery of {len(lists.missing)} messages")
+    await until(lambda: not ledger.missing, f"delivery of {len(ledger.missing)} messages")
 
 
 @asynccontextmanager
-async def traffic(cluster: FaultCluster, lists: OutsideLists, topic: str) -> AsyncIterator[None]:
+async def traffic(cluster: FaultCluster, ledger: ClientLedger, topic: str) -> AsyncIterator[None]:
     """Sends and consumes until the block ends, and then consumes what was promised."""
-    async with consuming(cluster.namesrv.address, lists, topic):
-        async with sending(cluster.namesrv.address, lists, topic):
+    async with consuming(cluster.namesrv.address, ledger, topic):
+        async with sending(cluster.namesrv.address, ledger, topic):
             yield
-        await until_delivered(lists)
+        await until_delivered(ledger)

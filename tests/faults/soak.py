@@ -24,9 +24,9 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from client_ledger import ClientLedger, Findings, consuming, sending
 from fault_cluster import FaultCluster
 from fault_waits import create_topic, until_delivered, until_in_sync, until_more
-from outside_lists import Findings, OutsideLists, consuming, sending
 
 TOPIC = "Soak"
 QUEUE_COUNT = 4
@@ -47,24 +47,24 @@ class Soak:
         self._chance = random.Random(seed)
         self._seconds = seconds
         self._restart_consumer = asyncio.Event()
-        self.lists = OutsideLists()
+        self.ledger = ClientLedger()
         self.faults: Counter[str] = Counter()
 
     async def run(self) -> Findings:
-        cluster, lists = self._cluster, self.lists
+        cluster, ledger = self._cluster, self.ledger
         await create_topic(cluster, TOPIC, QUEUE_COUNT)
         await until_in_sync(cluster)
         reading = asyncio.create_task(self._consume())
         try:
-            async with sending(cluster.namesrv.address, lists, TOPIC, queue_count=QUEUE_COUNT) as load:
+            async with sending(cluster.namesrv.address, ledger, TOPIC, queue_count=QUEUE_COUNT) as load:
                 load.pause_s = PAUSE_S
                 await self._harm()
-            await until_delivered(lists)
+            await until_delivered(ledger)
         finally:
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)
         await until_in_sync(cluster)
-        return lists.check()
+        return ledger.check()
 
     async def _harm(self) -> None:
         """Injects one fault after the other, each healed before the next; sends are confirmed again in
@@ -76,12 +76,12 @@ class Soak:
             name = self._chance.choice(sorted(faults))
             lasts_s = self._chance.uniform(FAULT_S_MIN, FAULT_S_MAX)
             harm, heal = faults[name]
-            print(f"{name} for {lasts_s:.1f} s, acknowledged so far {len(self.lists.promised)}", flush=True)
+            print(f"{name} for {lasts_s:.1f} s, acknowledged so far {len(self.ledger.promised)}", flush=True)
             await harm()
             await asyncio.sleep(lasts_s)
             await heal()
             self.faults[name] += 1
-            await until_more(self.lists, "SEND_OK", self._chance.randrange(1, 300))
+            await until_more(self.ledger, "SEND_OK", self._chance.randrange(1, 300))
 
     def _faults(self) -> dict[str, tuple[Act, Act]]:
         """Returns for each name the functions that inject the fault and heal it."""
@@ -109,7 +109,7 @@ class Soak:
     async def _consume(self) -> None:
         while True:
             self._restart_consumer.clear()
-            async with consuming(self._cluster.namesrv.address, self.lists, TOPIC):
+            async with consuming(self._cluster.namesrv.address, self.ledger, TOPIC):
                 await self._restart_consumer.wait()
 
 
@@ -147,9 +147,9 @@ def soak(root: Path, *, seconds: float, seed: int) -> int:
     is_good = is_equal and not (findings.lost or findings.order or findings.skipped)
     for line in [*findings.lost, *findings.order, *findings.skipped][:SHOWN_MAX]:
         print(line)
-    print("sends", dict(sorted(run.lists.statuses.items())), "faults", dict(sorted(run.faults.items())))
+    print("sends", dict(sorted(run.ledger.statuses.items())), "faults", dict(sorted(run.faults.items())))
     print(
-        f"SOAK {'OK' if is_good else 'FAILED'} seconds={lasted_s:.0f} acknowledged={len(run.lists.promised)}"
+        f"SOAK {'OK' if is_good else 'FAILED'} seconds={lasted_s:.0f} acknowledged={len(run.ledger.promised)}"
         f" lost={len(findings.lost)} order={len(findings.order)} skipped={len(findings.skipped)}"
         f" duplicates={findings.duplicates} faults={run.faults.total()}"
     )

@@ -11,9 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from client_ledger import consumer_of
 from fault_cluster import FaultCluster
 from fault_waits import NOT_YET, asking, committed, create_topic, ha_status, until_in_sync
-from outside_lists import consumer_of
 
 from tandemmq.api import broker_admin, broker_consume, broker_send
 from tandemmq.api.broker_consume import PullStatus, pull

@@ -10,9 +10,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from client_ledger import ClientLedger, sending
 from fault_cluster import FaultCluster
 from fault_waits import NOT_YET, asking, create_topic, ha_status, traffic, until_in_sync, until_more
-from outside_lists import OutsideLists, sending
 
 from tandemmq.api.replica import HeldTable, fetch_topics
 from tandemmq.errors import TandemError
@@ -38,14 +38,14 @@ async def test_a_lost_slave_and_a_slave_that_is_ahead_stay_visible(tmp_path: Pat
     try:
         await create_topic(cluster, "T")
         await until_in_sync(cluster)
-        lists = OutsideLists()
+        ledger = ClientLedger()
         names = cluster.namesrv.address
-        async with sending(names, lists, "T"):
-            await until_more(lists, "SEND_OK", 20)
+        async with sending(names, ledger, "T"):
+            await until_more(ledger, "SEND_OK", 20)
             # A slave that never came into sync cannot fall out of it.
             await until(lambda: "slave.in_sync" in cluster.log_text("master"), "the slave is in sync")
             cluster.slave.kill()
-            await until_more(lists, "FLUSH_SLAVE_TIMEOUT", 3)
+            await until_more(ledger, "FLUSH_SLAVE_TIMEOUT", 3)
         code, tables = await ha_command(cluster, "-b", cluster.master_address)
         (row,) = tables["slaves_of_masters"]
         assert code == 0
@@ -101,10 +101,10 @@ async def test_a_slave_learns_at_once_where_its_master_is_now(tmp_path: Path) ->
         await create_topic(cluster, "T")
         await until_in_sync(cluster)
         await cluster_moves(cluster)
-        lists = OutsideLists()
-        async with traffic(cluster, lists, "T"):
-            await until_more(lists, "SEND_OK", 20)
-        lists.check().check()
+        ledger = ClientLedger()
+        async with traffic(cluster, ledger, "T"):
+            await until_more(ledger, "SEND_OK", 20)
+        ledger.check().check()
     finally:
         cluster.close()
 

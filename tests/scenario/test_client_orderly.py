@@ -200,7 +200,7 @@ async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped
             assert numbers(await take(consumer, 2)) == [0, 1]
             reader = consumer._assignment.readers[queue]
             assert reader.gate is not None
-            own = consumer._assignment._seams.instance.client_id
+            own = consumer._assignment._context.instance.client_id
             await broker_consume.unlock_queues(
                 remoting, address, LockRequest(client_id=own, consumer_group="CG", queues=(queue,))
             )

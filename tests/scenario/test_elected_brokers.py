@@ -928,7 +928,7 @@ async def test_a_slave_serves_reads_soon_though_no_controller_can_be_asked(
     await group.master()
     await group.stop(1)
     await rig.stop("n0")
-    monkeypatch.setattr(membership, "UNASKED_S_MAX", 0.05)
+    monkeypatch.setattr(membership, "UNCONFIRMED_S_MAX", 0.05)
     monkeypatch.setattr(membership.GroupMembership, "on_error", lambda *_: None)  # no error arrives either
     broker = await group.start(1)
     await until(lambda: not broker._foreign_reason(), "the time for an answer is over")

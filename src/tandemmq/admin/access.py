@@ -107,7 +107,7 @@ def copy_users(
     ] = "",
 ) -> Work:
     """Copy users from one broker to another: new ones are created, existing ones changed."""
-    return lambda tools: bring_users(tools, source, target, _parts(names))
+    return lambda tools: transfer_users(tools, source, target, _parts(names))
 
 
 @command(app, "createAcl")
@@ -186,7 +186,7 @@ def copy_acls(
     ] = "",
 ) -> Work:
     """Copy policies from one broker to another, which keeps its entries for other resources."""
-    return lambda tools: bring_acls(tools, source, target, _parts(subjects))
+    return lambda tools: transfer_acls(tools, source, target, _parts(subjects))
 
 
 def _acl(subject: str, resources: str, actions: str, decision: str, source_ips: str) -> AclInfo:
@@ -234,7 +234,7 @@ async def show_user(tools: Tools, name: str, place: Place) -> CommandAnswer:
     return CommandAnswer.of_found(table, otherwise=f"no broker has the user {name!r}")
 
 
-async def bring_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:
+async def transfer_users(tools: Tools, source: str, target: str, names: Sequence[str]) -> CommandAnswer:
     """Copies the named users, or all, from one broker to another; the target is changed only if all were
     found.
 
@@ -286,7 +286,7 @@ async def remove_acl(tools: Tools, subject: str, resources: Sequence[str], place
     return CommandAnswer([table])
 
 
-async def bring_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> CommandAnswer:
+async def transfer_acls(tools: Tools, source: str, target: str, subjects: Sequence[str]) -> CommandAnswer:
     """Copies the policies of these subjects, or of all, from one broker to another, which keeps its entries
     for other resources.
 

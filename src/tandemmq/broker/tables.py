@@ -192,7 +192,7 @@ class Tables:
                 self.delay_offsets.clamp(lambda level: queue_end(SCHEDULE_TOPIC, level - 1), now_ms),
             ),
             (self._timer_file, self.timer_progress.clamp(queue_end(TIMER_TOPIC, 0), now_ms)),
-            (self._order_file, self.orders.drop_behind(queue_end)),
+            (self._order_file, self.orders.drop_beyond(queue_end)),
         ):
             self._log_lowered(file, count)
 

@@ -22,7 +22,7 @@ def test_a_queue_is_blocked_until_all_is_acknowledged_or_visible() -> None:
     assert table.blocked_until_ms(KEY, "a", 1_000) is None
     assert table.blocked_until_ms(KEY, "b", 1_000) == 1_500
     assert table.blocked_until_ms(KEY, None, 1_500) is None
-    assert table.show_at(KEY, 5, 1_000, 2_000)
+    assert table.set_visible_at(KEY, 5, 1_000, 2_000)
     assert table.blocked_until_ms(KEY, None, 1_999) == 2_000
     assert table.acknowledge(KEY, 5, 1_000) == 4
     assert table.blocked_until_ms(KEY, None, 1_500) is None
@@ -36,7 +36,7 @@ def test_acks_of_an_earlier_pop_are_ignored_and_unknown_offsets_refused() -> Non
     assert table.acknowledge(("T", "H", 0), 4, 1_000) is None
     with pytest.raises(ValueError, match="not in list"):
         table.acknowledge(KEY, 9, 1_000)
-    assert not table.show_at(KEY, 9, 1_000, 2_000)
+    assert not table.set_visible_at(KEY, 9, 1_000, 2_000)
 
 
 def test_pops_are_counted_by_message_and_the_same_attempt_counts_once() -> None:
@@ -55,7 +55,7 @@ def test_the_file_is_rocketmqs_and_comes_back() -> None:
     pop = popped(4, 6, attempt="a")
     table.put(KEY, pop)
     table.acknowledge(KEY, 6, 1_000)
-    table.show_at(KEY, 4, 1_000, 9_000)
+    table.set_visible_at(KEY, 4, 1_000, 9_000)
     row = json.loads(table.encode())["table"]["T@G"]["0"]
     assert row == {
         "a": "a", "cm": 2, "i": 500, "l": 1_000, "o": [4, 2], "oc": {}, "ot": {"4": 9_000}, "popTime": 1_000,
@@ -87,17 +87,17 @@ def test_a_pop_is_forgotten_with_the_last_of_its_messages() -> None:
     """If the queue ends before it, that offset is assigned to another message."""
     table = OrderTable()
     table.put(KEY, popped(4, 5))
-    assert table.drop_behind(lambda _topic, _queue_id: 6) == 0
-    assert table.drop_behind(lambda _topic, _queue_id: 5) == 1
+    assert table.drop_beyond(lambda _topic, _queue_id: 6) == 0
+    assert table.drop_beyond(lambda _topic, _queue_id: 5) == 1
     assert table.get(KEY) is None
 
 
 def test_a_message_that_was_put_off_untried_is_not_counted() -> None:
     table = OrderTable()
     table.put(KEY, popped(1, 2))
-    assert table.show_at(KEY, 1, 1_000, 1_100, is_postponed=True)
-    assert table.show_at(KEY, 2, 1_000, 1_100, is_postponed=True)
-    assert table.show_at(KEY, 2, 1_000, 1_100)  # the last request counts
+    assert table.set_visible_at(KEY, 1, 1_000, 1_100, is_postponed=True)
+    assert table.set_visible_at(KEY, 2, 1_000, 1_100, is_postponed=True)
+    assert table.set_visible_at(KEY, 2, 1_000, 1_100)  # the last request counts
     other = OrderTable()
     other.load(table.encode())
     for copy in (table, other):

@@ -256,7 +256,7 @@ class ElectedBroker:
         self.ha_address = await replication.start(options.listen_host, ha_port_of(options))
         await self._compose(BrokerRole.SLAVE)
         warn_if_open(self.address, config.access, config.tls)
-        self._scope.start("steer", self._run_terms())
+        self._scope.start("run_terms", self._run_terms())
         self._membership.start()
         self._scope.start("watch_gate", self._watch_gate())
 

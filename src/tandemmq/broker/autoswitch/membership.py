@@ -62,8 +62,8 @@ _REPLACED: Final = frozenset(
 """Another broker is master, perhaps one that an earlier attempt brought into the set."""
 _NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
 
-UNASKED: Final = "the controllers have not confirmed yet that it belongs to the group"
-UNASKED_S_MAX: Final = 2.0
+UNCONFIRMED: Final = "the controllers have not confirmed yet that it belongs to the group"
+UNCONFIRMED_S_MAX: Final = 2.0
 """The time for which a newly started broker serves no reads while the controllers have not answered; they may
 be unavailable for long.
 """
@@ -127,7 +127,7 @@ class GroupMembership:
         self.is_registered = False
         """True if the controllers know that this process has started."""
         self.logged_refusals: set[str] = set()
-        self._foreign = UNASKED
+        self._foreign = UNCONFIRMED
         self._started_s = clock.monotonic()
         self._poll_due = asyncio.Event()
         self._proposing: asyncio.Task[None] | None = None
@@ -145,7 +145,7 @@ class GroupMembership:
 
     def start(self) -> None:
         self._started_s = self._clock.monotonic()
-        self._scope.start("look", self._poll_controllers())
+        self._scope.start("poll_controllers", self._poll_controllers())
 
     def poll(self) -> None:
         """Asks the controllers for the master at once."""
@@ -159,10 +159,10 @@ class GroupMembership:
     @property
     def foreign(self) -> str:
         """The reason why this broker may belong to another group; empty if it does not, as far as the
-        controllers say. They have UNASKED_S_MAX to object.
+        controllers say. They have UNCONFIRMED_S_MAX to object.
         """
-        is_late = self._clock.monotonic() - self._started_s > UNASKED_S_MAX
-        return "" if self._foreign == UNASKED and is_late else self._foreign
+        is_late = self._clock.monotonic() - self._started_s > UNCONFIRMED_S_MAX
+        return "" if self._foreign == UNCONFIRMED and is_late else self._foreign
 
     def on_error(self, error: TandemError) -> None:
         """Records whether the controllers refuse this broker as one of another group. While none can be
@@ -172,7 +172,7 @@ class GroupMembership:
         if is_refused or isinstance(error, ForeignGroup):
             self._foreign = str(error)
             self.mismatch.raise_(events.BROKER_GROUP_REFUSED, str(error))
-        elif self._foreign == UNASKED:
+        elif self._foreign == UNCONFIRMED:
             self._foreign = ""
 
     def log_refusal(self, subject: str, error: TandemError) -> None:

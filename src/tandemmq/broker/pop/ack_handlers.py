@@ -179,7 +179,7 @@ class AckHandlers:
         self, command: Command, key: QueueKey, header: ChangeInvisibleRequest, handle: Handle
     ) -> Command:
         visible_at_ms = self.core.clock.now_ms() + header.invisible_ms
-        self.core.tables.orders.show_at(
+        self.core.tables.orders.set_visible_at(
             key, header.offset, handle.pop_time_ms, visible_at_ms, is_postponed=header.is_suspended
         )
         self.changed_count += 1

@@ -113,7 +113,7 @@ class OrderTable(StoredTable):
         self._after_change()
         return pop.next_offset()
 
-    def show_at(
+    def set_visible_at(
         self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int, *, is_postponed: bool = False
     ) -> bool:
         """Makes a message visible again at `visible_at_ms`. Returns False if the last pop does not contain
@@ -145,7 +145,7 @@ class OrderTable(StoredTable):
         for key in [key for key in self._pops if key[1] == group]:
             self.clear(key)
 
-    def drop_behind(self, queue_end: Callable[[str, int], int]) -> int:
+    def drop_beyond(self, queue_end: Callable[[str, int], int]) -> int:
         """Forgets pops with offsets beyond the end of their queue. Returns their number."""
         gone = [
             key

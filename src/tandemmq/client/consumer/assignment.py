@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from tandemmq.api import broker_consume
 from tandemmq.client.consumer.offsets import OffsetStore, StartOffsets
-from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams
+from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
@@ -45,11 +45,13 @@ GRACE_STEP_S = 0.02
 class Assignment:
     """The readers of the assigned queues, and the one task that changes the assignment."""
 
-    def __init__(self, seams: ReaderSeams, make_offsets: Callable[[], OffsetStore], tasks: TaskScope) -> None:
+    def __init__(
+        self, context: ReaderContext, make_offsets: Callable[[], OffsetStore], tasks: TaskScope
+    ) -> None:
         """Creates an empty assignment. `make_offsets` is called once, at the first need: the store may depend
         on the client id.
         """
-        self._seams = seams
+        self._context = context
         self._make_offsets = make_offsets
         self._offset_store: OffsetStore | None = None
         self._start_offsets: StartOffsets | None = None
@@ -58,9 +60,9 @@ class Assignment:
         self._subscriptions: dict[str, Subscription] = {}
         self._pull_tasks: dict[MessageQueue, asyncio.Task[None]] = {}
         self.readers: dict[MessageQueue, QueueReader] = {}
-        options = seams.options
+        options = context.options
         self._locks = (
-            QueueLockKeeper(seams) if options.orderly and options.model is MessageModel.CLUSTERING else None
+            QueueLockKeeper(context) if options.orderly and options.model is MessageModel.CLUSTERING else None
         )
         self._releasing_since: dict[MessageQueue, float] = {}
         self._lost_locks: set[MessageQueue] = set()
@@ -76,7 +78,7 @@ class Assignment:
     def subscribe(self, subscription: Subscription) -> None:
         """Adds or replaces a subscription; a rebalance applies it soon."""
         self._subscriptions[subscription.topic] = subscription
-        self._seams.instance.routes.track(subscription.topic)
+        self._context.instance.routes.track(subscription.topic)
         for queue, reader in self.readers.items():
             if queue.topic == subscription.topic:
                 reader.subscribe(subscription)
@@ -140,8 +142,8 @@ class Assignment:
     @property
     def _starts(self) -> StartOffsets:
         if self._start_offsets is None:
-            seams = self._seams
-            self._start_offsets = StartOffsets(self._offsets, seams.instance, seams.options)
+            context = self._context
+            self._start_offsets = StartOffsets(self._offsets, context.instance, context.options)
         return self._start_offsets
 
     # Rebalancing
@@ -150,13 +152,13 @@ class Assignment:
         """Loads the routes of all topics, so that the first heartbeat reaches their brokers."""
         for topic in sorted(self._subscriptions):
             with suppress(TandemError):
-                await self._seams.instance.routes.refresh(topic)
+                await self._context.instance.routes.refresh(topic)
 
     async def run(self) -> None:
         """Rebalances for ever: every `rebalance_s`, on request, and after a short pause while a step
         fails.
         """
-        options = self._seams.options
+        options = self._context.options
         while True:
             self._rebalance_requested.clear()
             is_balanced = await self.rebalance()
@@ -181,11 +183,11 @@ class Assignment:
                 self._report_failure(topic, "", error)
                 is_balanced = False
             else:
-                self._seams.instance.outages.record_success(events.REBALANCE_FAILED, (topic, ""))
+                self._context.instance.outages.record_success(events.REBALANCE_FAILED, (topic, ""))
         return is_balanced
 
     async def _rebalance_topic(self, topic: str) -> bool:
-        routes = self._seams.instance.routes
+        routes = self._context.instance.routes
         view = routes.get(topic) or await routes.refresh(topic)
         self._starts.on_route(topic, () if view is None else view.subscribe_queues)
         self._check_route(topic, is_known=view is not None)
@@ -196,11 +198,11 @@ class Assignment:
         fixed = self._fixed.get(topic)
         if fixed is not None:
             target = fixed.intersection(view.subscribe_queues)
-        elif self._seams.options.model is MessageModel.CLUSTERING:
+        elif self._context.options.model is MessageModel.CLUSTERING:
             share = await self._share(view)
             if share is None:
                 # The broker does not know this client yet, so the other members do not count it either.
-                self._seams.instance.beat_soon()
+                self._context.instance.beat_soon()
                 return False
             target = share
         change = plan_change([queue for queue in self.readers if queue.topic == topic], target)
@@ -221,7 +223,9 @@ class Assignment:
             self._without_route.discard(topic)
         elif topic not in self._without_route and not is_retry_topic(topic):
             self._without_route.add(topic)
-            log.warning(events.SUBSCRIPTION_WITHOUT_ROUTE, extra={"topic": topic, "group": self._seams.group})
+            log.warning(
+                events.SUBSCRIPTION_WITHOUT_ROUTE, extra={"topic": topic, "group": self._context.group}
+            )
 
     async def _start_all(self, queues: Iterable[MessageQueue]) -> int:
         """Starts reading the queues; returns the number of started queues. A failing broker does not delay
@@ -238,33 +242,33 @@ class Assignment:
             except TandemError as error:
                 failed.add(queue.broker_name)
                 if error.refresh_route:
-                    self._seams.instance.routes.refresh_soon(queue.topic)
+                    self._context.instance.routes.refresh_soon(queue.topic)
                 self._report_failure(queue.topic, queue.broker_name, error)
             else:
                 key = queue.topic, queue.broker_name
-                self._seams.instance.outages.record_success(events.REBALANCE_FAILED, key)
+                self._context.instance.outages.record_success(events.REBALANCE_FAILED, key)
         return count
 
     def _report_failure(self, topic: str, broker_name: str, error: TandemError) -> None:
         facts = {"topic": topic, "broker": broker_name, "error": str(error)}
         key = topic, broker_name
-        self._seams.instance.outages.record_failure(log, events.REBALANCE_FAILED, key, facts)
+        self._context.instance.outages.record_failure(log, events.REBALANCE_FAILED, key, facts)
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
         """Returns this member's queues of a topic; None while the topic's brokers do not count this
         member.
         """
-        instance, group = self._seams.instance, self._seams.group
+        instance, group = self._context.instance, self._context.group
         ids = await self._first_answer(
             view,
             lambda address: broker_consume.query_consumer_ids(instance.remoting, address, group),
         )
         if not ids or instance.client_id not in ids:
             return None
-        local_share = self._seams.options.allocate(view.subscribe_queues, ids, instance.client_id)
+        local_share = self._context.options.allocate(view.subscribe_queues, ids, instance.client_id)
         return (
             await self._assigned_by_broker(view, local_share)
-            if self._seams.options.server_assignment
+            if self._context.options.server_assignment
             else local_share
         )
 
@@ -274,10 +278,10 @@ class Assignment:
         """Asks the brokers for the assignment. `local_share` is the result of the same strategy computed
         here, for a broker that does not support the query.
         """
-        instance, options = self._seams.instance, self._seams.options
+        instance, options = self._context.instance, self._context.options
         query = AssignmentQuery(
             client_id=instance.client_id,
-            group=self._seams.group,
+            group=self._context.group,
             strategy_name=SERVER_STRATEGIES[options.allocate],
             topic=view.topic,
         )
@@ -320,15 +324,15 @@ class Assignment:
         return None
 
     async def _start_reading(self, queue: MessageQueue) -> None:
-        instance = self._seams.instance
-        avoided = self._seams.faulty.avoided(instance.clock.monotonic())
+        instance = self._context.instance
+        avoided = self._context.faulty.avoided(instance.clock.monotonic())
         start = await self._starts.find(queue, is_assigned=queue.topic in self._fixed, avoided=avoided)
         subscription = self._subscriptions.get(queue.topic)
         if subscription is None:  # the application has left the topic meanwhile
             if self._locks is not None:
                 await self._locks.unlock([queue])
             return
-        reader = QueueReader(queue, subscription, start, self._seams)
+        reader = QueueReader(queue, subscription, start, self._context)
         if reader.gate is not None:
             reader.gate.on_locked()
         reader.set_paused(self._is_paused or queue in self._paused)
@@ -411,7 +415,7 @@ class Assignment:
         """
         if self._locks is None:
             return list(queues)
-        clock = self._seams.instance.clock
+        clock = self._context.instance.clock
         until_s = clock.monotonic() + ORDERLY_GRACE_S
         for queue in queues:
             self._releasing_since.setdefault(queue, clock.monotonic())
@@ -426,12 +430,12 @@ class Assignment:
     def _may_release(self, queue: MessageQueue) -> bool:
         gate = self.readers[queue].gate
         assert gate is not None
-        waited_s = self._seams.instance.clock.monotonic() - self._releasing_since[queue]
+        waited_s = self._context.instance.clock.monotonic() - self._releasing_since[queue]
         return gate.is_idle or waited_s >= ORDERLY_GRACE_S_MAX
 
     async def run_locks(self) -> None:
         """Renews the held locks for ever, and tries again to lock the other assigned queues."""
-        clock = self._seams.instance.clock
+        clock = self._context.instance.clock
         renewed_at_s = clock.monotonic()
         while self._locks is not None:
             await clock.sleep(TRY_AGAIN_S)
@@ -494,7 +498,7 @@ class Assignment:
     async def run_commits(self) -> None:
         """Commits the offsets of all queues for ever, every `commit_s`."""
         while True:
-            await self._seams.instance.clock.sleep(self._seams.options.commit_s)
+            await self._context.instance.clock.sleep(self._context.options.commit_s)
             await self.commit()
 
     async def commit(self) -> bool:
@@ -540,7 +544,7 @@ class Assignment:
         if queue in self._lost_locks:
             return  # another member has the queue now and commits its offset
         await self._offsets.write(queue, reader.committed_offset, reader.seen)
-        self._seams.instance.outages.record_success(events.COMMIT_FAILED, queue.broker_name)
+        self._context.instance.outages.record_success(events.COMMIT_FAILED, queue.broker_name)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
         facts = {
@@ -549,7 +553,7 @@ class Assignment:
             "queue_id": queue.queue_id,
             "error": str(error),
         }
-        self._seams.instance.outages.record_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
+        self._context.instance.outages.record_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
 
 
 RENEW_S: Final = 20.0
@@ -566,8 +570,8 @@ class QueueLockKeeper:
     s, then its queue pauses until the master is back. Source: spec semantics 10.5, 10.6.
     """
 
-    def __init__(self, seams: ReaderSeams) -> None:
-        self._seams = seams
+    def __init__(self, context: ReaderContext) -> None:
+        self._context = context
         self._failing: set[str] = set()
         self.held: set[MessageQueue] = set()
         """The queues that a broker may have locked for this member, also when the task that requested the
@@ -585,7 +589,7 @@ class QueueLockKeeper:
                 held = await self._request_locks(broker_name, requested)
             except TandemError as error:
                 self._report_failure(broker_name, error)
-                self._seams.instance.routes.refresh_soon(requested[0].topic)
+                self._context.instance.routes.refresh_soon(requested[0].topic)
                 continue
             if held is not None:
                 self._failing.discard(broker_name)
@@ -595,7 +599,7 @@ class QueueLockKeeper:
 
     async def unlock(self, queues: Collection[MessageQueue]) -> None:
         """Releases the locks for the next member; a broker that cannot be reached frees them after 60 s."""
-        instance = self._seams.instance
+        instance = self._context.instance
         for broker_name, released in _by_broker(queues).items():
             address = self._master_of(released[0])
             if address is None:
@@ -612,7 +616,7 @@ class QueueLockKeeper:
         self, broker_name: str, queues: list[MessageQueue]
     ) -> frozenset[MessageQueue] | None:
         """Returns the locked queues; None when the broker has no master now."""
-        instance = self._seams.instance
+        instance = self._context.instance
         address = self._master_of(queues[0])
         if address is None:
             instance.routes.refresh_soon(queues[0].topic)
@@ -623,11 +627,13 @@ class QueueLockKeeper:
 
     def _describe(self, queues: Iterable[MessageQueue]) -> LockRequest:
         return LockRequest(
-            client_id=self._seams.instance.client_id, consumer_group=self._seams.group, queues=tuple(queues)
+            client_id=self._context.instance.client_id,
+            consumer_group=self._context.group,
+            queues=tuple(queues),
         )
 
     def _master_of(self, queue: MessageQueue) -> str | None:
-        view = self._seams.instance.routes.get(queue.topic)
+        view = self._context.instance.routes.get(queue.topic)
         return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
 
     def _report_failure(self, broker_name: str, error: TandemError) -> None:

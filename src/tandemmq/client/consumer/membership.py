@@ -18,7 +18,7 @@ from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.inbox import Inbox
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore, find_offset
-from tandemmq.client.consumer.queue_reader import QueueReader, ReaderSeams, received
+from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, received
 from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
 from tandemmq.client.instance import ClientInstance, InstanceUse
 from tandemmq.client.namespace import Namespace
@@ -91,10 +91,10 @@ class Membership:
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
         self.inbox = Inbox(options.cached_bytes_max)
         self._faulty = FaultyPeers()
-        seams = ReaderSeams(
+        context = ReaderContext(
             instance=self.instance, group=group, options=options, inbox=self.inbox, faulty=self._faulty
         )
-        self.assignment = Assignment(seams, self._make_offsets, self.tasks)
+        self.assignment = Assignment(context, self._make_offsets, self.tasks)
         self._requests = BrokerRequests(
             self.assignment,
             name_servers=";".join(self.instance.name_servers.addresses),

@@ -50,7 +50,7 @@ ANSWER_MARGIN_S = 15.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReaderSeams:
+class ReaderContext:
     """The objects that all readers of a consumer share."""
 
     instance: ClientInstance
@@ -64,20 +64,20 @@ class QueueReader:
     """The reader of one assigned queue. `run` is its task; all other methods are called between its steps."""
 
     def __init__(
-        self, queue: MessageQueue, subscription: Subscription, start: GroupProgress, seams: ReaderSeams
+        self, queue: MessageQueue, subscription: Subscription, start: GroupProgress, context: ReaderContext
     ) -> None:
         self.queue = queue
         self.subscription = subscription
         self.in_flight = InFlight(start.offset)
         self.last_pull_at_ms = 0
         self._last_record = start.seen
-        self._seams = seams
+        self._context = context
         self._policy = ReadPolicy(
-            seams.options.read_from,
-            lag_count_max=seams.options.read_lag_count_max,
+            context.options.read_from,
+            lag_count_max=context.options.read_lag_count_max,
             spread=queue.queue_id,
         )
-        self.gate = self._make_gate() if seams.options.orderly else None
+        self.gate = self._make_gate() if context.options.orderly else None
         self._idle_pause_s = IDLE_PAUSE_S_MIN
         self._generation = 0
         self._is_dropped = False
@@ -112,7 +112,7 @@ class QueueReader:
             return
         before = self.in_flight.bytes
         if self.in_flight.finish(queue_offset):
-            self._seams.inbox.free(before - self.in_flight.bytes)
+            self._context.inbox.free(before - self.in_flight.bytes)
 
     def move_to(self, offset: int, seen: SeenRecord | None = None) -> None:
         """Continues from another offset: undelivered messages are dropped, delivered ones are no longer
@@ -132,7 +132,7 @@ class QueueReader:
     def set_paused(self, is_paused: bool) -> None:
         """Pauses or resumes pulling; messages that have arrived are still delivered."""
         self._is_paused = is_paused
-        self._seams.inbox.free(0)
+        self._context.inbox.free(0)
 
     def drop(self) -> None:
         """Ends the reader, because the queue was released."""
@@ -141,11 +141,11 @@ class QueueReader:
         self.in_flight = InFlight(self.in_flight.committed_offset)
 
     def _make_gate(self) -> OrderlyGate:
-        options = self._seams.options
+        options = self._context.options
         return OrderlyGate(
             self,
-            self._seams.inbox,
-            self._seams.instance.clock,
+            self._context.inbox,
+            self._context.instance.clock,
             batch_count_max=options.orderly_batch_count_max,
             needs_lock=options.model is MessageModel.CLUSTERING,
         )
@@ -154,17 +154,17 @@ class QueueReader:
         self._generation += 1
         if self.gate is not None:
             self.gate.forget()
-        self._seams.inbox.drop(self)
-        self._seams.inbox.free(self.in_flight.bytes)
+        self._context.inbox.drop(self)
+        self._context.inbox.free(self.in_flight.bytes)
 
     # The task
 
     async def run(self) -> None:
         """Pulls until cancelled."""
-        seams, clock = self._seams, self._seams.instance.clock
+        context, clock = self._context, self._context.instance.clock
         while not self._is_dropped:
             if not self._has_room():
-                await seams.inbox.wait_for_room()
+                await context.inbox.wait_for_room()
                 continue
             generation, pulled_from = self._generation, self.in_flight.next_offset
             try:
@@ -183,8 +183,8 @@ class QueueReader:
             except TandemError as error:
                 await clock.sleep(self._pause_after(error, replica))
                 continue
-            seams.faulty.record_success(replica.address)
-            seams.instance.outages.record_success(events.CLIENT_PULL_FAILED, self.queue.broker_name)
+            context.faulty.record_success(replica.address)
+            context.instance.outages.record_success(events.CLIENT_PULL_FAILED, self.queue.broker_name)
             pause_s = self._pause_when_idle(pulled.status, has_progress=pulled.next_offset > pulled_from)
             if pause_s:
                 await clock.sleep(pause_s)
@@ -197,23 +197,23 @@ class QueueReader:
             return False
         if not len(self.in_flight):
             return True
-        options = self._seams.options
+        options = self._context.options
         if options.span_max is not None and self.in_flight.span > options.span_max:
             return False
-        return len(self.in_flight) < options.cached_count_max and self._seams.inbox.has_room
+        return len(self.in_flight) < options.cached_count_max and self._context.inbox.has_room
 
     async def _replica(self) -> ReadReplica:
         """Returns the replica to ask next.
 
         Raises:  NoRoute when no address of the broker is known, even after refreshing the route.
         """
-        seams = self._seams
-        routes, queue = seams.instance.routes, self.queue
+        context = self._context
+        routes, queue = context.instance.routes, self.queue
         for is_last in (False, True):
             view = routes.get(queue.topic)
             addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
-            now = seams.instance.clock.monotonic()
-            replica = self._policy.choose(addresses, seams.faulty.avoided(now), now)
+            now = context.instance.clock.monotonic()
+            replica = self._policy.choose(addresses, context.faulty.avoided(now), now)
             if replica is not None:
                 return replica
             if not is_last:
@@ -221,13 +221,13 @@ class QueueReader:
         raise NoRoute(f"no address is known for broker {queue.broker_name!r} of topic {queue.topic!r}")
 
     async def _pull(self, replica: ReadReplica) -> Pulled:
-        seams, options = self._seams, self._seams.options
+        context, options = self._context, self._context.options
         committed = self.committed_offset
         sys_flag = PULL_SUSPEND | PULL_SUBSCRIPTION
         if options.model is MessageModel.CLUSTERING and committed > 0 and not replica.is_slave:
             sys_flag |= PULL_COMMIT_OFFSET
         header = PullRequest(
-            consumer_group=seams.group,
+            consumer_group=context.group,
             topic=self.queue.topic,
             queue_id=self.queue.queue_id,
             queue_offset=self.in_flight.next_offset,
@@ -239,12 +239,12 @@ class QueueReader:
             subscription=self.subscription.expression,
             expression_type=self.subscription.expression_type,
             broker_name=self.queue.broker_name,
-            client_id=seams.instance.client_id,
+            client_id=context.instance.client_id,
             seen=self.seen,
         )
-        self.last_pull_at_ms = seams.instance.clock.now_ms()
+        self.last_pull_at_ms = context.instance.clock.now_ms()
         return await broker_consume.pull(
-            seams.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
+            context.instance.remoting, replica.address, header, timeout_s=options.suspend_s + ANSWER_MARGIN_S
         )
 
     async def _leaves_slave(self, replica: ReadReplica, pulled: Pulled) -> bool:
@@ -252,10 +252,10 @@ class QueueReader:
         is_at_end = pulled.status is not PullStatus.FOUND and pulled.next_offset >= pulled.max_offset
         if not self._policy.must_compare(replica, is_at_end=is_at_end):
             return False
-        view = self._seams.instance.routes.get(self.queue.topic)
+        view = self._context.instance.routes.get(self.queue.topic)
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
-        master, faulty = addresses.get(MASTER_ID), self._seams.faulty
-        instance = self._seams.instance
+        master, faulty = addresses.get(MASTER_ID), self._context.faulty
+        instance = self._context.instance
         now = instance.clock.monotonic()
         if master is None or master in faulty.avoided(now):
             return False  # without its master the slave is the best choice
@@ -284,7 +284,7 @@ class QueueReader:
         is_unverified = replica.is_slave and seen is not None and pulled.min_offset > seen.queue_offset
         starts_later = replica.is_slave and pulled.min_offset > self.in_flight.next_offset
         if is_unverified or (starts_later and pulled.status is PullStatus.NOTHING_MATCHED):
-            self._policy.on_unverified(self._seams.instance.clock.monotonic())
+            self._policy.on_unverified(self._context.instance.clock.monotonic())
         else:
             self._policy.on_verified()
         if pulled.status is PullStatus.OFFSET_MOVED:
@@ -325,7 +325,7 @@ class QueueReader:
 
     def _accept(self, pulled: Pulled) -> None:
         in_flight, subscription = self.in_flight, self.subscription
-        namespace = self._seams.instance.namespace
+        namespace = self._context.instance.namespace
         before = in_flight.bytes
         deliveries: list[Received] = []
         record = None
@@ -336,14 +336,14 @@ class QueueReader:
                     continue
                 message = received(record, self.queue.broker_name, namespace)
                 if message.body_fault:
-                    self._seams.instance.report_undecoded(message)
+                    self._context.instance.report_undecoded(message)
                 in_flight.add(offset, record.size, message)
                 deliveries.append(Received(self, message))
         finally:
             if record is not None:
                 self._last_record = SeenRecord(record.queue_offset, record.log_offset, record.stored_at_ms)
             if deliveries:
-                outlet = self._seams.inbox if self.gate is None else self.gate
+                outlet = self._context.inbox if self.gate is None else self.gate
                 outlet.put(deliveries, in_flight.bytes - before)
 
     def _pause_when_idle(self, status: PullStatus, *, has_progress: bool) -> float:
@@ -358,7 +358,7 @@ class QueueReader:
 
     def _pause_after(self, error: TandemError, replica: ReadReplica | None) -> float:
         """Returns the pause after a failure, after recording the failure."""
-        seams = self._seams
+        context = self._context
         facts = {
             "topic": self.queue.topic,
             "broker": self.queue.broker_name,
@@ -366,27 +366,27 @@ class QueueReader:
             "address": replica.address if replica else "",
             "error": str(error),
         }
-        seams.instance.outages.record_failure(log, events.CLIENT_PULL_FAILED, self.queue.broker_name, facts)
+        context.instance.outages.record_failure(log, events.CLIENT_PULL_FAILED, self.queue.broker_name, facts)
         if error.refresh_route:
-            seams.instance.routes.refresh_soon(self.queue.topic)
+            context.instance.routes.refresh_soon(self.queue.topic)
         if isinstance(error, BrokerUnreachable | RequestTimeout) and replica is not None:
-            seams.faulty.record_failure(replica.address, seams.instance.clock.monotonic())
-            return 0.0 if self._has_other_replica(replica) else seams.options.pull_error_delay_s
-        now = seams.instance.clock.monotonic()
+            context.faulty.record_failure(replica.address, context.instance.clock.monotonic())
+            return 0.0 if self._has_other_replica(replica) else context.options.pull_error_delay_s
+        now = context.instance.clock.monotonic()
         is_refusal = isinstance(error, RequestRejected)
         if replica is not None and is_refusal and self._policy.on_rejected(replica, now):
             return 0.0
         if isinstance(error, RequestRejected) and error.code == ResponseCode.FLOW_CONTROL:
             return FLOW_CONTROL_PAUSE_S
         if isinstance(error, RemoteProtocolError):
-            seams.inbox.put_error(error)
-        return seams.options.pull_error_delay_s
+            context.inbox.put_error(error)
+        return context.options.pull_error_delay_s
 
     def _has_other_replica(self, replica: ReadReplica) -> bool:
         """Returns True if another replica of the broker is not avoided now."""
-        view = self._seams.instance.routes.get(self.queue.topic)
+        view = self._context.instance.routes.get(self.queue.topic)
         addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
-        avoided = self._seams.faulty.avoided(self._seams.instance.clock.monotonic())
+        avoided = self._context.faulty.avoided(self._context.instance.clock.monotonic())
         return any(address not in avoided for address in addresses.values())
 
 

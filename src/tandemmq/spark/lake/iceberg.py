@@ -106,18 +106,18 @@ def find_location(catalog: str, table: str) -> str | None:
 
     Raises:  ConfigError for a catalog that is not in the settings, or cannot be used.
     """
-    found = _look_up(catalog, table)
+    found = _load_table(catalog, table)
     return None if found is None else re.sub("^file:/(?!/)", "file:///", found.location())
 
 
 def find_writers(catalog: str, table: str) -> list[str]:
     """Returns the queries that have landed in a table of a catalog."""
-    found = _look_up(catalog, table)
+    found = _load_table(catalog, table)
     names = () if found is None else found.properties
     return [name.removeprefix(BATCH_PROPERTY) for name in names if name.startswith(BATCH_PROPERTY)]
 
 
-def _look_up(catalog: str, table: str) -> Table | None:
+def _load_table(catalog: str, table: str) -> Table | None:
     try:
         return _load_catalog(catalog).load_table(table)
     except NoSuchTableError:

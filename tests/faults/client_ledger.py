@@ -32,7 +32,7 @@ from tandemmq.protocol.message import ReceivedMessage
 
 QUICK = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.5, call_timeout_s=1.0)
 
-Place = tuple[str, int, int]
+QueuePosition = tuple[str, int, int]
 """Topic, queue id, queue offset."""
 
 
@@ -49,15 +49,15 @@ class Findings:
         assert (self.lost, self.order, self.skipped) == ([], [], []), self
 
 
-class OutsideLists:
+class ClientLedger:
     """One topic's history as seen from outside."""
 
     def __init__(self) -> None:
-        self.promised: dict[Place, bytes] = {}
+        self.promised: dict[QueuePosition, bytes] = {}
         self.statuses: Counter[str] = Counter()
         self.findings = Findings()
-        self._delivered: dict[Place, bytes] = {}
-        self.delivered_s: dict[Place, float] = {}
+        self._delivered: dict[QueuePosition, bytes] = {}
+        self.delivered_s: dict[QueuePosition, float] = {}
         """The time of the first delivery of each place, by the monotonic clock."""
         self._next: dict[tuple[str, int], int] = {}
         self._last_promised: dict[tuple[str, int], int] = {}
@@ -91,11 +91,11 @@ class OutsideLists:
         self._next[key] = max(expected, offset + 1)
 
     @property
-    def missing(self) -> list[Place]:
+    def missing(self) -> list[QueuePosition]:
         """The places that were promised and not delivered yet."""
         return [place for place in self.promised if place not in self._delivered]
 
-    def delivered(self) -> dict[Place, bytes]:
+    def delivered(self) -> dict[QueuePosition, bytes]:
         """Returns the last delivered message of each place."""
         return dict(self._delivered)
 
@@ -110,9 +110,9 @@ class OutsideLists:
 class Load:
     """Sends one message at a time to each queue while its context is open."""
 
-    def __init__(self, producer: Producer, lists: OutsideLists, topic: str, *, body_bytes: int) -> None:
+    def __init__(self, producer: Producer, ledger: ClientLedger, topic: str, *, body_bytes: int) -> None:
         self._producer = producer
-        self._lists = lists
+        self._ledger = ledger
         self._topic = topic
         self._filler = b"x" * body_bytes
         self._numbers = itertools.count()
@@ -125,23 +125,23 @@ class Load:
             try:
                 result = await self._producer.send(Message(topic=self._topic, body=body), queue=queue)
             except TandemError as error:
-                self._lists.statuses[type(error).__name__] += 1
+                self._ledger.statuses[type(error).__name__] += 1
                 await asyncio.sleep(0.05)
                 continue
-            self._lists.statuses[result.status.name] += 1
+            self._ledger.statuses[result.status.name] += 1
             if result.status is SendStatus.SEND_OK:
-                self._lists.record_send(queue, result.queue_offset, body)
+                self._ledger.record_send(queue, result.queue_offset, body)
             await asyncio.sleep(self.pause_s)
 
 
 @asynccontextmanager
 async def sending(
-    namesrv: str, lists: OutsideLists, topic: str, *, queue_count: int = 2, body_bytes: int = 100
+    namesrv: str, ledger: ClientLedger, topic: str, *, queue_count: int = 2, body_bytes: int = 100
 ) -> AsyncIterator[Load]:
     """Opens a producer that sends until the block ends. It does not retry, so it stores no message twice."""
     options = ProducerOptions(client=QUICK, timeout_s=2.0, retry_count_max=0, compress_from_bytes=0)
     async with Producer("P", namesrv, options=options) as producer:
-        load = Load(producer, lists, topic, body_bytes=body_bytes)
+        load = Load(producer, ledger, topic, body_bytes=body_bytes)
         queues = [MessageQueue(topic, "b0", queue_id) for queue_id in range(queue_count)]
         tasks = [asyncio.create_task(load.run(queue)) for queue in queues]
         try:
@@ -172,7 +172,7 @@ def consumer_of(namesrv: str, topic: str, group: str = "G", **changes: object) -
 
 @asynccontextmanager
 async def consuming(
-    namesrv: str, lists: OutsideLists, topic: str, group: str = "G", **changes: object
+    namesrv: str, ledger: ClientLedger, topic: str, group: str = "G", **changes: object
 ) -> AsyncIterator[Consumer]:
     """Opens a consumer that records its messages until the block ends."""
 
@@ -180,7 +180,7 @@ async def consuming(
         while True:
             for message in await consumer.poll(256, 0.5):
                 if message.topic == topic:
-                    lists.record_delivery(message)
+                    ledger.record_delivery(message)
 
     async with consumer_of(namesrv, topic, group, **changes) as consumer:
         task = asyncio.create_task(run())
