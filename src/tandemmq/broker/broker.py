@@ -1,8 +1,8 @@
-"""The broker: builds its parts in order, starts them, stops them; it has no behaviour of its own.
+"""The broker: builds its parts in order, starts them and stops them; it has no behaviour of its own.
 
-Order of start: tables, store, listeners, replication, a master's duties, registration. After a start that
-fails part way, `stop` cleans up; it may always be called. A master whose log may lack acknowledged messages
-serves none at first; it does the last two steps once it has those messages.
+Order of start: store, tables, core and handlers, listeners, replication, a master's duties, registration.
+`stop` may always be called, and cleans up after a start that failed. A master whose log may lack acknowledged
+messages serves none at first; its duties and its registration begin once it has those messages.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Broker:
     metrics_address: Address | None = None
     served_codes: frozenset[int] = frozenset()
     is_active = False
-    """True if an elected broker was allowed by its owner to take office."""
+    """True once the owner of an elected broker has called `activate`."""
     is_paused = False
     store: MessageStore | None = None
     _parts: Parts | None = None
@@ -109,7 +109,7 @@ class Broker:
         term: Term | None = None,
     ) -> None:
         """Builds a broker. `term`: set if controllers decide the broker's role; its owner then provides the
-        store and the client, and decides when the broker takes office.
+        store and the client, and calls `activate`.
         """
         _check_role(options, store_options)
         self.options = options
@@ -251,7 +251,7 @@ class Broker:
     async def _start_elected(
         self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
     ) -> None:
-        """Starts a broker with an elected role; its owner decides when it takes office."""
+        """Starts a broker with an elected role; it registers and begins its duties with `activate`."""
         elected = self._elected = ElectedReplica(parts.core, self._replication_options, self._on_fatal, term)
         store.terms.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
@@ -291,8 +291,8 @@ class Broker:
     # Methods for the owner of an elected broker.
 
     def activate(self) -> None:
-        """Takes up the role of this term: starts its duties and registers with the name servers as soon as
-        they are reachable.
+        """Begins the role of this term: starts the duties of a master, and registers with the name servers as
+        soon as they are reachable.
         """
         assert self.store is not None
         assert self._parts is not None

@@ -1,7 +1,8 @@
 """The value that every capability of a broker is built from.
 
-`BrokerCore` holds what nearly all handlers need: the store, the tables, the connected clients, the statistics
-and the machine. A handler keeps the core and its own state; it knows no other handler.
+`BrokerCore` holds the values that nearly all handlers need: options, store, tables, connected clients,
+statistics, clock. `Broker` builds one core per role, and `Parts` passes it to every handler. A handler keeps
+the core and its own state. Two handlers that share more state receive the shared object from `Parts`.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ from tandemmq.store.message_store import MessageStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerCore:
-    """The parts of one broker that its capabilities share. `topics`, `groups` and `offsets` are those of
-    `tables`.
+    """The values that the capabilities of one broker share. `topics`, `groups` and `offsets` are the members
+    of `tables`, and are here because nearly every handler needs them.
     """
 
     options: BrokerOptions
@@ -59,7 +60,7 @@ class BrokerCore:
         machine: Machine,
         own_address: Callable[[], str],
     ) -> BrokerCore:
-        """Returns the core of a broker whose store and tables are loaded."""
+        """Returns the core of a broker; its store is open and its tables are loaded."""
         clock = machine.clock
         stats = BrokerStats(clock.monotonic())
         return cls(

@@ -1,9 +1,10 @@
 """Deliveries that survive a kill: waiting messages are appended to their topics, and the progress of a
 delivery is saved only once the appended copies are safe.
 
-`Progress` holds progress back until the copies are safe, and `TimedEvent` lets a task sleep. `Duty` is such a
-task of a master; `DutyTasks` runs all of them. `DurableWriter` is the only access of deliveries to the store,
-and `restore` builds the message to append.
+`Duty` is a background task of a master, such as a delivery or the checks of transactions; `DutyTasks` runs
+all duties of one master. `Progress` holds the progress of a delivery back until its copies are safe.
+`TimedEvent` is the sleep of a duty. Deliveries read and append through `DurableWriter` only; `restore` builds
+the message to append.
 """
 
 from __future__ import annotations
@@ -121,8 +122,10 @@ class TimedEvent:
 
 
 class Duty:
-    """A task that a broker runs while it is a master. `run` is the task; `stop` makes it return at its next
-    boundary. `topic`: records of this topic wake the task (`on_dispatched`).
+    """A background task that a broker runs while it is a master.
+
+    `run` is the task; after `stop` it returns once its current batch is done. `topic`: dispatched records of
+    this topic wake the task (`on_dispatched`).
     """
 
     name: str
@@ -141,7 +144,7 @@ class Duty:
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Makes `run` return at its next boundary."""
+        """Makes `run` return once its current batch is done."""
         self._is_stopping = True
         self._wake.set()
 
@@ -161,12 +164,13 @@ must not wait for that.
 
 
 class DutyTasks:
-    """Runs the duties of a master. A slave does none of them; it copies the progress and continues from there
-    once it becomes master.
+    """Runs the duties of a master. A slave runs none; it copies the saved progress and continues there when
+    it is promoted.
 
-    Call `start` on a master, `stop` while the store still accepts appends, and `settle` once it is closed;
-    each may be called again. `make` returns the duties of one run, from the saved progress. A fenced master
-    may learn of its successor just as it pauses its duties: a second `stop` returns only after the first.
+    Call `start` on a master, `stop` while the store still accepts appends, and `settle` once the store is
+    closed. Each may be called repeatedly. `make` returns the duties of one run; they continue at the saved
+    progress. `stop` may be called while another `stop` runs, because a fenced master can be replaced just as
+    it pauses its duties; the second call then returns after the first.
     """
 
     def __init__(
@@ -334,7 +338,8 @@ class DurableWriter:
         self, records: Sequence[NewRecord], on_appended: Callable[[Appended], None] | None = None
     ) -> Appended:
         """Appends the records and waits until they are stored; tries again while the store rejects them or
-        fails to store them. `on_appended` is called at once with their place, before that is known.
+        fails to store them. `on_appended` is called with their offsets after every append, before its outcome
+        is known.
 
         Raises:  MessageIllegal if they can never be stored.
         """
@@ -419,8 +424,8 @@ def _with_pair(raw: bytes, name: str, value: str) -> bytes:
 
 
 def copy_record(record: Record, topic: str, queue_id: int, properties: bytes) -> NewRecord:
-    """Returns a copy of a stored message for another place, with these properties. Nothing waits for it to be
-    stored, unless the caller changes that.
+    """Returns a copy of a stored message for another queue, with these properties. Its append waits for no
+    acknowledgement, unless the caller sets `wait_stored`.
     """
     return NewRecord(
         topic=topic,

@@ -1,7 +1,8 @@
-"""The handlers of one broker, a master's own duties, and the routes from request codes to handlers.
+"""The handlers of one broker, the duties of a master, and the routes from request codes to handlers.
 
-`Parts` builds the handlers from the broker's core, in the order of their dependencies. A handler gets another
-part only where both share state.
+`Parts` builds the handlers from the broker's core, in the order of their dependencies. A handler receives a
+further object, such as the queue locks, only if it shares the state of that object with another handler.
+`Broker` builds the parts and serves the routes.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from tandemmq.remoting.dispatch import Handler
 
 
 class Parts:
-    """The handlers, and the few pieces that the broker itself starts and stops."""
+    """All handlers of one broker, and the parts that `Broker` starts, stops or sets up further."""
 
     def __init__(self, core: BrokerCore, access: AccessOptions) -> None:
         self.core = core
@@ -97,7 +98,7 @@ class Parts:
 
 
 def make_duties(parts: Parts, may_publish: Callable[[Channel, str], bool]) -> list[Duty]:
-    """Returns the duties of a master beside requests: delivering delayed messages, checking transactions, and
+    """Returns the background duties of a master: delivering delayed messages, checking transactions, and
     redelivering popped messages.
 
     Source: spec semantics 14.4 (pop), 17 (transactions), 18 (delay and timers).
@@ -111,10 +112,11 @@ def make_duties(parts: Parts, may_publish: Callable[[Channel, str], bool]) -> li
     return [*deliveries, checks, parts.pop.revive]
 
 
-# The routes: the whole service of a broker on one screen.
+# The routes: every request code that a broker serves to clients and tools.
 #
-# Codes of replication (21, 43, 45, 201, 907) come from `replica`. The fast listener serves everything but
-# requests that may wait (spec remoting 5). Any other code is answered REQUEST_CODE_NOT_SUPPORTED.
+# The codes of replication, of access rules and of elected groups are added by `Broker`. The fast listener
+# serves everything but requests that may wait (spec remoting 5). Any other code is answered
+# REQUEST_CODE_NOT_SUPPORTED.
 
 _MAIN_PORT_ONLY = frozenset(
     (

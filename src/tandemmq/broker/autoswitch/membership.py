@@ -1,9 +1,9 @@
-"""The membership of a broker in its elected group: it registers with the controllers, polls them for the
-master, proposes SyncStateSets, and detects a record of theirs that is not the history of its group.
+"""The membership of a broker in its elected group: registers with the controllers, polls them for the master,
+proposes SyncStateSets, and detects a record of the controllers that contradicts the history of the group.
 
 Controllers count terms and sets on their own disks. If such a disk was rolled back, lost, or belongs to
-another group, the record contradicts the brokers' logs. A broker never acts on such a record, and continues
-to report what it knows, so that TandemMQ controllers adopt it.
+another group, the record contradicts the brokers' logs. A broker never acts on such a record. It continues to
+report its own history, which TandemMQ controllers then adopt. `ElectedBroker` owns the membership.
 Invariants: a poll is the only source of a term; everything unsolicited only causes a poll.
             - A proposal for a set is repeated until its outcome is certain.
 Bounds:     one open proposal; one poll at a time.
@@ -48,24 +48,27 @@ _UNKNOWN_HERE: Final = frozenset(
 _SET_REFUSED: Final = frozenset(
     (ResponseCode.CONTROLLER_INVALID_REPLICAS, ResponseCode.CONTROLLER_BROKER_NOT_ALIVE)
 )
-"""Error codes by which a proposal for the set has definitely failed: the epoch of the set was compared."""
+"""Error codes after which a proposal has certainly not changed the set, because the set's epoch was equal."""
 _SET_MOVED: Final = frozenset(
     (
         ResponseCode.CONTROLLER_FENCED_SYNC_STATE_SET_EPOCH,
         ResponseCode.CONTROLLER_ALTER_SYNC_STATE_SET_FAILED,
     )
 )
-"""The set has changed, or already is the proposed one: an earlier attempt may have changed it."""
+"""Error codes after which the set has changed, or is the proposed one already; an earlier attempt of the same
+proposal may have changed it.
+"""
 _REPLACED: Final = frozenset(
     (ResponseCode.CONTROLLER_FENCED_MASTER_EPOCH, ResponseCode.CONTROLLER_INVALID_MASTER)
 )
-"""Another broker is master, perhaps one that an earlier attempt brought into the set."""
+"""Error codes after which another broker is the master; an earlier attempt may have brought it into the set.
+"""
 _NOT_OF_THE_GROUP: Final = ResponseCode.CONTROLLER_INVALID_REQUEST
 
 UNCONFIRMED: Final = "the controllers have not confirmed yet that it belongs to the group"
 UNCONFIRMED_S_MAX: Final = 2.0
-"""The time for which a newly started broker serves no reads while the controllers have not answered; they may
-be unavailable for long.
+"""The longest time for which a newly started broker serves no reads because no controller has answered. Then
+it serves, since the controllers may be down for long.
 """
 
 
@@ -92,7 +95,7 @@ class MemberBroker(HeartbeatSender, Protocol):
     def make_registration(self) -> RegisterReplicaRequest: ...
 
     def on_master(self, facts: MasterFacts) -> None:
-        """Handles the record of the controllers; the record was compared with the history of the broker."""
+        """Handles the controllers' record, which was already compared with the history of the broker."""
 
 
 class GroupMembership:
@@ -152,21 +155,21 @@ class GroupMembership:
         self._poll_due.set()
 
     def register_again(self) -> None:
-        """Registers at once: the controllers lost state, or record this broker elsewhere."""
+        """Registers at once; for controllers that lost state, or that record this broker at another address."""
         self.is_registered = False
         self.poll()
 
     @property
     def foreign(self) -> str:
-        """The reason why this broker may belong to another group; empty if it does not, as far as the
-        controllers say. They have UNCONFIRMED_S_MAX to object.
+        """The reason why this broker may belong to another group; empty if the controllers have confirmed the
+        group, or have not objected within UNCONFIRMED_S_MAX.
         """
         is_late = self._clock.monotonic() - self._started_s > UNCONFIRMED_S_MAX
         return "" if self._foreign == UNCONFIRMED and is_late else self._foreign
 
     def on_error(self, error: TandemError) -> None:
-        """Records whether the controllers refuse this broker as one of another group. While none can be
-        asked, its own files count.
+        """Records that the controllers refuse this broker because it belongs to another group. Any other
+        error that comes first lets the group in the broker's own files count as confirmed.
         """
         is_refused = isinstance(error, RequestRejected) and error.code == _NOT_OF_THE_GROUP
         if is_refused or isinstance(error, ForeignGroup):
@@ -243,7 +246,7 @@ class GroupMembership:
             self._member.on_master(facts)
 
     def propose(self, members: frozenset[int], set_epoch: int) -> None:
-        """Proposes a set in place of the one of `set_epoch`, and of an open proposal."""
+        """Proposes `members` as the successor of the set of `set_epoch`; replaces an open proposal."""
         if self._proposing is not None:
             self._proposing.cancel()
         self._proposing = self._scope.start(
@@ -277,9 +280,10 @@ class GroupMembership:
             await self._clock.sleep(PROPOSAL_PAUSE_S + self._chance.below(200) / 1000)
 
     async def _adopt_set(self, set_epoch: int) -> bool:
-        """Handles a set that has changed: by this proposal, whose answer was lost, or back, if the
-        controllers lost part of their state. Returns True if the current set is known and determines the next
-        proposal.
+        """Reads and accepts the current set after the controllers reported that it has changed.
+
+        This proposal may have changed it, if its answer was lost; or the controllers lost state and recorded
+        an older set. Returns True if the proposal is settled, because the set or the master is another one.
         """
         try:
             facts = await self.controllers.read_master()

@@ -2,8 +2,9 @@
 
 `ElectedBroker` reports events and carries out the effects of each transition, in order. An event that is
 missing for a state is a bug and stops the broker. `python -m states_page` draws the table.
-Invariants: only LEADING accepts writes, and it is entered only when the entry of its term is on disk.
-            - A term ends every state but STOPPED, which is final.
+Invariants: only LEADING accepts writes. It is entered only after the list of terms with its own term is on
+            disk, or from a hand-over that failed.
+            - A newer term ends every state but STOPPED, which is final.
 Source:     spec controller 10.5, 10.6, 10.11.
 """
 
@@ -16,15 +17,15 @@ from typing import Final, NamedTuple
 
 
 class RoleState(Enum):
-    """The state of the broker in the term that it knows."""
+    """The state of the broker in the newest term that it has accepted."""
 
     UNASSIGNED = "slave without a master: copies nothing"
-    SWITCHING = "begins the newest term: parks or refuses writes"
+    SWITCHING = "changes to its role in the newest term: parks or refuses writes"
     FOLLOWING = "slave: copies the log of the term's master"
     LEADING = "master: accepts writes while it has a lease, or the leases of its whole set"
     DRAINING = "master that hands over: parks writes until its set holds the log"
     DRAINED = "master whose set holds the log: has its successor elected"
-    STOPPED = "ended for good"
+    STOPPED = "stopped; never starts again"
 
 
 class RoleEvent(Enum):
@@ -35,24 +36,24 @@ class RoleEvent(Enum):
     LED = "the term has begun, with this broker as its master"
     FOLLOWED = "the broker is a slave of the term's master"
     REFUSED = "the log contains a newer term, or another broker has this broker's id"
-    POSTPONED = "the begin of the term could not be written to disk"
+    POSTPONED = "the start of the term could not be written to disk"
     HAND_OVER = "an operator, or the stop of this broker, requested another master"
     COPIED = "every accepted write is confirmed"
-    HAND_OVER_FAILED = "no other broker is known to have been elected"
-    STOPPED = "the owner stops"
+    HAND_OVER_FAILED = "the hand-over ended, and this broker knows of no newer term"
+    STOPPED = "the process stops the broker"
 
 
 class RoleEffect(Enum):
     """An action of the broker."""
 
     PARK_SENDS = "park sends until a master accepts them"
-    PARK_AGAIN = "park the sends that are still forwarded"
+    PARK_AGAIN = "stop forwarding: park the sends until another master is known"
     FORWARD_SENDS = "park sends, and forward them for as long as clients know only this broker"
     SERVE_PARKED = "serve the parked sends here"
     END_FORWARDING = "refuse the parked sends"
-    KEEP_CLIENTS = "keep the connections of clients: each of their requests is answered"
-    END_LEASE = "give up the lease, and those that were requested before"
-    UNFOLLOW = "stop asking for the previous master"
+    KEEP_CLIENTS = "keep the connections of clients: all their requests have been answered"
+    END_LEASE = "give up the lease; an answer to an earlier request grants none"
+    UNFOLLOW = "stop looking for the previous master and reporting to it"
     REPORT = "send heartbeats at once"
     REGISTER = "register again"
     POLL = "ask the controllers for the master"
@@ -73,7 +74,7 @@ _SELF_ELECTED: Final = Transition(_S.SWITCHING, (_F.PARK_SENDS, *_NEW_TERM))
 
 
 def _slave(**more: Transition) -> dict[RoleEvent, Transition]:
-    """Returns the row of a state that does not lead."""
+    """Returns the row of a state in which the broker is not a master; `more` by the names of events."""
     return {
         _E.SELF_ELECTED: _SELF_ELECTED,
         _E.OTHER_ELECTED: Transition(_S.SWITCHING, (_F.PARK_AGAIN, *_NEW_TERM)),
@@ -83,7 +84,9 @@ def _slave(**more: Transition) -> dict[RoleEvent, Transition]:
 
 
 def _master(*keeps: RoleEffect, **more: Transition) -> dict[RoleEvent, Transition]:
-    """Returns the row of a state that leads."""
+    """Returns the row of a state in which the broker is the master; `keeps` is done when another one is
+    elected.
+    """
     return {
         _E.SELF_ELECTED: _SELF_ELECTED,
         _E.OTHER_ELECTED: Transition(_S.SWITCHING, (_F.FORWARD_SENDS, *keeps, *_NEW_TERM)),
