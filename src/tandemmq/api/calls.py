@@ -5,6 +5,7 @@ answer.
     stats = await query_topic_stats(client, address, topic="Orders")
 
 The arguments after the address are those of the builder: in most cases the fields of the request's header.
+Each module of `api` is a list of such values, one per request.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ A = TypeVar("A")
 H = TypeVar("H", bound=Header)
 
 ADMIN_TIMEOUT_S = 5.0
-"""The timeout of operators' requests in seconds: mqadmin's default (spec remoting 8.8)."""
+"""The timeout of requests of operators' tools: mqadmin's default (spec remoting 8.8)."""
 
 
 class RequestContent(NamedTuple):
@@ -71,7 +72,7 @@ class Call(Generic[P, A]):
     def within(
         self, timeout_s: float, client: RemotingClient, address: str, *args: P.args, **kwargs: P.kwargs
     ) -> Coroutine[Any, Any, A]:
-        """Sends the request with a timeout of the caller's."""
+        """Sends the request with the timeout `timeout_s`."""
         return self._send(timeout_s, client, address, self._make(*args, **kwargs))
 
     async def _send(
@@ -98,7 +99,7 @@ class Call(Generic[P, A]):
 
 
 class AdminCall(Call[P, A]):
-    """A request of operators, with their timeout."""
+    """A request of an operator's tool: its timeout is ADMIN_TIMEOUT_S."""
 
     TIMEOUT_S = ADMIN_TIMEOUT_S
 
@@ -107,7 +108,7 @@ _OTHER_SERVERS: Final = {
     "broker": RequestCode.GET_BROKER_RUNTIME_INFO,
     "controller": RequestCode.CONTROLLER_GET_METADATA_INFO,
 }
-"""The kinds of servers that a user may take for a name server, with a request that only this kind knows."""
+"""The servers that a user may mistake for a name server, each with a request that only this kind answers."""
 
 
 class NameServerCall(Call[P, A]):
@@ -156,7 +157,7 @@ async def call_raw(
     fields: Mapping[str, str] | None = None,
     timeout_s: float | None = None,
 ) -> Command:
-    """Sends a request and returns the answer whatever its code."""
+    """Sends a request and returns the answer, whatever its code. Raises BrokerUnreachable, RequestTimeout."""
     if timeout_s is None:
         timeout_s = client.options.call_timeout_s
     return await client.request(address, Command.request(code, header, body=body, fields=fields), timeout_s)
@@ -171,7 +172,7 @@ def empty() -> bytes:
 
 
 def given(kind: type[H]) -> Callable[[H], H]:
-    """Returns a builder of requests from headers that the callers make."""
+    """Returns a builder for callers that pass a complete header of this type."""
     return lambda header: header
 
 
@@ -207,11 +208,11 @@ def header(kind: type[H]) -> Callable[[Command], H]:
 
 
 def done(answer: Command) -> None:
-    """Reads an answer without content."""
+    """Reads an answer that has no content."""
 
 
 def absent(answer: Command) -> None:
-    """Reads an answer whose code says that something does not exist."""
+    """Reads an answer whose code says that the requested object does not exist; the result is None."""
 
 
 def remark(answer: Command) -> str:

@@ -1,5 +1,5 @@
-"""Routes of the topics that a client uses: the meaning of a route (`RouteView`), the avoided peers
-(`FaultyPeers`), refreshing (`RouteCache`), and the name servers (`NameServers`).
+"""Routes of the topics that a client uses: `RouteView` is a route as clients interpret it, `RouteCache` keeps
+the views fresh, `NameServers` asks for routes, and `FaultyPeers` lists the peers to avoid.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from tandemmq.units import MASTER_ID
 
 log = event_logger(__name__)
 
-# The meaning of a route to clients: the queues to send to, the queues to read, the brokers' addresses (spec
+# Building views: from a route to the queues for sends, the queues for reads, and the brokers' addresses (spec
 # semantics 2.2). Pure.
 
 
@@ -119,10 +119,10 @@ AVOID_S_MAX = 30.0
 class FaultyPeers:
     """The peers to avoid because they failed recently, each with the end of its avoidance. Pure.
 
-    Producers key the failures by broker name, consumers by address. One table serves all calls of a client:
-    with thousands of sends in flight the first failure spares the others the same wait. The avoidance doubles
+    Producers name a peer by its broker name, consumers by its address. All calls of a client share one table,
+    so that the first failure spares thousands of sends in flight the same wait. The time of avoidance doubles
     with each failure in a row, from 2 s to 30 s, the range of RocketMQ's fault table (spec semantics 3.2).
-    One success clears it.
+    One success ends it.
     """
 
     __slots__ = ("_failures", "_until")
@@ -132,7 +132,7 @@ class FaultyPeers:
         self._failures: dict[str, int] = {}
 
     def __bool__(self) -> bool:
-        """Returns False while no peer has failed since its last success."""
+        """Returns True if a peer has failed and not succeeded since."""
         return bool(self._until)
 
     def record_failure(self, peer: str, now_s: float) -> None:
@@ -161,8 +161,8 @@ class FaultyPeers:
 
 
 REFRESH_PAUSE_S = 0.2
-"""The interval between refreshes of a topic on signs of an outdated route: one failing broker gives thousands
-of signs.
+"""The least time between two refreshes of a topic whose route seems outdated: one failing broker makes
+thousands of calls request a refresh.
 """
 
 OnChange = Callable[[RouteView], None]
@@ -171,8 +171,8 @@ OnChange = Callable[[RouteView], None]
 class RouteCache:
     """The views of topics, refreshed every `refresh_s`, and at once after a sign that a route is outdated.
 
-    A topic that the name servers suddenly do not know keeps its last view: a restarted name server knows
-    nothing for some seconds, and a wrong address is detected soon enough. At most one query per topic is in
+    A topic that the name servers no longer know keeps its last view, because a restarted name server knows no
+    topic for some seconds, and a call to a wrong address fails soon. At most one query per topic is in
     flight.
     """
 
@@ -241,12 +241,12 @@ class RouteCache:
         view = None if template is None else build_template_view(topic, template, template_queue_count)
         if view is None or not view.publish_queues:
             servers = ";".join(self._name_servers.addresses)
-            reason = f"no live broker has it, and none creates topics (name servers: {servers})"
+            reason = f"no live broker has it, and no broker creates topics (name servers: {servers})"
             raise NoRoute(f"topic {topic!r}: {reason}")
         old = self._views.get(topic)
         if old is not None:
             if old.publish_queues and not old.is_template:
-                return old  # the topic came while the template was asked for
+                return old  # the topic was created while the template was queried
             view = replace(
                 view, subscribe_queues=old.subscribe_queues, addresses={**old.addresses, **view.addresses}
             )
@@ -278,7 +278,7 @@ class RouteCache:
         return brokers
 
     async def run(self) -> None:
-        """Refreshes all wanted topics periodically, one after the other, for ever."""
+        """Refreshes all tracked topics periodically, one after the other. Never returns."""
         while True:
             await self._clock.sleep(self._refresh_s)
             for topic in sorted(self._tracked):
@@ -339,12 +339,14 @@ def is_known(route: TopicRoute | None) -> bool:
 
 
 class NameServers:
-    """The name servers of a client. All should answer alike (spec remoting 5), so only one is asked.
+    """The name servers of a client. All should give the same answers (spec remoting 5), so one is asked.
 
-    If a name server fails or does not know the answer, the others are asked; the one that knew is asked first
-    from then on. A name server that has just started knows no broker, and one of another cluster never will.
+    If it fails or does not know the answer, the others are asked. The name server that knew the answer is the
+    first to be asked from then on. A name server that has just started knows no broker yet, and a name server
+    of another cluster never will.
 
-    `first` is drawn by the caller, to spread the load of many clients.
+    `first`: the index of the name server to ask first; the caller draws it, to spread the load of many
+    clients.
     """
 
     def __init__(self, client: RemotingClient, addresses: Sequence[str], *, first: int = 0) -> None:

@@ -1,8 +1,8 @@
 """The JSON form of a frame header (spec remoting 2).
 
-Reading has a fast path in C for what Java, Go, Node and pyrocketmq send, and a tolerant path for the rest
-(numbers as text, nulls, literals in place of text). Writing is strict JSON. `extFields` is always present,
-because some Java response decoders read it without a null check.
+Headers of the Java, Go and Node clients and of pyrocketmq are decoded by a fast path in C. A tolerant path
+decodes all others: numbers as text, nulls, literals in place of text. Encoding writes strict JSON.
+`extFields` is always present, because some Java response decoders read it without a null check.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NO_FIELDS = msgspec.Raw(b"")
 
 
 class _WireHeader(msgspec.Struct, gc=False):
-    """The header as it travels; unknown keys (`serializeTypeCurrentRPC`) are skipped."""
+    """The header as received; unknown keys, such as `serializeTypeCurrentRPC`, are skipped."""
 
     code: Int32
     opaque: Int32 = 0
@@ -94,8 +94,7 @@ _ENCODE = msgspec.json.Encoder().encode
 def encode_header_json(command: Command) -> bytes:
     """Returns the header text.
 
-    Raises:  LocalProtocolError when it cannot be written: half a surrogate pair, or a field that is not a
-             text.
+    Raises:  LocalProtocolError for a text with half a surrogate pair, or a field that is not a text.
     """
     header, remark = command.header, command.remark
     try:
@@ -118,7 +117,7 @@ def encode_header_json(command: Command) -> bytes:
 
 
 def _decode_tolerant(header: bytes, body: bytes) -> Command:
-    """Decodes what fastjson would still accept: loose JSON, numbers as text, nulls, any literal as remark."""
+    """Decodes what only fastjson accepts: loose JSON, numbers as text, nulls, any literal as remark."""
     value = parse(header, HEADER_TEXT)
     if not isinstance(value, dict):
         raise RemoteProtocolError("the header is not a JSON object")

@@ -1,8 +1,8 @@
-"""Decides if the store accepts writes, and the error if not.
+"""Decides whether the store accepts appends, and with which error it refuses them.
 
 Invariants: `refusal` is None exactly when there is no reason to refuse; the oldest reason determines the
             error.
-Strategy:   the hot path tests one attribute; reasons are kept by name, so that each part lifts only its own.
+Strategy:   the hot path tests one attribute. Reasons are kept by name, so that a part removes only its own.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Refusal = Callable[[], RequestRejected]
 
 
 class Admission:
-    """The reasons to refuse an append."""
+    """The reasons to refuse appends. `refusal` makes the error to raise; None while appends are accepted."""
 
     __slots__ = ("_reasons", "has_failed", "is_closed", "refusal")
 
@@ -61,5 +61,5 @@ class Admission:
 
 
 def overload(remark: str) -> Busy:
-    """Returns the refusal for a full bound; clients recognise its prefix and try another broker."""
+    """Returns the error for a bound that is full. Clients recognise its prefix and try another broker."""
     return Busy(f"[OVERLOAD]{remark}")

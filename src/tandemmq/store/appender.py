@@ -2,11 +2,11 @@
 load while writes to the page cache take too long.
 
 Owns:       the tail of the log, the assigned queue offsets, the store time.
-Invariants: between two writes everything staged is memory only. A failed write undoes all of it, so an append
-            is stored whole or not at all. STORETIMESTAMP never falls. Nothing is written while bytes of a
-            failed write may remain after the end.
+Invariants: staged records are in memory only until they are written. A failed write undoes the whole stage,
+            so an append is stored whole or not at all. STORETIMESTAMP never falls. Nothing is written while
+            bytes of a failed write may remain after the end of the log.
 Strategy:   `append` encodes at once with the final offsets, so the write is one call with the staged buffers.
-            The limit for the end of a record combines the file's end and the bound of the stage in one
+            `_limit` combines the end of the file and the bound of the stage, so that a record needs one
             comparison. The `LogTail` decides the destination of the bytes: the files, or the transient pool.
             `FailedWrites` and `WriteSpeed` handle failed and slow writes. Per message: no task, no future, no
             lock, no log line. One slow write makes the store refuse the next arrivals; after a pause one
@@ -40,8 +40,8 @@ from tandemmq.units import Buffer
 log = logging.getLogger(__name__)
 
 BUSY_PAUSE_S = 0.1
-"""The time in seconds for which sends are refused after a slow write; then one turn's sends try the disk
-again.
+"""The time in seconds for which sends are refused after a slow write. The sends of the next turn then try the
+disk again.
 """
 _PAGE_CACHE_BUSY = "page cache busy"
 
@@ -52,8 +52,8 @@ class LogTail(Protocol):
     end: int
 
     def room_end(self, position: int) -> int:
-        """Returns the end of the file that holds bytes at `position`; `position` itself if no file
-        does yet.
+        """Returns the end of the file that contains `position`; `position` itself if there is no such file
+        yet.
         """
 
     def open_at(self, offset: int) -> Segment:
@@ -104,7 +104,7 @@ class Appender:
         self._open_group()
 
     def _open_group(self) -> None:
-        # Without a file the end equals the beginning: then the next file is begun first.
+        # Without a file the two ends are equal, and the first append begins the next file.
         assert self._stage_begin <= self._position <= self._segment_end
         self._buffers = []
         self._groups.append((self._position, self._buffers))
@@ -200,7 +200,7 @@ class Appender:
         return Appended(first_offset, [unit[1] for unit in units], end, now)
 
     def append_batch(self, batch: NewBatch, on_done: OnDone) -> Appended:
-        """Like `append`, for non-transactional messages of one queue."""
+        """Stages a batch, as `append` does; for non-transactional messages of one queue."""
         if self._admission.refusal is not None:
             self._refuse()
         assert len(batch), "a batch has a message"
@@ -275,7 +275,7 @@ class Appender:
         self._maker.check_size(records, total)
         if self._position + total > self._stage_begin + self._options.staged_bytes_max and self._units:
             raise overload("too many bytes arrived at once, try another broker")
-        # Twice if the pool has no buffer yet for a file that is nearly full.
+        # Runs twice if the pool has no buffer yet for a file that is nearly full.
         while self._position + total > self._segment_end - BLANK_BYTES:
             self._begin_file()
 
@@ -343,7 +343,7 @@ class Appender:
     def _undo_write(
         self, groups: list[tuple[int, list[Buffer]]], units: list[Unit], sends: Sends, error: OSError
     ) -> None:
-        """Undoes a failed write, whose records were visible only to its senders."""
+        """Undoes a failed write; no reader has seen its records."""
         assert groups[0][0] == self._tail.end, "what is stored is never taken back"
         _undo_offsets(units)
         self._forget_stage()
@@ -351,7 +351,7 @@ class Appender:
         self._failed.undo(ranges, sends, error)
 
     def _refuse(self) -> None:
-        """Raises the current refusal, or lifts it if the disk may be tried again."""
+        """Raises the error of the current refusal, unless the pause after a failed or slow write is over."""
         now = self._clock.monotonic()
         self._speed.retry(now)
         self._failed.retry(now)
@@ -369,7 +369,7 @@ def _undo_offsets(units: Sequence[Unit]) -> None:
 
 
 class WriteSpeed:
-    """The durations of recent writes. `is_watching`: fast ones must be passed to `record`, too."""
+    """Refuses sends while page cache writes are slow. While `is_watching`, `record` needs all writes."""
 
     __slots__ = ("_admission", "_busy_until", "is_watching", "slow_s")
 
@@ -395,6 +395,6 @@ class WriteSpeed:
             log.warning(events.PAGE_CACHE_RECOVERED, extra={"write_ms": round(took_s * 1000)})
 
     def retry(self, now: float) -> None:
-        """Accepts sends again after a refused one, if the pause is over."""
+        """Accepts sends again if the pause after a slow write is over."""
         if self.is_watching and now >= self._busy_until:
             self._admission.unblock(_PAGE_CACHE_BUSY)

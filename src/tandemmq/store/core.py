@@ -1,9 +1,10 @@
-"""The values that all parts of an open store share (`StoreCore`), and the frame of parts that work in rounds
-(`Rounds`).
+"""The values that all parts of an open store share (`StoreCore`), and the task and timer of a part that works
+in rounds (`Rounds`).
 
+`MessageStore.open` makes the core. Each part receives it, and the few other parts that it calls.
 Invariants: after a failure of the store no round, timer or write begins: `Admission.has_failed` is True and
             every `Rounds` is halted.
-Knows not:  the parts. Each receives the core and the few other parts that it calls.
+Knows not:  the parts.
 """
 
 from __future__ import annotations
@@ -68,7 +69,7 @@ class FailStopClock:
 
 
 class Rounds:
-    """The one task and the one timer of a part that works in rounds."""
+    """The task and the timer of a part that works in rounds: one round runs at a time, and one may be due."""
 
     __slots__ = ("_clock", "_name", "_task", "_tasks", "_timer", "is_stopped")
 
@@ -87,7 +88,7 @@ class Rounds:
 
     @property
     def is_timed(self) -> bool:
-        """True while `after` waits for its time."""
+        """True while a call of `after` is due."""
         return self._timer is not None
 
     def start(self, work: Callable[[], Coroutine[Any, Any, object]]) -> None:
@@ -102,7 +103,9 @@ class Rounds:
             self._task = None
 
     def after(self, delay_s: float, tick: Callable[[], object]) -> None:
-        """Calls `tick` once after a delay, unless the part was stopped; replaces an earlier call."""
+        """Calls `tick` once after a delay; replaces a call that is due. Does nothing once the part is
+        stopped.
+        """
         self._cancel()
         if not self.is_stopped:
             self._timer = self._clock.call_later(delay_s, self._tick, tick)
@@ -117,7 +120,7 @@ class Rounds:
             self._timer = None
 
     def halt(self) -> None:
-        """Begins no more rounds."""
+        """Cancels the timer; no further round begins."""
         self.is_stopped = True
         self._cancel()
 
@@ -127,14 +130,16 @@ class Rounds:
         self._task = None
 
     async def stop(self) -> None:
-        """Begins no more rounds, and waits until none runs."""
+        """Halts, and waits until no round runs."""
         self.halt()
         await self.idle()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreCore:
-    """The shared values of one store. `fail` stops the store for good; the first error counts."""
+    """The values that the parts of one store share. `fail` stops the store until the process is restarted;
+    only the first error is reported.
+    """
 
     options: StoreOptions
     has_terms: bool
@@ -192,7 +197,7 @@ class StoreCore:
         )
 
     def rounds(self, name: str) -> Rounds:
-        """Returns the frame of one part; a failure of the store halts it."""
+        """Returns a `Rounds` for one part; a failure of the store halts it."""
         made = Rounds(name, self.clock, self.tasks)
         self.all_rounds.append(made)
         return made

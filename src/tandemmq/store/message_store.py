@@ -1,8 +1,9 @@
-"""The store's interface for the other layers: builds the parts of a store in order, starts and stops them.
+"""An open store directory: builds the parts of the store in order, starts and stops them.
 
-The parts are public attributes: callers append with `store.appender`, read with `store.reader`, follow new
-messages with `store.dispatcher`. The store itself has what concerns several parts: opening, closing, the
-role, failures, topics that are deleted.
+Callers use the parts, which are public attributes: they append with `store.appender`, read with
+`store.reader`, follow new messages with `store.dispatcher`, and reach the terms of an elected group with
+`store.terms`. `MessageStore` itself does only work that concerns several parts: opening, closing, changes of
+the role, failures, deleted topics. All parts share one `StoreCore`.
 
 Invariants: min <= dispatched <= confirmed <= appended, flushed <= appended.
 Source:     spec store 12 for the order of start and stop.
@@ -57,10 +58,9 @@ _REPLICA_SHORTAGE = "few copies"
 
 
 class MessageStore:
-    """An open store directory: appends, reads, and the watermarks to follow.
+    """An open store directory. All calls come from the loop's thread.
 
-    `appender` may be called on a master only, `append_raw` on a slave only. All calls come from the loop's
-    thread.
+    `appender` is for a master, `append_raw` for a slave.
     """
 
     def __init__(self, core: StoreCore, *, epoch_file: Path | None, on_fatal: OnFatal | None) -> None:
@@ -79,13 +79,14 @@ class MessageStore:
         self.queues = core.queues
         self.indexes = core.indexes
         self.unverified_reason = ""
-        """The reason why the log may lack acknowledged messages; empty if it lacks none.
+        """The reason why the log may lack acknowledged messages; empty if it cannot. Without controllers
+        only; with controllers see `TermLog.may_lack_tail`.
 
-        Until `accept_log` such a store has the slave role, so that the missing bytes can be copied verbatim.
+        Until `accept_log`, such a store has the slave role, so that the missing bytes can be copied verbatim.
         """
         self.on_damaged: Callable[[], None] = lambda: None
-        """Called when damage is found while the store is open; set by the owner, as another copy may
-        heal it.
+        """Called when damage is found while the store is open. Set by the owner, which may fetch the damaged
+        bytes from another copy of the log.
         """
         self._being_deleted: set[str] = set()
         self._ahead = core.rounds("make_segment")
@@ -197,18 +198,19 @@ class MessageStore:
         )
 
     def _check_tail(self, *, has_abort: bool) -> bool:
-        """Determines whether acknowledged messages may be lost: a machine restart loses unsynced bytes, which
-        a slave may still hold.
+        """Determines whether the log may lack acknowledged messages: a power cut loses unsynced bytes, which
+        other replicas may still hold.
 
-        Returns True if a store with terms must report it to the controllers, which decide its role.
+        Returns True if the broker must report that to its controllers, which decide its role. A broker
+        without controllers waits for its slaves (`unverified_reason`).
         """
         options, marks = self.options, self._core.marks
         is_lost = has_abort and not marks.same_boot and options.flush_mode is FlushMode.ASYNC_FLUSH
         if self.has_terms and not options.accept_log:
             if is_lost and not marks.tail_mark:
                 marks.write_tail_mark(
-                    "the last run did not end in order and the machine has been restarted since: what was"
-                    " acknowledged and not flushed (ASYNC_FLUSH) may be at other members only"
+                    "the last run did not end in order and the machine has been restarted since: acknowledged"
+                    " messages that were not flushed (ASYNC_FLUSH) may be at other members only"
                 )
             return bool(marks.tail_mark)
         if options.role is BrokerRole.SLAVE or options.accept_log:
@@ -243,8 +245,8 @@ class MessageStore:
         damaged = self.damaged_ranges
         assert damaged, "there is damage"
         return (
-            f"bytes {damaged[0].begin} to {damaged[0].end} of the log are damaged ({len(damaged)} ranges "
-            "in all): what can be read is served, messages are taken once it is healed or repaired"
+            f"bytes {damaged[0].begin} to {damaged[0].end} of the log are damaged ({len(damaged)} ranges in"
+            " all): all other messages are served, and sends are accepted once the log is healed or repaired"
         )
 
     def _restore(self, recovered: Recovered) -> None:
@@ -272,11 +274,11 @@ class MessageStore:
         )
 
     def _connect(self) -> None:
-        """Connects each watermark to the one it depends on, and starts the timers."""
+        """Connects each watermark to the watermark that it follows, sets the role, and starts the timers."""
         is_sync = self.options.flush_mode is FlushMode.SYNC_FLUSH
         source = self.flushed if is_sync else self.appended
         source.follow(self.confirmed.raise_to)
-        # Without terms everything confirmed is dispatched, without a call in between.
+        # With terms, `TermLog` may dispatch less than is confirmed.
         dispatch = (lambda _end: self.terms.dispatch()) if self.has_terms else self.dispatcher.advance
         self.confirmed.follow(dispatch)
         self.set_role(self.role)
@@ -352,8 +354,8 @@ class MessageStore:
         return is_complete
 
     def _assert_marks(self) -> None:
-        """Asserts the invariants of the watermarks; called where the log is moved and not only
-        appended to.
+        """Asserts the invariants of the watermarks; called after a change of role and at the end, where the
+        log may have been shortened.
         """
         appended, end, begin = self.appended.value, self.log.end, self.log.begin
         assert begin <= end, (begin, end)
@@ -406,7 +408,7 @@ class MessageStore:
         if self.role is not BrokerRole.SLAVE and role is BrokerRole.SLAVE:
             self.appender.write_staged()
             if not self.failed_writes.zero():
-                raise OSError("bytes of a failed write are left behind the end of the log")
+                raise OSError("bytes of a failed write remain after the end of the log")
             if self.committer is not None:
                 self.committer.commit_now()
             appended, accepted = self.appended.value, self.accepted_log_offset
@@ -414,7 +416,7 @@ class MessageStore:
         self.role = self.reader.role = role
         self.replies.set_role(role)
         if self.has_terms:
-            self.terms.dispatch()  # a slave dispatches all that is confirmed, and scans later bytes
+            self.terms.dispatch()  # its limit depends on the role
         if role is BrokerRole.SLAVE:
             self._core.admission.block(_ROLE, "the broker is a slave; it accepts no messages")
         else:
@@ -460,7 +462,7 @@ class MessageStore:
         self.on_damaged = lambda: None
 
     def accept_log(self) -> None:
-        """Accepts the log as it is: the store takes the role it was opened for.
+        """Accepts the log as it is: the store gets the role that it was opened with.
 
         Raises:  OSError when the disk accepts no writes.
         """
@@ -473,8 +475,8 @@ class MessageStore:
         self._core.admission.unblock(_UNVERIFIED)
 
     def set_replica_shortage(self, remark: str) -> None:
-        """Refuses every send with this remark and SYSTEM_ERROR (spec replication 5.1); empty: accepts sends
-        again.
+        """Refuses every send with this remark and SYSTEM_ERROR, because the set is too small (spec
+        replication 5.1). An empty remark accepts sends again.
         """
         if remark:
             self._core.admission.block(_REPLICA_SHORTAGE, remark, RequestRejected)
@@ -483,8 +485,8 @@ class MessageStore:
 
     @property
     def refusal(self) -> str:
-        """The reason for refusing messages now; empty if accepted, and on a slave, which accepts none by
-        design.
+        """The reason why sends are refused now; empty if sends are accepted. Also empty on a slave, where
+        refusing sends is not a fault.
         """
         if self.role is BrokerRole.SLAVE:
             return ""
@@ -580,7 +582,7 @@ class MessageStore:
 
     @property
     def min_log_offset(self) -> int:
-        """The first byte of the log that is kept."""
+        """The begin of the log: retention has deleted the bytes before it."""
         return self.log.begin
 
     @property
@@ -685,7 +687,8 @@ class MessageStore:
     async def drop_topics(self, topics: Collection[str]) -> None:
         """Deletes the queues of these topics with everything sent so far.
 
-        No restart and no slave rebuilds the queues. The records stay in the log until they expire.
+        Neither a restart nor a slave rebuilds the queues. The records stay in the log until retention deletes
+        its files.
 
         Strategy: the deletion is on disk before a queue is changed. Messages sent meanwhile require another
                   write; under constant sends the last of them may reappear after a restart. A cancelled
@@ -728,17 +731,17 @@ class MessageStore:
 
     @property
     def done_deletions(self) -> dict[str, int]:
-        """The deletions to report to slaves; those still being written are left out.
+        """The deletions to report to slaves, without those that are still being written.
 
-        The topic's offsets still exist here during the write, and a slave that had dropped its own would copy
-        them.
+        During the write this broker still has the offsets of the topic. A slave that had already dropped its
+        own offsets would copy them again.
         """
         ends = self.deleted_topics
         return {topic: end for topic, end in ends.items() if topic not in self._being_deleted}
 
     def on_topic_deleted(self, callback: Callable[[str], None]) -> None:
-        """Calls `callback(topic)` when copied records reveal a deleted and recreated topic of which no notice
-        came.
+        """Calls `callback(topic)` when copied records show that a topic was deleted and created again, and
+        the master has not reported the deletion.
         """
         self.queues.on_deleted = callback
 

@@ -4,11 +4,11 @@ properties for queue entries and the key index.
 Invariants: a block contains only records that `check_record` finds OK, with the same values that
             `check_record` and `PropertyScan` return. The block ends at the first other bytes; the caller
             checks there for the reason.
-Strategy:   numpy handles everything needed of all records. Properties are read on first use, because most
-            tables already contain what a restart reads. The records of one producer nearly always have the
-            same properties in the same order and sizes, with different values. They are read as a table of
-            bytes whose columns are known from its first row. Rows that do not fit, or with values that need
-            more than a sum, are left to `PropertyScan`.
+Strategy:   numpy reads the fixed fields of all records at once. Properties are read on first use, because
+            after a restart most entries are in the tables already. The records of one producer nearly always
+            have the same properties in the same order and of the same sizes, with different values. Such
+            records are read as a table of bytes whose columns are known from its first row. `PropertyScan`
+            reads all other records, and values that need more than a sum.
 Knows not:  tables.
 Source:     spec store 3 (properties string), 3.3, 5 (tagsCode), 8 (keyHash).
 """
@@ -55,7 +55,9 @@ Bytes = NDArray[np.uint8]
 LAYOUT_COUNT_MAX = 8
 SIZE_COUNT_MAX = 32
 ROW_COUNT_MIN = 16
-"""The least rows for a table; fewer records, or more layouts and sizes, are not worth one."""
+"""The smallest number of records that are read as a table. More than LAYOUT_COUNT_MAX layouts or
+SIZE_COUNT_MAX sizes are not worth tables, either.
+"""
 _HASHED = (b"TAGS", b"UNIQ_KEY", b"KEYS")
 _SEPARATOR_MAX, _SPACE = 2, 32
 assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from values by their order"
@@ -168,7 +170,9 @@ def _split(view: memoryview, columns: RecordColumns) -> tuple[list[Layout], Ints
 
 
 def _split_first_layout(texts: Bytes, rows: Ints) -> tuple[Layout, Ints]:
-    """Returns the rows with the layout of the first row, and the others; an odd first row matches no row."""
+    """Returns the rows with the layout of the first row, and the others; no row if the first one is
+    irregular.
+    """
     first = texts[0]
     low, high, value_spans = _read_layout(first)
     # Unsigned bytes below `low` wrap around, so one comparison finds everything outside the range.

@@ -1,4 +1,4 @@
-"""Writes the derived tables to their files periodically, and keeps the checkpoint true.
+"""Writes the queues and the key index to their files periodically, and then raises the checkpoint.
 
 Invariants: one round at a time; the checkpoint's times were read before the fsyncs that they depend on.
 Strategy:   every second, entries in memory are written and queues with enough new bytes are synced. A
@@ -31,11 +31,13 @@ QUEUES_PER_SYNC = 256
 """The number of queues synced together: their files are open at once, and descriptors are limited."""
 BACKLOG_BYTES_MAX = 512 * MIB
 BACKLOG_COUNT_MAX = 500_000
-"""The dispatched bytes or records since the last thorough round that trigger the next: each is about a second
-of a restart after a crash.
+"""The dispatched bytes or records since the last thorough round that trigger the next one. Either costs about
+one second of a restart after a crash.
 """
 REST_FACTOR = 4
-"""The factor of rest: rounds triggered by load take at most one part in five of the time."""
+"""The pause after a thorough round, as a multiple of its duration, before load may trigger the next. So these
+rounds take at most a fifth of the time.
+"""
 
 
 class TableFlusher:
@@ -51,10 +53,10 @@ class TableFlusher:
         self._thorough_at = core.clock.monotonic()
         self._thorough_s = 0.0  # the duration of the last thorough round
         self._thorough_end = self._thorough_count = 0
-        self._whole_end = 0  # becomes the durable mark once it is flushed
+        self._whole_end = 0  # the end of a whole record; becomes the durable mark once it is flushed
 
     async def begin(self, tables_end: int) -> None:
-        """Puts everything that recovery dispatched on disk, before anything relies on it.
+        """Puts the entries that recovery dispatched on disk, before the checkpoint relies on them.
 
         `tables_end`: the log offset below which the entries were on disk before.
         """
@@ -179,8 +181,8 @@ class TableFlusher:
         return dispatched if dispatched <= flushed else durable
 
     def _write(self, queue: ConsumeQueue, *, is_idle: bool) -> bool | None:
-        """Writes entries that are in memory only. Returns None on success, else True if sends are refused for
-        it.
+        """Writes the queue's entries that are in memory only. Returns None on success; after a failed write,
+        True if sends are refused because of it.
         """
         if queue.is_dropped or not queue.unwritten_bytes:
             if is_idle:
@@ -212,7 +214,9 @@ class TableFlusher:
         return not overtaken
 
     def cut(self, end: int) -> None:
-        """Lowers the marks to an earlier log end: records of another master will end elsewhere."""
+        """Lowers the marks to an earlier log end, because later records, of another master, will end
+        elsewhere.
+        """
         assert end >= 0, end
         self._whole_end = min(self._whole_end, end)
         self._thorough_end = min(self._thorough_end, end)

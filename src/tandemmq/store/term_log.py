@@ -1,10 +1,12 @@
-"""The part of the log that an elected master's term decides: the terms, the confirmed offset, the read limit,
-and the cut of the log's end.
+"""The terms of an elected group's log and everything that depends on them: the group's confirmed offset, the
+read limit, and the cut of the log's end.
 
+`MessageStore` builds one as `store.terms`; the replication of elected groups calls it. Without controllers
+only the completion of a pending cut applies.
 Invariants: confirm_offset <= appended; it falls only by a cut. A cut that has begun is completed, by this
             process or by the next start. While the end is cut, nothing is appended and no file is deleted.
-Strategy:   the cut bytes are copied aside first. Then a mark records the cut, so that none of the bytes comes
-            back whatever happens; the terms are saved last.
+Strategy:   the bytes to be cut are first copied to a file beside the store. Then a mark on disk records the
+            cut; from then on none of the bytes reappears, even after a crash. The terms are saved last.
 Source:     spec controller 4.6, 10.9.
 """
 
@@ -41,14 +43,14 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 LIMITED_FOR_GOOD = 1 << 63
-"""An offset beyond the end of any log."""
+"""A value of `until` that no log reaches."""
 
 
 class TermLog:
     """The terms of one store's log.
 
-    `quiesce()` puts everything written so far on disk, before a cut; no file of the log is created or
-    written when it returns.
+    `quiesce()` is called before a cut. It puts everything written so far on disk; when it returns, no file of
+    the log is being created or written.
     """
 
     def __init__(
@@ -75,24 +77,26 @@ class TermLog:
         self._limited_until = 0
         self.is_cutting = False
         self.may_lack_tail = False
-        """True if this copy may have lost acknowledged messages, until `trust_tail` is called."""
+        """True if this copy of the log may lack acknowledged messages; `trust_tail` ends that."""
         self.confirm_offset = 0
-        """The offset below which every electable copy holds all bytes, as far as known; with terms only."""
+        """The group's confirmed offset, as far as this broker knows: every member of the set holds all bytes
+        below it. 0 without terms. Unlike the watermark `confirmed`, which this store alone decides.
+        """
         self.on_cut: Callable[[], None] = lambda: None
-        """Called when the log and its queues were cut, so progress beyond their ends is void; set by the
-        owner.
+        """Called after the log and its queues were cut: offsets beyond their ends are void. Set by the owner
+        of the store.
         """
 
     @property
     def epochs(self) -> EpochList:
-        """The terms of the log: the master that wrote each range of bytes."""
+        """The terms of the log: the masterEpoch in which each range of bytes was written."""
         return self._epoch_file.epochs
 
     # The start of the store.
 
     async def load(self, *, may_lack_tail: bool) -> None:
-        """Loads the terms, and completes on the files a cut that a former run began; recovery then finds a
-        log that ends there.
+        """Loads the terms, and completes a cut that an earlier run began; recovery then finds a log that ends
+        at the cut.
         """
         self.may_lack_tail = may_lack_tail
         if self._core.has_terms:
@@ -104,7 +108,9 @@ class TermLog:
             self.is_cutting = True
 
     def restore(self) -> None:
-        """Sets the confirmed offset of the recovered log, and records if the log ends before it."""
+        """Restores the confirmed offset. A recovered log that ends below it may lack acknowledged messages,
+        which is recorded on disk.
+        """
         confirmed, end = self._core.checkpoint.times.confirmed_log_offset, self._core.log.end
         if confirmed > end and not self.may_lack_tail:
             self._core.marks.write_tail_mark(f"the log ends at {end}, confirmed was {confirmed}")
@@ -112,7 +118,9 @@ class TermLog:
         self.confirm_offset = min(confirmed, end)
 
     def end_load(self) -> None:
-        """Records that everything changed by a cut completed at the start is on disk."""
+        """Ends a cut that `load` has completed: recovery has put its result on disk, so the terms are saved
+        and the mark is removed.
+        """
         core = self._core
         pending = self._cut_mark.read() if self.is_cutting else None
         if pending is not None:
@@ -124,7 +132,7 @@ class TermLog:
             self._epoch_file.save(EpochList().append(EPOCH_BEFORE_TERMS, core.log.begin))
 
     def trust_tail(self) -> None:
-        """Records that this copy has regained its lost bytes, or that the group continues without them."""
+        """Records that this copy has its lost bytes again, or that the group continues without the bytes."""
         if self.may_lack_tail:
             try:
                 self._core.marks.remove_tail_mark()
@@ -137,7 +145,7 @@ class TermLog:
     async def save_epochs(self, epochs: EpochList) -> None:
         """Saves the terms; they are on disk when the call returns. Raises OSError.
 
-        A cancelled caller still waits for the end: of two concurrent writes either could win.
+        A cancelled caller still waits for the end, because of two concurrent writes either could win.
         """
         core = self._core
         epochs = epochs.cut_prefix(core.log.begin)
@@ -146,7 +154,7 @@ class TermLog:
             await core.tasks.run_to_completion("save_epochs", save)
 
     def raise_confirm_offset(self, log_offset: int) -> None:
-        """Raises the confirmed offset, which falls only by a cut; it is written with the next checkpoint."""
+        """Raises the confirmed offset, at most to the end of the log; the next checkpoint contains it."""
         if log_offset > self.confirm_offset:
             before, self.confirm_offset = self.confirm_offset, min(log_offset, self._core.log.end)
             assert before <= self.confirm_offset, (before, self.confirm_offset)
@@ -155,15 +163,15 @@ class TermLog:
             self._publish_limit()
 
     def lower_confirm_offset(self, end: int) -> None:
-        """Adapts the confirmed offset to a log that now ends at `end`."""
+        """Lowers the confirmed offset to the new end of the log, if it is above."""
         self.confirm_offset = min(self.confirm_offset, end)
         self._publish_limit()
 
     def limit_reads(self, *, until: int = LIMITED_FOR_GOOD) -> None:
-        """Restricts readers to confirmed messages until everything below `until` is confirmed; 0: no limit.
+        """Restricts readers to bytes below `confirm_offset` until it has reached `until`; 0: no limit.
 
-        Bytes beyond may be cut, and their offsets reused. That concerns slaves, and the part of a master's
-        log from before its term.
+        Bytes above it may be cut and their offsets reused: on a slave, and on a master in the part of its log
+        that is older than its term.
         """
         assert until >= 0, until
         self._limited_until = until
@@ -178,7 +186,8 @@ class TermLog:
         self._dispatcher.set_read_limit(limit)
 
     def dispatch(self) -> None:
-        """Dispatches confirmed records; on a master with required replicas, only what all of them hold.
+        """Dispatches confirmed records; if a master's sends wait for its whole set, only records that the
+        whole set holds.
 
         Messages not yet on every in-sync replica may be lost in a failover and their offsets reused.
         """
@@ -192,9 +201,9 @@ class TermLog:
     async def cut(self, point: int, epochs: EpochList, reason: str) -> None:
         """Ends the log at `point`, the end of a record, on a slave that is not copying.
 
-        The removed bytes are kept beside the store, within a limit. From now on none of them comes back,
-        whatever happens. `epochs` are the terms when the call returns, or after the next start. A cancelled
-        caller still waits for the end, because bytes copied before the end would be cut as well.
+        The removed bytes are kept in a file beside the store, up to `divergent_bytes_max`. `epochs` become
+        the terms of the log. Once the cut has begun, a crash does not undo it: the next start completes it. A
+        cancelled caller still waits for the end, because bytes copied meanwhile would be cut as well.
         Raises:  LogDiverged when no record ends at `point`, ServiceNotAvailable, also for a full disk; then
                  nothing is changed.
                  FlushFailed: the store has failed.
@@ -202,7 +211,7 @@ class TermLog:
         self._core.admission.require_open()
         assert self._core.has_terms, "only an elected master's log is cut"
         if self._reader.role is not BrokerRole.SLAVE or self.is_cutting:
-            raise ServiceNotAvailable("the broker is not a slave, or its log is being cut")
+            raise ServiceNotAvailable("the log can only be cut on a slave, and while no other cut runs")
         self._require_boundary(point)
         self.is_cutting = True
         await self._core.tasks.run_to_completion("cut", self._run_cut(point, epochs, reason))
@@ -215,7 +224,7 @@ class TermLog:
             whole = log_.check(point, check_crc=True).outcome
             if whole in (RecordOutcome.OK, RecordOutcome.BLANK):
                 return
-        raise LogDiverged(f"no record of the log begins at {point}, where it is to be cut")
+        raise LogDiverged(f"the log cannot be cut at {point}: no record begins there")
 
     async def _run_cut(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
@@ -262,7 +271,7 @@ class TermLog:
         self.on_cut()
 
     async def _mark_cut(self, pending: PendingCut, segments: Sequence[Segment], end: int) -> None:
-        """Copies the bytes to be cut aside, and writes the mark: the cut has begun.
+        """Copies the bytes to a file beside the store and writes the mark. With the mark, the cut has begun.
 
         Raises:  ServiceNotAvailable when the disk is full; nothing has begun, and the caller may retry.
         """
@@ -275,7 +284,7 @@ class TermLog:
             except OSError:
                 if self._cut_mark.is_there or copy is None:
                     raise
-                # The copy may have used the last free space, and its bytes were never reported as safe.
+                # The copy may have used the last free space. Its bytes were never reported as safe.
                 await offload(self._core.disk.remove, copy)
                 await offload(self._cut_mark.write, pending)
         except OSError as error:

@@ -1,14 +1,14 @@
-"""ElectedBroker: a broker whose role is decided by the controllers, for the lifetime of its process.
+"""ElectedBroker: the broker of one process whose role the controllers decide.
 
-Owns:       the store, the id, the copy of the log, the leases; and one `Broker` at a time, composed for its
-            role in the current term. Registration, polls and proposals are in `membership.py`.
+Owns:       the store, the broker id, the replication of the log, the leases; and one `Broker` at a time,
+            built for the role in the current term. Registration, polls and proposals are in `membership.py`.
 Invariants: a term is accepted only if its masterEpoch is above the known one, so late, repeated and reordered
             messages do no harm; unsolicited messages only make the broker ask the controllers.
-            - A master writes only while it has a lease, or while all other members of its set promise to stay
-              slaves. Both belong to the current term and are checked at each request.
-Strategy:   `roles.py` is the table of states; this module carries its effects out. Before its first role a
-            broker is a slave without a master. A change of role stops one composition and starts the other
-            over the same open store; ports, log and heartbeats stay.
+            - A master writes only while it holds a lease from the controllers, or leases from all other
+              members of its set. Both belong to the current term and are checked at each request.
+Strategy:   `roles.py` is the table of states; this module reports the events and carries the effects out.
+            Before its first term the broker is a slave without a master. A change of role stops the old
+            `Broker` and starts the new one over the same open store; ports, log and heartbeats continue.
 Bounds:     one role change at a time.
 Source:     spec controller 3, 10.5, 10.6, 10.8.
 """
@@ -80,10 +80,11 @@ FIND_MASTER_TIMEOUT_S: Final = 0.5
 GATE_PERIOD_S: Final = 0.1
 """The period at which background duties check whether their master is fenced; requests check each time."""
 LEASE_SHORT_S: Final = 0.7
-"""A lease with less than this left may not be renewed in time: the slaves are asked for promises."""
+"""A lease with less than this left may not be renewed in time, so the master requests leases of its slaves.
+"""
 COPY_S_MAX: Final = 1.0
-"""The longest time for which a master that hands over waits for the others to hold its whole log. It accepts
-nothing meanwhile.
+"""The longest time for which a master that hands over waits until its set holds the whole log. Sends are
+parked meanwhile.
 """
 COPY_POLL_S: Final = 0.005
 OPEN_END: Final = 2**63 - 1
@@ -97,7 +98,7 @@ class _TermNotKept(Exception):
 
 
 class _IdInUse(Exception):
-    """The controllers know this broker's id at another address: its identity was copied."""
+    """The controllers record this broker's id at another address: its identity file was copied."""
 
 
 class ElectedBroker:
@@ -108,7 +109,7 @@ class ElectedBroker:
     """The id that the controllers assigned; known once `start` has returned."""
     store: MessageStore | None = None
     epoch = 0
-    """The epoch of the term that is accepted, or being accepted."""
+    """The epoch of the newest term that this broker has accepted, or is accepting."""
     state = RoleState.UNASSIGNED
     _assigned: MasterFacts | None = None
     _replication: AutoSwitch | None = None
@@ -128,7 +129,7 @@ class ElectedBroker:
     ) -> None:
         options = config.broker
         if not options.listen_port:
-            raise ConfigError("listenPort must be given in controller mode: the controllers keep it")
+            raise ConfigError("listenPort must be set in controller mode, because the controllers store it")
         store_options = replace(config.store, role=BrokerRole.SLAVE, transient_pool_enable=False)
         self._config = replace(config, store=store_options)
         self._make_replication = make_replication or self._make_autoswitch
@@ -188,7 +189,7 @@ class ElectedBroker:
         }
 
     def _on(self, event: RoleEvent) -> tuple[RoleEffect, ...]:
-        """Moves to the next state, and returns the effects, which were carried out."""
+        """Moves to the next state and carries out the effects of the transition; returns the effects."""
         self.state, effects = next_role(self.state, event)
         for effect in effects:
             self._effects[effect]()
@@ -202,7 +203,7 @@ class ElectedBroker:
 
     @property
     def broker(self) -> Broker:
-        """The composition of the current term. Only after `start`; each role change replaces it."""
+        """The `Broker` of the current term. Only after `start`; each role change replaces it."""
         assert self._broker is not None
         return self._broker
 
@@ -261,10 +262,11 @@ class ElectedBroker:
         self._scope.start("watch_gate", self._watch_gate())
 
     async def retire(self) -> None:
-        """Prepares a stop. A master hands over to a member of its set. A broker that has handed over, or that
-        does so already, forwards sends for a while, then until each of them is answered. A slave, a master
-        that cannot hand over, and a master whose settings forbid it do nothing; the controllers then elect a
-        successor after the stop.
+        """Prepares a stop: a master hands over to a member of its set.
+
+        After a hand-over, also one that was requested before, the broker forwards sends for a while and then
+        until all of them are answered. A slave does nothing. Neither does a master that cannot hand over or
+        whose settings forbid it; the controllers then elect a successor after the stop.
         """
         others = self.replication.required
         election = self._config.election
@@ -302,7 +304,7 @@ class ElectedBroker:
         )
 
     async def _compose(self, role: BrokerRole) -> None:
-        """Composes and starts the broker of this role over the store, which already has the role."""
+        """Builds and starts the `Broker` for this role over the open store, which already has the role."""
         config, before = self._config, self._broker
         options = config.broker if before is None else before.options
         broker = self._broker = Broker(
@@ -340,7 +342,7 @@ class ElectedBroker:
         }
 
     def may_write(self) -> bool:
-        """Returns True if a master may currently serve requests that change its log or its tables."""
+        """Returns True if this broker may now serve requests that change its log or its tables."""
         if self.state is not RoleState.LEADING:
             return False
         if not self._lease.is_needed:
@@ -352,7 +354,7 @@ class ElectedBroker:
         return others is not None and self._peer_leases.have_all(others, now_s)
 
     def handle_peer_lease(self, channel: Channel, command: Command) -> Command:
-        """TANDEM_VOUCH (30107): a slave of this term reports that it is one."""
+        """TANDEM_VOUCH (30107): a slave of this term grants a lease, or asks if one is requested."""
         header, now_s = command.decode(VouchRequest), self._clock.monotonic()
         if not self.is_master or header.master_epoch != self.epoch:
             raise RequestRejected(f"this broker is not a master in term {header.master_epoch}")
@@ -380,9 +382,11 @@ class ElectedBroker:
 
     async def _hand_over(self, target: int, requester: str) -> MasterFacts:
         """Stops accepting writes, waits until the set holds the whole log, and has `target` elected; returns
-        the new term. Meanwhile sends are parked, for the next master or for this one. If anything fails, this
-        master continues as soon as it has a lease or the slaves' promises.
+        the new term.
 
+        Sends are parked meanwhile, and served by the next master or by this one. If anything fails and no
+        newer term is known, this master continues as soon as it has a lease of the controllers or of its
+        whole set.
         Raises:  RequestRejected.
         """
         epoch, started_s = self.epoch, self._clock.monotonic()
@@ -416,12 +420,12 @@ class ElectedBroker:
                 self._on(RoleEvent.HAND_OVER_FAILED)
 
     def _serve_parked(self) -> None:
-        """Serves the parked sends if this broker may serve them."""
+        """Serves the parked sends here if this broker may write."""
         if self._forwarding.is_open and self.may_write():
             self._forwarding.release(self._servers[self.address[1]].serve)
 
     def _is_replaced(self) -> bool:
-        """Returns True if a newer term than that of `epoch` is known."""
+        """Returns True if a newer term than `epoch` is known."""
         return self._assigned is not None and self._assigned.master_epoch > self.epoch
 
     async def _wait_for_copies(self, epoch: int) -> None:
@@ -440,7 +444,7 @@ class ElectedBroker:
             await self._clock.sleep(COPY_POLL_S)
 
     async def _watch_gate(self) -> None:
-        """Suspends the duties of a fenced master, and resumes them."""
+        """Suspends the duties of a master while it is fenced. Never returns."""
         while True:
             await self._clock.sleep(GATE_PERIOD_S)
             self._serve_parked()
@@ -522,15 +526,15 @@ class ElectedBroker:
             self.replication.set_committed(frozenset(facts.sync_set), facts.set_epoch)
 
     def _foreign_reason(self) -> str:
-        """Returns the reason why this broker may belong to another group; empty if it does not, as far as is
-        known. The controllers are not needed once its master has proven the group.
+        """Returns the reason why this broker may belong to another group; empty if there is none. A master
+        that has proven its group suffices, without the controllers.
         """
         if self._meeting.is_verified:
             return ""
         return self._membership.foreign or self._meeting.mismatch
 
     async def _run_terms(self) -> None:
-        """Runs one term after the other. Never returns."""
+        """Applies the terms, one after the other; skips those that were replaced meanwhile. Never returns."""
         while True:
             await self._term_due.wait()
             self._term_due.clear()
@@ -569,7 +573,7 @@ class ElectedBroker:
             self._clock.call_later(RETRY_S, self._term_due.set)
             return
         if is_own and not self.is_master:
-            return  # another term is already known
+            return  # this term was replaced before it began; the newer one is applied next
         log.warning(
             events.BROKER_ROLE_CHANGED,
             extra={
@@ -584,8 +588,9 @@ class ElectedBroker:
         )
 
     async def _become_master(self, facts: MasterFacts) -> None:
-        """Raises StaleTerm, _TermNotKept: the composition then stays as it is, without a master. The same
-        happens if another term becomes known before this one has begun; that one is accepted next.
+        """Begins a term of this broker, unless a newer term becomes known first; that one is applied next.
+
+        Raises:  StaleTerm, _TermNotKept; the `Broker` then stays as it was, and accepts no writes.
         """
         if self.broker.options.is_slave:
             self.broker.set_master(None)
@@ -599,12 +604,12 @@ class ElectedBroker:
         except OSError as error:
             raise _TermNotKept(str(error)) from error
         if self._is_replaced():
-            # The disk stalled until then. The log may still lack messages of the group.
+            # The disk stalled until the newer term was known, so this log may lack its messages.
             await self.replication.end_term()
             return
         self._log.terms.trust_tail()
-        # Clients reconnect and identify themselves; connections that are currently sending to this broker
-        # stay.
+        # Clients must reconnect, because consumers identify themselves only then. Connections with a parked
+        # or forwarded send stay, so that the send is answered.
         await self.broker.stop(keeps=self._forwarding.is_used_by)
         if not await self._change_role(BrokerRole.SYNC_MASTER):
             await self.replication.end_term()
@@ -617,7 +622,9 @@ class ElectedBroker:
         self._on(RoleEvent.LED)
 
     async def _deactivate(self, *, keeps_clients: bool) -> None:
-        """Composes a slave. Clients keep their connections if every request of theirs has been answered."""
+        """Makes this broker a slave. `keeps_clients`: clients keep their connections, because all their
+        requests have been answered.
+        """
         await self.replication.end_term()
         if not self.broker.options.is_slave:
             await self.broker.stop(keeps=lambda _: keeps_clients)
@@ -625,8 +632,9 @@ class ElectedBroker:
             await self._compose(BrokerRole.SLAVE)
 
     async def _change_role(self, role: BrokerRole) -> bool:
-        """Sets the role of the store, retrying while its disk fails to write or open a file. Returns False if
-        the term of a master was replaced before; the store then has its old role.
+        """Sets the role of the store, and retries while its disk fails to write or to open a file. Returns
+        False if the broker was to become master and its term was replaced meanwhile; the store keeps its old
+        role.
         """
         while True:
             try:
@@ -653,8 +661,8 @@ class ElectedBroker:
             self._following = None
 
     async def _follow(self, facts: MasterFacts) -> None:
-        """Asks the master itself for its HA address: a name server may only know the previous one. Then
-        follows it.
+        """Asks the master for its HA address until it has one in this term, then copies its log and grants it
+        leases. Never returns. A name server is not asked, because it may still list the previous master.
         """
         assert facts.master_id is not None
         while True:
@@ -663,7 +671,7 @@ class ElectedBroker:
                     FIND_MASTER_TIMEOUT_S, self._client, facts.master_address
                 )
             except (ClientError, RequestRejected):
-                pass  # it is still becoming master, or has gone again
+                pass  # the master has not begun its term yet, or is gone; retry
             else:
                 if info.ha_address and info.epoch in (None, facts.master_epoch):
                     self._forwarding.send_to(facts.master_address)
@@ -679,8 +687,9 @@ class ElectedBroker:
         )
 
     def _may_join(self, broker_id: int) -> bool:
-        """Returns True if a slave may join the set. A member may be elected at once, so it must also have the
-        topics and groups. A RocketMQ slave does not report what it has: it is admitted after some time.
+        """Returns True if a slave may join the set. It may be elected at once, so it must hold the current
+        topics and groups, too. A RocketMQ slave does not report its tables, and is admitted after a fixed
+        time.
         """
         if not self.is_master:
             return False

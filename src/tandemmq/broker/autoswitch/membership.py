@@ -155,7 +155,7 @@ class GroupMembership:
         self._poll_due.set()
 
     def register_again(self) -> None:
-        """Registers at once; for controllers that lost state, or that record this broker at another address."""
+        """Registers at once, because the controllers lost state or record this broker at another address."""
         self.is_registered = False
         self.poll()
 

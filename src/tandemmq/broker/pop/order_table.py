@@ -2,7 +2,7 @@
 
 Invariants: a group gets nothing from a queue while a message of its last pop is neither acknowledged nor
             visible again. Only a pop with the same attempt id gets the same messages again.
-Source: spec semantics 14.5. Pure but for the callbacks; time is passed in.
+Source: spec semantics 14.5. Pure except for the callbacks; the caller passes the time.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ class OrderedPop:
     attempt_id: str
     seen_at_ms: int
     bits: int = 0
-    counts: dict[int, int] = field(default_factory=dict)  # earlier tries, by offset; absent if none
-    # Time at which each changed message becomes visible again.
+    counts: dict[int, int] = field(default_factory=dict)  # offset -> earlier tries; absent without any
+    # Offset -> the time at which the message becomes visible again, if the consumer has changed it.
     visible: dict[int, int] = field(default_factory=dict)
-    postponed: set[int] = field(default_factory=set)  # those of `visible` put off without being tried
+    postponed: set[int] = field(default_factory=set)  # the offsets in `visible` that count no try
 
     def __post_init__(self) -> None:
         self.offsets = list(self.offsets)
 
     def tries_of(self, offsets: Iterable[int]) -> dict[int, int]:
-        """Returns how often each of these messages was popped and tried; messages never tried are left
+        """Returns, by offset, how often each of these messages was tried; messages without a try are left
         out.
         """
         seen = set(self.offsets)
@@ -69,7 +69,7 @@ class OrderTable(StoredTable):
     def __init__(self) -> None:
         super().__init__()
         self._pops: dict[QueueKey, OrderedPop] = {}
-        # by (topic, group): attempt id by queue, without empty ids
+        # (topic, group) -> queue id -> attempt id, if it is not empty
         self._attempts: dict[tuple[str, str], dict[int, str]] = {}
 
     def get(self, key: QueueKey) -> OrderedPop | None:

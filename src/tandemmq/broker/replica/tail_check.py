@@ -49,10 +49,10 @@ _REFUSALS: Final = frozenset({TailOutcome.SLAVE_AHEAD, TailOutcome.TOO_OLD, Tail
 class TailCheck:
     """A slave's comparison of its log's end with its master's; `master` returns the remoting address to ask.
 
-    Invariants: a slave that holds anything follows a TandemMQ master only after the last bytes that both hold
-                were equal. A RocketMQ master does not support the comparison, so its slave follows uncompared
-                and reports that. A master that does not answer is not followed: nothing proves that its log
-                is the same.
+    Invariants: a slave with a log follows a TandemMQ master only after the last bytes that both logs hold
+                were equal. A RocketMQ master does not support the comparison, so its slave follows without
+                one and reports that. A master that does not answer is not followed, because nothing proves
+                that its log is the same.
     """
 
     def __init__(
@@ -153,24 +153,25 @@ def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
 
 # A master whose log may lack acknowledged messages waits, and copies them from its slaves.
 #
-# A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. After a power failure its
-# own copy may end earlier than its slaves'; if it were served, the master would assign their offsets to other
-# messages.
+# A SYNC_MASTER with ASYNC_FLUSH answers SEND_OK when a slave holds the message too. After a power cut its log
+# may end earlier than those of its slaves. If it served at once, it would give the offsets of their last
+# messages to new ones.
 # Strategy:   it asks every slave that a name server lists, or that reported its address, for the end of its
 #             log. Below both ends, the last bytes are compared. Records beyond the master's end are read from
-#             the slave, verified one by one, and written; so the slave can follow as before, and no slave
-#             must be emptied. Enough slaves are those that leave no room for an acknowledged message: of `n`
-#             slaves, any `n - inSyncReplicas + 2` together hold all of them. Recently started name servers
-#             list slaves one by one: `totalReplicas` is the number of replicas to expect.
+#             the slave, verified one by one, and written. So the slave can follow as before, and no slave
+#             must be emptied. Of `n` slaves, any `n - inSyncReplicas + 2` together hold every acknowledged
+#             message; the master waits for that many. A name server that has just started lists slaves one
+#             by one, so `totalReplicas` is the number of replicas to expect.
 # Invariants: while it waits, no message is sent to it or read from it, and no name server lists it. It copies
 #             only bytes beyond its own end, and only from a log that is the same below it. It serves only
 #             what is on disk, and nothing while another broker is the master of its name.
-# Way out: without such a slave an operator decides (`accept`).
+# Way out:    without enough slaves an operator accepts the log as it is (`handle_accept`).
 
 
 RETRY_S: Final = 1.0
 UNLISTED_S: Final = 15.0
-"""The shortest wait without a name server: slaves report their addresses when they dial, one by one."""
+"""The shortest wait while no name server answers. Slaves then report their own addresses when they connect.
+"""
 
 _OPEN: Final = frozenset(
     {
@@ -182,8 +183,8 @@ _OPEN: Final = frozenset(
         RequestCode.UPDATE_BROKER_CONFIG,
     }
 )
-"""Requests that are served meanwhile, besides replication and access rules: they neither read nor write
-messages.
+"""Requests that a waiting master serves, besides those of replication and access rules. They neither read nor
+write messages.
 """
 
 
@@ -253,13 +254,13 @@ class TailWait:
         await self._accept("an operator" if is_accepted else "slaves")
 
     async def _check_other_master(self) -> str:
-        """Returns the reason to wait for another master, or "" if there is none. An operator may have
-        promoted a slave meanwhile, and the other slaves hold what that one has stored since.
+        """Returns the reason to wait if another broker is the master of this name, else "". An operator may
+        have promoted a slave meanwhile, and that one stores messages of its own.
         """
         other = await self._other_master(self._reported())
         if other is None:
             return ""
-        self._is_accepted = False  # the decision was made without knowing it; that one still stores
+        self._is_accepted = False  # the operator may not have known of the other master
         return f"{other} is the master of this name: stop one of the two"
 
     async def _accept(self, by: str) -> None:
@@ -270,7 +271,7 @@ class TailWait:
         log.warning(events.LOG_TAIL_ACCEPTED, extra={"log_end": self._store.max_log_offset, "by": by})
 
     async def _check_slaves(self, waited_s: float) -> str:
-        """Returns "" if enough slaves have shown that nothing is missing; else the reason to wait."""
+        """Returns "" if enough slaves were compared and nothing is missing; else the reason to wait."""
         listed = await self._listed()
         slaves = list(dict.fromkeys((*(listed or {}).values(), *self._reported())))
         if not slaves:
@@ -288,7 +289,9 @@ class TailWait:
         return ""
 
     async def _check_slave(self, address: str) -> str:
-        """Returns "" if this log contains all records of this slave, at least now; else the reason."""
+        """Copies the missing records of this slave. Returns "" if this log now contains all its records; else
+        the reason why not.
+        """
         try:
             return await self._copy_missing(address)
         except StoreError as error:
@@ -303,7 +306,7 @@ class TailWait:
         low, high, store = ends.min_offset, ends.max_offset, self._store
         own_end = store.max_log_offset
         if low == high:
-            return ""  # it holds nothing
+            return ""  # the slave's log is empty
         if own_end > store.min_log_offset:
             common = min(own_end, high)
             start = compared_start(store, common, low)
@@ -315,7 +318,7 @@ class TailWait:
                     return (
                         f"its log differs from this one at {different_at}; the ends are {high} and {own_end}"
                     )
-        if high > own_end:  # an empty log that begins at a later file has deleted what was before it
+        if high > own_end:  # an empty log begins where the slave's log begins
             await self._fetch(address, max(low, own_end), high)
         return ""
 
@@ -357,12 +360,12 @@ class TailWait:
 def closed_routes(
     routes: Mapping[int, Handler], open_codes: Iterable[int], reason: Callable[[], str]
 ) -> dict[int, Handler]:
-    """Returns the same routes; all but those that are served while the master waits are refused with the
-    reason.
+    """Returns the routes of a waiting master: all requests but those of `_OPEN` and `open_codes` are refused
+    with the reason.
     """
 
     def refuse(_channel: Channel, _command: Command) -> Command:
-        raise ServiceNotAvailable(f"this master does not serve yet: {reason()}")
+        raise ServiceNotAvailable(f"this master does not serve requests yet: {reason()}")
 
     allowed = _OPEN.union(open_codes)
     return {code: handler if code in allowed else refuse for code, handler in routes.items()}

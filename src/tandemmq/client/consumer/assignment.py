@@ -36,8 +36,8 @@ UNBALANCED_PAUSE_S = 1.0
 """The pause before the next try when a step of a rebalance failed or the group has not settled."""
 ORDERLY_GRACE_S = 0.5
 ORDERLY_GRACE_S_MAX = 20.0
-"""The time in seconds for which releasing an orderly queue waits for the application: in one rebalance, and
-in total (spec semantics 10.5).
+"""The longest time in seconds for which the release of orderly queues waits for the application: in one
+rebalance (ORDERLY_GRACE_S), and in total for one queue (ORDERLY_GRACE_S_MAX) (spec semantics 10.5).
 """
 GRACE_STEP_S = 0.02
 
@@ -48,8 +48,8 @@ class Assignment:
     def __init__(
         self, context: ReaderContext, make_offsets: Callable[[], OffsetStore], tasks: TaskScope
     ) -> None:
-        """Creates an empty assignment. `make_offsets` is called once, at the first need: the store may depend
-        on the client id.
+        """Creates an empty assignment. `make_offsets` is called at the first use of an offset, because the
+        store may depend on the client id, which is not known earlier.
         """
         self._context = context
         self._make_offsets = make_offsets
@@ -71,7 +71,9 @@ class Assignment:
         self._fixed: dict[str, set[MessageQueue]] = {}
         self._without_route: set[str] = set()
         self._stale: set[MessageQueue] = set()
-        """The queues whose pull in flight, which a broker may hold for long, has an outdated subscription."""
+        """The queues whose pull in flight names an outdated subscription; the broker may hold such a pull for
+        long.
+        """
 
     # Called by the consumer
 
@@ -201,7 +203,7 @@ class Assignment:
         elif self._context.options.model is MessageModel.CLUSTERING:
             share = await self._share(view)
             if share is None:
-                # The broker does not know this client yet, so the other members do not count it either.
+                # The broker does not list this client yet, so the other members still divide all queues.
                 self._context.instance.beat_soon()
                 return False
             target = share
@@ -255,9 +257,7 @@ class Assignment:
         self._context.instance.outages.record_failure(log, events.REBALANCE_FAILED, key, facts)
 
     async def _share(self, view: RouteView) -> Collection[MessageQueue] | None:
-        """Returns this member's queues of a topic; None while the topic's brokers do not count this
-        member.
-        """
+        """Returns this member's queues of a topic; None while no broker of the topic lists this member."""
         instance, group = self._context.instance, self._context.group
         ids = await self._first_answer(
             view,
@@ -328,7 +328,7 @@ class Assignment:
         avoided = self._context.faulty.avoided(instance.clock.monotonic())
         start = await self._starts.find(queue, is_assigned=queue.topic in self._fixed, avoided=avoided)
         subscription = self._subscriptions.get(queue.topic)
-        if subscription is None:  # the application has left the topic meanwhile
+        if subscription is None:  # the application has unsubscribed meanwhile
             if self._locks is not None:
                 await self._locks.unlock([queue])
             return
@@ -574,8 +574,8 @@ class QueueLockKeeper:
         self._context = context
         self._failing: set[str] = set()
         self.held: set[MessageQueue] = set()
-        """The queues that a broker may have locked for this member, also when the task that requested the
-        lock was cancelled meanwhile.
+        """The queues that a broker may have locked for this member, including those whose request was
+        cancelled before its answer.
         """
 
     async def lock(self, queues: Iterable[MessageQueue]) -> dict[MessageQueue, bool]:

@@ -1,8 +1,8 @@
 """Membership in a consumer group, independent of the way in which messages reach the application.
 
 `Membership` joins the group, reads the member's share of the queues into an inbox, commits, and leaves.
-`Consumer` and `PushConsumer` each empty the inbox in their own way. `hand_back` sends a message back to the
-group; `BrokerRequests` answers requests of brokers.
+`Consumer` and `PushConsumer` own one each, and take the messages out of the inbox. `hand_back` sends a
+message back to the group; `BrokerRequests` answers requests of brokers.
 """
 
 from __future__ import annotations
@@ -321,10 +321,10 @@ def queue_of(message: ReceivedMessage) -> MessageQueue:
 
 # A message that was sent back is delivered again later, or becomes a dead letter (spec semantics 7).
 #
-# The broker is asked to store again the message at the message's log offset. It refuses when another message
-# is stored there, which happens when its log was truncated, or when the message was read from a slave that
-# had more of the log. The client still has the message, so it sends the content to the group's retry topic
-# then, as RocketMQ's clients do after any rejection.
+# The client asks the broker to store the message again, and names it by its log offset. The broker refuses if
+# another message is stored there: its log was truncated, or the message was read from a slave with a longer
+# log. The client then sends the content of the message to the group's retry topic, as RocketMQ's clients do
+# after any rejection.
 
 FIRST_DELAY_LEVEL = 3
 HAND_BACK_TIMEOUT_S = 5.0
@@ -467,7 +467,7 @@ class BrokerRequests:
         is_orderly: bool = False,
         listener: PushHandler | None = None,
     ) -> None:
-        """Creates the object. `listener` is None for a consumer whose application asks for its messages."""
+        """Creates the object. `listener` is None for a consumer whose application polls for messages."""
         self._listener = listener
         self._is_orderly = is_orderly
         self._assignment = assignment
@@ -491,11 +491,10 @@ class BrokerRequests:
             case _ if self._listener is not None:
                 return self._consume_directly(self._listener, command)
             case _:
-                # This consumer has no handler that a broker could call: the application asks for its
-                # messages.
+                # This consumer has no handler that a broker could call: the application polls.
                 return command.reply(
                     ResponseCode.SYSTEM_ERROR,
-                    remark="this consumer is read by its application; it cannot be called for one message",
+                    remark="this consumer has no message handler: its application polls for messages",
                 )
 
     async def _consume_directly(self, listener: PushHandler, command: Command) -> Command:

@@ -1,7 +1,9 @@
-"""The options of `tandemmq pipeline ...`: one field per option gives its flag, help, default and type.
+"""The options of `tandemmq pipeline ...`: one class per pipeline, one field per option. The field defines the
+option's flag, help, default and type.
 
-`command` makes the commands from these classes. A field whose type differs from the text that the user types
-names its parser (`Typed`). Imports neither Spark nor pyarrow, so `--help` is quick.
+`command_watch.pipeline_command` makes each command from its class. If a field's type differs from the text
+that the user enters, the field names its parser (`Typed`). Imports neither Spark nor pyarrow, so `--help` is
+quick.
 """
 
 from __future__ import annotations
@@ -28,9 +30,10 @@ def flag(help: str, *names: str, **more: Any) -> Any:
 
 
 class Typed(NamedTuple):
-    """The typed form of an option: its type, its default, and the parser, which gets the flag and the value.
+    """The command-line form of an option: its type, its default, and the parser, which receives the flag and
+    the value.
 
-    With the default the field keeps its own default, and the parser is not called.
+    If the user omits the option, the field has its own default and the parser is not called.
     """
 
     kind: Any
@@ -68,7 +71,7 @@ def read_text_option(flag: str, text: str) -> str:
 
 
 def parse_time(flag: str, text: str) -> int:
-    """Returns milliseconds. A time without a zone is UTC.
+    """Returns milliseconds since 1970. A time without a zone is UTC.
 
     Raises:  ConfigError if the text is neither a number nor a time.
     """
@@ -138,7 +141,7 @@ DEFAULT_COLUMNS = (
     "properties",
 )
 TASKS_PER_BATCH = 4
-"""The approximate number of tasks for a full batch of one queue; four equal queues are not split."""
+"""The approximate number of tasks for a full batch of one queue. With four equal queues, each is one task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -241,7 +244,9 @@ class LandingOptions:
 
 
 NAME_SERVERS = "namesrv"
-"""The plan's key for the target cluster. A cluster may gain and lose name servers, but not all at once."""
+"""The plan's key for the name servers of the target cluster. They may change between runs, but not all at
+once.
+"""
 
 TASKS = 2
 """The number of concurrent senders, which share the rate."""
