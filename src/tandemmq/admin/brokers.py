@@ -98,7 +98,7 @@ _REPLICATION_TABLES: Final = (
 
 
 ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
-CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The brokers of this cluster.")]
+CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The cluster's name.")]
 
 
 @command(app, "clusterList", interval_s=0)

@@ -40,6 +40,12 @@ ControllerAddresses = Annotated[
 GroupOfBrokers = Annotated[
     str, typer.Option("-b", "--brokerName", help="The broker group's name.", metavar="NAME")
 ]
+GroupOrBroker = Annotated[
+    str,
+    typer.Option(
+        "-b", "--brokerName", help="The broker group's name, or the address of one broker.", metavar="NAME"
+    ),
+]
 OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The broker group's name.")]
 
 
@@ -181,7 +187,7 @@ def clean_broker_metadata(
 
 @app.command("getBrokerEpoch")
 def get_broker_epoch(
-    name: GroupOfBrokers = "",
+    name: GroupOrBroker = "",
     cluster: Cluster = "",
     namesrv: NameServers = "",
     interval: Interval = 0.0,

@@ -346,7 +346,9 @@ def query_queue_entries(
     queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue id.", min=0)],
     index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
     count: Annotated[int, typer.Option("-c", "--count", help="Number of entries.", min=1)] = 10,
-    broker: Annotated[str, typer.Option("-b", "--broker", help="One broker.", metavar="HOST:PORT")] = "",
+    broker: Annotated[
+        str, typer.Option("-b", "--broker", help="The broker's address.", metavar="HOST:PORT")
+    ] = "",
     group: Annotated[
         str, typer.Option("-g", "--consumer", help="Show which entries match this group's subscription.")
     ] = "",

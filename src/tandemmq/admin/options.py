@@ -63,9 +63,11 @@ NameServers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Address = Annotated[str, typer.Option("-b", "--brokerAddr", help="One broker.", metavar="HOST:PORT")]
+Address = Annotated[
+    str, typer.Option("-b", "--brokerAddr", help="The broker's address.", metavar="HOST:PORT")
+]
 BrokerAddress = Annotated[str, typer.Option("-b", "--brokerAddr", help="The broker.", metavar="HOST:PORT")]
-Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The brokers of this cluster.")]
+Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The cluster's name.")]
 SettingKey = Annotated[str, typer.Option("-k", "--key", help="The setting.")]
 NewValue = Annotated[str, typer.Option("-v", "--value", help="The new value.")]
 Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]

@@ -70,7 +70,7 @@ def audit(options: AuditOptions, reporter: Reporter) -> int:
     """Prove that master, slaves, lakes and stores hold the same messages, each exactly once.
 
     Reports the first differences, and the loss in messages and seconds. Exit codes: 0 all equal, 1 not equal,
-    2 refused, 3 stopped by a signal.
+    2 refused to start, 3 stopped by a signal.
     """
     from tandemmq.spark.pipelines.audit import run_audit
 
