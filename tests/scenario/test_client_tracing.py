@@ -129,7 +129,7 @@ async def test_hooks_hear_of_every_outcome_and_may_fail(tmp_path: Path) -> None:
 
 
 def test_trace_messages_stay_below_their_bounds() -> None:
-    record = tracing._Waiting("T", "R", ("k" * 1000,), "r" * 1000 + tracing.END)
+    record = tracing.UnsentRecord("T", "R", ("k" * 1000,), "r" * 1000 + tracing.END)
     waiting = [record._replace(keys=(f"{number:01000d}",)) for number in range(40)]
     waiting.append(record._replace(topic="U", record="r" * tracing.BODY_BYTES_MAX))
     messages = list(tracing._messages(waiting, "X"))

@@ -80,12 +80,12 @@ class Controller:
             tls=make_client_tls(config.tls.dialling),
         )
         self._configured = options.peer_addresses
-        self._history = HistoryKeeper(
+        self.history = HistoryKeeper(
             supports_history=self._supports_history, chance=chance, clock=clock, scope=self._scope
         )
-        self.groups, self.heartbeats = self._history.groups, self._history.heartbeats
+        self.groups, self.heartbeats = self.history.groups, self.history.heartbeats
         self._elections = Elections(
-            self._history,
+            self.history,
             options=lambda: self._settings.options,
             client=self._client,
             network=network,

@@ -213,6 +213,14 @@ class ElectedCluster(Cluster):
         """Returns the disk of the broker with this id in the other cluster."""
         return None if self._foreign is None else self._foreign.find(broker_id)
 
+    def reported_offset(self) -> int:
+        """Returns the confirmed offset that the controllers would hold an election to; -1 if none leads."""
+        for controller in self.controllers:
+            if controller.is_leader and controller.server is not None:
+                group = controller.server.groups.get(BROKER_NAME)
+                return -1 if group is None else controller.server.history.floor_of(group)[1]
+        return -1
+
     def put_back(self, node: ElectedNode, image: Image) -> None:
         """Replaces the disk of a broker."""
         self.watch.on_copy_lost(node)

@@ -28,6 +28,7 @@ class Backups:
     def __init__(self, dice: Dice) -> None:
         self._dice = dice
         self._images: dict[DiskNode, Image] = {}
+        self._ends: dict[DiskNode, int] = {}
 
     def take(self, node: DiskNode) -> None:
         """Saves a copy of a machine's files. A running machine is copied with its page cache or
@@ -37,6 +38,12 @@ class Backups:
         if node.is_running and self._dice.happens(50):
             image.power_cut(self._dice, self._dice.pick_weighted(TEARS))
         self._images[node] = image
+        store = node.store if isinstance(node, ElectedNode) else None
+        self._ends[node] = 0 if store is None else store.max_log_offset
+
+    def log_end(self, node: DiskNode) -> int:
+        """Returns the highest log offset that the saved image of a broker may have; 0 if it was not open."""
+        return self._ends.get(node, 0)
 
     def find(self, node: DiskNode) -> Image | None:
         """Returns a copy of the saved image; None if there is none."""

@@ -205,15 +205,22 @@ class ElectedFaultInjector(FaultInjector):
         node.start()
 
     async def _restore_one_of_all(self) -> None:
-        """Stops all brokers, and starts the one with an old disk first."""
+        """Stops all brokers, and starts the one with an old disk first.
+
+        The broker starts with its own disk if the old one reaches the confirmed offset that the controllers
+        know, and more was confirmed since: that is the limit of one heartbeat in docs/durability.md.
+        """
         brokers = self._cluster.brokers_made
         node = self._dice.pick(brokers)
         image = self._backups.find(node)
         if image is None or len(brokers) < 2 or not all(one.is_running for one in brokers):
             return
+        stores = [one.store for one in brokers if one.store is not None]
         for one in brokers if self._dice.happens(50) else brokers[::-1]:
             one.kill() if self._dice.happens(70) else await one.stop_cleanly()
-        self._cluster.put_back(node, image)
+        confirmed = max((store.confirmed_log_offset for store in stores), default=0)
+        if not self._cluster.reported_offset() <= self._backups.log_end(node) < confirmed:
+            self._cluster.put_back(node, image)
         node.start()
         await self._pause(0, self._dice.pick((1_000, 20_000)))
         for one in brokers:
