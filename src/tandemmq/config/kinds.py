@@ -1,4 +1,4 @@
-"""The kinds of setting values: each parses a text to a value, or reports what is allowed."""
+"""The kinds of setting values: each parses a text to a value, and names the values that are allowed."""
 
 from __future__ import annotations
 
@@ -49,14 +49,16 @@ def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
 
 
 def clamped(low: int, high: int) -> ValueKind:
-    """Returns a kind of whole numbers that RocketMQ itself moves into its range (spec store 19)."""
+    """Returns a kind of whole numbers; as in RocketMQ, a number out of range becomes the nearest bound
+    (spec store 19).
+    """
 
     def parse(text: str) -> int:
         if _WHOLE.fullmatch(text) is None:
             raise ValueError
         return min(max(int(text), low), high)
 
-    return ValueKind(f"a whole number, which is moved into {low} to {high}", parse)
+    return ValueKind(f"a whole number; the nearest one from {low} to {high} is used", parse)
 
 
 def choice(options: type[Enum]) -> ValueKind:
@@ -197,7 +199,7 @@ CREDENTIALS: Final = ValueKind(
     partial(_parse_credentials, "accessKey", "secretKey"),
     is_secret=True,
 )
-CODES: Final = ValueKind("request codes, that is numbers, separated by commas", _parse_codes)
+CODES: Final = ValueKind("request codes (numbers), separated by commas", _parse_codes)
 OPTIONAL_FILE: Final = ValueKind("the path of a file, or empty", _parse_optional_file)
 LIST: Final = ValueKind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)

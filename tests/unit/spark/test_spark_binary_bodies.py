@@ -62,7 +62,7 @@ def test_avro_of_a_registry_is_read_with_the_schema_of_its_writer() -> None:
     ("kind", "why"),
     [
         (["int", "string"], "union"),
-        ("shop.Order", "holds itself"),
+        ("shop.Order", "contains itself"),
         ({"type": "int", "logicalType": "time-millis"}, "time-millis"),
     ],
 )
@@ -88,7 +88,7 @@ def test_protobuf_columns_and_values() -> None:
         assert framed.read(header + body) == values
     with pytest.raises(BodyUnreadable, match=r"no Protobuf of shop\.Order"):
         reader.read(b"\xff")
-    with pytest.raises(BodyUnreadable, match="do not end"):
+    with pytest.raises(BodyUnreadable, match="incomplete"):
         framed.read(b"\0\0\0\0\x05\xff")
     with pytest.raises(ConfigError, match=r"shop\.None"):
         ProtobufReader(make_descriptors(), "shop.None").ddl()
@@ -96,8 +96,8 @@ def test_protobuf_columns_and_values() -> None:
 
 def test_options_that_do_not_go_together_and_other_fields_are_refused(tmp_path: Path) -> None:
     for options, why in (
-        (("{}", "f:M", False, ""), "one way"),
-        (("", "", True, ""), "go with"),
+        (("{}", "f:M", False, ""), "only one of"),
+        (("", "", True, ""), "need --avro-schema"),
         (("", "f:M", True, "http://r"), "is for Avro"),
         (("", "f", False, ""), "FILE:MESSAGE"),
         (("", f"{tmp_path}/none:M", False, ""), "No such file"),

@@ -285,20 +285,20 @@ class MasterLease:
 
 
 # Peer leases: a master may continue without a lease of the controllers while all other members of its set
-# grant it leases, by which they promise to stay slaves.
+# grant it leases. By a lease, a slave promises not to become master until the lease ends.
 #
-# Strategy:   each slave asks its master periodically, and returns the token of the previous answer. While the
-#             master's lease is about to expire, its answers say so. Each further request is then a promise
-#             not to become master for PROMISE_S, counted from when it was sent. The master counts from when
-#             it issued the token, which was earlier. Therefore neither a stall nor a slow network can make an
-#             old promise look new. While controllers grant leases, no slave promises anything, and elections
-#             are not delayed.
-# Invariants: the time that a master counts ends before the promise does, if clock rates differ by less than 5
-#             %.
+# Strategy:   each slave sends a request to its master periodically. If the controllers' lease is about to
+#             expire, the master's answer requests a peer lease and carries a token. The slave's next request
+#             returns the token and so grants the lease, for HELD_S from the moment of that request. The
+#             master counts COUNTED_S from the moment at which it issued the token, which was earlier.
+#             Therefore neither a stall nor a slow network can make an old lease look new. While controllers
+#             grant leases, slaves grant none, and elections are not delayed.
+# Invariants: a lease ends earlier at the master than at the slave, if clock rates differ by less than 5 %.
 
 COUNTED_S: Final = 1.2
-"""The duration of a promise as counted by the master: as long as a lease."""
+"""The duration of a peer lease as the master counts it, which is that of a lease of the controllers."""
 HELD_S: Final = 1.33
+"""The duration of a peer lease as the slave counts it: the master's plus the difference of clock rates."""
 TIMEOUT_S: Final = 0.5
 TOKENS_PER_S: Final = 1_000_000
 TABLES_S_MAX: Final = 3.0
@@ -308,9 +308,7 @@ tables.
 
 
 class PeerLeases:
-    """The master's side: the slaves that promised to stay slaves, and the time from which each promise
-    counts.
-    """
+    """The master's side: the slaves that granted a lease, and the time from which each lease counts."""
 
     def __init__(self) -> None:
         self._term_start_s = float("inf")
@@ -320,27 +318,25 @@ class PeerLeases:
         """The slaves that sent TANDEM_VOUCH in this term."""
 
     def begin_term(self, now_s: float) -> None:
-        """Starts a term. Promises made to an earlier master are void."""
+        """Starts a term. Leases granted in an earlier term are void."""
         self._term_start_s = now_s
         self._granted.clear()
         self._joining_s.clear()
         self.heard.clear()
 
     def has_waited(self, broker_id: int, now_s: float) -> bool:
-        """Returns True if a slave that holds the log, and does not report what else it has, asked to join
-        TABLES_S_MAX ago.
-        """
+        """Returns True if a slave that sends no TANDEM_VOUCH had the whole log TABLES_S_MAX ago."""
         since_s = self._joining_s.setdefault(broker_id, now_s)
         return broker_id not in self.heard and now_s - since_s >= TABLES_S_MAX
 
     def record(self, broker_id: int, token: int, channel: Channel, now_s: float) -> None:
-        """Records a promise. A token that was not issued in this term is ignored."""
+        """Records a lease. A token that was not issued in this term is ignored."""
         since_s = token / TOKENS_PER_S
         if not self._term_start_s <= since_s <= now_s:
             return
         before = self._granted.get(broker_id)
         if before is None or before[1] is not channel:
-            # The promise ends with the connection: a process that has exited does not keep it.
+            # The lease ends with the connection: a process that has exited does not keep its promise.
             channel.on_close.append(lambda closed: self._forget(broker_id, closed))
         self._granted[broker_id] = since_s, channel
 
@@ -350,7 +346,7 @@ class PeerLeases:
             del self._granted[broker_id]
 
     def have_all(self, ids: Iterable[int], now_s: float) -> bool:
-        """Returns True if every one of `ids` has a promise that is still valid."""
+        """Returns True if every one of `ids` has granted a lease that is still valid."""
         return all(one in self._granted and self._granted[one][0] >= now_s - COUNTED_S for one in ids)
 
     @staticmethod
@@ -360,7 +356,7 @@ class PeerLeases:
 
 
 class PeerLeaseHolder:
-    """The slave's side: the time until which it must not become master."""
+    """The slave's side: grants leases to its master, and knows until when it must not become master."""
 
     def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
         self._client = client
@@ -369,13 +365,15 @@ class PeerLeaseHolder:
         self._until_s = float("-inf")
 
     async def wait(self) -> None:
-        """Waits until no promise is in force."""
+        """Waits until the last granted lease has ended."""
         remaining_s = self._until_s - self._clock.monotonic()
         if remaining_s > 0:
             await self._clock.sleep(remaining_s)
 
     async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
-        """Tells the master at `address` periodically that this broker is its slave. Never returns."""
+        """Reports to the master at `address` periodically, and grants it a lease when one is requested. Never
+        returns.
+        """
         token: int | None = None
         while True:
             sent_at_s = self._clock.monotonic()

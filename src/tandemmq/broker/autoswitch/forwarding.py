@@ -58,7 +58,10 @@ Serve = Callable[[Channel, Command], None]
 
 
 class Forwarding:
-    """Closed at first. Call `hold`, then `send_to` or `release`, repeatedly; it ends by itself."""
+    """The sends that this broker parks, and forwards to the next master. Closed at first.
+
+    Call `hold`, then `send_to` or `release`; each may be called repeatedly. Timers close the forwarding.
+    """
 
     def __init__(
         self, *, name: str, linger_s: float, client: RemotingClient, clock: Clock, scope: TaskScope
@@ -90,20 +93,18 @@ class Forwarding:
         return channel in self._users
 
     def hold(self) -> None:
-        """Opens it: sends are parked until a master is known."""
+        """Opens the forwarding: sends are parked until a master is known."""
         if not self.is_open:
             self.is_open, self.count = True, 0
             self._end_timer = self._clock.call_later(PARKED_S_MAX, self.end)
         self._target = None
 
     def park_again(self) -> None:
-        """Parks sends again, if it is open: the master that they are forwarded to is no longer one."""
+        """Parks sends again, because their target is no longer the master. Does nothing while closed."""
         self._target = None
 
     def linger(self) -> None:
-        """Opens it for the linger time, or at least for as long as sends may be parked: this broker is no
-        longer master.
-        """
+        """Opens the forwarding of a former master for the linger time, but at least PARKED_S_MAX."""
         self.hold()
         if self._end_timer is not None:
             self._end_timer.cancel()
@@ -117,14 +118,14 @@ class Forwarding:
             self._flush()
 
     def release(self, serve: Serve) -> None:
-        """Closes it and serves the parked sends here: this broker is the master."""
+        """Closes the forwarding and serves the parked sends here, because this broker is the master."""
         parked = list(self._parked)
         self._close()
         for _, channel, command in parked:
             serve(channel, command)
 
     def end(self) -> None:
-        """Closes it and refuses the parked sends."""
+        """Closes the forwarding and refuses the parked sends."""
         if self._is_lingering:
             facts = {"broker": self._name, "count": self.count, "refused": len(self._parked)}
             log.info(events.BROKER_FORWARDING_ENDED, extra=facts)

@@ -124,7 +124,7 @@ def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions,
     """
     table = require_delta(root)
     if "deletionVectors" in (table.protocol().reader_features or ()):
-        raise ConfigError(f"{root} has rows that were deleted inside of its files (deletion vectors)")
+        raise ConfigError(f"{root} has data files with deleted rows (deletion vectors): unsupported")
     partitions: Partitions = {}
     paths = []
     names = table.metadata().partition_columns

@@ -78,14 +78,14 @@ def open_iceberg(root: Path) -> Table | None:
 
 
 def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]:
-    """Returns, for one version of the table, the query's last batch, no partition values, and the names of
-    the files.
+    """Returns the query's last batch, partition values, and the names of the files, all of one version of the
+    table. The partition values are empty, because the files contain these columns.
 
     Raises:  ConfigError for a table with deleted rows inside its files.
     """
     table = require_iceberg(root)
     if table.inspect.delete_files().num_rows:
-        raise ConfigError(f"{root} has rows that were deleted inside of its files")
+        raise ConfigError(f"{root} has data files with deleted rows: unsupported")
     last = table.properties.get(BATCH_PROPERTY + query_id)
     paths = table.inspect.data_files()["file_path"].to_pylist()
     data = find_files(root)
@@ -124,7 +124,7 @@ def _load_table(catalog: str, table: str) -> Table | None:
         return None
     except Exception as error:  # each kind of catalog has its own errors
         raise ConfigError(
-            f"catalog {catalog}: {error}. It is described in ~/.pyiceberg.yaml, or by variables like"
+            f"catalog {catalog}: {error}. Configure it in ~/.pyiceberg.yaml, or by variables like"
             f" PYICEBERG_CATALOG__{catalog.upper()}__URI"
         ) from error
 

@@ -219,12 +219,12 @@ def make_reader(avro_schema: str, protobuf: str, *, is_framed: bool, registry: s
     `protobuf`: FILE:MESSAGE. Raises:  ConfigError for incompatible options, or a missing file.
     """
     if avro_schema and protobuf:
-        raise ConfigError("bodies are read in one way: --json-schema, --avro-schema or --protobuf")
+        raise ConfigError("give only one of --json-schema, --avro-schema and --protobuf")
     if avro_schema:
         return AvroReader(avro_schema, is_framed, registry)
     if not protobuf:
         if is_framed:
-            raise ConfigError("--registry and --registry-header go with --avro-schema or --protobuf")
+            raise ConfigError("--registry and --registry-header need --avro-schema or --protobuf")
         return None
     if registry:
         raise ConfigError(
@@ -240,7 +240,7 @@ def make_reader(avro_schema: str, protobuf: str, *, is_framed: bool, registry: s
 
 
 def check_fields(out: Path, reader: BodyReader) -> None:
-    """Stores the fields of the records; once something has been landed they must stay the same.
+    """Stores the fields of the records. Once messages have been landed, the fields must stay the same.
 
     Raises:  ConfigError for an unusable schema, or one that differs from the stored one.
     """
@@ -250,8 +250,8 @@ def check_fields(out: Path, reader: BodyReader) -> None:
     if kept is not None:
         if kept != fields:
             raise ConfigError(
-                f"the lake was begun with the record {kept['record']}; land with another one into another"
-                " directory"
+                f"the lake already has records of the schema {kept['record']}; use another directory for"
+                " another schema"
             )
         return
     write_document(path, fields)
@@ -270,7 +270,9 @@ def require_package(name: str) -> None:
 def split_header(body: bytes) -> tuple[int, bytes]:
     """Returns the schema id from the header of a schema registry, and the bytes behind the header."""
     if len(body) < HEADER_BYTES or body[0] != 0:
-        raise BodyUnreadable("no header of a schema registry: byte 0 and four of the schema's number")
+        raise BodyUnreadable(
+            "no header of a schema registry: expected a byte 0 and the schema's id in four bytes"
+        )
     return int.from_bytes(body[1:HEADER_BYTES], "big"), body[HEADER_BYTES:]
 
 
@@ -292,7 +294,7 @@ def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
         shift += 7
         if byte < 0x80:
             return value >> 1, at
-    raise BodyUnreadable("no header of a schema registry: the message indexes do not end")
+    raise BodyUnreadable("no header of a schema registry: the message indexes are incomplete")
 
 
 def fetch_schema(registry: str, number: int) -> str:
@@ -407,7 +409,7 @@ def _fit(value: Any, wanted: Any) -> Any:
 def _avro_fields(record: Any, outside: tuple[str, ...], named: dict[str, Any]) -> str:
     name = record["name"]
     if name in outside:
-        raise ConfigError(f"the Avro record {name} holds itself: columns cannot")
+        raise ConfigError(f"the Avro record {name} contains itself, which a column cannot")
     named[name] = record
     fields = [
         (one["name"], _avro_type(one["type"], one["name"], (*outside, name), named))
@@ -421,11 +423,13 @@ def _avro_type(kind: Any, place: str, outside: tuple[str, ...], named: dict[str,
     if isinstance(kind, list):
         others = [one for one in kind if one != "null"]
         if len(others) != 1:
-            raise ConfigError(f"the Avro field {place} is a union of several types: columns cannot be")
+            raise ConfigError(
+                f"the Avro field {place} is a union of several types, but a column has one type"
+            )
         return _avro_type(others[0], place, outside, named)
     if isinstance(kind, str) and kind not in _AVRO:
         if kind not in named:
-            raise ConfigError(f"the Avro field {place} is of type {kind}, which no column can have")
+            raise ConfigError(f"the Avro field {place} is of type {kind}, which columns do not support")
         return _avro_type(named[kind], place, outside, named)
     document = kind if isinstance(kind, dict) else {"type": kind}
     base, logical = document["type"], document.get("logicalType")
@@ -440,7 +444,7 @@ def _avro_type(kind: Any, place: str, outside: tuple[str, ...], named: dict[str,
     if logical == "decimal":
         return f"decimal({document['precision']}, {document.get('scale', 0)})"
     if logical in ("time-millis", "time-micros", "duration"):
-        raise ConfigError(f"the Avro field {place} is a {logical}, which no column can have")
+        raise ConfigError(f"the Avro field {place} is a {logical}, which columns do not support")
     if logical in _AVRO_LOGICAL:
         return _AVRO_LOGICAL[logical]
     return _AVRO[base] if base in _AVRO else _avro_type(base, place, outside, named)
@@ -478,9 +482,9 @@ def _parse_default(default: Any, kind: Any) -> Any:
 
 def _message_fields(descriptor: Any, outside: tuple[str, ...]) -> str:
     if descriptor.full_name in outside:
-        raise ConfigError(f"the message {descriptor.full_name} holds itself: columns cannot")
+        raise ConfigError(f"the message {descriptor.full_name} contains itself, which a column cannot")
     if not descriptor.fields:
-        raise ConfigError(f"the message {descriptor.full_name} has no fields: columns must have some")
+        raise ConfigError(f"the message {descriptor.full_name} has no fields, but a struct column needs one")
     inside = (*outside, descriptor.full_name)
     return ", ".join(f"`{one.name}`: {_field_type(one, inside)}" for one in descriptor.fields)
 
