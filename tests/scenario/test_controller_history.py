@@ -212,14 +212,14 @@ async def test_a_state_that_went_back_elects_nobody_and_is_brought_up_to_date(
     facts = vars(record)
     assert (facts["master_epoch"], facts["reported_epoch"], facts["broker_id"]) == (1, 2, 1)
     states = rig.controllers["n0"]
-    assert states._history.contradiction(group_of(rig)) is not None
+    assert states.history.contradiction(group_of(rig)) is not None
     assert (await one.elect()).code == ResponseCode.CONTROLLER_MASTER_NOT_AVAILABLE
     assert (group_of(rig).master_id, group_of(rig).master_epoch) == (1, 1)
     await two.beat()
     await until(lambda: group_of(rig).master_epoch == 2)
     after = group_of(rig)
     assert (after.master_id, after.term_id, after.sync_set) == (2, before.term_id, before.sync_set)
-    assert states._history.contradiction(after) is None
+    assert states.history.contradiction(after) is None
 
 
 async def test_a_state_that_went_back_while_nobody_is_in_office_elects_the_longest_log(
@@ -240,7 +240,7 @@ async def test_a_state_that_went_back_while_nobody_is_in_office_elects_the_longe
     assert group_of(rig).master_epoch > 2
     await rig.beat_all()
     assert len(logged(caplog, events.CONTROLLER_HISTORY_ADOPTED)) == 1
-    assert rig.controllers["n0"]._history.contradiction(group_of(rig)) is None
+    assert rig.controllers["n0"].history.contradiction(group_of(rig)) is None
 
 
 async def _beats_until_elected(rig: Rig, *brokers: FakeBroker) -> bool:
@@ -380,9 +380,7 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
         patch.setattr("tandemmq.controller.history_keeper.Groups", YesterdaysGroups)
         await rig.start("n2")
     assert isinstance(rig.controllers["n2"].groups, YesterdaysGroups)
-    rig.controllers["n2"]._history.supports_history = lambda: (
-        False
-    )  # as leader, too, it proposes old commands
+    rig.controllers["n2"].history.supports_history = lambda: False  # as leader, too, it proposes old commands
     await rig.leader()
     one, two = await rig.broker(1, is_ours=True), await rig.broker(2, is_ours=True)
     await one.elect()

@@ -307,7 +307,7 @@ async def test_a_log_file_that_was_on_disk_and_is_missing_is_told() -> None:
     await filled(rig, 100)
     await rig.stores[-1].close()
     rig.disk.remove(LOG / rig.disk.list(LOG)[-1])
-    with pytest.raises(Corrupt, match="the files behind this one are missing"):
+    with pytest.raises(Corrupt, match="the files after this one are missing"):
         await rig.open()
 
 
