@@ -109,10 +109,10 @@ def test_a_history_that_no_list_has_is_found(places: dict[int, int], found: str)
     for offset, number in places.items():
         body = b"%d x" % number
         delivered[TOPIC, 0, offset] = body
-        history.lists.delivered_s[TOPIC, 0, offset] = 9.0
-        if number < 3 and body not in history.lists.promised.values():
+        history.ledger.delivered_s[TOPIC, 0, offset] = 9.0
+        if number < 3 and body not in history.ledger.promised.values():
             history.record_ack(0, offset, body, Ack(number, number + 0.5, "a", 0, ""))
-    history.lists._delivered = delivered
+    history.ledger._delivered = delivered
     assert found in " ".join(not_linearizable(history))
     assert bool(not_linearizable(history)) is bool(found)
 
@@ -180,8 +180,8 @@ def java_history(cause: str, sends: list[JavaSend], delivered: dict[int, int]) -
     history.record_ack(0, 0, body_of(0), Ack(1.25, 1.5, "a", 0, cause))
     history.record_java(sends)
     places = {(TOPIC, 0, 0): 0, **{(TOPIC, 1, offset): number for offset, number in delivered.items()}}
-    history.lists._delivered = {place: body_of(number) for place, number in places.items()}
-    history.lists.delivered_s.update(dict.fromkeys(places, 10.0))
+    history.ledger._delivered = {place: body_of(number) for place, number in places.items()}
+    history.ledger.delivered_s.update(dict.fromkeys(places, 10.0))
     return history
 
 
