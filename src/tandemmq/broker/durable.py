@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Generic, TypeVar
@@ -121,7 +122,7 @@ class TimedEvent:
             timer.cancel()
 
 
-class Duty:
+class Duty(ABC):
     """A background task that a broker runs while it is a master.
 
     `run` is the task; after `stop` it returns once its current batch is done. `topic`: dispatched records of
@@ -139,18 +140,18 @@ class Duty:
         """Prepares the next run."""
         self._is_stopping = False
 
+    @abstractmethod
     async def run(self) -> None:
         """Runs until `stop` is called."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """Makes `run` return once its current batch is done."""
         self._is_stopping = True
         self._wake.set()
 
+    @abstractmethod
     def settle(self, safe: int) -> None:
         """Commits the progress whose copies are below the log offset `safe`."""
-        raise NotImplementedError
 
     def on_dispatched(self, queue_id: int, queue_end: int) -> None:
         """Wakes the task: a queue of its topic has readable records up to `queue_end`."""

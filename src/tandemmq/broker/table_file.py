@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from enum import Enum
 from functools import partial
@@ -40,19 +41,19 @@ OnSaved = Callable[[OSError | None], None]
 """Called when a file's current content is on disk, or with the error that prevented it."""
 
 
-class StoredTable:
+class StoredTable(ABC):
     """A table with a file of its own. The callbacks in `on_change` run after each change."""
 
     def __init__(self) -> None:
         self.on_change: list[Callable[..., None]] = []
 
+    @abstractmethod
     def encode(self) -> bytes:
         """Returns the content of the file."""
-        raise NotImplementedError
 
+    @abstractmethod
     def load(self, data: bytes) -> None:
         """Replaces the table by the content of a file."""
-        raise NotImplementedError
 
     def _after_change(self) -> None:
         for callback in self.on_change:

@@ -7,6 +7,7 @@ answers the requests of the others, and damage of the log is repaired from anoth
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 from tandemmq.broker.core import BrokerCore
@@ -20,7 +21,7 @@ from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.tasks import TaskScope
 
 
-class GroupReplica:
+class GroupReplica(ABC):
     """One broker of a group. A subclass says which copy of the log it follows."""
 
     def __init__(
@@ -95,16 +96,16 @@ class GroupReplica:
     async def _heal_all(self) -> None:
         await self._log_heal.run()
 
+    @abstractmethod
     def status(self) -> HaStatus:
         """Returns the state for GET_BROKER_HA_STATUS."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _followed(self) -> str | None:
         """Returns the id of the master's run whose log is copied now, "" if the master does not report one;
         None while nothing is copied.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     async def _copies(self) -> list[str]:
         """Returns the addresses of other copies of the log."""
-        raise NotImplementedError
