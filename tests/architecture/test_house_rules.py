@@ -5,6 +5,7 @@ named after the module that it tests.
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
@@ -20,6 +21,7 @@ PARAMETERS_MAX = 8
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@functools.cache
 def _modules() -> dict[str, ast.Module]:
     """Returns the syntax tree of each module of the package by its dotted name."""
     found = {}
@@ -29,11 +31,8 @@ def _modules() -> dict[str, ast.Module]:
     return found
 
 
-MODULES = _modules()
-
-
 def _functions() -> Iterator[tuple[str, FunctionNode]]:
-    for module, tree in MODULES.items():
+    for module, tree in _modules().items():
         for node in ast.walk(tree):
             if isinstance(node, FunctionNode):
                 yield f"{module}: {node.name}, line {node.lineno}", node
@@ -57,7 +56,7 @@ def test_functions_have_few_parameters() -> None:
 
 def test_class_names_are_used_once() -> None:
     owners = defaultdict(list)
-    for module, tree in MODULES.items():
+    for module, tree in _modules().items():
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
                 owners[node.name].append(module)
@@ -73,12 +72,12 @@ def _imported(module: str, tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 full = f"{node.module}.{alias.name}"
-                found.add(full if full in MODULES else node.module)
-    return found & MODULES.keys() - {module}
+                found.add(full if full in _modules() else node.module)
+    return found & _modules().keys() - {module}
 
 
 def test_modules_import_each_other_in_one_direction() -> None:
-    graph = {module: _imported(module, tree) for module, tree in MODULES.items()}
+    graph = {module: _imported(module, tree) for module, tree in _modules().items()}
     # A package's own file re-exports names of its modules.
     for module, imported in graph.items():
         graph[module] = {name for name in imported if not name.startswith(f"{module}.")}

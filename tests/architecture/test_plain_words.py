@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import io
 import re
 import tokenize
@@ -56,23 +57,35 @@ QUOTES_SOURCES = "plant_catalogue"
 """The start of the names of modules that quote lines of other files."""
 
 
-def strings(path: Path) -> Iterator[tuple[int, str, bool]]:
+ANY_PHRASE = re.compile("|".join(pattern.pattern for pattern in PHRASES), re.IGNORECASE)
+"""Finds whether a text has one of the phrases, in one pass."""
+
+
+@functools.cache
+def strings(path: Path) -> tuple[tuple[int, str, bool], ...]:
     """The line and text of each string; True for docstrings, those below attributes included."""
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
     documented = {
         id(one.value)
-        for node in ast.walk(tree)
+        for node in nodes
         for one in (node.body if isinstance(getattr(node, "body", None), list) else ())
         if isinstance(one, ast.Expr)
     }
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            yield node.lineno, node.value, id(node) in documented
+    return tuple(
+        (node.lineno, node.value, id(node) in documented)
+        for node in nodes
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
 
 
 def comments(path: Path) -> Iterator[tuple[int, str]]:
-    """The line and text of each comment."""
-    for token in tokenize.generate_tokens(io.StringIO(path.read_text(encoding="utf-8")).readline):
+    """The line and text of each comment; none if no line of the file has a phrase behind a number sign."""
+    source = path.read_text(encoding="utf-8")
+    if not ANY_PHRASE.search(
+        "\n".join(line[line.index("#") :] for line in source.splitlines() if "#" in line)
+    ):
+        return
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.start[0], token.string
 
@@ -92,6 +105,8 @@ def prose(path: Path) -> Iterator[tuple[int, str]]:
 def private_language(path: Path) -> Iterator[str]:
     """The refused phrases of a file, each with its line and its replacement."""
     for line, text in prose(path):
+        if not ANY_PHRASE.search(text):
+            continue
         for pattern, instead in PHRASES.items():
             for match in pattern.finditer(text):
                 at = line + text.count("\n", 0, match.start())

@@ -41,6 +41,7 @@ def test_a_frame_becomes_messages(spark: Any, cluster: Any) -> None:
     assert all(numbers == sorted(numbers) for numbers in order.values())
 
 
+@pytest.mark.long
 def test_a_stream_repeats_a_batch_with_the_same_keys(spark: Any, cluster: Any, tmp_path: Path) -> None:
     cluster.send("SinkFrom", 300)
 
@@ -68,6 +69,7 @@ def test_a_stream_repeats_a_batch_with_the_same_keys(spark: Any, cluster: Any, t
     assert len({row.msgId for row in rows}) == 300
 
 
+@pytest.mark.long
 def test_arrays_of_keys_and_rows_without_a_body(spark: Any, cluster: Any, tmp_path: Path) -> None:
     cluster.send("SinkHoles", 90)
     options = {"nameServer": cluster.namesrv, "topic": "SinkHoles", "startingOffsets": "earliest"}

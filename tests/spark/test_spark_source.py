@@ -51,6 +51,7 @@ def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
     assert len(places) == 500
 
 
+@pytest.mark.long
 def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
     topic = "SparkPacked"
     texts = {f"{kind.value} {n} " * 900 for kind in Compression for n in range(6)}
@@ -102,6 +103,7 @@ def _send_as(address: str, topic: str, sys_flag: int, bodies: list[bytes], queue
         assert connection.request(command, 30.0).code == ResponseCode.SUCCESS
 
 
+@pytest.mark.long
 def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     lake_spark: Any, cluster: Any, spark_log: Path, run_pipeline: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -136,6 +138,7 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
     assert reported[-1]["reason"] == "equal"
 
 
+@pytest.mark.long
 def test_a_batch_is_repeated_without_queues_that_are_gone(
     lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
 ) -> None:
@@ -219,6 +222,7 @@ def test_options_that_cut_and_divide_a_read(spark: Any, cluster: Any) -> None:
     assert _read(spark, cluster, topic).load().rdd.getNumPartitions() == 1
 
 
+@pytest.mark.long
 def test_progress_is_committed_for_a_group_unless_it_is_not_wanted(
     lake_spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
@@ -279,6 +283,7 @@ def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
     assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
 
 
+@pytest.mark.long
 def test_a_topic_made_again_is_not_taken_for_the_old_one(
     lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
 ) -> None:
@@ -301,6 +306,7 @@ def test_a_topic_made_again_is_not_taken_for_the_old_one(
     assert f"messages.lost queue={topic}@b:0 from_offset=40 to_offset=0 " in spark_log.read_text()
 
 
+@pytest.mark.long
 def test_a_new_checkpoint_on_an_old_lake_is_refused(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
     cluster.send("SparkOwner", 10)
     stream = follow_topic(lake_spark, cluster.namesrv, "SparkOwner")

@@ -193,6 +193,7 @@ ANY_TEXT = st.text(st.characters(exclude_categories=()))  # including halves of 
 ANY_FIELDS = st.recursive(
     ANY_TEXT | st.booleans() | st.integers(0, 2**31),
     lambda inner: st.lists(inner) | st.dictionaries(ANY_TEXT, inner),
+    max_leaves=10,
 )
 
 
