@@ -1820,7 +1820,7 @@ _ELECTED: Final = (
         bug="if reported and self.group_id is not None and reported < self.group_id:",
         proofs=(
             "unit/broker/test_identity.py",
-            "scenario/test_meeting.py",
+            "scenario/test_history_check.py",
         ),
     ),
     Plant(
@@ -1858,7 +1858,7 @@ _ELECTED: Final = (
         bug="    return own_id >= UNKNOWN_ID <= other_id",
         proofs=(
             "unit/replication/test_epochs.py",
-            "scenario/test_meeting.py",
+            "scenario/test_history_check.py",
         ),
     ),
     Plant(
@@ -1866,14 +1866,14 @@ _ELECTED: Final = (
         path="replication/core/term_sessions.py",
         sound="return [CheckTail(point)] if self._compares_history and point else self._align_at(point)",
         bug="return self._align_at(point)",
-        proofs=("scenario/test_meeting.py",),
+        proofs=("scenario/test_history_check.py",),
     ),
     Plant(
         name="a difference is looked for in the compared window alone",
-        path="broker/autoswitch/meeting.py",
+        path="broker/autoswitch/history_check.py",
         sound="deep = max(low, min(window, confirm_offset - WINDOW_BYTES))",
         bug="deep = window",
-        proofs=("scenario/test_meeting.py",),
+        proofs=("scenario/test_history_check.py",),
     ),
     Plant(
         name="a set that goes back is no news",

@@ -309,7 +309,7 @@ class ElectedCluster(Cluster):
             if self._handshakes.get(node) == met:
                 continue
             self._handshakes[node] = met
-            self.ledger.counts["meetings compared"] += 1
+            self.ledger.counts["histories compared"] += 1
             self._compare(leader.store, node)
 
     def _compare(self, store: MessageStore, node: ElectedNode) -> None:

@@ -34,6 +34,7 @@ from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import MasterLease, PeerLeaseHolder, PeerLeases
 from tandemmq.broker.autoswitch.forwarding import Forwarding
 from tandemmq.broker.autoswitch.history import KnownTerm, newest_term, report_history
+from tandemmq.broker.autoswitch.history_check import HistoryCheck
 from tandemmq.broker.autoswitch.identity import (
     GROUP_FILE,
     IDENTITY_FILE,
@@ -41,7 +42,6 @@ from tandemmq.broker.autoswitch.identity import (
     GroupIdentity,
     IdentityFiles,
 )
-from tandemmq.broker.autoswitch.meeting import Meeting
 from tandemmq.broker.autoswitch.membership import RETRY_S, GroupMembership
 from tandemmq.broker.autoswitch.roles import MASTER_STATES, RoleEffect, RoleEvent, RoleState, next_role
 from tandemmq.broker.autoswitch.term import Term
@@ -245,7 +245,7 @@ class ElectedBroker:
         replication = self._replication = self._make_replication(self.store, self.broker_id)
         replication.on_propose = self._membership.propose
         replication.may_join = self._may_join
-        self._meeting = replication.comparer = Meeting(
+        self._history_check = replication.comparer = HistoryCheck(
             self.store,
             self._group,
             broker_id=self.broker_id,
@@ -323,7 +323,7 @@ class ElectedBroker:
                 may_write=self.may_write,
                 routes=self._routes(),
                 copying=self.replication,
-                mismatch=lambda: self._membership.mismatch.reason or self._meeting.mismatch,
+                mismatch=lambda: self._membership.mismatch.reason or self._history_check.mismatch,
                 foreign=self._foreign_reason,
                 forwarding=self._forwarding,
                 servers=self._servers,
@@ -338,7 +338,7 @@ class ElectedBroker:
             RequestCode.NOTIFY_BROKER_ROLE_CHANGED: self.handle_notice,
             RequestCode.TANDEM_HAND_OVER: self.handle_hand_over,
             RequestCode.TANDEM_VOUCH: self.handle_peer_lease,
-            RequestCode.TANDEM_HISTORY: self._meeting.handle_history,
+            RequestCode.TANDEM_HISTORY: self._history_check.handle_history,
         }
 
     def may_write(self) -> bool:
@@ -529,9 +529,9 @@ class ElectedBroker:
         """Returns the reason why this broker may belong to another group; empty if there is none. A master
         that has proven its group suffices, without the controllers.
         """
-        if self._meeting.is_verified:
+        if self._history_check.is_verified:
             return ""
-        return self._membership.foreign or self._meeting.mismatch
+        return self._membership.foreign or self._history_check.mismatch
 
     async def _run_terms(self) -> None:
         """Applies the terms, one after the other; skips those that were replaced meanwhile. Never returns."""
@@ -675,7 +675,7 @@ class ElectedBroker:
             else:
                 if info.ha_address and info.epoch in (None, facts.master_epoch):
                     self._forwarding.send_to(facts.master_address)
-                    self._meeting.master = facts.master_address
+                    self._history_check.master = facts.master_address
                     await self.replication.follow(info.ha_address, facts.master_epoch, facts.master_id)
                     break
             await self._clock.sleep(FIND_MASTER_PAUSE_S)

@@ -45,7 +45,7 @@ ASK_TIMEOUT_S: Final = 2.0
 PEERS_LOGGED_MAX: Final = 64
 
 
-class Meeting:
+class HistoryCheck:
     """Both sides of the exchange. `master`: the remoting address of the followed master, None without one."""
 
     def __init__(
@@ -74,7 +74,7 @@ class Meeting:
         self.mismatch = ""
         """The reason why the master belongs to another group; empty if it does not."""
         self.is_verified = False
-        """True once a master of this group was met; this log then belongs to the group that clients see."""
+        """True once a master of this group answered; this log then belongs to the group that clients see."""
         self._master_start: int | None = None  # begin of the log of the master that was asked last
 
     @property

@@ -12,9 +12,9 @@ from replica_pair import log_bytes
 from term_nodes import Node, record
 
 from tandemmq.admin.audit_command import AuditOutcome, compare_logs
-from tandemmq.broker.autoswitch import meeting
+from tandemmq.broker.autoswitch import history_check
+from tandemmq.broker.autoswitch.history_check import HistoryCheck
 from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
-from tandemmq.broker.autoswitch.meeting import Meeting
 from tandemmq.broker.replica.log_checksum import LogChecksums
 from tandemmq.errors import Busy
 from tandemmq.protocol.codes import RequestCode
@@ -38,8 +38,8 @@ NOT_OF_ROCKETMQ = (RequestCode.TANDEM_HISTORY, RequestCode.TANDEM_READ_LOG_CHECK
 
 
 class Proven(Node):
-    """A node with a remoting port, at which its peer meets it. `lacks` contains the codes that an older peer
-    lacks.
+    """A node with a remoting port, where its peer asks for its history. `lacks` contains the codes that an
+    older peer lacks.
     """
 
     group_id: str | None = GROUP_ID
@@ -51,7 +51,7 @@ class Proven(Node):
         self.group = GroupIdentity(self.root / "brokerGroup", broker=f"broker {self.id}", disk=self.disk)
         self.group.group_id = self.group_id
         self.client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
-        self.meeting = Meeting(
+        self.check = HistoryCheck(
             self.store,
             self.group,
             broker_id=self.id,
@@ -60,7 +60,7 @@ class Proven(Node):
             client=self.client,
             disk=self.disk,
         )
-        self.channel.comparer = self.meeting
+        self.channel.comparer = self.check
         handlers: dict[int, Handler] = {
             RequestCode.TANDEM_HISTORY: self.handle_history,
             **LogChecksums(self.store, disk=self.disk, run_id="1").routes(),
@@ -71,11 +71,11 @@ class Proven(Node):
 
     def handle_history(self, channel: Channel, command: Command) -> Command:
         self.asked_count += 1
-        return self.meeting.handle_history(channel, command)
+        return self.check.handle_history(channel, command)
 
     async def follow(self, master: Node, epoch: int) -> None:
         assert isinstance(master, Proven)
-        self.meeting.master = master.place
+        self.check.master = master.place
         await super().follow(master, epoch)
 
     @property
@@ -183,15 +183,15 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
     await until(lambda: one.proposals[-1] == {1, 2})
 
 
-@pytest.mark.parametrize("window_bytes", [meeting.WINDOW_BYTES, 100])
+@pytest.mark.parametrize("window_bytes", [history_check.WINDOW_BYTES, 100])
 @pytest.mark.parametrize("is_confirmed", [False, True])
 async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_begins(
     nodes: tuple[Proven, Proven], monkeypatch: pytest.MonkeyPatch, is_confirmed: bool, window_bytes: int
 ) -> None:
     """A broker whose directory was put back, or that belongs to another cluster, has the same list of terms.
-    The difference may begin below the window that each meeting compares.
+    The difference may begin below the window that each check compares.
     """
-    monkeypatch.setattr(meeting, "WINDOW_BYTES", window_bytes)
+    monkeypatch.setattr(history_check, "WINDOW_BYTES", window_bytes)
     one, two = nodes
     shared = await share(one, two)
     two.store.set_role(BrokerRole.SYNC_MASTER)
@@ -230,15 +230,15 @@ async def test_another_group_is_refused_by_both_sides(
     assert len(told) == 2  # one line on each side, whatever the number of attempts
     assert all(GROUP_ID in reason and OTHER_ID in reason for reason in told)
     with pytest.raises(ForeignGroup):
-        await two.meeting.ask()
-    assert (two.meeting.is_verified, OTHER_ID in two.meeting.mismatch) == (False, True)
+        await two.check.ask()
+    assert (two.check.is_verified, OTHER_ID in two.check.mismatch) == (False, True)
 
 
 @pytest.mark.parametrize(("group_id", "is_served"), [(GROUP_ID, True), (OTHER_ID, False)])
 async def test_the_group_is_proven_on_the_connection_itself(
     nodes: tuple[Proven, Proven], group_id: str, is_served: bool
 ) -> None:
-    """Another process may have acquired the port since the meeting."""
+    """Another process may have acquired the port since the check."""
     one, two = nodes
     for node in nodes:
         await node.start()
@@ -280,7 +280,7 @@ async def test_masters_of_all_releases_are_followed(
     await until(lambda: log_bytes(two.store) == log_bytes(one.store))
     assert two.verdict is not None
     assert two.verdict.outcome is outcome
-    assert two.meeting.is_verified is not bool(lacks)
+    assert two.check.is_verified is not bool(lacks)
     known = two.channel.epochs.ids
     assert known == ({} if lacks else {EpochEntry(1, 0): 7, one.channel.epochs.entries[1]: 8})
 
@@ -292,7 +292,7 @@ async def test_a_master_that_cannot_answer_now_is_asked_again(
     await share(one, two)
     await one.lead(2, 1)
     await one.send(b"newer")
-    end, answer = two.store.max_log_offset, one.meeting.handle_history
+    end, answer = two.store.max_log_offset, one.check.handle_history
     is_busy = True
 
     def handle(channel: Channel, command: Command) -> Command:
@@ -300,7 +300,7 @@ async def test_a_master_that_cannot_answer_now_is_asked_again(
             raise Busy("later")
         return answer(channel, command)
 
-    monkeypatch.setattr(one.meeting, "handle_history", handle)
+    monkeypatch.setattr(one.check, "handle_history", handle)
     asked = one.asked_count
     await two.follow(one, 2)
     await until(lambda: one.asked_count >= asked + 2)
