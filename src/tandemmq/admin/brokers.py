@@ -22,16 +22,16 @@ from tandemmq.admin.options import (
     ExportDirectory,
     NewValue,
     SettingKey,
-    Work,
     command,
-    flag,
+    settings_changed,
+    show_settings,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
-from tandemmq.admin.targets import EVERYWHERE, Place, Target, Tools, find_targets
+from tandemmq.admin.targets import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
-from tandemmq.protocol.bodies.replica import HaClient, HaStatus
+from tandemmq.protocol.bodies.replica import HaClient, HaConnection
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import MASTER_ID
 
@@ -58,43 +58,17 @@ _EXPORTED: Final = (
 """The settings that exportConfigs writes; a setting that a broker does not show is left out."""
 _REFUSED: Final = ("AHEAD", "TOO_OLD", "HALTED")
 """The states of a slave, as its master sees it, that only an operator can end."""
-_REPLICATION_TABLES: Final = (
-    ("masters", ("broker", "log_end", "in_sync_slaves", "connections", "waiting")),
-    (
-        "slaves_of_masters",
-        (
-            "master",
-            "slave",
-            "acknowledged",
-            "lag_bytes",
-            "lag_seconds",
-            "in_sync",
-            "sent_to",
-            "bytes_per_second",
-            "state",
-            "start_rule",
-            "start_offset",
-            "away_seconds",
-            "name",
-            "reason",
-        ),
+_REPLICATION_TABLES: Final = {
+    "masters": "broker log_end in_sync_slaves connections waiting",
+    "slaves_of_masters": (
+        "master slave acknowledged lag_bytes lag_seconds in_sync sent_to bytes_per_second"
+        " state start_rule start_offset away_seconds name reason"
     ),
-    (
-        "copies",
-        (
-            "slave",
-            "master_ha_address",
-            "log_start",
-            "log_end",
-            "read_at",
-            "bytes_per_second",
-            "state",
-            "start_rule",
-            "tail",
-            "halt",
-        ),
+    "copies": (
+        "slave master_ha_address log_start log_end read_at bytes_per_second state start_rule tail halt"
     ),
-)
+}
+"""The tables of haStatus -> their columns."""
 
 
 ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
@@ -102,46 +76,68 @@ CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The cluste
 
 
 @command(app, "clusterList", interval_s=0)
-def cluster_list(
+async def cluster_list(
+    tools: Tools,
     cluster: Cluster = "",
     has_days: Annotated[
         bool, typer.Option("-m", "--moreStats", help="Show message counts of yesterday and today instead.")
     ] = False,
-) -> Work:
+) -> CommandAnswer:
     """List all registered brokers with role, version and rates."""
-    if has_days:
-        return lambda tools: list_days(tools, cluster)
-    return lambda tools: list_clusters(tools, cluster)
+    table = Table("brokers", tuple((_DAY_COLUMNS if has_days else _CLUSTER_COLUMNS).split()))
+    for target in await find_targets(tools, Place(cluster=cluster)):
+        place: Row = (target.cluster, target.broker_name)
+        if not has_days:
+            place += (target.broker_id, target.address)
+        try:
+            facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        except TandemError as error:  # a broker that does not answer is listed with the reason
+            unknown = (None,) * (len(table.columns) - len(place) - 1)
+            table.rows.append((*place, *unknown, str(error)))
+        else:
+            table.rows.append((*place, *(_days(facts) if has_days else _rates(facts)), None))
+    return CommandAnswer([table])
+
+
+_DAY_COLUMNS: Final = "cluster broker in_yesterday out_yesterday in_today out_today note"
+_CLUSTER_COLUMNS: Final = "cluster broker id address role version in_tps out_tps refused note"
+
+
+def _rates(facts: Mapping[str, str]) -> Row:
+    rates = first_rate(facts.get("putTps")), first_rate(sent_rates(facts))
+    return (facts.get("brokerRole"), facts.get("brokerVersionDesc"), *rates, facts.get(REFUSALS_KEY))
+
+
+def _days(facts: Mapping[str, str]) -> Row:
+    days = ("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow")
+    return tuple(counted_between(facts, way, *day) for day in days for way in ("Put", "Get"))
 
 
 @command(app, "brokerStatus")
 async def broker_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show all statistics of a broker."""
-    table = Table("figures", ("broker", "name", "value"))
-    for target in await find_targets(tools, place):
-        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        table.rows += [(target.address, name, text) for name, text in sorted(facts.items())]
-    return CommandAnswer([table])
+    found = await tools.ask(await tools.brokers(place), broker_admin.query_runtime_info)
+    rows = [(at, name, text) for at, facts in found for name, text in sorted(facts.items())]
+    return CommandAnswer.of_rows("figures", "broker name value", rows)
 
 
 @command(app, "haStatus", interval_s=0)
 async def ha_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show replication lag; exit code 1 when a slave has halted or a master is not serving yet."""
-    masters, slaves, copies = (Table(name, columns) for name, columns in _REPLICATION_TABLES)
+    masters, slaves, copies = (
+        Table(name, tuple(columns.split())) for name, columns in _REPLICATION_TABLES.items()
+    )
     has_halted = is_waiting = False
-    for target in await find_targets(tools, place):
-        status = await broker_admin.query_ha_status(tools.remoting, target.address)
+    for at, status in await tools.ask(await tools.brokers(place), broker_admin.query_ha_status):
         if status.is_master:
             count = sum(one.away_ms is None for one in status.connections)
-            in_sync = status.in_sync_count
-            masters.rows.append((target.address, status.max_log_offset, in_sync, count, status.waiting))
+            masters.rows.append((at, status.max_log_offset, status.in_sync_count, count, status.waiting))
             is_waiting |= status.waiting is not None
-            slaves.rows += _slave_rows(target, status)
+            slaves.rows += [_slave_row(at, one) for one in status.connections]
             has_halted |= any(one.state in _REFUSED for one in status.connections)
-            continue
-        one = status.client
-        has_halted |= one.halt_reason is not None
-        copies.rows.append(_copy_row(target, one))
+        else:
+            has_halted |= status.client.halt_reason is not None
+            copies.rows.append(_copy_row(at, status.client))
     tables = [table for table in (masters, slaves, copies) if table.rows]
     notes = ["a slave has halted: see docs/operations/runbooks.md"] if has_halted else []
     if is_waiting:
@@ -160,26 +156,23 @@ async def accept_log(tools: Tools, broker: Address) -> CommandAnswer:
 @command(app, "getBrokerConfig")
 async def get_broker_config(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show the settings of a broker."""
-    table = Table("settings", ("broker", "key", "value"))
-    for target in await find_targets(tools, place):
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
-        settings = parse_properties(text.encode(), target.address)
-        table.rows += [(target.address, key, setting.text) for key, setting in sorted(settings.items())]
-    return CommandAnswer([table])
+    return await show_settings(tools, "broker", await tools.brokers(place), broker_admin.query_broker_config)
 
 
 @command(app, "updateBrokerConfig")
-def update_broker_config(
+async def update_broker_config(
+    tools: Tools,
     key: SettingKey,
     value: NewValue,
     place: Place,
     has_slaves: Annotated[
-        str, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too.")
-    ] = "false",
-) -> Work:
+        bool, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too."), FLAG
+    ] = False,
+) -> CommandAnswer:
     """Change a setting of a running broker, or of the masters of a cluster."""
-    masters_only = not flag(has_slaves, "-a")
-    return lambda tools: change_config(tools, place, key, value, masters_only=masters_only)
+    addresses = await (tools.brokers(place) if has_slaves else tools.masters(place))
+    notes = await tools.ask(addresses, broker_admin.change_broker_config, key, value)
+    return settings_changed("broker", key, value, notes)
 
 
 @command(app, "exportConfigs")
@@ -202,27 +195,37 @@ async def export_configs(
         "slaveBrokerSize": len(targets) - len(masters),
     }
     path = write_json(directory / "configs.json", {"brokerConfigs": settings, "clusterScale": counts})
-    return CommandAnswer(
-        [Table("exported", ("path", "masters", "slaves"), [(str(path), *[*counts.values()][1:])])]
-    )
+    row = (str(path), len(masters), len(targets) - len(masters))
+    return CommandAnswer.of_rows("exported", "path masters slaves", [row])
 
 
 @command(app, "cleanExpiredCQ")
-def clean_expired_queues(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+async def clean_expired_queues(
+    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+) -> CommandAnswer:
     """Delete queue files whose messages are gone; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_queues)
+    return await _clean(tools, Place(broker, cluster), broker_admin.clean_queues)
 
 
 @command(app, "cleanUnusedTopic")
-def clean_unused_topics(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+async def clean_unused_topics(
+    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+) -> CommandAnswer:
     """Delete the queues of topics that no longer exist; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_topics)
+    return await _clean(tools, Place(broker, cluster), broker_admin.clean_topics)
 
 
 @command(app, "deleteExpiredCommitLog")
-def delete_expired_log(broker: Address = "", cluster: CleanedCluster = "") -> Work:
+async def delete_expired_log(
+    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+) -> CommandAnswer:
     """Delete log files older than fileReservedTime at once; without a broker or cluster, at all brokers."""
-    return lambda tools: clean(tools, Place(broker, cluster), broker_admin.clean_log)
+    return await _clean(tools, Place(broker, cluster), broker_admin.clean_log)
+
+
+async def _clean(tools: Tools, place: Place, what: broker_admin.CleanUp) -> CommandAnswer:
+    cleaned = await tools.ask(await tools.brokers(place), what)
+    return CommandAnswer.of_rows("cleaned", "broker", [(at,) for at, _ in cleaned])
 
 
 @command(app, "exportPopRecord")
@@ -236,12 +239,10 @@ async def export_pop_record(
     """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
     there.
     """
-    table = Table("exported", ("broker", "dry"))
-    for target in await find_targets(tools, place, masters_only=True):
-        if not only_named:
-            await broker_admin.export_leases(tools.remoting, target.address)
-        table.rows.append((target.address, only_named))
-    return CommandAnswer([table])
+    addresses = await tools.masters(place)
+    if not only_named:
+        await tools.ask(addresses, broker_admin.export_leases)
+    return CommandAnswer.of_rows("exported", "broker dry", [(at, only_named) for at in addresses])
 
 
 @command(app, "resetMasterFlushOffset", names=False)
@@ -253,8 +254,8 @@ async def reset_master_flush_offset(
     """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
     instead.
     """
-    told = await broker_admin.reset_flushed_offset(tools.remoting, broker, offset)
-    return CommandAnswer([Table("changed", ("broker", "offset", "answer"), [(broker, offset, told)])])
+    answer = await broker_admin.reset_flushed_offset(tools.remoting, broker, offset)
+    return CommandAnswer.of_rows("changed", "broker offset answer", [(broker, offset, answer)])
 
 
 @command(app, "setCommitLogReadAheadMode")
@@ -267,173 +268,106 @@ async def set_read_ahead_mode(
     place: Place,
 ) -> CommandAnswer:
     """Turn read-ahead of the log by the kernel on or off (dataReadAheadEnable), at a broker or a cluster."""
-    table = Table("changed", ("broker", "mode", "answer"))
-    for target in await find_targets(tools, place):
-        told = await broker_admin.set_read_mode(tools.remoting, target.address, mode)
-        table.rows.append((target.address, mode, told))
-    return CommandAnswer([table])
+    changed = await tools.ask(await tools.brokers(place), broker_admin.set_read_mode, mode)
+    rows = [(at, mode, answer) for at, answer in changed]
+    return CommandAnswer.of_rows("changed", "broker mode answer", rows)
 
 
-# Name servers
+# Name servers: each one is changed, because they do not know each other
 
 
 @command(app, "getNamesrvConfig")
 async def get_namesrv_config(tools: Tools) -> CommandAnswer:
     """Show the settings of every given name server."""
-    table = Table("settings", ("name_server", "key", "value"))
-    for address in tools.cluster_admin.name_servers:
-        settings = parse_properties(
-            (await nameserver.query_config(tools.remoting, address)).encode(), address
-        )
-        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
-    return CommandAnswer([table])
+    name_servers = tools.cluster_admin.name_servers
+    return await show_settings(tools, "name_server", name_servers, nameserver.query_config)
 
 
 @command(app, "updateNamesrvConfig")
-async def update_namesrv_config(
-    tools: Tools,
-    key: SettingKey,
-    value: NewValue,
-) -> CommandAnswer:
+async def update_namesrv_config(tools: Tools, key: SettingKey, value: NewValue) -> CommandAnswer:
     """Change a setting of every given name server."""
-    table = Table("changed", ("name_server", "key", "value", "note"))
-    for address in tools.cluster_admin.name_servers:
-        note = await nameserver.change_config(tools.remoting, address, key, value)
-        table.rows.append((address, key, value, note or None))
-    return CommandAnswer([table])
+    notes = await tools.ask(tools.cluster_admin.name_servers, nameserver.change_config, key, value)
+    return settings_changed("name_server", key, value, notes)
 
 
 Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
 KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
+_KV_COLUMNS: Final = "name_server namespace key value"
 
 
 @command(app, "updateKvConfig")
-def update_kv_config(namespace: Space, key: KvKey, value: NewValue) -> Work:
+async def update_kv_config(tools: Tools, namespace: Space, key: KvKey, value: NewValue) -> CommandAnswer:
     """Store a value in the key-value configuration of the name servers."""
-    return lambda tools: change_kv(tools, namespace, key, value)
+    changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.put_kv, namespace, key, value)
+    return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, value) for at, _ in changed])
 
 
 @command(app, "deleteKvConfig")
-def delete_kv_config(namespace: Space, key: KvKey) -> Work:
+async def delete_kv_config(tools: Tools, namespace: Space, key: KvKey) -> CommandAnswer:
     """Delete a value of the key-value configuration of the name servers."""
-    return lambda tools: change_kv(tools, namespace, key, None)
+    changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.delete_kv, namespace, key)
+    return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, None) for at, _ in changed])
+
+
+@command(app, "wipeWritePerm")
+async def wipe_write_permission(tools: Tools, name: BrokerName) -> CommandAnswer:
+    """Make a broker read-only for clients: routes offer its queues to consumers only."""
+    counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.wipe_write_permission, name)
+    return _permission_changed(name, counts)
+
+
+@command(app, "addWritePerm")
+async def add_write_permission(tools: Tools, name: BrokerName) -> CommandAnswer:
+    """Undo wipeWritePerm."""
+    counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.add_write_permission, name)
+    return _permission_changed(name, counts)
+
+
+def _permission_changed(name: str, counts: list[tuple[str, int]]) -> CommandAnswer:
+    rows = [(at, name, count) for at, count in counts]
+    return CommandAnswer.of_rows("changed", "name_server broker topics", rows)
+
+
+# Reads of old messages
 
 
 @command(app, "getColdDataFlowCtrInfo")
 async def get_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
     """Show each group's reads of old messages in the current 5 s, and its limit."""
     table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
-    for target in await find_targets(tools, place, masters_only=not place.address):
-        info = await broker_admin.query_cold_reads(tools.remoting, target.address)
-        table.rows.append((target.address, "(all)", info.all_bytes, info.all_threshold_bytes, None))
+    for at, info in await tools.ask(await tools.masters(place), broker_admin.query_cold_reads):
+        table.rows.append((at, "(all)", info.all_bytes, info.all_threshold_bytes, None))
         for group in sorted({*info.groups, *info.thresholds}):
             reads = info.groups.get(group)
             threshold = info.thresholds.get(group, info.group_threshold_bytes)
             figures = (None, None) if reads is None else (reads.bytes, reads.read_at_ms)
-            table.rows.append((target.address, group, figures[0], threshold, figures[1]))
+            table.rows.append((at, group, figures[0], threshold, figures[1]))
     return CommandAnswer([table])
+
+
+_THRESHOLD_COLUMNS: Final = "broker group threshold_bytes"
 
 
 @command(app, "updateColdDataFlowCtrGroupConfig")
-def update_cold_threshold(
+async def update_cold_threshold(
+    tools: Tools,
     group: ColdGroup,
     threshold: Annotated[str, typer.Option("-v", "--threshold", help="Most bytes of old messages per 5 s.")],
     place: Place,
-) -> Work:
+) -> CommandAnswer:
     """Limit the bytes of old messages that a group may read (coldDataFlowControlEnable)."""
-    return lambda tools: change_cold_threshold(tools, group, threshold, place)
+    changed = await tools.ask(await tools.masters(place), broker_admin.set_cold_threshold, group, threshold)
+    return CommandAnswer.of_rows("changed", _THRESHOLD_COLUMNS, [(at, group, threshold) for at, _ in changed])
 
 
 @command(app, "removeColdDataFlowCtrGroupConfig")
-def remove_cold_threshold(group: ColdGroup, place: Place) -> Work:
+async def remove_cold_threshold(tools: Tools, group: ColdGroup, place: Place) -> CommandAnswer:
     """Remove a group's own limit for old messages; the general limit applies again."""
-    return lambda tools: change_cold_threshold(tools, group, None, place)
+    changed = await tools.ask(await tools.masters(place), broker_admin.remove_cold_threshold, group)
+    return CommandAnswer.of_rows("changed", _THRESHOLD_COLUMNS, [(at, group, None) for at, _ in changed])
 
 
-@command(app, "wipeWritePerm")
-def wipe_write_permission(name: BrokerName) -> Work:
-    """Make a broker read-only for clients: routes offer its queues to consumers only."""
-    return lambda tools: change_write_permission(tools, name, allows=False)
-
-
-@command(app, "addWritePerm")
-def add_write_permission(name: BrokerName) -> Work:
-    """Undo wipeWritePerm."""
-    return lambda tools: change_write_permission(tools, name, allows=True)
-
-
-# Implementation of the commands
-
-
-async def change_config(
-    tools: Tools, place: Place, key: str, value: str, *, masters_only: bool
-) -> CommandAnswer:
-    """Changes a setting of the broker, or of the brokers of the cluster."""
-    table = Table("changed", ("broker", "key", "value", "note"))
-    for target in await find_targets(tools, place, masters_only=masters_only):
-        note = await broker_admin.change_broker_config(tools.remoting, target.address, key, value)
-        table.rows.append((target.address, key, value, note or None))
-    return CommandAnswer([table])
-
-
-async def clean(tools: Tools, place: Place, what: broker_admin.CleanUp) -> CommandAnswer:
-    """Makes the broker, or all brokers of the cluster, delete unused files."""
-    table = Table("cleaned", ("broker",))
-    for target in await find_targets(tools, place):
-        await what(tools.remoting, target.address)
-        table.rows.append((target.address,))
-    return CommandAnswer([table])
-
-
-async def list_clusters(tools: Tools, cluster: str) -> CommandAnswer:
-    """Lists every registered broker with its statistics; a broker that does not answer is listed with the
-    reason.
-    """
-    columns = (
-        "cluster",
-        "broker",
-        "id",
-        "address",
-        "role",
-        "version",
-        "in_tps",
-        "out_tps",
-        "refused",
-        "note",
-    )
-    table = Table("brokers", columns)
-    for target in await find_targets(tools, Place(cluster=cluster)):
-        place = (target.cluster, target.broker_name, target.broker_id, target.address)
-        try:
-            facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        except TandemError as error:
-            table.rows.append((*place, None, None, None, None, None, str(error)))
-            continue
-        in_tps = first_rate(facts.get("putTps"))
-        out_tps = first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps"))
-        role = facts.get("brokerRole")
-        refused = facts.get(REFUSALS_KEY)
-        table.rows.append((*place, role, facts.get("brokerVersionDesc"), in_tps, out_tps, refused, None))
-    return CommandAnswer([table])
-
-
-async def list_days(tools: Tools, cluster: str) -> CommandAnswer:
-    """Lists the messages received and sent yesterday and today, at every registered broker."""
-    columns = ("cluster", "broker", "in_yesterday", "out_yesterday", "in_today", "out_today", "note")
-    table = Table("brokers", columns)
-    for target in await find_targets(tools, Place(cluster=cluster)):
-        place = (target.cluster, target.broker_name)
-        try:
-            facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        except TandemError as error:
-            table.rows.append((*place, None, None, None, None, str(error)))
-            continue
-        yesterday, today = (
-            [counted_between(facts, way, begin, end) for way in ("Put", "Get")]
-            for begin, end in (("YesterdayMorning", "TodayMorning"), ("TodayMorning", "TodayNow"))
-        )
-        table.rows.append((*place, *yesterday, *today, None))
-    return CommandAnswer([table])
+# Rows of brokers
 
 
 def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
@@ -446,42 +380,20 @@ def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) ->
         return None
 
 
-def _copy_row(target: Target, one: HaClient) -> Row:
+def _copy_row(address: str, one: HaClient) -> Row:
     halt = None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
     return (
-        target.address,
-        one.master_address,
-        one.start_offset,
-        one.max_log_offset,
-        one.read_at_ms,
-        one.bytes_per_second,
-        one.state,
-        one.start_rule,
-        one.tail,
-        halt,
+        *(address, one.master_address, one.start_offset, one.max_log_offset, one.read_at_ms),
+        *(one.bytes_per_second, one.state, one.start_rule, one.tail, halt),
     )
 
 
-def _slave_rows(target: Target, status: HaStatus) -> list[Row]:
-    return [
-        (
-            target.address,
-            one.address,
-            one.acknowledged_offset,
-            one.lag_bytes,
-            _seconds(one.lag_ms),
-            one.is_in_sync,
-            one.transfer_from,
-            one.bytes_per_second,
-            one.state,
-            one.start_rule,
-            one.start_offset,
-            _seconds(one.away_ms),
-            one.slave,
-            one.reason,
-        )
-        for one in status.connections
-    ]
+def _slave_row(address: str, one: HaConnection) -> Row:
+    return (
+        *(address, one.address, one.acknowledged_offset, one.lag_bytes, _seconds(one.lag_ms)),
+        *(one.is_in_sync, one.transfer_from, one.bytes_per_second, one.state, one.start_rule),
+        *(one.start_offset, _seconds(one.away_ms), one.slave, one.reason),
+    )
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -496,39 +408,6 @@ def first_rate(text: str | None) -> float | None:
         return None
 
 
-async def change_cold_threshold(
-    tools: Tools, group: str, threshold: str | None, place: Place
-) -> CommandAnswer:
-    """Sets the bytes of old messages that a group may read in 5 s; None restores the general limit."""
-    table = Table("changed", ("broker", "group", "threshold_bytes"))
-    for target in await find_targets(tools, place, masters_only=True):
-        if threshold is None:
-            await broker_admin.remove_cold_threshold(tools.remoting, target.address, group)
-        else:
-            await broker_admin.set_cold_threshold(tools.remoting, target.address, group, threshold)
-        table.rows.append((target.address, group, threshold))
-    return CommandAnswer([table])
-
-
-# Name servers: each one is changed, because they do not know each other
-
-
-async def change_kv(tools: Tools, namespace: str, key: str, value: str | None) -> CommandAnswer:
-    """Stores a value in the key-value configuration, or deletes it (None)."""
-    table = Table("changed", ("name_server", "namespace", "key", "value"))
-    for address in tools.cluster_admin.name_servers:
-        if value is None:
-            await nameserver.delete_kv(tools.remoting, address, namespace, key)
-        else:
-            await nameserver.put_kv(tools.remoting, address, namespace, key, value)
-        table.rows.append((address, namespace, key, value))
-    return CommandAnswer([table])
-
-
-async def change_write_permission(tools: Tools, broker_name: str, *, allows: bool) -> CommandAnswer:
-    """Makes routes offer the queues of a broker to producers, or stop offering them."""
-    change = nameserver.add_write_permission if allows else nameserver.wipe_write_permission
-    table = Table("changed", ("name_server", "broker", "topics"))
-    for address in tools.cluster_admin.name_servers:
-        table.rows.append((address, broker_name, await change(tools.remoting, address, broker_name)))
-    return CommandAnswer([table])
+def sent_rates(facts: Mapping[str, str]) -> str | None:
+    """Returns the rates of sent messages, which versions of RocketMQ spell differently."""
+    return facts.get("getTransferredTps") or facts.get("getTransferedTps")

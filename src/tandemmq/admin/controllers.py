@@ -16,15 +16,17 @@ from tandemmq.admin.options import (
     NameServers,
     NewValue,
     SettingKey,
+    Text,
     Work,
     command,
     demand_place,
     run,
+    settings_changed,
+    show_settings,
 )
 from tandemmq.admin.render import CommandAnswer, Table
-from tandemmq.admin.targets import Place, Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import controller
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.controller import CleanBrokerDataRequest, ElectMasterRequest
 from tandemmq.runtime.machine import LoopClock
 
@@ -33,9 +35,19 @@ app = typer.Typer()
 ControllerAddress = Annotated[
     str, typer.Option("-a", "--controllerAddress", help="Address of any controller.", metavar="HOST:PORT")
 ]
+
+
+def _split(addresses: str, option: str) -> list[str]:
+    named = [part.strip() for part in addresses.split(";") if part.strip()]
+    if not named:
+        raise typer.BadParameter(f"{option} {addresses}: name at least one controller")
+    return named
+
+
 ControllerAddresses = Annotated[
-    str,
+    list[str],
     typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
+    Text(_split),
 ]
 GroupOfBrokers = Annotated[
     str, typer.Option("-b", "--brokerName", help="The broker group's name.", metavar="NAME")
@@ -71,11 +83,19 @@ def controllers(
         raise typer.BadParameter(f"--add {add}: must be ID-HOST:PORT")
     action = "add" if add else "remove" if remove else "handOver" if hand_over else "list"
     name = name or remove or hand_over
-    return lambda tools: change_controllers(tools, address, action, name, new_address)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        leader = await controller.find_leader(tools.remoting, address)
+        members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
+        rows = [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
+        return CommandAnswer.of_rows("controllers", "name address voter leader", rows)
+
+    return work
 
 
 @command(app, "handover", names=False)
-def handover(
+async def handover(
+    tools: Tools,
     address: ControllerAddress,
     name: GroupOfBrokers,
     target: Annotated[
@@ -84,9 +104,18 @@ def handover(
             "--to", help="The broker id of the new master.", show_default="any replica in sync", metavar="ID"
         ),
     ] = None,
-) -> Work:
+) -> CommandAnswer:
     """Make another broker of an elected group its master; no send fails."""
-    return lambda tools: hand_over(tools, address, name, target)
+    groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
+    columns = "when broker id address master_epoch in_sync"
+    rows = [
+        (
+            *(when, name, group.master_id, group.master_address, group.master_epoch),
+            " ".join(str(one.broker_id) for one in group.in_sync),
+        )
+        for when, group in zip(("before", "after"), groups, strict=True)
+    ]
+    return CommandAnswer.of_rows("masters", columns, rows)
 
 
 @command(app, "getControllerMetaData", names=False)
@@ -95,7 +124,7 @@ async def get_controller_metadata(tools: Tools, address: ControllerAddress) -> C
     found = await controller.query_metadata(tools.remoting, address)
     facts = [("group", found.group), ("leader", found.leader_id), ("leader address", found.leader_address)]
     facts += [("peer", peer) for peer in (found.peers or "").split(";") if peer]
-    return CommandAnswer([Table("controller", ("fact", "value"), [*facts])])
+    return CommandAnswer.of_rows("controller", "fact value", facts)
 
 
 @app.command("getSyncStateSet")
@@ -134,14 +163,12 @@ async def elect_master(
         cluster_name=cluster, broker_name=name, broker_id=broker_id, is_designated=True
     )
     facts = await controller.elect_master(tools.remoting, leader, header, LoopClock().now_ms())
-    table = Table("masters", ("broker", "id", "address", "master_epoch", "in_sync", "set_epoch"))
+    columns = ("broker", "id", "address", "master_epoch", "in_sync", "set_epoch")
     members = " ".join(map(str, facts.sync_set))
-    table.rows.append(
-        (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
-    )
+    row = (name, facts.master_id, facts.master_address, facts.master_epoch, members, facts.set_epoch)
     is_wanted = facts.master_id == broker_id
     notes = [] if is_wanted else [f"broker {facts.master_id} remains the master of {name}"]
-    return CommandAnswer([table], notes, exit_code=0 if is_wanted else 1)
+    return CommandAnswer([Table("masters", columns, [row])], notes, exit_code=0 if is_wanted else 1)
 
 
 @command(app, "cleanBrokerMetadata", names=False)
@@ -182,7 +209,30 @@ def clean_broker_metadata(
         is_forced=is_forced,
         forgets_living_master=forgets_living_master or None,
     )
-    return lambda tools: clean(tools, address, header)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        leader = await controller.find_leader(tools.remoting, address)
+        await controller.clean_brokers(tools.remoting, leader, header, LoopClock().now_ms())
+        row = (leader, name, (ids or "all").replace(";", " "))
+        return CommandAnswer.of_rows("forgotten", "controller broker ids", [row])
+
+    return work
+
+
+@command(app, "getControllerConfig", names=False)
+async def get_controller_config(tools: Tools, addresses: ControllerAddresses) -> CommandAnswer:
+    """Show the settings of controllers."""
+    return await show_settings(tools, "controller", addresses, controller.query_config)
+
+
+@command(app, "updateControllerConfig", names=False)
+async def update_controller_config(
+    tools: Tools, addresses: ControllerAddresses, key: SettingKey, value: NewValue
+) -> CommandAnswer:
+    """Change a setting of running controllers; name all of them."""
+    # Controllers do not forward a change to each other.
+    notes = await tools.ask(addresses, controller.change_config, key, value)
+    return settings_changed("controller", key, value, notes)
 
 
 @app.command("getBrokerEpoch")
@@ -205,62 +255,7 @@ def get_broker_epoch(
     )
 
 
-@command(app, "getControllerConfig", names=False)
-def get_controller_config(addresses: ControllerAddresses) -> Work:
-    """Show the settings of controllers."""
-    named = _split(addresses)
-    return lambda tools: show_config(tools, named)
-
-
-@command(app, "updateControllerConfig", names=False)
-def update_controller_config(
-    addresses: ControllerAddresses,
-    key: SettingKey,
-    value: NewValue,
-) -> Work:
-    """Change a setting of running controllers; name all of them."""
-    named = _split(addresses)
-    return lambda tools: change_config(tools, named, key, value)
-
-
-def _split(addresses: str) -> list[str]:
-    """Returns the addresses. Raises typer.BadParameter when there is none."""
-    named = [part.strip() for part in addresses.split(";") if part.strip()]
-    if not named:
-        raise typer.BadParameter(f"-a {addresses}: name at least one controller")
-    return named
-
-
-# Implementation of the commands
-
-
-async def change_controllers(
-    tools: Tools, address: str, action: str, name: str, new_address: str
-) -> CommandAnswer:
-    """Adds, removes or promotes a controller; returns the group's controllers afterwards."""
-    leader = await controller.find_leader(tools.remoting, address)
-    members = await controller.change_controllers(tools.remoting, leader, action, name, new_address)
-    table = Table("controllers", ("name", "address", "voter", "leader"))
-    table.rows += [(one.name, one.address, one.is_voter, one.is_leader) for one in members]
-    return CommandAnswer([table])
-
-
-async def hand_over(tools: Tools, address: str, name: str, target: int | None) -> CommandAnswer:
-    """Hands the master role of an elected group over to another member."""
-    groups = await controller.hand_over_group(tools.remoting, address, name, target, clock=LoopClock())
-    table = Table("masters", ("when", "broker", "id", "address", "master_epoch", "in_sync"))
-    table.rows += [
-        (
-            when,
-            name,
-            group.master_id,
-            group.master_address,
-            group.master_epoch,
-            " ".join(str(one.broker_id) for one in group.in_sync),
-        )
-        for when, group in zip(("before", "after"), groups, strict=True)
-    ]
-    return CommandAnswer([table])
+# Implementation of the two commands whose -b is not a broker's address
 
 
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:
@@ -294,47 +289,15 @@ async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) ->
     return CommandAnswer(tables, notes, exit_code=0 if table.rows else 1)
 
 
-async def clean(tools: Tools, address: str, header: CleanBrokerDataRequest) -> CommandAnswer:
-    """Makes the controllers forget brokers of a group, or the whole group."""
-    leader = await controller.find_leader(tools.remoting, address)
-    await controller.clean_brokers(tools.remoting, leader, header, LoopClock().now_ms())
-    table = Table("forgotten", ("controller", "broker", "ids"))
-    table.rows.append((leader, header.broker_name, (header.ids or "all").replace(";", " ")))
-    return CommandAnswer([table])
-
-
-async def show_config(tools: Tools, addresses: list[str]) -> CommandAnswer:
-    """Shows the settings of each named controller."""
-    table = Table("settings", ("controller", "key", "value"))
-    for address in addresses:
-        text = await controller.query_config(tools.remoting, address)
-        settings = parse_properties(text.encode(), address)
-        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
-    return CommandAnswer([table])
-
-
-async def change_config(tools: Tools, addresses: list[str], key: str, value: str) -> CommandAnswer:
-    """Changes a setting of each named controller: controllers do not forward it to each other."""
-    table = Table("changed", ("controller", "key", "value", "note"))
-    for address in addresses:
-        note = await controller.change_config(tools.remoting, address, key, value)
-        table.rows.append((address, key, value, note or None))
-    return CommandAnswer([table])
-
-
 async def show_epochs(tools: Tools, name: str, cluster: str, address: str) -> CommandAnswer:
     """Shows the byte range of each term, according to each broker of a group or a cluster."""
-    if address:
-        targets = [Target("", "", None, address)]
-    else:
-        every = await find_targets(tools, Place(cluster=cluster))
-        targets = [one for one in every if name in ("", one.broker_name)]
-    table = Table("terms", ("broker", "address", "id", "epoch", "start_offset", "end_offset"))
-    for target in targets:
-        answer = await controller.query_epochs(tools.remoting, target.address)
-        place = (answer.broker_name, target.address, answer.broker_id)
-        ends = [min(one.end, answer.max_log_offset) for one in answer.epochs]
-        table.rows += [
-            (*place, one.epoch, one.start, end) for one, end in zip(answer.epochs, ends, strict=True)
-        ]
-    return CommandAnswer.of_found(table, otherwise=f"no broker of {name or cluster or 'all'} has a term")
+    targets = await find_targets(tools, Place(address, cluster))
+    addresses = [one.address for one in targets if address or name in ("", one.broker_name)]
+    rows = [
+        (told.broker_name, at, told.broker_id, one.epoch, one.start, min(one.end, told.max_log_offset))
+        for at, told in await tools.ask(addresses, controller.query_epochs)
+        for one in told.epochs
+    ]
+    columns = "broker address id epoch start_offset end_offset"
+    otherwise = f"no broker of {name or cluster or 'all'} has a term"
+    return CommandAnswer.of_rows("terms", columns, rows, otherwise=otherwise)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 import typer
@@ -16,6 +16,7 @@ from msgspec import to_builtins
 from tandemmq.admin.options import (
     ATTRIBUTES,
     FLAG,
+    MOMENT,
     Address,
     BrokerAddress,
     Group,
@@ -24,13 +25,11 @@ from tandemmq.admin.options import (
     Topic,
     Work,
     command,
-    flag,
     given,
-    parse_time,
     read_list,
 )
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.admin.targets import Place, Target, Tools, find_targets
+from tandemmq.admin.targets import Place, Tools
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
@@ -58,27 +57,31 @@ _SETTINGS: Final = (
 
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
-Force = Annotated[str, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect.")]
+Force = Annotated[
+    bool, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect."), FLAG
+]
 
 
 @command(app, "consumerProgress")
-def consumer_progress(
+async def consumer_progress(
+    tools: Tools,
     group: Group = "",
     topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
-    show_client: Annotated[
-        str, typer.Option("-s", "--showClientIP", help="true: with -g, show the consumer of each queue, too.")
-    ] = "false",
-) -> Work:
+    has_clients: Annotated[
+        bool,
+        typer.Option("-s", "--showClientIP", help="true: with -g, show the consumer of each queue, too."),
+        FLAG,
+    ] = False,
+) -> CommandAnswer:
     """Show the progress of a group in each queue; without a group, the lag of every group."""
-    has_clients = flag(show_client, "-s")
-    return lambda tools: show_progress(tools, group, topic, has_clients=has_clients)
+    return await show_progress(tools, group, topic, has_clients=has_clients)
 
 
 @command(app, "startMonitoring", interval_s=60)
 async def start_monitoring(tools: Tools) -> CommandAnswer:
     """Show each group's lag and its age, and the problems of its members, repeatedly."""
     now_ms = LoopClock().now_ms()
-    masters = await find_targets(tools, masters_only=True)
+    masters = await tools.masters()
     columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
     table = Table("groups", columns)
     topics = await tools.cluster_admin.topics()
@@ -111,36 +114,61 @@ async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: Addres
     members = Table("members", ("broker", "client", "address", "language", "version"))
     wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
     refused = Table("refusals", ("broker", "client", "request", "code", "count", "last_at", "reason"))
-    for target in await find_targets(tools, Place(broker)):
-        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+    places = await tools.brokers(Place(broker))
+    for at, found in await tools.ask(places, broker_admin.query_consumer_connections, group):
         if found is None:
             continue
         for one in found.connections:
             version = render_version(one.version)
-            members.rows.append((target.address, one.client_id, one.address, one.language, version))
+            members.rows.append((at, one.client_id, one.address, one.language, version))
         for topic, data in sorted(found.subscriptions.items()):
-            wants.rows.append((target.address, topic, data.expression, data.expression_type))
+            wants.rows.append((at, topic, data.expression, data.expression_type))
         for refusal in found.refusals or ():
             what = (refusal.client, refusal.request, refusal.code, refusal.count)
-            refused.rows.append((target.address, *what, refusal.last_at_ms, refusal.reason))
+            refused.rows.append((at, *what, refusal.last_at_ms, refusal.reason))
     tables = [table for table in (members, wants, refused) if table.rows]
     notes = [] if members.rows else [f"no consumer of group {group!r} is online"]
     return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
 
 
 @command(app, "consumerStatus")
-def consumer_status(
+async def consumer_status(
+    tools: Tools,
     group: ConsumerGroup,
     client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
     has_stack: Annotated[
         bool, typer.Option("-s", "--jstack", help="Include the thread stacks of Java clients.")
     ] = False,
     broker: Address = "",
-) -> Work:
+) -> CommandAnswer:
     """Show the state of a group's members, as they report it themselves; exit code 1 when no member is
     online.
     """
-    return lambda tools: show_members(tools, group, client_id, broker, has_stack=has_stack)
+    members = Table("members", ("broker", "client", "name", "value"))
+    queues = Table(
+        "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
+    )
+    stacks: list[str] = []
+    notes: list[str] = []
+    asked = await tools.masters(Place(broker))
+    reports = await _ask_members(tools, asked, group, notes, client_id=client_id, has_stack=has_stack)
+    for at, client, info in reports:
+        members.rows += [(at, client, name, text) for name, text in sorted(info.properties.items())]
+        members.rows += [
+            (at, client, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
+        ]
+        queues.rows += [
+            (
+                client,
+                *(queue.topic, queue.broker_name, queue.queue_id),
+                *(state.commit_offset, state.cached_count, state.is_locked, state.pulled_at_ms),
+            )
+            for queue, state in sorted(info.queues.items())
+        ]
+        stacks += [f"{client}:\n{info.stack}"] if info.stack else []
+    if not reports and not notes:
+        notes.append(f"no consumer {client_id} of group {group!r} is online")
+    return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
 @command(app, "producerConnection")
@@ -153,29 +181,40 @@ async def producer_connection(
     ] = "",
 ) -> CommandAnswer:
     """Show the producers of a group; exit code 1 when none is online."""
-    table = Table("producers", ("broker", "client", "address", "language", "version"))
-    for target in await find_targets(tools, Place(broker)):
-        for one in await broker_admin.query_producer_connections(tools.remoting, target.address, group):
-            version = render_version(one.version)
-            table.rows.append((target.address, one.client_id, one.address, one.language, version))
-    return CommandAnswer.of_found(table, otherwise=f"no producer of group {group!r} is online")
+    found = await tools.ask(
+        await tools.brokers(Place(broker)), broker_admin.query_producer_connections, group
+    )
+    return CommandAnswer.of_rows(
+        "producers",
+        "broker client address language version",
+        [
+            (at, one.client_id, one.address, one.language, render_version(one.version))
+            for at, producers in found
+            for one in producers
+        ],
+        otherwise=f"no producer of group {group!r} is online",
+    )
 
 
 @command(app, "producer", names=False)
 async def all_producers(tools: Tools, broker: BrokerAddress) -> CommandAnswer:
     """Show the producers of all groups at one broker; exit code 1 when none is online."""
-    table = Table("producers", ("group", "client", "address", "language", "version", "seen_at"))
     found = await broker_admin.query_all_producers(tools.remoting, broker)
-    table.rows += [
-        (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
-        for group, members in sorted(found.items())
-        for one in members
-    ]
-    return CommandAnswer.of_found(table, otherwise="no producer is online")
+    return CommandAnswer.of_rows(
+        "producers",
+        "group client address language version seen_at",
+        [
+            (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
+            for group, members in sorted(found.items())
+            for one in members
+        ],
+        otherwise="no producer is online",
+    )
 
 
 @command(app, "brokerConsumeStats", names=False)
-def broker_consume_stats(
+async def broker_consume_stats(
+    tools: Tools,
     broker: BrokerAddress,
     timeout_ms: Annotated[
         int, typer.Option("-t", "--timeoutMillis", help="Timeout of the request, in milliseconds.", min=1)
@@ -183,25 +222,38 @@ def broker_consume_stats(
     lag_min: Annotated[
         int, typer.Option("-l", "--level", help="Only queues with at least this lag, in messages.", min=0)
     ] = 0,
-    ordered: Annotated[str, typer.Option("-o", "--order", help="true: only ordered topics.")] = "false",
-) -> Work:
+    is_ordered: Annotated[
+        bool, typer.Option("-o", "--order", help="true: only ordered topics."), FLAG
+    ] = False,
+) -> CommandAnswer:
     """Show the progress of every group in every queue of one broker."""
-    is_ordered = flag(ordered, "-o")
-    return lambda tools: show_all_progress(
-        tools, broker, lag_min=lag_min, is_ordered=is_ordered, timeout_s=timeout_ms / 1000
+    table = Table(
+        "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
     )
+    found = await broker_admin.query_all_consume_stats.within(
+        timeout_ms / 1000, tools.remoting, broker, is_ordered=is_ordered
+    )
+    for group, stats in sorted(found.items()):
+        for queue, one in sorted(stats.queues.items()):
+            lag = one.broker_offset - one.committed_offset
+            if lag >= lag_min:
+                place = (queue.topic, group, queue.broker_name, queue.queue_id)
+                offsets = (one.broker_offset, one.committed_offset, lag, one.last_timestamp_ms)
+                table.rows.append((*place, *offsets))
+    return CommandAnswer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
 
 
 @command(app, "getConsumerConfig")
 async def get_consumer_config(tools: Tools, group: Group) -> CommandAnswer:
     """Show the settings of a group at each master; exit code 1 when no master has it."""
-    table = Table("groups", ("broker", "group", *_SETTINGS))
-    for target in await find_targets(tools, masters_only=True):
-        config = await broker_admin.query_group_config(tools.remoting, target.address, group)
-        if config is not None:
-            values = (getattr(config, name) for name in _SETTINGS)
-            table.rows.append((target.address, group, *values))
-    return CommandAnswer.of_found(table, otherwise=f"no broker has the group {group!r}")
+    found = await tools.ask(await tools.masters(), broker_admin.query_group_config, group)
+    rows = [
+        (at, group, *(getattr(config, name) for name in _SETTINGS))
+        for at, config in found
+        if config is not None
+    ]
+    columns = f"broker group {' '.join(_SETTINGS)}"
+    return CommandAnswer.of_rows("groups", columns, rows, otherwise=f"no broker has the group {group!r}")
 
 
 @command(app, "deleteSubGroup")
@@ -214,26 +266,24 @@ async def delete_sub_group(
     ] = False,
 ) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
-    table = Table("deleted", ("broker", "group"))
-    for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.delete_group(
-            tools.remoting, target.address, group, removes_offsets=removes_offsets
-        )
-        table.rows.append((target.address, group))
-    return CommandAnswer([table])
+    deleted = await tools.ask(
+        await tools.masters(place), broker_admin.delete_group, group, removes_offsets=removes_offsets
+    )
+    return CommandAnswer.of_rows("deleted", "broker group", [(at, group) for at, _ in deleted])
 
 
 @command(app, "resetOffsetByTime")
 def reset_offset_by_time(
     group: ResetGroup,
     topic: Topic,
-    timestamp: Annotated[
-        str,
+    time_ms: Annotated[
+        int,
         typer.Option(
             "-s", "--timestamp", help="now, Unix milliseconds, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
         ),
+        MOMENT,
     ],
-    force: Force = "true",
+    force: Force = True,
     broker: Annotated[
         str,
         typer.Option(
@@ -247,27 +297,33 @@ def reset_offset_by_time(
     ] = None,
 ) -> Work:
     """Move a group, online or not, to the first messages stored at or after a time."""
-    flag(force, "-f")
-    time_ms = parse_time(timestamp, LoopClock().now_ms())
     if bool(broker) != (queue_id is not None):
         raise typer.BadParameter("-b and -q must be given together: they name one queue")
     if queue_id is None and offset is not None:
         raise typer.BadParameter("-o also needs the queue of the offset (-b and -q)")
-    if queue_id is None:
-        return lambda tools: reset_by_time(tools, group, topic, time_ms)
-    queue = queue_id
-    return lambda tools: reset_queue(tools, broker, group, topic, time_ms, queue, offset)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        if queue_id is None:
+            return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
+        moved = await broker_admin.reset_offsets(
+            tools.remoting, broker, group, topic, time_ms, queue_id=queue_id, offset=offset
+        )
+        return _moved(moved)
+
+    return work
 
 
 @command(app, "skipAccumulatedMessage")
-def skip_accumulated(
-    group: ResetGroup,
-    topic: Topic,
-    force: Force = "true",
-) -> Work:
+async def skip_accumulated(
+    tools: Tools, group: ResetGroup, topic: Topic, force: Force = True
+) -> CommandAnswer:
     """Move a group, online or not, to the end of a topic; its backlog is never consumed."""
-    flag(force, "-f")
-    return lambda tools: reset_by_time(tools, group, topic, END_OF_QUEUE_MS)
+    return _moved(await tools.cluster_admin.reset_offsets(group, topic, END_OF_QUEUE_MS))
+
+
+def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
+    rows = [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
+    return CommandAnswer.of_rows("queues", "broker queue offset", rows)
 
 
 @command(app, "cloneGroupOffset")
@@ -361,13 +417,12 @@ async def update_sub_group(
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
     changes = given(settings)
     table = Table("changed", ("broker", "group", "settings"))
-    for target in await find_targets(tools, place, masters_only=True):
-        held = await broker_admin.query_group_config(tools.remoting, target.address, group)
+    for at, held in await tools.ask(await tools.masters(place), broker_admin.query_group_config, group):
         config = held or SubscriptionGroupConfig(name=group)
         # A group keeps its attributes; a request contains only changes of them.
         config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
-        await broker_admin.create_group(tools.remoting, target.address, config)
-        table.rows.append((target.address, group, to_builtins(changes)))
+        await broker_admin.create_group(tools.remoting, at, config)
+        table.rows.append((at, group, to_builtins(changes)))
     return CommandAnswer([table])
 
 
@@ -375,14 +430,27 @@ async def update_sub_group(
 def update_sub_group_list(file: ListFile, place: Place) -> Work:
     """Create or change all groups of a file, or none, at one broker or at every master of a cluster."""
     configs = read_list(file, SubscriptionGroupConfig)
-    return lambda tools: change_groups(tools, configs, place)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        changed = await tools.ask(await tools.masters(place), broker_admin.create_groups, configs)
+        rows = [(at, config.name) for at, _ in changed for config in configs]
+        return CommandAnswer.of_rows("changed", "broker group", rows)
+
+    return work
+
+
+def _mode(text: str, option: str) -> str:
+    if text.upper() not in ("PULL", "POP"):
+        raise typer.BadParameter(f"{option} {text}: must be PULL or POP")
+    return text.upper()
 
 
 @command(app, "setConsumeMode")
-def set_consume_mode(
+async def set_consume_mode(
+    tools: Tools,
     topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
     group: Group,
-    mode: Annotated[str, typer.Option("-m", "--mode", help="PULL or POP.")],
+    mode: Annotated[Literal["PULL", "POP"], typer.Option("-m", "--mode", help="PULL or POP."), Text(_mode)],
     place: Place,
     share_count: Annotated[
         int,
@@ -393,13 +461,13 @@ def set_consume_mode(
             min=0,
         ),
     ] = 0,
-) -> Work:
+) -> CommandAnswer:
     """Set how a group consumes a topic, by pull or pop, when the broker assigns its queues."""
-    name = mode.upper()
-    if name != "PULL" and name != "POP":
-        raise typer.BadParameter(f"-m {mode}: must be PULL or POP")
-    wanted = RequestMode(group=group, mode=name, pop_share_queue_count=share_count, topic=topic)
-    return lambda tools: change_mode(tools, wanted, place)
+    wanted = RequestMode(group=group, mode=mode, pop_share_queue_count=share_count, topic=topic)
+    changed = await tools.ask(await tools.masters(place), broker_admin.set_request_mode, wanted)
+    rows = [(at, topic, group, mode, share_count) for at, _ in changed]
+    columns = "broker topic group mode pop_share_queues"
+    return CommandAnswer.of_rows("changed", columns, rows)
 
 
 # Implementation of the commands
@@ -409,7 +477,7 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     """Shows the progress of one group in each queue, optionally with the member that reads it, or the sums of
     all groups.
     """
-    masters = await find_targets(tools, masters_only=True)
+    masters = await tools.masters()
     if group:
         return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
     table = Table("groups", ("group", "members", "lag"))
@@ -419,111 +487,19 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     return CommandAnswer([table])
 
 
-async def show_members(
-    tools: Tools, group: str, client_id: str, address: str, *, has_stack: bool
-) -> CommandAnswer:
-    """Shows the state of the queues of each member of a group, or of one member, as the member reports it."""
-    members = Table("members", ("broker", "client", "name", "value"))
-    queues = Table(
-        "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
-    )
-    stacks: list[str] = []
-    notes: list[str] = []
-    targets = await find_targets(tools, Place(address), masters_only=not address)
-    told = await _ask_members(tools, targets, group, notes, client_id=client_id, has_stack=has_stack)
-    for broker, client, info in told:
-        place = (broker, client)
-        members.rows += [(*place, name, text) for name, text in sorted(info.properties.items())]
-        members.rows += [
-            (*place, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
-        ]
-        queues.rows += [
-            (
-                client,
-                *(queue.topic, queue.broker_name, queue.queue_id),
-                *(state.commit_offset, state.cached_count, state.is_locked, state.pulled_at_ms),
-            )
-            for queue, state in sorted(info.queues.items())
-        ]
-        stacks += [f"{client}:\n{info.stack}"] if info.stack else []
-    if not told and not notes:
-        notes.append(f"no consumer {client_id} of group {group!r} is online")
-    return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
-
-
-async def show_all_progress(
-    tools: Tools, address: str, *, lag_min: int, is_ordered: bool, timeout_s: float
-) -> CommandAnswer:
-    """Shows the progress of all groups at this broker in queues with a lag of at least `lag_min` messages."""
-    table = Table(
-        "queues", ("topic", "group", "broker", "queue", "broker_offset", "commit_offset", "lag", "last_at")
-    )
-    found = await broker_admin.query_all_consume_stats.within(
-        timeout_s, tools.remoting, address, is_ordered=is_ordered
-    )
-    for group, stats in sorted(found.items()):
-        for queue, one in sorted(stats.queues.items()):
-            lag = one.broker_offset - one.committed_offset
-            if lag >= lag_min:
-                place = (queue.topic, group, queue.broker_name, queue.queue_id)
-                offsets = (one.broker_offset, one.committed_offset, lag, one.last_timestamp_ms)
-                table.rows.append((*place, *offsets))
-    return CommandAnswer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
-
-
-async def reset_by_time(tools: Tools, group: str, topic: str, time_ms: int) -> CommandAnswer:
-    """Moves a group to a time in every queue; -1: to the ends."""
-    return _moved(await tools.cluster_admin.reset_offsets(group, topic, time_ms))
-
-
-async def reset_queue(
-    tools: Tools, address: str, group: str, topic: str, time_ms: int, queue_id: int, offset: int | None
-) -> CommandAnswer:
-    """Moves a group in one queue to an offset or, without one, to a time."""
-    moved = await broker_admin.reset_offsets(
-        tools.remoting, address, group, topic, time_ms, queue_id=queue_id, offset=offset
-    )
-    return _moved(moved)
-
-
-def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
-    table = Table("queues", ("broker", "queue", "offset"))
-    table.rows += [(queue.broker_name, queue.queue_id, offset) for queue, offset in sorted(offsets.items())]
-    return CommandAnswer([table])
-
-
-async def change_groups(tools: Tools, configs: list[SubscriptionGroupConfig], place: Place) -> CommandAnswer:
-    """Creates or changes all of these groups, or none, at the broker or at each master of the cluster."""
-    table = Table("changed", ("broker", "group"))
-    for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.create_groups(tools.remoting, target.address, configs)
-        table.rows += [(target.address, config.name) for config in configs]
-    return CommandAnswer([table])
-
-
-async def change_mode(tools: Tools, mode: RequestMode, place: Place) -> CommandAnswer:
-    """Makes the group pull or pop the topic, at the broker or at every master of the cluster."""
-    table = Table("changed", ("broker", "topic", "group", "mode", "pop_share_queues"))
-    for target in await find_targets(tools, place, masters_only=True):
-        await broker_admin.set_request_mode(tools.remoting, target.address, mode)
-        row = (target.address, mode.topic, mode.group, mode.mode, mode.pop_share_queue_count)
-        table.rows.append(row)
-    return CommandAnswer([table])
-
-
-async def _groups(tools: Tools, masters: list[Target], topics: Iterable[str]) -> list[str]:
+async def _groups(tools: Tools, masters: list[str], topics: Iterable[str]) -> list[str]:
     """Returns the groups that have a retry topic. A group that pops also has one retry topic per topic, which
     does not name another group.
     """
     known: set[str] = set()
-    for target in masters:
-        known |= (await broker_admin.query_group_configs(tools.remoting, target.address)).groups.keys()
+    for _, table in await tools.ask(masters, broker_admin.query_group_configs):
+        known |= table.groups.keys()
     names = [name.removeprefix(RETRY_PREFIX) for name in topics if is_retry_topic(name)]
     return [name for name in names if name in known]
 
 
 async def _progress_of_group(
-    tools: Tools, masters: list[Target], group: str, topic: str, *, has_clients: bool
+    tools: Tools, masters: list[str], group: str, topic: str, *, has_clients: bool
 ) -> CommandAnswer:
     columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
     table = Table("queues", (*columns, "consumed_at"))
@@ -540,9 +516,7 @@ async def _progress_of_group(
     return CommandAnswer([table], notes)
 
 
-async def _readers(
-    tools: Tools, masters: list[Target], group: str, notes: list[str]
-) -> dict[MessageQueue, str]:
+async def _readers(tools: Tools, masters: list[str], group: str, notes: list[str]) -> dict[MessageQueue, str]:
     """Returns, per queue, the address in the client id of the member that reads it."""
     told = await _ask_members(tools, masters, group, notes)
     return {queue: client.partition("@")[0] for _, client, info in told for queue in info.queues}
@@ -550,7 +524,7 @@ async def _readers(
 
 async def _ask_members(
     tools: Tools,
-    targets: list[Target],
+    addresses: list[str],
     group: str,
     notes: list[str],
     *,
@@ -562,36 +536,34 @@ async def _ask_members(
     """
     told: list[tuple[str, str, RunningInfo]] = []
     asked: set[str] = set()
-    for target in targets:
-        found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+    for address in addresses:
+        found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
         for one in () if found is None else found.connections:
             if one.client_id in asked or client_id not in ("", one.client_id):
                 continue
             asked.add(one.client_id)
             try:
                 info = await broker_admin.query_running_info(
-                    tools.remoting, target.address, group, one.client_id, has_stack=has_stack
+                    tools.remoting, address, group, one.client_id, has_stack=has_stack
                 )
             except TandemError as error:
                 notes.append(f"{one.client_id} does not report its state: {error}")
                 continue
-            told.append((target.address, one.client_id, info))
+            told.append((address, one.client_id, info))
     return told
 
 
-async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> list[Row]:
+async def _rows(tools: Tools, masters: list[str], group: str, topic: str) -> list[Row]:
     """Returns the group's progress in each queue. Topics that the group reads at any broker, or subscribes to
     now, count at every broker: in a queue without a committed offset all messages count as lag.
     """
-    found: dict[Target, dict[MessageQueue, QueueProgress]] = {}
-    for target in masters:
-        found[target] = await _progress_at(tools, target, group, topic)
+    found = {address: await _progress_at(tools, address, group, topic) for address in masters}
     if not topic:
         _, subscribed = await _online(tools, masters, group)
         topics = subscribed.union(*({queue.topic for queue in queues} for queues in found.values()))
-        for target, queues in found.items():
+        for address, queues in found.items():
             for missing in sorted(topics - {queue.topic for queue in queues}):
-                held = await _progress_at(tools, target, group, missing)
+                held = await _progress_at(tools, address, group, missing)
                 queues |= {queue: one for queue, one in held.items() if one.broker_offset}
     rows: list[Row] = []
     for queues in found.values():
@@ -605,27 +577,25 @@ async def _rows(tools: Tools, masters: list[Target], group: str, topic: str) -> 
 
 
 async def _progress_at(
-    tools: Tools, target: Target, group: str, topic: str
+    tools: Tools, address: str, group: str, topic: str
 ) -> dict[MessageQueue, QueueProgress]:
     """Returns the group's progress at one broker; empty when the broker knows neither the group nor an
     offset.
     """
     try:
-        stats = await broker_admin.query_consume_stats(
-            tools.remoting, target.address, group, topic=topic or None
-        )
+        stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=topic or None)
     except RequestRejected:
         return {}
     return dict(stats.queues)
 
 
-async def _online(tools: Tools, masters: list[Target], group: str) -> tuple[set[str], set[str]]:
+async def _online(tools: Tools, masters: list[str], group: str) -> tuple[set[str], set[str]]:
     """Returns the client ids of the online members, and the topics that they subscribe to."""
     members: set[str] = set()
     topics: set[str] = set()
-    for target in masters:
+    for address in masters:
         try:
-            found = await broker_admin.query_consumer_connections(tools.remoting, target.address, group)
+            found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
         except RequestRejected:
             continue
         if found is not None:
@@ -634,7 +604,7 @@ async def _online(tools: Tools, masters: list[Target], group: str) -> tuple[set[
     return members, topics
 
 
-async def _member_count(tools: Tools, masters: list[Target], group: str) -> int:
+async def _member_count(tools: Tools, masters: list[str], group: str) -> int:
     """Returns the number of members; a member is connected to all brokers and counts once."""
     members, _ = await _online(tools, masters, group)
     return len(members)

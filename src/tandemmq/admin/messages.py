@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Final
 
 import typer
@@ -46,7 +46,6 @@ from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import TOOLS_GROUP, TRACE_TOPIC
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 
@@ -132,19 +131,23 @@ NO_CONSUMER: Final = ConsumerTarget()
 
 
 @command(app, "queryMsgById")
-def query_message_by_id(
+async def query_message_by_id(
+    tools: Tools,
     message_id: Annotated[
         str, typer.Option("-i", "--msgId", help="The message id; with -t, the unique key.")
     ],
     topic: Annotated[str, typer.Option("-t", "--topic", help="The topic of a unique key.")] = "",
     handler: ConsumerTarget = NO_CONSUMER,
-) -> Work:
+) -> CommandAnswer:
     """Show one message and the groups that have consumed it; exit code 1 when none is found."""
-    return lambda tools: find_by_id(tools, message_id, topic, handler=handler)
+    records = await find_records(tools, message_id, topic)
+    answer = await _handled(tools, records, handler)
+    return replace(answer, tables=[*answer.tables, await _readers(tools, records)])
 
 
 @command(app, "queryMsgByUniqueKey")
-def query_message_by_unique_key(
+async def query_message_by_unique_key(
+    tools: Tools,
     topic: Topic,
     unique_key: Annotated[
         str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
@@ -153,13 +156,15 @@ def query_message_by_unique_key(
     shows_all: Annotated[
         bool, typer.Option("-a", "--showAll", help="Accepted for mqadmin's scripts; all are shown.")
     ] = False,
-) -> Work:
+) -> CommandAnswer:
     """Show the message with a unique key; exit code 1 when none is found."""
-    return lambda tools: find_by_unique_key(tools, topic, unique_key, handler=handler)
+    # There are several messages if the send was repeated.
+    return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
 @command(app, "queryMsgTraceById")
-def query_trace_by_id(
+async def query_trace_by_id(
+    tools: Tools,
     unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The unique key of the message.")],
     trace_topic: Annotated[
         str, typer.Option("-t", "--traceTopic", help="The topic of the traces.")
@@ -169,21 +174,36 @@ def query_trace_by_id(
         int,
         typer.Option("-c", "--maxNum", help="Read at most N trace messages.", min=1, max=10_000, metavar="N"),
     ] = 64,
-) -> Work:
+) -> CommandAnswer:
     """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
-    return lambda tools: show_trace(tools, unique_key, trace_topic, count_max, times)
+    try:
+        found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
+    except TopicNotFound:
+        raise TopicNotFound(
+            f"topic {trace_topic!r} does not exist: no client has traced a message yet"
+        ) from None
+    tables = _trace_tables(unique_key, found)
+    notes = [] if tables else [f"no trace of message {unique_key!r} in topic {trace_topic}"]
+    return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
 
 
 @command(app, "queryMsgByOffset")
-def query_message_by_offset(
+async def query_message_by_offset(
+    tools: Tools,
     topic: Topic,
     broker_name: BrokerName,
     queue_id: QueueId,
     offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
-) -> Work:
+) -> CommandAnswer:
     """Show the message at an offset of a queue; exit code 1 when there is none."""
     queue = MessageQueue(topic, broker_name, queue_id)
-    return lambda tools: find_by_offset(tools, queue, offset)
+    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    addresses = view.addresses.get(broker_name)
+    if not addresses:
+        raise NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
+    header = _pull_header(queue, offset, 1, ALL_TAGS)
+    pulled = await broker_consume.pull(tools.remoting, addresses[min(addresses)], header)
+    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
 @command(app, "sendMessage")
@@ -204,7 +224,27 @@ def send_message(
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i also needs the broker of the queue (-b)")
     message = Message(topic, body.encode(), tags=tags, keys=keys.split())
-    return lambda tools: send(tools, message, broker_name, queue_id, is_traced=is_traced)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        async with _open_producer(tools, is_traced=is_traced) as producer:
+            queue = None
+            if broker_name:
+                queues = await producer.queues(topic)
+                fits = (
+                    one
+                    for one in queues
+                    if one.broker_name == broker_name and queue_id in (None, one.queue_id)
+                )
+                queue = next(fits, None)
+                if queue is None:
+                    raise NoRoute(f"topic {topic!r} has no writable queue with this broker and id")
+            result = await producer.send(message, queue=queue)
+        place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
+        row = (*place, result.status.value, result.message_id, result.unique_key)
+        columns = ("broker", "queue", "queue_offset", "status", "message_id", "unique_key")
+        return CommandAnswer([Table("sent", columns, [row])], exit_code=0 if result.is_ok else 1)
+
+    return work
 
 
 @command(app, "printMsg")
@@ -236,14 +276,8 @@ async def print_messages_of_queue(
     """Print the messages of one queue (-p true), or count them by tag (-f true); exit code 1 when there is
     none.
     """
-    selection = MessageSelection(
-        broker_name=broker_name,
-        queue_id=queue_id,
-        expression=expression,
-        times=times,
-        count_max=count_max,
-        output=output,
-    )
+    queues = MessageSelection(expression=expression, times=times, count_max=count_max, output=output)
+    selection = replace(queues, broker_name=broker_name, queue_id=queue_id)
     return await print_topic(tools, topic, selection)
 
 
@@ -301,23 +335,25 @@ def consume_message(
 
 
 @command(app, "sendMsgStatus")
-def send_message_status(
+async def send_message_status(
+    tools: Tools,
     broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker to test.")],
     size: ProbeBytes = 128,
     count: Annotated[int, typer.Option("-c", "--count", help="Number of sends.", min=1, max=100_000)] = 50,
-) -> Work:
+) -> CommandAnswer:
     """Send test messages to a broker, in the topic named like the broker; exit code 1 when a send fails."""
-    return lambda tools: try_sends(tools, broker_name, count, size)
+    return await _try_sends(tools, broker_name, count, size)
 
 
 @command(app, "checkMsgSendRT")
-def check_send_time(
+async def check_send_time(
+    tools: Tools,
     topic: Topic,
     count: Annotated[int, typer.Option("-a", "--amount", help="Number of sends.", min=1, max=100_000)] = 100,
     size: ProbeBytes = 128,
-) -> Work:
+) -> CommandAnswer:
     """Send to a topic and report the time of each send; exit code 1 when one fails."""
-    return lambda tools: try_sends(tools, topic, count, size)
+    return await _try_sends(tools, topic, count, size)
 
 
 @command(app, "clusterRT", interval_s=10)
@@ -341,7 +377,8 @@ async def cluster_send_time(
 
 
 @command(app, "queryCq")
-def query_queue_entries(
+async def query_queue_entries(
+    tools: Tools,
     topic: Topic,
     queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue id.", min=0)],
     index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
@@ -352,41 +389,44 @@ def query_queue_entries(
     group: Annotated[
         str, typer.Option("-g", "--consumer", help="Show which entries match this group's subscription.")
     ] = "",
-) -> Work:
+) -> CommandAnswer:
     """Show entries of a ConsumeQueue: the positions of messages in the log."""
+    if not broker:
+        masters = (await tools.cluster_admin.topic_route(topic)).masters
+        if len(masters) != 1:
+            raise NoRoute(f"topic {topic!r} is at {len(masters)} masters: name one of them (-b)")
+        [broker] = masters
     header = ConsumeQueueRequest(
         topic=topic, queue_id=queue_id, queue_offset=index, count_max=count, consumer_group=group or None
     )
-    return lambda tools: show_entries(tools, header, broker)
+    view = await broker_admin.query_entries(tools.remoting, broker, header)
+    expression = None if view.subscription is None else view.subscription.expression
+    ends = (view.min_queue_offset, view.max_queue_offset, expression or view.filter_data)
+    columns = ("broker", "topic", "queue", "min_offset", "max_offset", "subscription")
+    queue = Table("queue", columns, [(broker, topic, queue_id, *ends)])
+    entries = Table("entries", ("queue_offset", "log_offset", "size", "tag_hash", "matches"))
+    entries.rows += [
+        (index + number, one.log_offset, one.size_bytes, one.tag_hash, one.is_match)
+        for number, one in enumerate(view.entries)
+    ]
+    return CommandAnswer([queue, entries])
 
 
 @command(app, "queryMsgByKey")
-def query_message_by_key(
+async def query_message_by_key(
+    tools: Tools,
     topic: Topic,
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
     times: Span = ANY_TIME,
     count_max: Annotated[
         int, typer.Option("-m", "--maxNum", help="Show at most N messages.", min=1, max=10_000, metavar="N")
     ] = 64,
-) -> Work:
+) -> CommandAnswer:
     """Show messages that carry a key; exit code 1 when there is none."""
-    return lambda tools: find_by_key(tools, topic, key, count_max, times)
+    return _answer(await _find_by_key(tools, topic, key, count_max, times))
 
 
 # Implementation of the commands
-
-
-async def find_by_id(
-    tools: Tools, message_id: str, topic: str, *, handler: ConsumerTarget = NO_CONSUMER
-) -> CommandAnswer:
-    """Shows the message of an id and the groups that read it. With `handler` (group, client), the message is
-    delivered to this consumer, and the result is shown.
-    """
-    records = await find_records(tools, message_id, topic)
-    answer = await _handled(tools, records, handler)
-    return CommandAnswer(
-        [*answer.tables, await _readers(tools, records)], answer.notes, exit_code=answer.exit_code
-    )
 
 
 async def _readers(tools: Tools, records: list[Record]) -> Table:
@@ -394,14 +434,8 @@ async def _readers(tools: Tools, records: list[Record]) -> Table:
     table = Table("groups", ("group", "members", "state"))
     for record in records[:1]:
         route = await tools.cluster_admin.topic_route(record.topic)
-        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
         address = render_address(record.store_address)
-        names = {
-            name
-            for at in masters
-            for name in await broker_admin.query_groups_of_topic(tools.remoting, at, record.topic)
-        }
-        for name in sorted(names):
+        for name in await tools.groups_of(route, record.topic):
             table.rows.append((name, *await _state_of(tools, address, name, record)))
     return table
 
@@ -469,11 +503,6 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
     return found
 
 
-async def find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: Span) -> CommandAnswer:
-    """Shows messages that have a key. `times` is the first and last store time; None means no limit."""
-    return _answer(await _find_by_key(tools, topic, key, count_max, times))
-
-
 async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: Span) -> list[Record]:
     return await tools.cluster_admin.find_by_key(
         topic,
@@ -484,25 +513,10 @@ async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times
     )
 
 
-async def find_by_unique_key(
-    tools: Tools, topic: str, unique_key: str, *, handler: ConsumerTarget = NO_CONSUMER
-) -> CommandAnswer:
-    """Shows the message with a producer's unique key; several messages if the send was repeated."""
-    return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
-
-
-async def show_trace(
-    tools: Tools, unique_key: str, trace_topic: str, count_max: int, times: Span
-) -> CommandAnswer:
-    """Shows the sends and the consumptions of a message, the outcome of its transaction, and its recalls.
-    Exit code 1 if the topic of traces has no record of the message.
+def _trace_tables(unique_key: str, found: list[Record]) -> list[Table]:
+    """Returns the sends and the consumptions of a message, the outcome of its transaction, and its recalls;
+    tables without rows are left out.
     """
-    try:
-        found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
-    except TopicNotFound:
-        raise TopicNotFound(
-            f"topic {trace_topic!r} does not exist: no client has traced a message yet"
-        ) from None
     sends = Table("sends", ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker"))
     columns = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
     handlings = Table("handlings", columns)
@@ -532,27 +546,12 @@ async def show_trace(
                 ends.rows.append((group, client, _number(at), state, checked == "true"))
             case ["Recall", at, _, group, _, key, ok, *_] if key == unique_key:
                 recalls.rows.append((group, client, _number(at), ok == "true"))
-    tables = [table for table in (sends, handlings, ends, recalls) if table.rows]
-    notes = [] if tables else [f"no trace of message {unique_key!r} in topic {trace_topic}"]
-    return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
+    return [table for table in (sends, handlings, ends, recalls) if table.rows]
 
 
 def _number(text: str) -> int:
     """Returns the number, or 0 for a text that is not a number: clients of many kinds write traces."""
     return int(text) if text.isdecimal() else 0
-
-
-async def find_by_offset(tools: Tools, queue: MessageQueue, offset: int) -> CommandAnswer:
-    """Shows the message at an offset of a queue, read from the master, or from a slave if there is no
-    master.
-    """
-    view = build_view(queue.topic, await tools.cluster_admin.topic_route(queue.topic))
-    addresses = view.addresses.get(queue.broker_name)
-    if not addresses:
-        raise NoRoute(f"broker {queue.broker_name!r} has no queue of topic {queue.topic!r}")
-    header = _pull_header(queue, offset, 1, ALL_TAGS)
-    pulled = await broker_consume.pull(tools.remoting, addresses[min(addresses)], header)
-    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
 async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:
@@ -589,27 +588,6 @@ async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> 
         counts = Counter(one.tags or "" for one in records[: selection.count_max])
         tables.append(Table("tags", ("tag", "messages"), [*counts.most_common()]))
     return CommandAnswer(tables, notes, exit_code=answer.exit_code)
-
-
-async def show_entries(tools: Tools, header: ConsumeQueueRequest, address: str) -> CommandAnswer:
-    """Shows entries of a ConsumeQueue at its master, or at the broker with `address`."""
-    if not address:
-        route = await tools.cluster_admin.topic_route(header.topic)
-        masters = [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
-        if len(masters) != 1:
-            raise NoRoute(f"topic {header.topic!r} is at {len(masters)} masters: name one of them (-b)")
-        [address] = masters
-    view = await broker_admin.query_entries(tools.remoting, address, header)
-    ends = Table("queue", ("broker", "topic", "queue", "min_offset", "max_offset", "subscription"))
-    expression = None if view.subscription is None else view.subscription.expression
-    place = (address, header.topic, header.queue_id)
-    ends.rows.append((*place, view.min_queue_offset, view.max_queue_offset, expression or view.filter_data))
-    entries = Table("entries", ("queue_offset", "log_offset", "size", "tag_hash", "matches"))
-    entries.rows += [
-        (header.queue_offset + number, one.log_offset, one.size_bytes, one.tag_hash, one.is_match)
-        for number, one in enumerate(view.entries)
-    ]
-    return CommandAnswer([ends, entries])
 
 
 async def _read_queue(
@@ -665,29 +643,7 @@ async def _open_producer(tools: Tools, *, is_traced: bool = False) -> AsyncItera
         yield producer
 
 
-async def send(
-    tools: Tools, message: Message, broker_name: str, queue_id: int | None, *, is_traced: bool = False
-) -> CommandAnswer:
-    """Sends one message; to the given broker, or to the given queue, if set."""
-    async with _open_producer(tools, is_traced=is_traced) as producer:
-        queue = None
-        if broker_name or queue_id is not None:
-            selection = [
-                one
-                for one in await producer.queues(message.topic)
-                if broker_name in ("", one.broker_name) and queue_id in (None, one.queue_id)
-            ]
-            if not selection:
-                raise NoRoute(f"topic {message.topic!r} has no writable queue with this broker and id")
-            queue = selection[0]
-        result = await producer.send(message, queue=queue)
-    table = Table("sent", ("broker", "queue", "queue_offset", "status", "message_id", "unique_key"))
-    place = (result.queue.broker_name, result.queue.queue_id, result.queue_offset)
-    table.rows.append((*place, result.status.value, result.message_id, result.unique_key))
-    return CommandAnswer([table], exit_code=0 if result.is_ok else 1)
-
-
-async def try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandAnswer:
+async def _try_sends(tools: Tools, topic: str, count: int, size: int) -> CommandAnswer:
     """Sends `count` messages of `size` bytes, one after the other. Exit code 1 when a send fails."""
     sends = Table("sends", ("number", "broker", "queue", "status", "took_ms", "error"))
     async with _open_producer(tools) as producer:

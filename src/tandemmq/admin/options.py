@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from datetime import datetime
 from functools import partial
@@ -24,11 +24,13 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 
 import typer
 
-from tandemmq.admin.render import CommandAnswer, exit_on_broken_pipe, print_answer
+from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer
 from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.api.calls import Call
 from tandemmq.errors import RemoteProtocolError, TandemError
 from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
@@ -262,6 +264,26 @@ def demand_place(broker: str, cluster: str) -> None:
         raise typer.BadParameter("name either a broker (-b) or a cluster (-c)")
 
 
+# Settings of servers
+
+
+async def show_settings(
+    tools: Tools, server: str, addresses: Iterable[str], query: Call[[], str]
+) -> CommandAnswer:
+    """Shows the settings of each of these servers; `server` is the name of the column of addresses."""
+    table = Table("settings", (server, "key", "value"))
+    for address, text in await tools.ask(addresses, query):
+        settings = parse_properties(text.encode(), address)
+        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
+    return CommandAnswer([table])
+
+
+def settings_changed(server: str, key: str, value: str, notes: Iterable[tuple[str, str]]) -> CommandAnswer:
+    """Shows the servers that have changed a setting, each with its note."""
+    rows = [(address, key, value, note or None) for address, note in notes]
+    return CommandAnswer.of_rows("changed", f"{server} key value note", rows)
+
+
 # Values of options
 
 
@@ -311,6 +333,12 @@ def attribute_changes(changes: str, option: str) -> dict[str, str]:
     return found
 
 
+def parts(text: str, option: str = "") -> tuple[str, ...]:
+    """Returns the parts of a text, separated by commas, without blanks around them."""
+    return tuple(part.strip() for part in text.split(",") if part.strip())
+
+
+PARTS: Final = Text(parts)
 MOMENT: Final = Text(lambda text, _: parse_time(text, LoopClock().now_ms()))
 ATTRIBUTES: Final = Text(attribute_changes)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -56,9 +56,12 @@ class CommandAnswer:
     exit_code: int = 0
 
     @classmethod
-    def of_found(cls, table: Table, *, otherwise: str) -> CommandAnswer:
-        """Returns the table; without rows the note `otherwise`, and exit code 1."""
-        return cls([table]) if table.rows else cls([table], [otherwise], exit_code=1)
+    def of_rows(cls, name: str, columns: str, rows: Iterable[Row], *, otherwise: str = "") -> CommandAnswer:
+        """Returns one table, whose columns are the words of `columns`. If it has no row and `otherwise` is
+        given, the answer has that note and exit code 1.
+        """
+        table = Table(name, tuple(columns.split()), list(rows))
+        return cls([table], [otherwise], exit_code=1) if otherwise and not table.rows else cls([table])
 
 
 def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = False) -> None:

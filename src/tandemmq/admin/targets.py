@@ -6,24 +6,29 @@ Credentials and TLS of the tools come from RocketMQ's files and from the environ
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, ParamSpec, TypeVar
 
+from tandemmq.api.broker_admin import query_groups_of_topic
+from tandemmq.api.calls import Call
 from tandemmq.api.controller import controller_signer
 from tandemmq.broker.access.plain_rules import read_controller_secret, read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.route import ClusterInfo
+from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.units import MASTER_ID
+
+P = ParamSpec("P")
+A = TypeVar("A")
 
 CALL_TIMEOUT_S = 5.0
 TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
@@ -46,6 +51,19 @@ def tools_options() -> ClientOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class Place:
+    """The target of a command: the broker at `address`, else the brokers of the cluster, else those of all
+    clusters.
+    """
+
+    address: str = ""
+    cluster: str = ""
+
+
+EVERYWHERE: Final = Place()
+
+
+@dataclass(frozen=True, slots=True)
 class Tools:
     """The connections of a command. `admin` needs a name server and is None when only a broker was named."""
 
@@ -61,18 +79,26 @@ class Tools:
             )
         return self.admin
 
+    async def ask(
+        self, addresses: Iterable[str], call: Call[P, A], *args: P.args, **kwargs: P.kwargs
+    ) -> list[tuple[str, A]]:
+        """Sends the request to each of these servers, one after the other; returns each answer with the
+        address. The first error ends the series.
+        """
+        return [(address, await call(self.remoting, address, *args, **kwargs)) for address in addresses]
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The target of a command: the broker at `address`, else the brokers of the cluster, else those of all
-    clusters.
-    """
+    async def brokers(self, place: Place) -> list[str]:
+        """Returns the addresses of the brokers of a place. Raises ConfigError as `find_targets` does."""
+        return [target.address for target in await find_targets(self, place)]
 
-    address: str = ""
-    cluster: str = ""
+    async def masters(self, place: Place = EVERYWHERE) -> list[str]:
+        """Returns the addresses of the masters of a place, or of the broker that the place names."""
+        return [target.address for target in await find_targets(self, place, masters_only=True)]
 
-
-EVERYWHERE: Final = Place()
+    async def groups_of(self, route: TopicRoute, topic: str) -> list[str]:
+        """Returns the groups of the topic at the masters of its route, sorted."""
+        found = await self.ask(route.masters, query_groups_of_topic, topic)
+        return sorted({name for _, names in found for name in names})
 
 
 @dataclass(frozen=True, slots=True, order=True)

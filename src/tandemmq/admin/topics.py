@@ -7,14 +7,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 
 import msgspec
 import typer
 from msgspec import to_builtins
 
-from tandemmq.admin.brokers import counted_between, first_rate
+from tandemmq.admin.brokers import counted_between, first_rate, sent_rates
 from tandemmq.admin.options import (
     ATTRIBUTES,
     EXPORT_DIRECTORY,
@@ -22,27 +21,21 @@ from tandemmq.admin.options import (
     Cluster,
     ExportDirectory,
     ListFile,
+    Text,
     Topic,
     Work,
     command,
     given,
+    parts,
     read_list,
 )
-from tandemmq.admin.render import CommandAnswer, Table, write_json
+from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver
-from tandemmq.api.broker_admin import (
-    query_broker_config,
-    query_consumer_connections,
-    query_groups_of_topic,
-    query_runtime_info,
-    query_stats,
-)
 from tandemmq.client import admin_topics
 from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
-from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import (
     TOPIC_UNIT,
     TOPIC_UNIT_SUBSCRIPTION,
@@ -66,21 +59,30 @@ from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 
-_STATS_COLUMNS = ("topic", "group", "lag", "in_tps", "out_tps", "in_24h", "out_24h")
-
-
 Force = Annotated[bool, typer.Option("--force", help="Remove read queues even if they hold unread messages.")]
 Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.")]
 
 
 @command(app, "topicList")
-def topic_list(
+async def topic_list(
+    tools: Tools,
     with_clusters: Annotated[
         bool, typer.Option("-c", "--clusterModel", help="Show their clusters and groups, too.")
     ] = False,
-) -> Work:
+) -> CommandAnswer:
     """List the names of all topics."""
-    return list_topics_of_clusters if with_clusters else list_topics
+    names = await tools.cluster_admin.topics()
+    if not with_clusters:
+        return CommandAnswer.of_rows("topics", "topic", [(name,) for name in names])
+    rows: list[Row] = []
+    for name in names:
+        if is_retry_topic(name) or is_dlq_topic(name):
+            continue
+        route = await tools.cluster_admin.topic_route(name)
+        groups = await tools.groups_of(route, name)
+        clusters = sorted({one.cluster for one in route.brokers})
+        rows += [(cluster, name, group) for cluster in clusters for group in groups or [""]]
+    return CommandAnswer.of_rows("topics", "cluster topic group", rows)
 
 
 @command(app, "topicRoute")
@@ -109,7 +111,7 @@ async def topic_cluster_list(tools: Tools, topic: Topic) -> CommandAnswer:
     """Show the clusters of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
     names = sorted({broker.cluster for broker in route.brokers})
-    return CommandAnswer([Table("clusters", ("cluster",), [(name,) for name in names])])
+    return CommandAnswer.of_rows("clusters", "cluster", [(name,) for name in names])
 
 
 @command(app, "topicStatus")
@@ -223,7 +225,27 @@ async def update_topic(
 def update_topic_list(file: ListFile, place: Place, force: Force = False) -> Work:
     """Create or change all topics of a file, or none, at one broker or at every master of a cluster."""
     configs = read_list(file, TopicConfig)
-    return lambda tools: change_topics(tools, configs, place, force=force)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        addresses = await tools.masters(place)
+        for address in () if force else addresses:
+            for config in configs:
+                await _require_read(tools, address, config)
+        changed = await tools.ask(addresses, broker_admin.create_topics, configs)
+        rows = [(at, config.name) for at, _ in changed for config in configs]
+        return CommandAnswer.of_rows("changed", "broker topic", rows)
+
+    return work
+
+
+async def _require_read(tools: Tools, address: str, config: TopicConfig) -> None:
+    """Raises TopicHasUnread if the broker's topic would lose read queues with unread messages."""
+    existing = await admin_topics.read_config(tools.remoting, address, config.name)
+    if existing is None or existing.read_queue_count <= config.read_queue_count:
+        return
+    found = await admin_topics.find_unread(tools.remoting, address, config.name, config.read_queue_count)
+    if found:
+        raise TopicHasUnread(f"nothing was changed: topic {config.name!r} would lose {found}")
 
 
 @command(app, "updateOrderConf")
@@ -242,19 +264,45 @@ def update_order_conf(
         raise typer.BadParameter(
             "-v, such as broker-a:8;broker-b:8, must be given with -m put, and only then"
         )
-    return lambda tools: change_order(tools, topic, method, value)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        servers = tools.cluster_admin.name_servers
+        if method == "put":
+            await tools.ask(servers, nameserver.put_kv, ORDER_TOPICS, topic, value)
+        elif method == "delete":
+            await tools.ask(servers, nameserver.delete_kv, ORDER_TOPICS, topic)
+        known = await tools.ask(servers, nameserver.get_kv, ORDER_TOPICS, topic)
+        rows = [(at, topic, order) for at, order in known]
+        return CommandAnswer.of_rows("orders", "name_server topic order", rows)
+
+    return work
+
+
+def _members(text: str, option: str) -> tuple[str, ...]:
+    ids = parts(text)
+    if not ids:
+        raise typer.BadParameter(f"{option} {text!r}: must be consumer ids, separated by commas")
+    return ids
 
 
 @command(app, "allocateMQ")
-def allocate_queues(
+async def allocate_queues(
+    tools: Tools,
     topic: Topic,
-    members: Annotated[str, typer.Option("-i", "--ipList", help="The consumers' ids, separated by commas.")],
-) -> Work:
+    members: Annotated[
+        tuple[str, ...],
+        typer.Option("-i", "--ipList", help="The consumers' ids, separated by commas."),
+        Text(_members),
+    ],
+) -> CommandAnswer:
     """Preview how queues would be divided among consumers, by the average strategy."""
-    ids = [one.strip() for one in members.split(",") if one.strip()]
-    if not ids:
-        raise typer.BadParameter(f"-i {members!r}: must be consumer ids, separated by commas")
-    return lambda tools: show_shares(tools, topic, ids)
+    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    rows = [
+        (member, queue.broker_name, queue.queue_id)
+        for member in members
+        for queue in allocate_averagely(view.subscribe_queues, members, member)
+    ]
+    return CommandAnswer.of_rows("shares", "member broker queue", rows)
 
 
 @command(app, "statsAll")
@@ -266,22 +314,22 @@ async def stats_all(
     ] = False,
 ) -> CommandAnswer:
     """Show the traffic of each topic and of its groups, and their lag."""
-    table = Table("topics", _STATS_COLUMNS)
+    rows: list[Row] = []
     for name in sorted(await tools.cluster_admin.topics()):
         if topic not in ("", name) or is_retry_topic(name) or is_dlq_topic(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
-        masters = _masters(route)
+        masters = route.masters
         in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
-        groups = await _groups_of(tools, masters, name)
+        groups = await tools.groups_of(route, name)
         for group in groups or [""]:
             out_tps, out_day, lag = 0.0, 0, None
             if group:
                 out_tps, out_day = await _sum_stats(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
                 lag = await tools.cluster_admin.lag(group, name)
             if not only_active or in_day or out_day:
-                table.rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
-    return CommandAnswer([table])
+                rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
+    return CommandAnswer.of_rows("topics", "topic group lag in_tps out_tps in_24h out_24h", rows)
 
 
 @command(app, "exportMetadata")
@@ -303,8 +351,23 @@ def export_metadata(
         raise typer.BadParameter(
             "-t exports only topics and -g only groups: give one of them, or neither for both"
         )
-    what = "topics" if only_topics else "groups" if only_groups else ""
-    return lambda tools: export_tables(tools, place, directory, what, has_special=has_special)
+
+    async def work(tools: Tools) -> CommandAnswer:
+        topics: dict[str, object] = {}
+        groups: dict[str, object] = {}
+        for address in await tools.masters(place):
+            held_topics, held_groups = await _user_tables(tools, address, has_special=has_special)
+            topics |= {name: to_builtins(config) for name, config in held_topics.items()}
+            groups |= {name: to_builtins(config) for name, config in held_groups.items()}
+        values: dict[str, object] = {"exportTime": LoopClock().now_ms()}
+        values |= {} if only_groups else {"topicConfigTable": topics}
+        values |= {} if only_topics else {"subscriptionGroupTable": groups}
+        name = "topic" if only_topics else "subscriptionGroup" if only_groups else "metadata"
+        path = write_json(directory / f"{name}.json", values)
+        counts = (None if only_groups else len(topics), None if only_topics else len(groups))
+        return CommandAnswer.of_rows("exported", "path topics groups", [(str(path), *counts)])
+
+    return work
 
 
 @command(app, "exportMetrics")
@@ -318,8 +381,8 @@ async def export_metrics(
     rates: Counter[str] = Counter()
     counts: Counter[str] = Counter()
     for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
-        facts = await query_runtime_info(tools.remoting, target.address)
-        text = await query_broker_config(tools.remoting, target.address)
+        facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
+        text = await broker_admin.query_broker_config(tools.remoting, target.address)
         settings = parse_properties(text.encode(), target.address)
         topics, groups = await _user_tables(tools, target.address, has_special=False)
         tps, day = await _traffic(tools, target.address, facts)
@@ -349,7 +412,7 @@ async def export_metrics(
         }
     totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
     path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
-    return CommandAnswer([Table("exported", ("path", "masters"), [(str(path), len(report))])])
+    return CommandAnswer.of_rows("exported", "path masters", [(str(path), len(report))])
 
 
 @command(app, "updateTopicPerm")
@@ -360,56 +423,26 @@ async def update_topic_permission(
     place: Place,
 ) -> CommandAnswer:
     """Change the permission of a topic, at one broker or at every master of a cluster."""
-    table = Table("changed", ("broker", "topic", "old_permission", "permission"))
-    for target in await find_targets(tools, place, masters_only=True):
-        existing = await broker_admin.query_topic_config(tools.remoting, target.address, topic)
-        if existing is None:
-            continue
-        config = msgspec.structs.replace(existing, permission=permission)
-        # Another caller may add queues at the same time: the broker must not remove them.
-        if_exists = IfExists.NO_FEWER
-        await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        table.rows.append((target.address, topic, existing.permission, permission))
-    if not table.rows:
+    rows: list[Row] = []
+    for at, existing in await tools.ask(await tools.masters(place), broker_admin.query_topic_config, topic):
+        if existing is not None:
+            config = msgspec.structs.replace(existing, permission=permission)
+            # Another caller may add queues at the same time: the broker must not remove them.
+            await broker_admin.create_topic(tools.remoting, at, config, if_exists=IfExists.NO_FEWER)
+            rows.append((at, topic, existing.permission, permission))
+    if not rows:
         raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
-    return CommandAnswer([table])
+    return CommandAnswer.of_rows("changed", "broker topic old_permission permission", rows)
 
 
 @command(app, "deleteTopic")
 async def delete_topic(tools: Tools, topic: Topic, cluster: Cluster) -> CommandAnswer:
     """Delete a topic at all brokers of a cluster and at the name servers."""
     await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
-    return CommandAnswer([Table("deleted", ("topic",), [(topic,)])])
+    return CommandAnswer.of_rows("deleted", "topic", [(topic,)])
 
 
-# Implementation of the commands
-
-
-async def list_topics(tools: Tools) -> CommandAnswer:
-    """Lists the names of all topics."""
-    names = await tools.cluster_admin.topics()
-    return CommandAnswer([Table("topics", ("topic",), [(name,) for name in names])])
-
-
-async def list_topics_of_clusters(tools: Tools) -> CommandAnswer:
-    """Lists topics with their clusters and groups; retry and dead-letter topics are left out."""
-    table = Table("topics", ("cluster", "topic", "group"))
-    for name in await tools.cluster_admin.topics():
-        if is_retry_topic(name) or is_dlq_topic(name):
-            continue
-        route = await tools.cluster_admin.topic_route(name)
-        groups = await _groups_of(tools, _masters(route), name)
-        clusters = sorted({one.cluster for one in route.brokers})
-        table.rows += [(cluster, name, group) for cluster in clusters for group in groups or [""]]
-    return CommandAnswer([table])
-
-
-async def _groups_of(tools: Tools, masters: list[str], topic: str) -> list[str]:
-    return sorted({one for at in masters for one in await query_groups_of_topic(tools.remoting, at, topic)})
-
-
-def _masters(route: TopicRoute) -> list[str]:
-    return [one.addresses[MASTER_ID] for one in route.brokers if MASTER_ID in one.addresses]
+# Facts of brokers
 
 
 def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
@@ -420,84 +453,10 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
 
 async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
     """Returns the rate per second and the count of a day, summed over these brokers."""
-    found = [await query_stats(tools.remoting, address, name, key) for address in addresses]
+    found = [await broker_admin.query_stats(tools.remoting, address, name, key) for address in addresses]
     # In its first hour a series has only a minute's sum, and in its first day no day's sum.
     counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
     return sum(one.minute.tps for one in found), sum(counts)
-
-
-_EXPORTS: Final = {"": "metadata.json", "topics": "topic.json", "groups": "subscriptionGroup.json"}
-
-
-async def change_topics(
-    tools: Tools, configs: list[TopicConfig], place: Place, *, force: bool
-) -> CommandAnswer:
-    """Creates or changes all of these topics, or none, at the broker or at each master of the cluster.
-
-    Raises:  TopicHasUnread when a topic would lose read queues with unread messages, unless `force`; nothing
-             is changed then.
-    """
-    table = Table("changed", ("broker", "topic"))
-    targets = await find_targets(tools, place, masters_only=True)
-    for target in () if force else targets:
-        for config in configs:
-            existing = await admin_topics.read_config(tools.remoting, target.address, config.name)
-            if existing is None or existing.read_queue_count <= config.read_queue_count:
-                continue
-            found = await admin_topics.find_unread(
-                tools.remoting, target.address, config.name, config.read_queue_count
-            )
-            if found:
-                raise TopicHasUnread(f"nothing was changed: topic {config.name!r} would lose {found}")
-    for target in targets:
-        await broker_admin.create_topics(tools.remoting, target.address, configs)
-        table.rows += [(target.address, config.name) for config in configs]
-    return CommandAnswer([table])
-
-
-async def change_order(tools: Tools, topic: str, method: str, value: str) -> CommandAnswer:
-    """Shows the queues of an ordered topic by broker, as each name server knows them after the change."""
-    table = Table("orders", ("name_server", "topic", "order"))
-    for address in tools.cluster_admin.name_servers:
-        if method == "put":
-            await nameserver.put_kv(tools.remoting, address, ORDER_TOPICS, topic, value)
-        elif method == "delete":
-            await nameserver.delete_kv(tools.remoting, address, ORDER_TOPICS, topic)
-        known = await nameserver.get_kv(tools.remoting, address, ORDER_TOPICS, topic)
-        table.rows.append((address, topic, known))
-    return CommandAnswer([table])
-
-
-async def show_shares(tools: Tools, topic: str, members: list[str]) -> CommandAnswer:
-    """Lists the queues of the topic that each of these members would read."""
-    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
-    table = Table("shares", ("member", "broker", "queue"))
-    for member in members:
-        share = allocate_averagely(view.subscribe_queues, members, member)
-        table.rows += [(member, queue.broker_name, queue.queue_id) for queue in share]
-    return CommandAnswer([table])
-
-
-async def export_tables(
-    tools: Tools, place: Place, directory: Path, what: str, *, has_special: bool
-) -> CommandAnswer:
-    """Writes the users' topics and groups of a broker, or of all masters of a cluster, to a file; `what`
-    limits it to "topics" or "groups".
-    """
-    topics: dict[str, object] = {}
-    groups: dict[str, object] = {}
-    targets = await find_targets(tools, place, masters_only=True)
-    for target in targets:
-        held_topics, held_groups = await _user_tables(tools, target.address, has_special=has_special)
-        topics |= {name: to_builtins(config) for name, config in held_topics.items()}
-        groups |= {name: to_builtins(config) for name, config in held_groups.items()}
-    values: dict[str, object] = {"exportTime": LoopClock().now_ms()}
-    values |= {"topicConfigTable": topics} if what != "groups" else {}
-    values |= {"subscriptionGroupTable": groups} if what != "topics" else {}
-    path = write_json(directory / _EXPORTS[what], values)
-    counts = (None if what == "groups" else len(topics), None if what == "topics" else len(groups))
-    exported = Table("exported", ("path", "topics", "groups"), [(str(path), *counts)])
-    return CommandAnswer([exported])
 
 
 async def _user_tables(
@@ -529,7 +488,7 @@ async def _traffic(
     late_tps, late_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
     tps = {
         "normalInTps": first_rate(facts.get("putTps")) or 0.0,
-        "normalOutTps": first_rate(facts.get("getTransferredTps") or facts.get("getTransferedTps")) or 0.0,
+        "normalOutTps": first_rate(sent_rates(facts)) or 0.0,
         "transInTps": half_tps,
         "scheduleInTps": late_tps,
     }
@@ -544,7 +503,7 @@ async def _client_versions(tools: Tools, address: str, groups: Iterable[str]) ->
     """Returns the languages and versions of the consumers that are connected to this broker."""
     found: set[str] = set()
     for group in groups:
-        answer = await query_consumer_connections(tools.remoting, address, group)
+        answer = await broker_admin.query_consumer_connections(tools.remoting, address, group)
         members = () if answer is None else answer.connections
         found |= {f"{one.language}%{render_version(one.version)}" for one in members}
     return sorted(found)

@@ -17,7 +17,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
-from tandemmq.units import Buffer
+from tandemmq.units import MASTER_ID, Buffer
 
 
 class QueueData(Body, frozen=True, kw_only=True):
@@ -55,6 +55,11 @@ class TopicRoute(Body, frozen=True, kw_only=True):
     filter_servers: dict[str, list[str]] = field(name="filterServerTable", default_factory=dict)
     order_topic_conf: str | None = field(name="orderTopicConf", default=None)
     queues: tuple[QueueData, ...] = field(name="queueDatas", default=())
+
+    @property
+    def masters(self) -> list[str]:
+        """The addresses of the masters."""
+        return [one.addresses[MASTER_ID] for one in self.brokers if MASTER_ID in one.addresses]
 
 
 class BrokerMembers(Body, frozen=True, kw_only=True):
