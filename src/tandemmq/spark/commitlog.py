@@ -387,6 +387,4 @@ class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped h
         # Without files Spark still runs one task, with a partition of its own class (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
-        from tandemmq.spark.commitlog import read_piece
-
         return read_piece(partition.piece, self._options, self._projection)

@@ -31,6 +31,12 @@ from tandemmq.spark.resolve import describe_all, resolve_range
 from tandemmq.spark.task import TaskRanges, log_plan, make_tasks
 from tandemmq.telemetry.log_lines import show_warnings
 
+if TYPE_CHECKING:
+    from tandemmq.spark.sink.columns import SinkColumns
+    from tandemmq.spark.sink.options import SinkOptions
+    from tandemmq.spark.sink.writer import TopicStreamWriter, TopicWriter
+    from tandemmq.spark.stream import TopicStreamReader
+
 
 def narrow_ranges(
     ranges: Iterable[OffsetRange], pushed: Pushed, cluster: QueriedCluster, topology: Topology
@@ -156,14 +162,6 @@ class PushdownTopicReader(TopicReader):
         return plan.rest
 
 
-if TYPE_CHECKING:
-    from tandemmq.spark.sink.columns import SinkColumns
-    from tandemmq.spark.sink.options import SinkOptions
-    from tandemmq.spark.sink.writer import TopicStreamWriter, TopicWriter
-    from tandemmq.spark.source import TopicReader
-    from tandemmq.spark.stream import TopicStreamReader
-
-
 PUSHDOWN_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 """The worker module that Spark loads only in sessions that push filters down (spec spark SP-43). A session
 that does not push filters rejects readers that accept them, and Spark offers no other way to distinguish
@@ -182,8 +180,6 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         return render_ddl(_select(self._parse(is_streaming=None)))
 
     def reader(self, schema: Any) -> TopicReader:
-        from tandemmq.spark.source import PushdownTopicReader, TopicReader
-
         options = self._parse(is_streaming=False)
         kind = PushdownTopicReader if options.can_push_filters and _can_push_filters() else TopicReader
         return kind(options, self._project(schema, options))

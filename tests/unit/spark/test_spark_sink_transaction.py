@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from spark_fakes import BORN, STORED, FakeBroker, FakeNet, FakeQueue
 
 import tandemmq.spark.sink.sender
 import tandemmq.spark.sink.transaction
+import tandemmq.spark.sink.writer
 from tandemmq.errors import BrokerUnreachable, ConfigError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -30,6 +32,7 @@ from tandemmq.spark.sink.halves import DECISION_FILE, DecisionFiles, HalfLog, de
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.sink.transaction import WINDOW, EndFailed, TaskHalves
 from tandemmq.spark.sink.writer import TopicStreamWriter, send_rows
+from tandemmq.spark.task import BATCH_ID, QUERY_ID
 
 NAME = "stream\0q\0T"
 
@@ -251,6 +254,19 @@ def test_a_task_that_did_not_know_of_the_decision_is_taken_back(net: FakeNet, tm
     transaction.commit(options, 1, [send_task(options, 3)])
     transaction.commit(options, 1, [send_task(options, 3)])
     assert (broker.visible, broker.rolled_back) == ([0, 100, 200], [300, 400, 500])
+
+
+def test_a_task_of_a_decided_batch_sends_nothing(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker = add_broker(net)
+    options = make_options(tmp_path)
+    transaction.commit(options, 4, [send_task(options, 3)])
+    context = SimpleNamespace(partitionId=lambda: 0, getLocalProperty={BATCH_ID: "4", QUERY_ID: "q"}.get)
+    monkeypatch.setattr(tandemmq.spark.sink.writer.TaskContext, "get", lambda: context)
+    writer = TopicStreamWriter(options, find_sink_columns([("body", "string")], has_topic_option=True))
+    assert writer.write(iter([pa.record_batch({"body": ["row"]})])) == TaskHalves(NAME, (), is_decided=True)
+    assert len(broker.halves) == 3
 
 
 def test_the_next_batch_replaces_the_decision(net: FakeNet, tmp_path: Path) -> None:

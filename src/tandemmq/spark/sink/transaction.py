@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 from pyspark.sql.datasource import WriterCommitMessage
@@ -119,14 +119,14 @@ class Ender:
             for lane in lanes:
                 lane.drop_connection()
 
-    def roll_back(self, parts: Sequence[HalfPart], decision: int) -> None:
+    def roll_back(self, parts: Sequence[HalfPart]) -> None:
         """Rolls back as many half messages as possible; a broker discards the others by itself, and consumers
         never see them.
         """
         for lane in [_EndingLane(part, is_uncertain=False) for part in parts if len(part)]:
             try:
                 while not lane.is_done:
-                    self._end_window([lane], decision)
+                    self._end_window([lane], TRANSACTION_ROLLBACK)
             except (TandemError, ValueError) as error:
                 facts = {"topic": lane.part.topic, "broker": lane.part.broker_name, "error": str(error)}
                 log.warning(events.TRANSACTION_END_UNSENT, extra=facts)
@@ -278,23 +278,37 @@ def commit(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> 
         raise too_many_rows(options.transaction_rows_max)
     files = _files(options, tasks)
     if files is None:
-        _end(options, _now_ms(), options.group, parts, "they are taken back: the write has no stateDir")
+        try:
+            Ender(options, options.group, _now_ms()).commit(parts, is_repeat=False)
+        except EndFailed as error:
+            raise EndFailed(f"{error}; they are taken back: the write has no stateDir") from error
         return
     with files.locked():
         known = files.read()
         if known is not None and not known.is_done:
-            _finish(options, files, known)
+            # An earlier commit did not finish.
+            _carry_out(options, files, known, files.read_parts(known), is_repeat=True)
         if known is not None and known.key == (tasks[0].name, batch_id):
             roll_back(options, parts)
         elif any(task.is_decided for task in tasks):
             raise ConfigError(f"{files.directory}: the decision of batch {batch_id} has gone meanwhile")
         elif parts:
-            _decide(options, files, tasks[0].name, batch_id, parts)
+            decision = Decision(
+                name=tasks[0].name,
+                batch_id=batch_id,
+                group=options.group,
+                rows=count_halves(parts),
+                decided_at_ms=_now_ms(),
+                file=new_file_name(batch_id),
+            )
+            files.write(decision, parts)
+            _carry_out(options, files, decision, parts, is_repeat=False)
 
 
 def abort(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> None:
     """Rolls back the half messages, unless the batch is decided: Spark may abort a committed batch."""
-    with _locked(_files(options, tasks)) as files:
+    files = _files(options, tasks)
+    with nullcontext() if files is None else files.locked():
         known = None if files is None else files.read()
         if known is None or known.key != (tasks[0].name, batch_id):
             roll_back(options, _join(tasks))
@@ -302,52 +316,26 @@ def abort(options: SinkOptions, batch_id: int, tasks: Sequence[TaskHalves]) -> N
 
 def roll_back(options: SinkOptions, parts: Sequence[HalfPart]) -> None:
     """Rolls back as many half messages as possible; the brokers discard the others."""
-    Ender(options, options.group, 0).roll_back(parts, TRANSACTION_ROLLBACK)
+    Ender(options, options.group, 0).roll_back(parts)
 
 
-def _decide(
-    options: SinkOptions, files: DecisionFiles, name: str, batch_id: int, parts: Sequence[HalfPart]
-) -> None:
-    decision = Decision(
-        name=name,
-        batch_id=batch_id,
-        group=options.group,
-        rows=count_halves(parts),
-        decided_at_ms=_now_ms(),
-        file=new_file_name(batch_id),
-    )
-    files.write(decision, parts)
-    _end(options, decision.decided_at_ms, decision.group, parts, _advice(files))
-    files.mark_done(decision)
-
-
-def _finish(options: SinkOptions, files: DecisionFiles, known: Decision) -> None:
-    """Sends the ends that an earlier commit did not finish."""
-    parts = files.read_parts(known)
-    _end(options, known.decided_at_ms, known.group, parts, _advice(files), is_repeat=True)
-    files.mark_done(known)
-
-
-def _end(
+def _carry_out(
     options: SinkOptions,
-    since_ms: int,
-    group: str,
+    files: DecisionFiles,
+    decision: Decision,
     parts: Sequence[HalfPart],
-    advice: str,
     *,
-    is_repeat: bool = False,
+    is_repeat: bool,
 ) -> None:
+    """Sends the ends of a stored decision. `is_repeat`: an earlier run has sent some of them."""
     try:
-        Ender(options, group, since_ms).commit(parts, is_repeat=is_repeat)
+        Ender(options, decision.group, decision.decided_at_ms).commit(parts, is_repeat=is_repeat)
     except EndFailed as error:
-        raise EndFailed(f"{error}; {advice}") from error
-
-
-def _advice(files: DecisionFiles) -> str:
-    return (
-        f"start the query again to commit them ({files.directory} holds the decision). Only if their broker"
-        " has lost them for good: remove that directory, and the whole batch is sent again"
-    )
+        raise EndFailed(
+            f"{error}; start the query again to commit them ({files.directory} holds the decision). Only if"
+            " their broker has lost them for good: remove that directory, and the whole batch is sent again"
+        ) from error
+    files.mark_done(decision)
 
 
 def _join(tasks: Sequence[TaskHalves]) -> list[HalfPart]:
@@ -356,15 +344,6 @@ def _join(tasks: Sequence[TaskHalves]) -> list[HalfPart]:
 
 def _files(options: SinkOptions, tasks: Sequence[TaskHalves]) -> DecisionFiles | None:
     return DecisionFiles(options.state_dir, tasks[0].name) if options.state_dir and tasks else None
-
-
-@contextmanager
-def _locked(files: DecisionFiles | None) -> Iterator[DecisionFiles | None]:
-    if files is None:
-        yield None
-        return
-    with files.locked():
-        yield files
 
 
 def _now_ms() -> int:

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
@@ -26,16 +26,15 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.spark.documents import read_document, write_document
-from tandemmq.spark.sink.columns import SinkColumns
+from tandemmq.spark.sink import transaction
+from tandemmq.spark.sink.columns import SinkColumns, make_prefix
+from tandemmq.spark.sink.encode import BatchEncoder
+from tandemmq.spark.sink.halves import HalfLog, read_decided
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.sink.sender import Pins, RowSender
+from tandemmq.spark.sink.sender import OnceRun, Pins, RowSender
+from tandemmq.spark.sink.transaction import TaskHalves
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
-
-if TYPE_CHECKING:
-    from tandemmq.spark.sink.halves import HalfLog
-    from tandemmq.spark.sink.sender import OnceRun, Pins
-    from tandemmq.spark.sink.transaction import TaskHalves
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +50,11 @@ def pin_queues(options: SinkOptions) -> Pins:
     Raises:  ConfigError for a file of another version, NoRoute for a topic that accepts no messages.
     """
     path = Path(options.state_dir) / PIN_FILE if options.state_dir else None
-    pins = _read(path) if path else {}
+    known = _read_document(path).get("topics", {}) if path else {}
+    pins: Pins = {
+        topic: tuple(MessageQueue(topic=topic, broker_name=name, queue_id=number) for name, number in places)
+        for topic, places in known.items()
+    }
     missing = [topic for topic in options.exactly_once_topics if topic not in pins]
     if not missing:
         return pins
@@ -61,7 +64,8 @@ def pin_queues(options: SinkOptions) -> Pins:
     finally:
         sender.close()
     if path:
-        _write(path, pins)
+        topics = {topic: [(q.broker_name, q.queue_id) for q in queues] for topic, queues in pins.items()}
+        write_document(path, {"version": PIN_VERSION, "topics": topics})
     return pins
 
 
@@ -87,22 +91,6 @@ def require_same_names(options: SinkOptions) -> None:
             )
 
 
-def _read(path: Path) -> Pins:
-    document = _read_document(path)
-    if not document:
-        return {}
-    return {topic: _queues(topic, places) for topic, places in document["topics"].items()}
-
-
-def _queues(topic: str, places: Sequence[tuple[str, int]]) -> tuple[MessageQueue, ...]:
-    return tuple(MessageQueue(topic=topic, broker_name=name, queue_id=queue_id) for name, queue_id in places)
-
-
-def _write(path: Path, pins: Pins) -> None:
-    topics = {topic: [(q.broker_name, q.queue_id) for q in queues] for topic, queues in pins.items()}
-    write_document(path, {"version": PIN_VERSION, "topics": topics})
-
-
 def _read_document(path: Path) -> dict[str, Any]:
     """Reads a document of the sink's state; empty if there is no file."""
     document = read_document(path)
@@ -123,7 +111,71 @@ class TaskSent(WriterCommitMessage):  # type: ignore[misc]  # pyspark is untyped
     """The number of rows without a body that were skipped or diverted."""
 
 
-class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
+class _RowWriter:
+    """A write of either kind. Spark makes it on the driver, once per batch, and copies it into the tasks."""
+
+    def __init__(self, options: SinkOptions, columns: SinkColumns, name: str = "") -> None:
+        """Creates the write; `name` identifies it in the decisions, if it is known before the tasks run."""
+        self._options = options
+        self._columns = columns
+        self._pins: Pins | None = None
+        self._decided: frozenset[tuple[str, int]] = frozenset()
+        if options.is_exactly_once:
+            if columns.place("uniqueKey") is not None:
+                raise ConfigError(
+                    "semantics exactly-once makes the unique keys itself: drop the column uniqueKey"
+                )
+            self._pins = pin_queues(options)
+        if options.is_transactional:
+            for column in ("delayLevel", "deliverAt"):
+                if columns.place(column) is not None:
+                    raise ConfigError(
+                        f"semantics transactional: brokers delay no half messages; drop the column {column}"
+                    )
+            self._decided = read_decided(options.state_dir, name)
+
+    def commit(self, messages: Sequence[Any], batchId: int = 0) -> None:
+        """Makes the rows visible if the write is transactional; others are visible already."""
+        options, done = self._options, [message for message in messages if message is not None]
+        if options.is_transactional:
+            transaction.commit(options, batchId, done)
+        count = sum(message.empty_count for message in done)
+        if count:
+            # The facts are part of the text: Spark's Python processes log nothing else of a record.
+            how = f"diverted to {options.empty_bodies_topic}" if options.empty_bodies_topic else "skipped"
+            text = f"batch {batchId}: {count} rows have no body and were {how}"
+            log.warning("%s %s", events.EMPTY_BODIES_NOT_SENT, text, extra={"batch": batchId, "rows": count})
+
+    def abort(self, messages: Sequence[Any], batchId: int = 0) -> None:
+        if self._options.is_transactional:
+            transaction.abort(
+                self._options, batchId, [message for message in messages if message is not None]
+            )
+
+    def _send(
+        self, rows: Iterator[Any], names: tuple[object, ...], name: str, batch_id: int
+    ) -> TaskSent | TaskHalves:
+        """Sends the rows of this task. `names`: the write and batch in the unique keys; `name`: the write in
+        the numbers of sends and in the decisions.
+        """
+        partition_id = TaskContext.get().partitionId()
+        names = (*names, self._options.topic, partition_id)
+        if not self._options.is_transactional:
+            once = None if self._pins is None else OnceRun(name, partition_id, batch_id, self._pins)
+            return send_rows(rows, self._options, self._columns, names, partition_id, once)
+        if (name, batch_id) in self._decided:
+            return TaskHalves(name=name, parts=(), is_decided=True)
+        halves = HalfLog(self._options.group, self._options.transaction_rows_max)
+        try:
+            sent = send_rows(rows, self._options, self._columns, names, partition_id, halves=halves)
+        except Exception:
+            transaction.roll_back(self._options, halves.parts())
+            raise
+        parts = tuple(part.encode() for part in halves.parts())
+        return TaskHalves(name=name, parts=parts, empty_count=sent.empty_count)
+
+
+class TopicWriter(_RowWriter, DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
     """A batch write; `write_id` identifies it in the unique keys. If transactional, it is batch 0 of
     that id.
     """
@@ -132,150 +184,27 @@ class TopicWriter(DataSourceArrowWriter):  # type: ignore[misc]  # pyspark is un
         if options.is_transactional and not options.write_id:
             # Without a writeId no later run could find its decision.
             options = replace(options, state_dir="")
-        self._options = options
-        self._columns = columns
         self._write_id = write_id
-        self._pins = _pin(options, columns)
-        self._name = f"batch\0{write_id}"
-        self._decided = _read_decided(options, columns, self._name)
+        super().__init__(options, columns, f"batch\0{write_id}")
 
     def write(self, iterator: Iterator[Any]) -> TaskSent | TaskHalves:
-        partition_id = TaskContext.get().partitionId()
-        names = ("batch", self._write_id, self._options.topic, partition_id)
-        if self._options.is_transactional:
-            key = (self._name, 0)
-            return _send_halves(
-                iterator, self._options, self._columns, names, partition_id, key, self._decided
-            )
-        once = _number(self._pins, "batch", self._write_id, partition_id, 0)
-        return send_rows(iterator, self._options, self._columns, names, partition_id, once)
-
-    def commit(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _commit(self._options, messages, 0)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None]) -> None:
-        _abort(self._options, messages, 0)
+        return self._send(iterator, ("batch", self._write_id), f"batch\0{self._write_id}", 0)
 
 
-class TopicStreamWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
+class TopicStreamWriter(_RowWriter, DataSourceStreamArrowWriter):  # type: ignore[misc]  # untyped here
     """The writer of one streaming query's batches."""
 
     def __init__(self, options: SinkOptions, columns: SinkColumns) -> None:
-        self._options = options
-        self._columns = columns
         require_same_names(options)
-        self._pins = _pin(options, columns)
         if options.is_transactional and not options.state_dir:
             raise ConfigError("semantics transactional needs the option checkpointLocation, or stateDir")
-        self._decided = _read_decided(options, columns)
+        super().__init__(options, columns)
 
     def write(self, iterator: Iterator[Any]) -> TaskSent | TaskHalves:
         context = TaskContext.get()
-        partition_id = context.partitionId()
-        batch = (context.getLocalProperty(QUERY_ID), context.getLocalProperty(BATCH_ID))
-        names = ("stream", *batch, self._options.topic, partition_id)
-        if self._options.is_transactional:
-            key = (f"stream\0{batch[0]}\0{self._options.topic}", int(batch[1]))
-            return _send_halves(
-                iterator, self._options, self._columns, names, partition_id, key, self._decided
-            )
-        once = _number(
-            self._pins, "stream", f"{batch[0]}\0{self._options.topic}", partition_id, int(batch[1])
-        )
-        return send_rows(iterator, self._options, self._columns, names, partition_id, once)
-
-    # Spark passes the number by position; the name is that of its interface.
-    def commit(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _commit(self._options, messages, batchId)
-
-    def abort(self, messages: Sequence[WriterCommitMessage | None], batchId: int) -> None:
-        _abort(self._options, messages, batchId)
-
-
-def _pin(options: SinkOptions, columns: SinkColumns) -> Pins | None:
-    """Returns the queues of an exactly-once write, None for others. Spark makes a writer once per batch, on
-    the driver, before its tasks.
-    """
-    if not options.is_exactly_once:
-        return None
-    if columns.place("uniqueKey") is not None:
-        raise ConfigError("semantics exactly-once makes the unique keys itself: drop the column uniqueKey")
-    # Only exactly-once writes need the network here.
-    from tandemmq.spark.sink.writer import pin_queues
-
-    return pin_queues(options)
-
-
-def _number(pins: Pins | None, kind: str, query: str, partition_id: int, epoch: int) -> OnceRun | None:
-    if pins is None:
-        return None
-    from tandemmq.spark.sink.sender import OnceRun
-
-    return OnceRun(f"{kind}\0{query}", partition_id, epoch, pins)
-
-
-def _read_decided(options: SinkOptions, columns: SinkColumns, name: str = "") -> frozenset[tuple[str, int]]:
-    """Returns the batches of a transactional write whose rows are already stored; called on the driver,
-    before the tasks.
-    """
-    if not options.is_transactional:
-        return frozenset()
-    for name in ("delayLevel", "deliverAt"):
-        if columns.place(name) is not None:
-            raise ConfigError(
-                f"semantics transactional: brokers delay no half messages; drop the column {name}"
-            )
-    from tandemmq.spark.sink.halves import read_decided
-
-    return read_decided(options.state_dir, name)
-
-
-def _send_halves(
-    batches: Iterator[Any],
-    options: SinkOptions,
-    columns: SinkColumns,
-    names: tuple[object, ...],
-    partition_id: int,
-    key: tuple[str, int],
-    decided: frozenset[tuple[str, int]],
-) -> TaskHalves:
-    """Stores all rows as half messages; rolls them back as far as possible if one cannot be stored.
-
-    `key`: query and batch, as in the driver's decision.
-    """
-    from tandemmq.spark.sink.halves import HalfLog
-    from tandemmq.spark.sink.transaction import TaskHalves, roll_back
-
-    if key in decided:
-        return TaskHalves(name=key[0], parts=(), is_decided=True)
-    halves = HalfLog(options.group, options.transaction_rows_max)
-    try:
-        sent = send_rows(batches, options, columns, names, partition_id, halves=halves)
-    except Exception:
-        roll_back(options, halves.parts())
-        raise
-    parts = tuple(part.encode() for part in halves.parts())
-    return TaskHalves(name=key[0], parts=parts, empty_count=sent.empty_count)
-
-
-def _commit(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
-    if options.is_transactional:
-        from tandemmq.spark.sink import transaction
-
-        transaction.commit(options, batch_id, [message for message in messages if message is not None])
-    count = sum(message.empty_count for message in messages if message is not None)
-    if count:
-        # The facts are part of the text: Spark's Python processes log nothing else of a record.
-        how = f"diverted to {options.empty_bodies_topic}" if options.empty_bodies_topic else "skipped"
-        text = f"batch {batch_id}: {count} rows have no body and were {how}"
-        log.warning("%s %s", events.EMPTY_BODIES_NOT_SENT, text, extra={"batch": batch_id, "rows": count})
-
-
-def _abort(options: SinkOptions, messages: Sequence[Any], batch_id: int) -> None:
-    if options.is_transactional:
-        from tandemmq.spark.sink import transaction
-
-        transaction.abort(options, batch_id, [message for message in messages if message is not None])
+        query, batch = (context.getLocalProperty(name) for name in (QUERY_ID, BATCH_ID))
+        name = f"stream\0{query}\0{self._options.topic}"
+        return self._send(iterator, ("stream", query, batch), name, int(batch))
 
 
 class Pace:
@@ -306,11 +235,6 @@ def send_rows(
     """Sends all rows and waits until the last one is confirmed. `names` identify the task in the unique
     keys.
     """
-    # These modules import numpy and pyarrow, which planners do not need.
-    from tandemmq.spark.sink.columns import make_prefix
-    from tandemmq.spark.sink.encode import BatchEncoder
-    from tandemmq.spark.sink.sender import RowSender
-
     sender = RowSender(options, turn=partition_id, once=once, halves=halves)
     encoder = BatchEncoder(
         columns,
