@@ -41,12 +41,11 @@ from tandemmq.spark.columns import (
 from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.option_table import (
     OptionRow,
-    name_options,
-    parse_list,
+    parse_rows,
     read_bool,
     read_enum,
-    read_fields,
     read_int,
+    read_names,
     read_size,
     read_text,
 )
@@ -71,11 +70,23 @@ class Damaged(Enum):
     FAIL = "fail"
 
 
+def _read_path(name: str, text: str) -> Path:
+    if not text:
+        raise ConfigError("a path is required: load('/path/of/a/store')")
+    return Path(text.removeprefix("file:"))
+
+
 # The formatter would give each value of a row a line of its own.
 # fmt: off
 LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
-    OptionRow("path", "required", "B", "a store, its `commitlog` directory, or one file of it"),
-    OptionRow("topic", "all", "B", "topics, separated by commas; the system's own are topics too"),
+    OptionRow(
+        "path", "", "B",
+        "a store, its `commitlog` directory, or one file of it", "path", _read_path, shown="required",
+    ),
+    OptionRow(
+        "topic", "", "B",
+        "topics, separated by commas; the system's own are topics too", "topics", read_names, shown="all",
+    ),
     OptionRow(
         "brokerName", "", "B", "what the column `brokerName` says; no file knows it", "broker", read_text,
     ),
@@ -86,7 +97,10 @@ LOG_OPTION_TABLE: tuple[OptionRow, ...] = (
     ),
     OptionRow("verifyCrc", "true", "B", "compare every body with its checksum", "verify_crc", read_bool),
     OptionRow("pieceBytes", "128m", "B", "approximate bytes of a file per task", "piece_bytes", read_size),
-    OptionRow("columns", "all", "B", "columns to build, separated by commas"),
+    OptionRow(
+        "columns", "", "B",
+        "columns to build, separated by commas", "columns", read_names, shown="all",
+    ),
     OptionRow(
         "propertiesAs", "map", "B",
         "`map`, `string` (as stored) or `none`", "properties_as", read_enum(PropertiesAs),
@@ -121,16 +135,7 @@ def parse_log_options(raw: Mapping[str, str]) -> LogOptions:
 
     Raises:  ConfigError naming the option, the wrong value and the allowed ones.
     """
-    values = name_options(raw, LOG_OPTION_TABLE)
-    path = values.get("path", "")
-    if not path:
-        raise ConfigError("a path is required: load('/path/of/a/store')")
-    return LogOptions(
-        **read_fields(values, LOG_OPTION_TABLE),
-        path=Path(path.removeprefix("file:")),
-        topics=parse_list(values.get("topic", "")),
-        columns=parse_list(values.get("columns", "")),
-    )
+    return LogOptions(**parse_rows(raw, LOG_OPTION_TABLE))
 
 
 LOG_DIR = "commitlog"

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from enum import Enum
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, TypeVar
 
 from tandemmq.errors import ConfigError
 from tandemmq.units import KIB, MIB
@@ -20,43 +20,101 @@ Read = Callable[[str, str], Any]
 Raises:  ConfigError, which names the option and the allowed values.
 """
 
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+def read_text(name: str, text: str) -> str:
+    return text
+
+
+def read_names(name: str, text: str) -> tuple[str, ...]:
+    """Returns the comma-separated names without duplicates."""
+    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
+
+
+def parse_list(text: str) -> tuple[str, ...]:
+    """Returns the comma-separated names without duplicates."""
+    return read_names("", text)
+
+
+def read_word(values: Mapping[str, T]) -> Callable[[str, str], T | None]:
+    """Returns the parser of the words that name the values, ignoring case; the error lists all words."""
+
+    def read(name: str, text: str) -> T | None:
+        if text.lower() in values:
+            return values[text.lower()]
+        if not text:
+            return None
+        expected = (" or " if len(values) == 2 else ", ").join(values)
+        raise ConfigError(f"option {name}: expected {expected}, got {text!r}")
+
+    return read
+
+
+def read_enum(kind: type[E]) -> Callable[[str, str], E | None]:
+    """Returns the parser of the member with that value, ignoring case; the error lists all members."""
+    return read_word({member.value: member for member in kind})
+
+
+read_bool = read_word({"true": True, "false": False})
+"""Returns the value of true or false, ignoring case."""
+
 
 class OptionRow(NamedTuple):
     """One row of the table; `scope` is S (streaming), B (batch) or SB.
 
-    An option with its own field of the parsed options names it in `field`, and parses it with `read`; the
-    others are parsed together, by the module that holds the table.
+    `field` is the name of the parsed value. `shown`: the default in the documentation, if it depends on more
+    than this option.
     """
 
     name: str
     default: str
     scope: str
     text: str
-    field: str = ""
-    read: Read | None = None
+    field: str
+    read: Read
     aliases: tuple[str, ...] = ()
+    shown: str = ""
 
 
 # The formatter would give each value of a row a line of its own.
 # fmt: off
 SECURITY_ROWS: tuple[OptionRow, ...] = (
-    OptionRow("accessKey", "", "SB", "ACL: the account that signs every request"),
+    OptionRow(
+        "accessKey", "", "SB", "ACL: the account that signs every request", "access_key", read_text,
+    ),
     OptionRow(
         "secretKey", "", "SB",
         "ACL: the key that signs requests; never sent, shown or stored in checkpoints",
+        "secret_key", read_text,
     ),
-    OptionRow("securityToken", "", "SB", "ACL: sent along, for temporary credentials"),
-    OptionRow("tls", "false", "SB", "TLS to name servers and brokers", aliases=("tlsEnable",)),
-    OptionRow("tls.ca", "the system's", "SB", "PEM file with the certificates to trust, on every machine"),
+    OptionRow(
+        "securityToken", "", "SB",
+        "ACL: sent along, for temporary credentials", "security_token", read_text,
+    ),
+    OptionRow(
+        "tls", "false", "SB",
+        "TLS to name servers and brokers", "is_tls", read_bool, aliases=("tlsEnable",),
+    ),
+    OptionRow(
+        "tls.ca", "", "SB",
+        "PEM file with the certificates to trust, on every machine",
+        "ca_path", read_text, shown="the system's",
+    ),
     OptionRow(
         "tls.certificate", "", "SB",
         "PEM file with the client certificate, and with its key unless `tls.key` is set",
+        "certificate_path", read_text,
     ),
-    OptionRow("tls.key", "", "SB", "PEM file with the key of `tls.certificate`"),
-    OptionRow("tls.verify", "true", "SB", "`false`: accept any certificate and host name"),
+    OptionRow("tls.key", "", "SB", "PEM file with the key of `tls.certificate`", "key_path", read_text),
+    OptionRow(
+        "tls.verify", "true", "SB",
+        "`false`: accept any certificate and host name", "verifies_peer", read_bool,
+    ),
 )
 # fmt: on
-"""The options that source and sink share."""
+"""The options that source and sink share; their fields are those of `wire.Security`."""
 
 SECURITY_NAMES = frozenset(name.lower() for row in SECURITY_ROWS for name in (row.name, *row.aliases))
 
@@ -67,7 +125,7 @@ def render_option_table(table: Sequence[OptionRow]) -> str:
     for row in table:
         also = f" (also `{'`, `'.join(row.aliases)}`)" if row.aliases else ""
         text = row.text.replace("||", r"\|\|")
-        lines.append(f"| `{row.name}`{also} | {row.default or '-'} | {row.scope} | {text} |")
+        lines.append(f"| `{row.name}`{also} | {row.shown or row.default or '-'} | {row.scope} | {text} |")
     return "\n".join(lines) + "\n"
 
 
@@ -96,14 +154,15 @@ def refuse_table(raw: Mapping[str, str]) -> None:
     )
 
 
-def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, str]:
-    """Returns the options under their documented names.
+def parse_rows(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, Any]:
+    """Returns the value of each row by its field.
 
-    Raises:  ConfigError for a name that is unknown, or given twice in two spellings.
+    Raises:  ConfigError for a name that is unknown, or given twice in two spellings, and for a text that a
+             row's parser rejects.
     """
     names = {spelling.lower(): row.name for row in table for spelling in (row.name, *row.aliases)}
-    values: dict[str, str] = {}
-    for key, value in raw.items():
+    texts: dict[str, str] = {}
+    for key, text in raw.items():
         name = names.get(key.lower())
         if name is None and key.lower().startswith("kafka"):
             raise ConfigError(f"option {key}: {_OF_KAFKA.get(key.lower(), _OTHER_OF_KAFKA)}")
@@ -113,59 +172,29 @@ def name_options(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str
             raise ConfigError(
                 f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in table)}"
             )
-        if name in values:
+        if name in texts:
             raise ConfigError(f"option {name} is given twice under different names")
-        values[name] = str(value).strip()
+        texts[name] = str(text).strip()
+    values = {}
+    for row in table:
+        value = row.read(row.name, texts.get(row.name, row.default))
+        values[row.field] = row.read(row.name, row.default) if value is None else value
     return values
 
 
-def parse_name_servers(values: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the addresses `host:port` of the option nameServer.
+def read_name_servers(name: str, text: str) -> tuple[str, ...]:
+    """Returns the addresses `host:port`.
 
     Raises:  ConfigError if there is none, or one is not an address.
     """
-    text = values.get("nameServer", "")
     servers = tuple(part.strip() for part in re.split(r"[;,]", text) if part.strip())
     if not servers:
-        raise ConfigError("option nameServer is required: host:port[;host:port]")
+        raise ConfigError(f"option {name} is required: host:port[;host:port]")
     for server in servers:
         host, _, port = server.rpartition(":")
         if not host or not port.isdecimal():
-            raise ConfigError(f"option nameServer: expected host:port, got {server!r}")
+            raise ConfigError(f"option {name}: expected host:port, got {server!r}")
     return servers
-
-
-def parse_list(text: str) -> tuple[str, ...]:
-    """Returns the comma-separated names without duplicates."""
-    return tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))
-
-
-def read_fields(values: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, Any]:
-    """Returns the value of each row that names a field, by that field.
-
-    Raises:  ConfigError for a text that the row's parser rejects.
-    """
-    found: dict[str, Any] = {}
-    for row in table:
-        if row.read is not None:
-            value = row.read(row.name, values.get(row.name, row.default))
-            found[row.field] = row.read(row.name, row.default) if value is None else value
-    return found
-
-
-def read_text(name: str, text: str) -> str:
-    return text
-
-
-def read_names(name: str, text: str) -> tuple[str, ...]:
-    return parse_list(text)
-
-
-def read_bool(name: str, text: str) -> bool:
-    """Returns the value of true or false, ignoring case."""
-    if text.lower() not in ("true", "false"):
-        raise ConfigError(f"option {name}: expected true or false, got {text!r}")
-    return text.lower() == "true"
 
 
 def read_int(least: int, *, unit: int = 1) -> Read:
@@ -203,18 +232,6 @@ def read_duration_s(name: str, text: str) -> float | None:
     if match is None:
         raise ConfigError(f"option {name}: expected a time such as 500ms, 30s or 15m, got {text!r}")
     return int(match[1]) * _UNITS_MS[match[2] or "ms"] / 1000
-
-
-def read_enum(kind: type[Enum]) -> Read:
-    """Returns the parser of the member with that value, ignoring case; the error lists all members."""
-
-    def read(name: str, text: str) -> Enum:
-        for member in kind:
-            if member.value == text.lower():
-                return member
-        raise ConfigError(f"option {name}: expected {', '.join(str(m.value) for m in kind)}, got {text!r}")
-
-    return read
 
 
 class Moment(NamedTuple):

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any
@@ -35,20 +35,20 @@ from tandemmq.spark.option_table import (
     SECURITY_ROWS,
     Moment,
     OptionRow,
-    name_options,
-    parse_list,
-    parse_name_servers,
+    parse_rows,
     read_bool,
     read_duration_s,
     read_enum,
-    read_fields,
     read_int,
     read_moment,
+    read_name_servers,
+    read_names,
     read_size,
     read_text,
+    read_word,
     refuse_table,
 )
-from tandemmq.spark.wire import Security, parse_security
+from tandemmq.spark.wire import Security, take_security
 
 KAFKA = "kafka"
 """The value of the option `columns` that selects the columns of Spark's Kafka source."""
@@ -110,24 +110,87 @@ def read_tags(name: str, text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(tags))
 
 
-def _read_pushdown(name: str, text: str) -> bool:
-    if text.lower() not in ("auto", "off"):
-        raise ConfigError(f"option {name}: expected auto or off, got {text.lower()!r}")
-    return text.lower() == "auto"
+def _read_pattern(name: str, text: str) -> str:
+    try:
+        re.compile(text)
+    except re.error as error:
+        raise ConfigError(f"option {name}: {error}") from error
+    return text
+
+
+def _read_assign(name: str, text: str) -> tuple[QueueKey, ...]:
+    queues: set[QueueKey] = set()
+    for topic, brokers in _read_json(name, text).items() if text else ():
+        named = {ANY_BROKER: brokers} if isinstance(brokers, list) else brokers
+        lists = named.values() if isinstance(named, dict) else [None]
+        if not all(
+            isinstance(ids, list) and all(isinstance(i, int) and i >= 0 for i in ids) for ids in lists
+        ):
+            raise ConfigError(f'option {name}: expected {{"topic": {{"broker": [0, 1]}}}}')
+        queues.update(QueueKey(topic, broker, number) for broker, ids in named.items() for number in ids)
+    return tuple(sorted(queues))
+
+
+def _read_offsets(*kinds: StartKind) -> Callable[[str, str], PositionRule | None]:
+    """Returns the parser of the value of one of `kinds`, or of JSON with offsets."""
+
+    def read(name: str, text: str) -> PositionRule | None:
+        if not text or text in [kind.value for kind in kinds]:
+            return PositionRule(kind=StartKind(text)) if text else None
+        return PositionRule(kind=StartKind.OFFSETS, offsets=_read_positions(name, text, least=EARLIEST))
+
+    return read
+
+
+def _read_timestamps(name: str, text: str) -> Positions | None:
+    return _read_positions(name, text, least=0) if text else None
+
+
+def _read_positions(name: str, text: str, *, least: int) -> Positions:
+    document = _read_json(name, text)
+    try:
+        positions = flatten_positions(document)
+    except ConfigError as error:
+        raise ConfigError(f"option {name}: {error}") from error
+    for queue, offset in positions.items():
+        if offset < least:
+            raise ConfigError(
+                f"option {name}: {offset} of {render_queues([queue])} is below {least} "
+                f"(-2 earliest, {LATEST} latest)"
+            )
+    return positions
+
+
+def _read_json(name: str, text: str) -> dict[str, Any]:
+    try:
+        document = json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f"option {name}: expected a known word or JSON, got {text!r} ({error})") from error
+    if not isinstance(document, dict):
+        raise ConfigError(f"option {name}: expected a JSON object, got {text!r}")
+    return document
 
 
 # The formatter would give each value of a row a line of its own.
 # fmt: off
 OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
-        "nameServer", "required", "SB",
-        "`host:port[;host:port]`", aliases=("endpoints", "namesrv", "nameServerAddress"),
+        "nameServer", "", "SB",
+        "`host:port[;host:port]`", "name_servers", read_name_servers,
+        aliases=("endpoints", "namesrv", "nameServerAddress"), shown="required",
     ),
-    OptionRow("subscribe", "one of these three", "SB", "topics, separated by commas", aliases=("topic",)),
-    OptionRow("subscribePattern", "", "SB", "a regular expression that must match a whole topic name"),
+    OptionRow(
+        "subscribe", "", "SB",
+        "topics, separated by commas", "topics", read_names, aliases=("topic",), shown="one of these three",
+    ),
+    OptionRow(
+        "subscribePattern", "", "SB",
+        "a regular expression that must match a whole topic name", "topic_pattern", _read_pattern,
+    ),
     OptionRow(
         "assign", "", "SB",
         'queues as JSON: `{"topic": {"broker-a": [0, 1]}}`, or `{"topic": [0, 1]}` of all brokers',
+        "assigned", _read_assign,
     ),
     OptionRow(
         "tags", "*", "SB",
@@ -141,29 +204,38 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "`enablePropertyFilter=true`", "sql", read_text, aliases=("sql",),
     ),
     OptionRow(
-        "startingOffsets", "latest (S), earliest (B)", "SB",
+        "startingOffsets", "", "SB",
         "`earliest`, `latest` (S), `group` or JSON `{topic: {broker: {queue: offset}}}` with -2 earliest, "
         "-1 latest (S); `{topic: {queue: offset}}` where one broker only has that queue",
+        "start", _read_offsets(StartKind.EARLIEST, StartKind.LATEST, StartKind.GROUP),
+        shown="latest (S), earliest (B)",
     ),
     OptionRow(
         "startingTimestamp", "", "SB",
         "from the first message stored at or after it: milliseconds, `2025-01-31T12:00:00+01:00` (UTC "
-        "without a zone), `now`, `now-1h30m`; wins over `startingOffsets`", aliases=("startTimeMs",),
+        "without a zone), `now`, `now-1h30m`; wins over `startingOffsets`",
+        "start_moment", read_moment, aliases=("startTimeMs",),
     ),
     OptionRow(
         "startingOffsetsByTimestamp", "", "SB",
         "JSON `{topic: {broker: {queue: milliseconds}}}`; wins over `startingTimestamp`",
+        "start_times", _read_timestamps,
     ),
     OptionRow(
         "startingOffsetsByTimestampStrategy", "latest", "SB",
         "a queue with nothing since the timestamp: `latest` starts at its end, `error` refuses",
+        "is_start_strict", read_word({"latest": False, "error": True}),
     ),
-    OptionRow("endingOffsets", "latest", "B", "`latest` or JSON as above, exclusive"),
+    OptionRow(
+        "endingOffsets", "", "B",
+        "`latest` or JSON as above, exclusive", "end", _read_offsets(StartKind.LATEST), shown="latest",
+    ),
     OptionRow(
         "endingTimestamp", "", "B",
         "up to the first message stored at or after it, exclusive; a time as above",
+        "end_moment", read_moment,
     ),
-    OptionRow("endingOffsetsByTimestamp", "", "B", "JSON as above"),
+    OptionRow("endingOffsetsByTimestamp", "", "B", "JSON as above", "end_times", _read_timestamps),
     OptionRow(
         "failOnDataLoss", "true", "SB",
         "with messages that the broker no longer has: fail, or continue with its first message",
@@ -178,20 +250,24 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "approximate bytes per batch, by the measured size of messages", "trigger_bytes_max", read_size,
     ),
     OptionRow(
-        "minOffsetsPerTrigger", "", "S",
+        "minOffsetsPerTrigger", "0", "S",
         "wait for this many messages, at most `maxTriggerDelay`; the first batch of a run, and "
-        "`availableNow`, do not wait", "trigger_records_min", read_int(0),
+        "`availableNow`, do not wait", "trigger_records_min", read_int(0), shown="-",
     ),
     OptionRow(
         "maxTriggerDelay", "15m", "S",
         "longest wait for `minOffsetsPerTrigger`: `500ms`, `30s`, `15m`, `2h`, or milliseconds",
         "trigger_delay_s", read_duration_s,
     ),
-    OptionRow("minPartitions", "", "SB", "split large ranges into at least about this many tasks"),
-    OptionRow("maxRecordsPerPartition", "", "SB", "most messages per task"),
     OptionRow(
-        "packRecords", "20000", "SB",
+        "minPartitions", "", "SB",
+        "split large ranges into at least about this many tasks", "partitions_min", read_int(0),
+    ),
+    OptionRow("maxRecordsPerPartition", "", "SB", "most messages per task", "records_max", read_int(0)),
+    OptionRow(
+        "packRecords", "", "SB",
         "neighbouring small ranges share a task up to this many messages; 0: one range per task",
+        "pack_records", read_int(0), shown="20000",
     ),
     OptionRow(
         "group", "", "SB",
@@ -199,8 +275,9 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "group", read_text, aliases=("consumerGroup",),
     ),
     OptionRow(
-        "commitProgress", "true with `group`", "S",
+        "commitProgress", "", "S",
         "commit the progress of the query as the group's offsets, so that every console shows its lag",
+        "commit_progress", read_bool, shown="true with `group`",
     ),
     OptionRow(
         "readFrom", "suggested", "SB",
@@ -218,15 +295,19 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
         "slave_lag_bytes_max", read_size,
     ),
     OptionRow(
-        "columns", "all", "SB",
+        "columns", "", "SB",
         "columns to build, separated by commas; Spark cannot prune by itself; `kafka`: those of Spark's "
-        "source for Kafka",
+        "source for Kafka", "columns", read_names, shown="all",
     ),
-    OptionRow("includeHeaders", "false", "SB", "with `columns=kafka`: the column `headers`, too"),
+    OptionRow(
+        "includeHeaders", "false", "SB",
+        "with `columns=kafka`: the column `headers`, too", "has_headers", read_bool,
+    ),
     OptionRow(
         "filterPushdown", "auto", "B",
         "`auto`: read only what the conditions of the query leave, if the session has "
-        "`spark.sql.python.filterPushdown.enabled=true`; `off`", "can_push_filters", _read_pushdown,
+        "`spark.sql.python.filterPushdown.enabled=true`; `off`", "can_push_filters",
+        read_word({"auto": True, "off": False}),
     ),
     OptionRow(
         "propertiesAs", "map", "SB",
@@ -263,7 +344,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
         "namespace", "", "SB",
         "put before the names of topics and group: `namespace%name`, `%DLQ%namespace%name`; the column "
-        "`topic` shows the whole name",
+        "`topic` shows the whole name", "namespace", read_text,
     ),
     *SECURITY_ROWS,
 )
@@ -349,60 +430,64 @@ def parse_options(raw: Mapping[str, str], *, is_streaming: bool | None) -> Sourc
     Raises:  ConfigError naming the option, the wrong value and the allowed ones.
     """
     refuse_table(raw)
-    values = name_options(raw, OPTION_TABLE)
-    fields = read_fields(values, OPTION_TABLE)
-    fields["trigger_records_min"] = fields["trigger_records_min"] or 0
-    start = _parse_start(values, is_streaming=bool(is_streaming))
-    _check_ends(values, start, is_streaming=is_streaming)
-    _check_fields(fields)
-    topics, pattern, assigned = _parse_subscription(values)
-    options = SourceOptions(
-        **fields,
-        name_servers=parse_name_servers(values),
-        topics=topics,
-        topic_pattern=pattern,
-        assigned=assigned,
-        start=start,
-        end=_parse_end(values),
-        packing=_parse_packing(values, PackingOptions()),
-        unpinned_packing=_parse_packing(values, FIRST_PACKING),
-        commit_progress=_parse_commit(values, start, fields["group"]),
-        columns=_parse_columns(values),
-        security=parse_security(values),
-    )
-    namespace = values.get("namespace", "")
-    return _enter_namespace(options, namespace) if namespace else options
-
-
-def _check_ends(values: Mapping[str, str], start: PositionRule, *, is_streaming: bool | None) -> None:
-    """Rejects an end of a streaming query, and a batch query that begins at the end."""
-    if is_streaming:
-        for name in ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp"):
-            if name in values:
-                raise ConfigError(f"option {name} belongs to batch queries; a streaming query has no end")
+    values = parse_rows(raw, OPTION_TABLE)
+    _check_values(values, is_streaming=bool(is_streaming))
+    start = _take_rule(values, "start", StartKind.LATEST if is_streaming else StartKind.EARLIEST)
+    end = _take_rule(values, "end", StartKind.LATEST)
     if is_streaming is False and (start.kind is StartKind.LATEST or LATEST in start.offsets.values()):
         raise ConfigError(
             "option startingOffsets: a batch query that begins at latest (-1) reads nothing; name an offset"
         )
+    if EARLIEST in end.offsets.values():
+        raise ConfigError("option endingOffsets: -2 (earliest) makes no sense as an end")
+    if start.kind is StartKind.GROUP and not values["group"]:
+        raise ConfigError("startingOffsets=group needs the option group")
+    if values.pop("has_headers"):
+        values["columns"] = (*values["columns"], "headers")
+    security, namespace = take_security(values), values.pop("namespace")
+    packing = {name: at for name in PackingOptions.__slots__ if (at := values.pop(name)) is not None}
+    is_strict = values.pop("is_start_strict")
+    options = SourceOptions(
+        **values,
+        start=replace(start, is_strict=is_strict),
+        end=end,
+        packing=PackingOptions(**packing),
+        unpinned_packing=replace(FIRST_PACKING, **packing),
+        security=security,
+    )
+    return _enter_namespace(options, namespace) if namespace else options
 
 
-def _check_fields(fields: Mapping[str, Any]) -> None:
-    """Rejects fields that contradict each other."""
-    if fields["tags"] and fields["sql"]:
+def _check_values(values: dict[str, Any], *, is_streaming: bool) -> None:
+    """Rejects values that contradict each other, and an end of a streaming query."""
+    chosen = ("topics", "topic_pattern", "assigned")
+    given = [row.name for row in OPTION_TABLE if row.field in chosen and values[row.field]]
+    if len(given) != 1:
+        raise ConfigError(
+            f"exactly one of the options subscribe (topic), subscribePattern, assign is required; got {given}"
+        )
+    for row in OPTION_TABLE if is_streaming else ():
+        if row.field in ("end", "end_moment", "end_times") and values[row.field] is not None:
+            raise ConfigError(f"option {row.name} belongs to batch queries; a streaming query has no end")
+    if values["tags"] and values["sql"]:
         raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")
-    least, most = fields["trigger_records_min"], fields["trigger_records_max"]
+    least, most = values["trigger_records_min"], values["trigger_records_max"]
     if most is not None and least > most:
         raise ConfigError(f"option minOffsetsPerTrigger: {least} is more than maxOffsetsPerTrigger, {most}")
-
-
-def _parse_commit(values: Mapping[str, str], start: PositionRule, group: str) -> bool:
-    """Returns True if the query commits its progress for the group."""
-    if start.kind is StartKind.GROUP and not group:
-        raise ConfigError("startingOffsets=group needs the option group")
-    commits = read_bool("commitProgress", values.get("commitProgress", str(bool(group))))
-    if commits and not group:
+    if values["commit_progress"] is None:
+        values["commit_progress"] = bool(values["group"])
+    if values["commit_progress"] and not values["group"]:
         raise ConfigError("commitProgress=true needs the option group")
-    return commits
+    if values["has_headers"] and KAFKA not in values["columns"]:
+        raise ConfigError(f"option includeHeaders belongs to columns={KAFKA}; else name the column headers")
+
+
+def _take_rule(values: dict[str, Any], side: str, default: StartKind) -> PositionRule:
+    """Returns the start or the end, taken out of the values: times take precedence over offsets."""
+    offsets, moment, times = (values.pop(f"{side}{part}") for part in ("", "_moment", "_times"))
+    if moment is None and times is None:
+        return offsets or PositionRule(kind=default)
+    return PositionRule(kind=StartKind.TIMESTAMP, timestamps=times or {}, moment=moment)
 
 
 def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
@@ -427,129 +512,3 @@ def _enter_namespace(options: SourceOptions, namespace: str) -> SourceOptions:
         end=wrap_rule(options.end),
         group=wrap_name(namespace, options.group),
     )
-
-
-def _parse_columns(values: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns the column names; KAFKA stands for several."""
-    names = parse_list(values.get("columns", ""))
-    has_headers = read_bool("includeHeaders", values.get("includeHeaders", "false"))
-    if KAFKA in names:
-        return (*names, "headers") if has_headers else names
-    if has_headers:
-        raise ConfigError(f"option includeHeaders belongs to columns={KAFKA}; else name the column headers")
-    return names
-
-
-def _parse_packing(values: Mapping[str, str], defaults: PackingOptions) -> PackingOptions:
-    names = {
-        "partitions_min": "minPartitions",
-        "records_max": "maxRecordsPerPartition",
-        "pack_records": "packRecords",
-    }
-    given = {field: read_int(0)(name, values.get(name, "")) for field, name in names.items()}
-    return replace(defaults, **{field: value for field, value in given.items() if value is not None})
-
-
-def _parse_subscription(values: Mapping[str, str]) -> tuple[tuple[str, ...], str, tuple[QueueKey, ...]]:
-    given = [name for name in ("subscribe", "subscribePattern", "assign") if values.get(name)]
-    if len(given) != 1:
-        raise ConfigError(
-            f"exactly one of the options subscribe (topic), subscribePattern, assign is required; got {given}"
-        )
-    topics = parse_list(values.get("subscribe", ""))
-    pattern = values.get("subscribePattern", "")
-    try:
-        re.compile(pattern)
-    except re.error as error:
-        raise ConfigError(f"option subscribePattern: {error}") from error
-    return topics, pattern, _parse_assign(values.get("assign", ""))
-
-
-def _parse_assign(text: str) -> tuple[QueueKey, ...]:
-    if not text:
-        return ()
-    document = _parse_json("assign", text)
-    queues: list[QueueKey] = []
-    for topic, brokers in document.items():
-        if isinstance(brokers, list):
-            brokers = {ANY_BROKER: brokers}
-        if not isinstance(brokers, dict):
-            raise ConfigError('option assign: expected {"topic": {"broker": [0, 1]}}')
-        for broker, ids in brokers.items():
-            if not isinstance(ids, list) or not all(isinstance(i, int) and i >= 0 for i in ids):
-                raise ConfigError('option assign: expected {"topic": {"broker": [0, 1]}}')
-            queues.extend(QueueKey(topic, broker, queue_id) for queue_id in ids)
-    return tuple(sorted(set(queues)))
-
-
-def _parse_start(values: Mapping[str, str], *, is_streaming: bool) -> PositionRule:
-    strategy = values.get("startingOffsetsByTimestampStrategy", "latest")
-    if strategy not in ("latest", "error"):
-        raise ConfigError(
-            f"option startingOffsetsByTimestampStrategy: expected latest or error, got {strategy!r}"
-        )
-    by_time = _parse_timestamps(
-        values, each="startingOffsetsByTimestamp", one="startingTimestamp", is_strict=strategy == "error"
-    )
-    if by_time is not None:
-        return by_time
-    text = values.get("startingOffsets", "latest" if is_streaming else "earliest")
-    if text in ("earliest", "latest", "group"):
-        return PositionRule(kind=StartKind(text))
-    return PositionRule(kind=StartKind.OFFSETS, offsets=_parse_positions("startingOffsets", text))
-
-
-def _parse_end(values: Mapping[str, str]) -> PositionRule:
-    by_time = _parse_timestamps(
-        values, each="endingOffsetsByTimestamp", one="endingTimestamp", is_strict=False
-    )
-    if by_time is not None:
-        return by_time
-    text = values.get("endingOffsets", "latest")
-    if text == "latest":
-        return PositionRule(kind=StartKind.LATEST)
-    positions = _parse_positions("endingOffsets", text)
-    if EARLIEST in positions.values():
-        raise ConfigError("option endingOffsets: -2 (earliest) makes no sense as an end")
-    return PositionRule(kind=StartKind.OFFSETS, offsets=positions)
-
-
-def _parse_timestamps(
-    values: Mapping[str, str], *, each: str, one: str, is_strict: bool
-) -> PositionRule | None:
-    if each not in values and one not in values:
-        return None
-    timestamps: Positions = {}
-    if each in values:
-        timestamps = _parse_positions(each, values[each], least=0)
-    return PositionRule(
-        kind=StartKind.TIMESTAMP,
-        timestamps=timestamps,
-        moment=read_moment(one, values.get(one, "")),
-        is_strict=is_strict,
-    )
-
-
-def _parse_positions(name: str, text: str, *, least: int = EARLIEST) -> Positions:
-    document = _parse_json(name, text)
-    try:
-        positions = flatten_positions(document)
-    except ConfigError as error:
-        raise ConfigError(f"option {name}: {error}") from error
-    for queue, offset in positions.items():
-        if offset < least:
-            raise ConfigError(
-                f"option {name}: {offset} of {render_queues([queue])} is below {least} "
-                f"(-2 earliest, {LATEST} latest)"
-            )
-    return positions
-
-
-def _parse_json(name: str, text: str) -> dict[str, Any]:
-    try:
-        document = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"option {name}: expected a known word or JSON, got {text!r} ({error})") from error
-    if not isinstance(document, dict):
-        raise ConfigError(f"option {name}: expected a JSON object, got {text!r}")
-    return document

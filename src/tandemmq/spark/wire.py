@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, RemoteProtocolError, RequestTimeout
 from tandemmq.protocol import rejections
@@ -37,7 +37,6 @@ from tandemmq.protocol.header_compact import decode_header_compact
 from tandemmq.protocol.header_json import decode_header_json
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.signature import Credentials
-from tandemmq.spark.option_table import read_bool
 from tandemmq.units import KIB, MIB
 
 
@@ -102,33 +101,23 @@ OPEN = Security()
 """No credentials and no TLS."""
 
 
-def parse_security(values: Mapping[str, str]) -> Security:
-    """Returns the security options of a query.
+def take_security(values: dict[str, Any]) -> Security:
+    """Returns the security options of a query, taken out of its values.
 
     Raises:  ConfigError naming the missing option.
     """
-    is_tls = read_bool("tls", values.get("tls", "false"))
-    verifies_peer = read_bool("tls.verify", values.get("tls.verify", "true"))
-    access_key, secret_key = values.get("accessKey", ""), values.get("secretKey", "")
-    if bool(access_key) != bool(secret_key):
+    found = Security(**{name: values.pop(name) for name in Security.__slots__})
+    if bool(found.access_key) != bool(found.secret_key):
         raise ConfigError("the options accessKey and secretKey belong together")
-    if values.get("securityToken") and not access_key:
+    if found.security_token and not found.access_key:
         raise ConfigError("the option securityToken needs accessKey and secretKey")
-    details = [name for name in ("tls.ca", "tls.certificate", "tls.key") if values.get(name)]
-    if details and not is_tls:
+    paths = {"tls.ca": found.ca_path, "tls.certificate": found.certificate_path, "tls.key": found.key_path}
+    details = [name for name, path in paths.items() if path]
+    if details and not found.is_tls:
         raise ConfigError(f"the option {details[0]} needs tls=true")
-    if "tls.key" in details and "tls.certificate" not in details:
+    if found.key_path and not found.certificate_path:
         raise ConfigError("the option tls.key needs tls.certificate")
-    return Security(
-        access_key=access_key,
-        secret_key=secret_key,
-        security_token=values.get("securityToken", ""),
-        is_tls=is_tls,
-        ca_path=values.get("tls.ca", ""),
-        certificate_path=values.get("tls.certificate", ""),
-        key_path=values.get("tls.key", ""),
-        verifies_peer=verifies_peer,
-    )
+    return found
 
 
 READ_BYTES: Final = 64 * KIB

@@ -21,6 +21,7 @@ from tandemmq.spark.options import (
     read_tags,
 )
 from tandemmq.spark.sink.options import SINK_OPTION_TABLE, parse_sink_options
+from tandemmq.spark.wire import Security
 from tandemmq.units import MIB
 
 NEEDED = {"nameserver": "h:9876", "subscribe": "T"}
@@ -251,6 +252,12 @@ def test_the_documentation_holds_the_table_of_the_code() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spark" / "options.md").read_text()
     assert render_option_table(OPTION_TABLE) in text
     assert render_option_table(SINK_OPTION_TABLE) in text
+
+
+def test_what_the_documentation_calls_a_default_is_no_value() -> None:
+    options = parse_sink_options({"nameServer": "h:1", "topic": "T"})
+    assert (options.write_id, options.state_dir, options.group) == ("", "", "DEFAULT_PRODUCER")
+    assert _parse().security == Security()
 
 
 def test_option_names_are_unique() -> None:

@@ -17,21 +17,22 @@ from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.option_table import (
     SECURITY_ROWS,
     OptionRow,
-    name_options,
-    parse_list,
-    parse_name_servers,
+    parse_rows,
     read_enum,
-    read_fields,
     read_int,
+    read_name_servers,
+    read_names,
     read_size,
     read_text,
+    read_word,
     refuse_table,
 )
-from tandemmq.spark.wire import Security, parse_security
+from tandemmq.spark.wire import Security, take_security
 
 AT_LEAST_ONCE = "at-least-once"
 EXACTLY_ONCE = "exactly-once"
 TRANSACTIONAL = "transactional"
+GROUP = "DEFAULT_PRODUCER"
 TRANSACTION_GROUP = "TANDEMMQ_SPARK_SINK"
 """The producer group of half messages. It is separate, so that no other member answers a broker's check of a
 half message.
@@ -67,22 +68,28 @@ def _read_batch_bytes(name: str, text: str) -> int | None:
 # The formatter would give each value of a row a line of its own.
 # fmt: off
 SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
-    OptionRow("nameServer", "required", "SB", "`host:port[;host:port]`", aliases=("endpoints", "namesrv")),
+    OptionRow(
+        "nameServer", "", "SB",
+        "`host:port[;host:port]`", "name_servers", read_name_servers,
+        aliases=("endpoints", "namesrv"), shown="required",
+    ),
     OptionRow(
         "topic", "", "SB",
         "the topic of every row; takes precedence over the column `topic`", "topic", read_text,
     ),
     OptionRow(
-        "group", "DEFAULT_PRODUCER", "SB",
-        "producer group named in the sends; with `transactional` TANDEMMQ_SPARK_SINK", "group", read_text,
+        "group", "", "SB",
+        "producer group named in the sends; with `transactional` TANDEMMQ_SPARK_SINK",
+        "group", read_text, shown=GROUP,
     ),
     OptionRow(
         "batchBytes", "512k", "SB",
         "approximate bytes per send; a broker accepts at most 4 MiB", "batch_bytes", _read_batch_bytes,
     ),
     OptionRow(
-        "inFlight", "4", "SB",
+        "inFlight", "", "SB",
         "sends of one task that wait for their answers at the same time; 64 with `transactional`",
+        "in_flight", read_int(1), shown="4",
     ),
     OptionRow(
         "sendTimeoutMs", "10000", "SB",
@@ -104,17 +111,18 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
         "semantics", "at-least-once", "SB",
         "`at-least-once` (any broker), `exactly-once` (brokers of TandemMQ) or `transactional` (any "
-        "broker): nothing is visible before the batch is committed", aliases=("mode",),
+        "broker): nothing is visible before the batch is committed",
+        "semantics", read_word({text: text for text in _SEMANTICS}), aliases=("mode",),
     ),
     OptionRow(
         "topics", "", "SB",
         "with `exactly-once` and without `topic`: all topics that may be in the column `topic`, separated "
-        "by commas",
+        "by commas", "exactly_once_topics", read_names,
     ),
     OptionRow(
-        "stateDir", "tandemmq_sink in the checkpoint", "SB",
+        "stateDir", "", "SB",
         "directory of the driver that stores the query's queues (`exactly-once`) or its decisions "
-        "(`transactional`)",
+        "(`transactional`)", "state_dir", read_text, shown="tandemmq_sink in the checkpoint",
     ),
     OptionRow(
         "transactionRows", "1000000", "SB",
@@ -134,9 +142,9 @@ SINK_OPTION_TABLE: tuple[OptionRow, ...] = (
         "empty_bodies_topic", read_text,
     ),
     OptionRow(
-        "writeId", "one per write", "B",
+        "writeId", "", "B",
         "name of a batch write: a repetition with the same name and the same rows has the same keys",
-        "write_id", read_text,
+        "write_id", read_text, shown="one per write",
     ),
     *SECURITY_ROWS,
 )
@@ -162,21 +170,19 @@ class SinkOptions:
     state_dir: str
     is_state_of_query: bool
     """True if the state is in the checkpoint of one query, so that no other write shares the state."""
-    is_transactional: bool
+    semantics: str
     transaction_rows_max: int
     empty_bodies: EmptyBodies
     empty_bodies_topic: str
     security: Security
 
     @property
-    def is_exactly_once(self) -> bool:
-        return bool(self.exactly_once_topics)
+    def is_transactional(self) -> bool:
+        return self.semantics == TRANSACTIONAL
 
     @property
-    def semantics(self) -> str:
-        if self.is_transactional:
-            return TRANSACTIONAL
-        return EXACTLY_ONCE if self.is_exactly_once else AT_LEAST_ONCE
+    def is_exactly_once(self) -> bool:
+        return bool(self.exactly_once_topics)
 
 
 def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
@@ -186,69 +192,57 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
     """
     given = {key: value for key, value in raw.items() if key.lower() not in _OF_SPARK}
     refuse_table(given)
-    values = name_options(given, SINK_OPTION_TABLE)
-    semantics = _parse_semantics(values)
+    values = parse_rows(given, SINK_OPTION_TABLE)
+    _check_empty_bodies(values)
+    semantics, directory = values["semantics"], values["state_dir"]
     is_transactional = semantics == TRANSACTIONAL
-    fields = read_fields(values, SINK_OPTION_TABLE)
-    _check_empty_bodies(fields)
-    if is_transactional and not values.get("group"):
-        fields["group"] = TRANSACTION_GROUP
-    return SinkOptions(
-        **fields,
-        name_servers=parse_name_servers(values),
-        in_flight=read_int(1)("inFlight", values.get("inFlight", ""))
-        or (_HALVES_IN_FLIGHT if is_transactional else _IN_FLIGHT),
-        exactly_once_topics=_parse_exactly_once_topics(values) if semantics == EXACTLY_ONCE else (),
-        state_dir=_find_state_dir(raw, values, semantics) if semantics != AT_LEAST_ONCE else "",
-        is_state_of_query=semantics != AT_LEAST_ONCE and not values.get("stateDir", ""),
-        is_transactional=is_transactional,
-        security=parse_security(values),
-    )
+    values |= {
+        "group": values["group"] or (TRANSACTION_GROUP if is_transactional else GROUP),
+        "in_flight": values["in_flight"] or (_HALVES_IN_FLIGHT if is_transactional else _IN_FLIGHT),
+        "exactly_once_topics": _list_topics(values) if semantics == EXACTLY_ONCE else (),
+        "state_dir": _find_state_dir(raw, values) if semantics != AT_LEAST_ONCE else "",
+        "is_state_of_query": semantics != AT_LEAST_ONCE and not directory,
+        "security": take_security(values),
+    }
+    return SinkOptions(**values)
 
 
-def _parse_semantics(values: Mapping[str, str]) -> str:
-    semantics = values.get("semantics", AT_LEAST_ONCE).lower()
-    if semantics not in _SEMANTICS:
-        raise ConfigError(f"option semantics: expected {', '.join(_SEMANTICS)}, got {semantics!r}")
-    return semantics
-
-
-def _check_empty_bodies(fields: Mapping[str, Any]) -> None:
+def _check_empty_bodies(values: Mapping[str, Any]) -> None:
     """Rejects a topic for rows without a body that are not diverted, or that cannot be diverted there."""
-    topic = fields["empty_bodies_topic"]
-    if (fields["empty_bodies"] is EmptyBodies.DIVERT) != bool(topic):
+    topic = values["empty_bodies_topic"]
+    if (values["empty_bodies"] is EmptyBodies.DIVERT) != bool(topic):
         raise ConfigError("set both emptyBodies=divert and emptyBodiesTopic, or neither")
     fault = topic_fault(topic) if topic else None
-    if topic and not fault and topic == fields["topic"]:
+    if topic and not fault and topic == values["topic"]:
         fault = "must differ from the option topic"
     if fault:
         raise ConfigError(f"option emptyBodiesTopic: {fault}")
 
 
-def _parse_exactly_once_topics(values: Mapping[str, str]) -> tuple[str, ...]:
+def _list_topics(values: Mapping[str, Any]) -> tuple[str, ...]:
     """Returns all topics of an exactly-once write, the one for rows without a body last."""
-    topics = (values["topic"],) if values.get("topic") else parse_list(values.get("topics", ""))
+    topics = (values["topic"],) if values["topic"] else values["exactly_once_topics"]
     if not topics:
         raise ConfigError(
             f"semantics {EXACTLY_ONCE} needs the option topic, or the option topics with every topic that the"
             " column may contain"
         )
-    diverted = values.get("emptyBodiesTopic", "")
-    return tuple(dict.fromkeys((*topics, diverted))) if diverted else topics
+    diverted = values["empty_bodies_topic"]
+    return tuple(dict.fromkeys((*topics, diverted) if diverted else topics))
 
 
-def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, str], semantics: str) -> str:
+def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, Any]) -> str:
     """Returns the directory for the state that a replay needs; empty for a write that is never repeated.
 
     Raises:  ConfigError if the write could be repeated without that state.
     """
-    given = values.get("stateDir", "")
+    given, semantics = values["state_dir"], values["semantics"]
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
-    directory = (given or checkpoint).removeprefix("file://").removeprefix("file:")
+    directory: str = (given or checkpoint).removeprefix("file://").removeprefix("file:")
     if "://" in directory:
         raise ConfigError(f"semantics {semantics}: {directory} is not a local directory; set stateDir")
     if directory:
         return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
-    if values.get("writeId"):
+    if values["write_id"]:
         raise ConfigError(f"semantics {semantics}: writeId needs stateDir, so that a repeat finds its state")
     return ""
