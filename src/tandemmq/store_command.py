@@ -115,7 +115,9 @@ def repair(
     The CommitLog is not touched, unless --skip-damaged is given.
     """
     from tandemmq.store.inspect import RepairOptions, repair_store
+    from tandemmq.telemetry.log_lines import show_warnings
 
+    show_warnings()
     settings = _settings(config)
     if index is None and settings is not None and not settings.key_index_enable:
         index = False

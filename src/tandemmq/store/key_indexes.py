@@ -11,7 +11,7 @@ Source:     spec store 8.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -55,6 +55,18 @@ class KeyIndexes:
         self.indexed_to = -1  # records up to this log offset are in the files already
         self._indexed_key_count = 0  # keys of the record at `indexed_to` in the files; a crash may lose some
         self.is_broken = False
+        self.make_name: Callable[[int], str] = self._name_by_clock
+        """Returns the name of the next file, whose first record was stored at that time; it is greater than
+        the names before. Set by a repair, which keeps the names of the files that it replaces.
+        """
+
+    @property
+    def files(self) -> Sequence[KeyIndex]:
+        """The files, oldest first."""
+        return self._files
+
+    def _name_by_clock(self, _stored_at_ms: int) -> str:
+        return new_name(self._clock.now_ms(), self._disk.list(self._directory))
 
     def load(self, *, has_abort: bool) -> None:
         """Opens the files; after a crash the last one is repaired.
@@ -224,7 +236,7 @@ class KeyIndexes:
             done = 0
             try:
                 while done < len(hashes):
-                    index = self._current()
+                    index = self._current(int(stored_at_ms[done]))
                     self._add_unsynced(index)
                     before = done
                     done += index.put_many(hashes[done:], log_offsets[done:], stored_at_ms[done:])
@@ -246,12 +258,12 @@ class KeyIndexes:
         if index not in self._unsynced:
             self._unsynced.append(index)
 
-    def _current(self) -> KeyIndex:
+    def _current(self, stored_at_ms: int) -> KeyIndex:
         """Returns the file to fill; a new one if there is none or it is full. Raises OSError."""
         last = self._files[-1] if self._files else None
         if last is not None and not last.is_full:
             return last
-        index = self._index(new_name(self._clock.now_ms(), self._disk.list(self._directory)))
+        index = self._index(self.make_name(stored_at_ms))
         assert last is None or last.path < index.path, (last, index.path)
         index.create(last.header if last is not None else None)
         assert not index.is_full, index.path

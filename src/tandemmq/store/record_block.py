@@ -255,6 +255,10 @@ class RecordBlock:
             return self
         return RecordBlock(self._view, self.columns.head(count), self._topic[:count], self._names)
 
+    def take(self, rows: Ints) -> RecordBlock:
+        """Returns the records at `rows`, ascending."""
+        return RecordBlock(self._view, take_rows(self.columns, rows), self._topic[rows], self._names)
+
     def queues(self, begin: int, end: int) -> list[tuple[QueueKey, Ints]]:
         """Returns the queues of records `[begin, end)`, ordered by their first record, with the rows queued
         there.

@@ -556,7 +556,7 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
         copy.unlink()
     remove_queues(tmp_path)
     report = repair(tmp_path, queue_file_bytes=QUEUE_FILE_BYTES)
-    assert report.warnings == ["T/0: restarts after its topic was deleted"]
+    assert report.warnings == ["T: a queue restarts after the topic was deleted"]
     assert content(tmp_path / "consumequeue") == before
 
 

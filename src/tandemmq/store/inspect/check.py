@@ -38,7 +38,7 @@ from tandemmq.store.inspect.index_check import (
     list_index_files,
 )
 from tandemmq.store.inspect.log_walk import LogWalk
-from tandemmq.store.inspect.queue_check import EntryReader, Key, QueueCheck
+from tandemmq.store.inspect.queue_check import INNER_BATCH, Key, QueueCheck, rows_of
 from tandemmq.store.key_index import ENTRY_BYTES, HEADER
 from tandemmq.store.options import QUEUE_UNIT_BYTES, parse_queue_id
 from tandemmq.units import MIB
@@ -160,13 +160,14 @@ class _Check:
             check_crc=self._options.check_crc,
             on_progress=advance,
         )
-        entries = EntryReader(topics.names, self._options.delays_ms, deleted=self._deleted)
+        inner_batch_count = 0
         for run in walk.runs():
-            for rows in entries.read(run):
+            inner_batch_count += int((run.block.columns.sys_flag & INNER_BATCH != 0).sum())
+            for rows in rows_of(run, self._options.delays_ms, deleted=self._deleted):
                 queue_check.check(rows)
         assert done == total, (done, total)
-        if entries.inner_batch_count:
-            reason = f"not checked: {entries.inner_batch_count} records have entries in batchconsumequeue"
+        if inner_batch_count:
+            reason = f"not checked: {inner_batch_count} records have entries in batchconsumequeue"
             self._findings.note(StorePart.QUEUE, self._options.root / "batchconsumequeue", reason)
         report = self._report
         report.log_files, report.log_bytes = len(self._log.files), total

@@ -14,7 +14,6 @@ from __future__ import annotations
 import mmap
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -23,10 +22,11 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import check_record, has_good_seal, parse_record
 from tandemmq.protocol.record_layout import RECORD_BYTES_MIN, SEAL_BYTES, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, take_rows
+from tandemmq.store.columns import UNREADABLE, TopicNumbers, take_rows
 from tandemmq.store.damage import SEAL_TOPIC, data_end, next_valid
 from tandemmq.store.inspect.files import OffsetFile, data_limit, map_file
 from tandemmq.store.inspect.findings import Damage, Findings, StorePart, describe_damage
+from tandemmq.store.record_block import RecordBlock
 
 RECORDS_PER_RUN = 8192
 CLOCK_STEP_MS_MAX = 3_600_000
@@ -39,23 +39,20 @@ Progress = Callable[[int], None]
 """Called with the number of bytes done since the last call."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """Whole records of one file; `topic` holds numbers of `TopicNumbers`.
+    """Whole records of one file.
 
     If `is_intact` is False, the body does not match its checksum; all other fields are consistent.
     """
 
     file: OffsetFile
-    view: memoryview
-    columns: RecordColumns
-    topic: NDArray[np.int64]
+    block: RecordBlock
     is_intact: NDArray[np.bool_]
 
-    @cached_property
-    def properties(self) -> PropertyScan:
-        """The records' properties, read on first use."""
-        return PropertyScan(self.view, self.columns)
+    def intact_block(self) -> RecordBlock:
+        """Returns the intact records."""
+        return self.block if self.is_intact.all() else self.block.take(np.flatnonzero(self.is_intact))
 
 
 class LogWalk:
@@ -189,7 +186,8 @@ class LogWalk:
         if (topic == UNREADABLE).any():
             kept = np.flatnonzero(topic != UNREADABLE)
             columns, topic, is_intact = take_rows(columns, kept), topic[kept], is_intact[kept]
-        return Run(file=file, view=view, columns=columns, topic=topic, is_intact=is_intact)
+        block = RecordBlock(view, columns, topic, self._topics.names)
+        return Run(file=file, block=block, is_intact=is_intact)
 
     def _check_times(self, file: OffsetFile, columns: RecordColumns) -> None:
         assert len(columns), file

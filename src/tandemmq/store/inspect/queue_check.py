@@ -1,7 +1,7 @@
 """Compares ConsumeQueues with the records of the log.
 
-`EntryReader` derives the entries that a run of records should have, `QueueCheck` compares them, and
-`Leftovers` judges the entries without a record.
+`rows_of` derives the entries that a run of records should have, `QueueCheck` compares them, and `Leftovers`
+judges the entries without a record.
 
 Invariants: a record's entry must hold its log offset, size and tag hash. An entry that no record of its queue
             accounts for must be a filler, or belong to an expired record.
@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import MappingProxyType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,9 +24,7 @@ from numpy.typing import NDArray
 from tandemmq.protocol.record_check import RecordCheck
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Ints
-from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, SCHEDULE_TOPIC
-from tandemmq.store.columns import due_times, take_rows
 from tandemmq.store.inspect.files import Entries, QueueFiles, is_expired, is_filler
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Run
@@ -301,59 +298,30 @@ class QueueRows:
         )
 
 
-class EntryReader:
-    """Derives entries from runs.
+def rows_of(
+    run: Run, delays_ms: Sequence[int] = DELAY_LEVELS_MS, *, deleted: Mapping[str, int]
+) -> Iterator[QueueRows]:
+    """Yields the records of a run by queue; records without an entry are left out.
 
     `delays_ms`: the broker's delay levels. `deleted`: the log end at the deletion of each deleted topic.
     """
-
-    def __init__(
-        self,
-        names: Sequence[str],
-        delays_ms: Sequence[int] = DELAY_LEVELS_MS,
-        *,
-        deleted: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        self._names = names
-        self._delays_ms = delays_ms
-        self._deleted = deleted
-        self.inner_batch_count = 0
-
-    def read(self, run: Run) -> Iterator[QueueRows]:
-        """Yields the entries by queue; records without one are left out."""
-        assert len(run.topic) == len(run.is_intact) == len(run.columns), "each record has been judged"
-        flags = run.columns.sys_flag
-        is_batch = flags & INNER_BATCH != 0
-        self.inner_batch_count += int(is_batch.sum())
-        rows = np.flatnonzero(~is_batch & (flags & TRANSACTION_PREPARED == 0))
+    block, columns = run.block, run.block.columns
+    for key, found in block.queues(0, len(block)):
+        rows = found[columns.log_offset[found] >= deleted.get(key[0], 0)]
+        rows = rows[columns.sys_flag[rows] & INNER_BATCH == 0]
         if not len(rows):
-            return
-        columns = run.columns if len(rows) == len(run.columns) else take_rows(run.columns, rows)
-        topic = run.topic[rows]
-        assert 0 <= int(topic.min()) <= int(topic.max()) < len(self._names), "every topic has a name"
-        tags = run.properties.tag_hashes()[rows]
-        order = np.lexsort((columns.queue_id, topic))
-        topic, queue_id = topic[order], columns.queue_id[order]
-        is_new = np.flatnonzero((np.diff(topic) != 0) | (np.diff(queue_id) != 0)) + 1
-        for group in np.split(order, is_new):
-            first = int(group[0])
-            key = (self._names[int(run.topic[rows[first]])], int(columns.queue_id[first]))
-            tag = tags[group]
-            if key[0] == SCHEDULE_TOPIC:
-                tag = due_times(tag, rows[group], run.columns, run.properties, self._delays_ms)
-            queue_rows = QueueRows(
-                key=key,
-                queue_offset=columns.queue_offset[group],
-                log_offset=columns.log_offset[group],
-                size=columns.size[group],
-                tag_hash=tag,
-                is_intact=run.is_intact[rows[group]],
-            )
-            # A queue's records come in log order.
-            assert (np.diff(queue_rows.log_offset) > 0).all(), key
-            kept_from = int(queue_rows.log_offset.searchsorted(self._deleted.get(key[0], 0)))
-            if kept_from < len(group):
-                yield queue_rows.part(kept_from, len(group))
+            continue
+        is_schedule = key[0] == SCHEDULE_TOPIC
+        queue_rows = QueueRows(
+            key=key,
+            queue_offset=columns.queue_offset[rows],
+            log_offset=columns.log_offset[rows],
+            size=columns.size[rows],
+            tag_hash=block.due_times(rows, delays_ms) if is_schedule else block.tag_hash[rows],
+            is_intact=run.is_intact[rows],
+        )
+        assert (np.diff(queue_rows.log_offset) > 0).all(), key  # a queue's records come in log order
+        yield queue_rows
 
 
 class Leftovers:
