@@ -188,7 +188,7 @@ class MessageStore:
             events.STORE_OPENED,
             extra={
                 "path": str(core.paths.root),
-                "case": recovered.plan.case.name,
+                "case": recovered.case.name,
                 "log_begin": core.log.begin,
                 "log_end": core.log.end,
                 "queue_count": len(core.queues),

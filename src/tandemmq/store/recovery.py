@@ -4,8 +4,7 @@ Afterwards the log ends after its last valid record and is zero from there on. E
 entries that the records of the log require. Everything is synced. Bytes that were synced once and are no
 longer valid records stay as they are, recorded as damaged ranges of the log.
 
-Invariants: the decision is a pure table; each combination of facts matches exactly one of its rows (a test
-            tries them all).
+Invariants: the decision is a pure function: each combination of facts is one case (a test tries them all).
 Strategy:   facts -> `plan_recovery` -> `recovery_scan` from the chosen file to the log's end, dispatching on
             the way; tables skip what they already contain. Bytes to be cut are copied aside first, if they
             are more than the record that the crash tore.
@@ -66,125 +65,40 @@ class ScanFrom(Enum):
 
 
 class RecoveryCase(Enum):
-    """The name of a row of the table."""
+    """The cases, each with its meaning and the file in which its scan begins.
 
-    NEW = "neither log nor queues exist"
-    LOG_LOST = "queues without their log, which was never fsynced: a power cut lost it"
-    LOG_MISSING = "queues without their log, which was fsynced: it was moved or deleted"
-    CLEAN = "a clean stop"
-    CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing"
-    CLEAN_WITH_OTHER_QUEUES = "a clean stop, and queues were damaged or removed since"
-    CRASHED = "a crash"
-    CRASHED_WITHOUT_QUEUES = "a crash, and the queues are missing"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryPlan:
-    """The actions that a case needs.
-
-    `distrusts_disk`: any unsynced byte may be missing or stale. `distrusts_queues`: any queue entry may be
-    wrong.
+    After a crash any unsynced byte may be missing or stale. With other queues any queue entry may be wrong.
     """
 
-    case: RecoveryCase
-    scan_from: ScanFrom
-    drops_queues: bool = False
-    is_refused: bool = False
-    distrusts_disk: bool = False
-    distrusts_queues: bool = False
+    NEW = "neither log nor queues exist", ScanFrom.NOWHERE
+    LOG_LOST = "queues without their log, which was never fsynced: a power cut lost it", ScanFrom.NOWHERE
+    LOG_MISSING = "queues without their log, which was fsynced: it was moved or deleted", ScanFrom.NOWHERE
+    CLEAN = "a clean stop", ScanFrom.DISPATCHED
+    CLEAN_WITHOUT_QUEUES = "a clean stop, and the queues are missing", ScanFrom.BEGINNING
+    CLEAN_WITH_OTHER_QUEUES = "a clean stop, queues were damaged or removed since", ScanFrom.BEGINNING
+    CRASHED = "a crash", ScanFrom.CHECKPOINT
+    CRASHED_WITHOUT_QUEUES = "a crash, and the queues are missing", ScanFrom.BEGINNING
+
+    @property
+    def scan_from(self) -> ScanFrom:
+        return self.value[1]
+
+    @property
+    def is_crash(self) -> bool:
+        return self in (RecoveryCase.CRASHED, RecoveryCase.CRASHED_WITHOUT_QUEUES)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RecoveryRule:
-    """A row of the table: a condition for each fact (None: any value), and the plan if all of them hold."""
-
-    has_log: bool | None = None
-    has_queues: bool | None = None
-    has_abort: bool | None = None
-    had_log: bool | None = None
-    has_other_queues: bool | None = None
-    plan: RecoveryPlan
-
-    def matches(self, facts: RecoveryFacts) -> bool:
-        """Returns True if every condition holds."""
-        return all(
-            wanted is None or wanted == actual
-            for wanted, actual in (
-                (self.has_log, facts.has_log),
-                (self.has_queues, facts.has_queues),
-                (self.has_abort, facts.has_abort),
-                (self.had_log, facts.had_log),
-                (self.has_other_queues, facts.has_other_queues),
-            )
-        )
-
-
-TABLE = (
-    RecoveryRule(
-        has_log=False,
-        has_queues=False,
-        plan=RecoveryPlan(case=RecoveryCase.NEW, scan_from=ScanFrom.NOWHERE),
-    ),
-    RecoveryRule(
-        has_log=False,
-        has_queues=True,
-        had_log=False,
-        plan=RecoveryPlan(case=RecoveryCase.LOG_LOST, scan_from=ScanFrom.NOWHERE, drops_queues=True),
-    ),
-    RecoveryRule(
-        has_log=False,
-        has_queues=True,
-        had_log=True,
-        plan=RecoveryPlan(case=RecoveryCase.LOG_MISSING, scan_from=ScanFrom.NOWHERE, is_refused=True),
-    ),
-    RecoveryRule(
-        has_log=True,
-        has_queues=True,
-        has_abort=False,
-        has_other_queues=False,
-        plan=RecoveryPlan(case=RecoveryCase.CLEAN, scan_from=ScanFrom.DISPATCHED),
-    ),
-    RecoveryRule(
-        has_log=True,
-        has_queues=True,
-        has_abort=False,
-        has_other_queues=True,
-        plan=RecoveryPlan(
-            case=RecoveryCase.CLEAN_WITH_OTHER_QUEUES, scan_from=ScanFrom.BEGINNING, distrusts_queues=True
-        ),
-    ),
-    RecoveryRule(
-        has_log=True,
-        has_queues=False,
-        has_abort=False,
-        plan=RecoveryPlan(case=RecoveryCase.CLEAN_WITHOUT_QUEUES, scan_from=ScanFrom.BEGINNING),
-    ),
-    RecoveryRule(
-        has_log=True,
-        has_queues=True,
-        has_abort=True,
-        plan=RecoveryPlan(case=RecoveryCase.CRASHED, scan_from=ScanFrom.CHECKPOINT, distrusts_disk=True),
-    ),
-    RecoveryRule(
-        has_log=True,
-        has_queues=False,
-        has_abort=True,
-        plan=RecoveryPlan(
-            case=RecoveryCase.CRASHED_WITHOUT_QUEUES, scan_from=ScanFrom.BEGINNING, distrusts_disk=True
-        ),
-    ),
-)
-
-
-assert {row.plan.case for row in TABLE} == set(RecoveryCase), "each case has its row"
-assert all(not row.plan.is_refused or row.plan.scan_from is ScanFrom.NOWHERE for row in TABLE)
-
-
-def plan_recovery(facts: RecoveryFacts) -> RecoveryPlan:
-    """Returns the plan of the one matching row."""
-    plans = [row.plan for row in TABLE if row.matches(facts)]
-    assert len(plans) == 1, (facts, plans)
-    return plans[0]
+def plan_recovery(facts: RecoveryFacts) -> RecoveryCase:
+    """Returns the case that these facts make."""
+    if not facts.has_log:
+        if not facts.has_queues:
+            return RecoveryCase.NEW
+        return RecoveryCase.LOG_MISSING if facts.had_log else RecoveryCase.LOG_LOST
+    if not facts.has_queues:
+        return RecoveryCase.CRASHED_WITHOUT_QUEUES if facts.has_abort else RecoveryCase.CLEAN_WITHOUT_QUEUES
+    if facts.has_abort:
+        return RecoveryCase.CRASHED
+    return RecoveryCase.CLEAN_WITH_OTHER_QUEUES if facts.has_other_queues else RecoveryCase.CLEAN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,7 +141,7 @@ class Recovered:
     all records below `tables_end` are on disk.
     """
 
-    plan: RecoveryPlan
+    case: RecoveryCase
     stored_at_ms: int
     last_log_offset: int
     lost_bytes: int
@@ -243,37 +157,37 @@ class Recovery:
         self._dispatcher = dispatcher
 
     async def run(self, *, has_abort: bool, same_boot: bool = False) -> Recovered:
-        """Carries out the plan. `same_boot`: the machine has not restarted since the last process ended.
+        """Recovers the files. `same_boot`: the machine has not restarted since the last process ended.
 
         Raises:  LogMissing with nothing changed, Corrupt with no byte of the log changed; OSError when the
                  disk fails.
         """
         core, times = self._core, self._core.checkpoint.times
         core.queues.drop_deleted()
-        plan = self._plan(has_abort=has_abort)
-        if plan.is_refused:
+        case = self._case(has_abort=has_abort)
+        if case is RecoveryCase.LOG_MISSING:
             raise LogMissing(core.log.log.directory, core.queues.directory)
         limits = TrustLimits(
             safe_ms=times.safe_ms, unverified_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
         )
         scan = RecoveryScan(
-            core, self._dispatcher, limits if plan.distrusts_disk else None, times.durable_log_offset
+            core, self._dispatcher, limits if case.is_crash else None, times.durable_log_offset
         )
         self._require_files(times.durable_log_offset)
         dispatched_end = core.queues.end_log_offset
-        if plan.drops_queues:
+        if case is RecoveryCase.LOG_LOST:
             core.queues.remove_all()
-        if plan.distrusts_queues:
+        if case is RecoveryCase.CLEAN_WITH_OTHER_QUEUES:
             log.warning(events.QUEUES_REBUILT, extra={"path": str(core.queues.directory)})
             core.queues.distrust(core.log.begin)
         lost_bytes = tables_end = 0
-        if plan.scan_from is not ScanFrom.NOWHERE:
+        if case.scan_from is not ScanFrom.NOWHERE:
             tables_end = self._choose_start(ScanFrom.CHECKPOINT, dispatched_end, times.safe_ms)
-            lost_bytes = await self._scan(plan, scan, dispatched_end)
+            lost_bytes = await self._scan(case, scan, dispatched_end)
             tables_end = min(tables_end, core.log.end)  # a file with a safe time may start after the cut
         self._finish_queues()
         return Recovered(
-            plan=plan,
+            case=case,
             stored_at_ms=scan.stored_at_ms,
             last_log_offset=scan.last_log_offset,
             lost_bytes=lost_bytes,
@@ -281,10 +195,10 @@ class Recovery:
             has_damage=bool(core.log.damaged),
         )
 
-    def _plan(self, *, has_abort: bool) -> RecoveryPlan:
+    def _case(self, *, has_abort: bool) -> RecoveryCase:
         core, times = self._core, self._core.checkpoint.times
         has_log = bool(core.log.log.segments)
-        plan = plan_recovery(
+        case = plan_recovery(
             RecoveryFacts(
                 has_log=has_log,
                 has_queues=core.queues.end_log_offset >= 0,
@@ -293,16 +207,16 @@ class Recovery:
                 has_other_queues=times.queues_digest not in (None, core.queues.digest()),
             )
         )
-        assert has_log or plan.scan_from is ScanFrom.NOWHERE, plan
-        return plan
+        assert has_log == (case.scan_from is not ScanFrom.NOWHERE), case
+        return case
 
-    async def _scan(self, plan: RecoveryPlan, scan: RecoveryScan, dispatched_end: int) -> int:
+    async def _scan(self, case: RecoveryCase, scan: RecoveryScan, dispatched_end: int) -> int:
         """Dispatches the records of the log that the tables may lack, and ends the log after the last valid
         one. Returns how many bytes after it were not zero.
         """
         log_, times = self._core.log, self._core.checkpoint.times
         segments = log_.log.segments
-        start = self._choose_start(plan.scan_from, dispatched_end, times.safe_ms)
+        start = self._choose_start(case.scan_from, dispatched_end, times.safe_ms)
         if self._core.indexes is not None and times.durable_log_offset is not None:
             # Index entries that were not synced are rebuilt from the log.
             indexed_ms = max(0, times.index_stored_at_ms - SAFETY_MS)
@@ -312,9 +226,9 @@ class Recovery:
         end = await scan.run(start)
         assert start <= end <= segments[-1].end, (start, end)
         assert scan.last_log_offset < end, (scan.last_log_offset, end)
-        await self._save_cut_bytes(plan, scan, end)
-        lost_bytes = self._cut(plan, end)
-        if plan.distrusts_disk:
+        await self._save_cut_bytes(case, scan, end)
+        lost_bytes = self._cut(case, end)
+        if case.is_crash:
             self._rewrite_unverified(scan.unverified_from, end)
         await sync_segments(log_.disk, [s for s in scanned if s in log_.log.segments])
         return lost_bytes
@@ -340,9 +254,9 @@ class Recovery:
             heads.append(FileHead(base=segment.base, is_valid=is_valid, stored_at_ms=head.stored_at_ms))
         return heads
 
-    async def _save_cut_bytes(self, plan: RecoveryPlan, scan: RecoveryScan, end: int) -> None:
+    async def _save_cut_bytes(self, case: RecoveryCase, scan: RecoveryScan, end: int) -> None:
         """Copies the bytes that `_cut` removes, if they are more than one unfinished record."""
-        stop = self._stale_end(plan, end)
+        stop = self._stale_end(case, end)
         if stop == end or not self._needs_copy(scan, end, stop):
             return
         disk = self._core.log.disk
@@ -364,14 +278,14 @@ class Recovery:
         else:
             log.warning(events.LOG_TAIL_KEPT, extra={"path": str(path), **facts})
 
-    def _stale_end(self, plan: RecoveryPlan, end: int) -> int:
+    def _stale_end(self, case: RecoveryCase, end: int) -> int:
         """Returns the end of the last non-zero byte that is cut; `end` without one."""
         for segment in reversed(self._core.log.log.segments):
             begin = max(0, end - segment.base)
             if begin >= segment.size:
                 break
             view = segment.view()
-            if not plan.distrusts_disk:
+            if not case.is_crash:
                 view = view[: begin + STALE_BYTES_CLEAN]
             found = data_end(view, begin)
             if found > begin:
@@ -384,12 +298,12 @@ class Recovery:
         torn_bytes = int.from_bytes(segment.file.pread(end - segment.base, 4), "big")
         return stop - end > torn_bytes or scan.next_valid_after(end) is not None
 
-    def _cut(self, plan: RecoveryPlan, end: int) -> int:
+    def _cut(self, case: RecoveryCase, end: int) -> int:
         """Ends the log at `end`; returns how many bytes after it were not zero."""
         last_end = self._core.log.end
         assert self._core.log.begin <= end <= last_end, (self._core.log.begin, end, last_end)
         self._core.log.end = end
-        stale_max = self._core.log.segment_bytes if plan.distrusts_disk else STALE_BYTES_CLEAN
+        stale_max = self._core.log.segment_bytes if case.is_crash else STALE_BYTES_CLEAN
         lost_bytes = self._core.log.log.truncate(end, zero_bytes_max=stale_max)
         if lost_bytes:
             log.warning(
