@@ -309,7 +309,7 @@ _STORE: Final = (
     ),
     Plant(
         name="half a copy of a cut tail is kept",
-        path="store/truncation.py",
+        path="store/damage.py",
         sound="        with suppress(OSError):\n            disk.remove(path)\n",
         bug="",
         proofs=("unit/store/test_truncation.py",),

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import errno
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -32,7 +33,7 @@ from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.record_maker import BLANK_BYTES
 from tandemmq.store.segmented_log import SegmentedLog
-from tandemmq.units import GIB, MIB
+from tandemmq.units import GIB, MIB, Buffer
 
 DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
@@ -241,19 +242,43 @@ def data_end(view: memoryview, begin: int) -> int:
 def copy_aside(
     parts: Iterable[bytes], begin: int, size: int, *, directory: Path, suffix: str, disk: Disk, now_ms: int
 ) -> Path:
-    """Copies `size` bytes of the log from `begin` on to a separate file, synced; returns its path. Blocks.
-
-    `parts` are the bytes in order. Bytes beyond `COPIES_BYTES_MAX` are left out at the end.
-    Raises:  DiskFull when the disk accepts no writes; OSError when it cannot be read, or the fsync failed.
+    """Copies `size` bytes of the log from `begin` on to a separate file; returns its path. Otherwise like
+    `write_copy`. Bytes beyond `COPIES_BYTES_MAX` are left out at the end.
     """
     assert begin >= 0, begin
     assert size > 0, (begin, size)
-    size = min(size, COPIES_BYTES_MAX)
     path = directory / f"{begin:020d}-{now_ms}.{suffix}"
+    size = min(size, COPIES_BYTES_MAX)
+    write_copy(path, parts, size, bytes_max=COPIES_BYTES_MAX, age=_made_at, disk=disk)
+    return path
+
+
+def _made_at(path: Path) -> str:
+    return path.name.partition("-")[2]
+
+
+def write_copy(
+    path: Path,
+    parts: Iterable[Buffer],
+    size: int,
+    *,
+    bytes_max: int,
+    age: Callable[[Path], Any],
+    disk: Disk,
+) -> None:
+    """Writes the first `size` bytes of `parts` to a file, synced. Blocks.
+
+    The files of its directory have at most `bytes_max` bytes together: the first ones by `age` make room. A
+    copy that cannot be completed is removed.
+
+    Raises:  DiskFull when the disk accepts no writes; OSError when `parts` cannot be read, or the fsync
+             failed.
+    """
+    assert 0 < size <= bytes_max, (path, size, bytes_max)
     try:
-        _make_room(directory, size, disk)
         if disk.exists(path):
-            disk.remove(path)
+            disk.remove(path)  # left by an earlier attempt
+        _make_room(path.parent, bytes_max - size, age, disk)
         file = disk.create(path, size)
     except OSError as error:
         raise DiskFull(f"{path} cannot be made: {error}") from error
@@ -269,9 +294,22 @@ def copy_aside(
             if at == size:
                 break
         file.sync()
+    except DiskFull:
+        with suppress(OSError):
+            disk.remove(path)
+        raise
     finally:
         file.close()
-    return path
+
+
+def _make_room(directory: Path, kept_bytes_max: int, age: Callable[[Path], Any], disk: Disk) -> None:
+    """Deletes the oldest copies until the others are within the bound. Raises OSError."""
+    kept = sorted((directory / name for name in disk.list(directory)), key=age)
+    total = sum(map(disk.size, kept))
+    while kept and total > kept_bytes_max:
+        oldest = kept.pop(0)
+        total -= disk.size(oldest)
+        disk.remove(oldest)
 
 
 def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
@@ -285,14 +323,3 @@ def read_range(log: SegmentedLog, begin: int, end: int) -> Iterator[bytes]:
             raise OSError(errno.EIO, f"the file ends at byte {at} or before", str(segment.path))
         yield raw
         begin += len(raw)
-
-
-def _make_room(directory: Path, size: int, disk: Disk) -> None:
-    """Deletes the oldest copies until `size` more bytes are within the bound. Raises OSError."""
-    paths = [directory / name for name in disk.list(directory)]
-    kept = sorted(paths, key=lambda path: path.name.partition("-")[2])
-    total = sum(disk.size(path) for path in kept)
-    while kept and total + size > COPIES_BYTES_MAX:
-        oldest = kept.pop(0)
-        total -= disk.size(oldest)
-        disk.remove(oldest)

@@ -18,7 +18,7 @@ from tandemmq.errors import FlushFailed
 from tandemmq.runtime.ports import Disk, File, NotOpened
 from tandemmq.store.core import StoreCore
 from tandemmq.store.options import PAGE_BYTES, FlushMode
-from tandemmq.store.segmented_log import Segment
+from tandemmq.store.segmented_log import Segment, pinned
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -180,17 +180,9 @@ async def sync_segments(disk: Disk, segments: Sequence[Segment]) -> None:
 
 
 async def _sync_together(disk: Disk, segments: Sequence[Segment]) -> None:
-    pinned: list[Segment] = []
-    files: list[File] = []
-    try:
-        for segment in segments:
-            files.append(segment.pin())
-            pinned.append(segment)
+    with pinned(segments) as files:
         if files:
             await disk.offload(_sync_all, files)
-    finally:
-        for segment in pinned:
-            segment.unpin()
 
 
 def _sync_all(files: Sequence[File]) -> None:

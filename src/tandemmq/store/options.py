@@ -36,7 +36,11 @@ class BrokerRole(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreOptions:
-    """Settings of one store directory. Sizes must equal those the directory was written with."""
+    """Settings of one store directory. Sizes must equal those the directory was written with.
+
+    The range of each number is checked where the setting is parsed (`config.names`); the rules that concern
+    several fields are checked here.
+    """
 
     # Location.
     root: Path  # storePathRootDir
@@ -138,13 +142,6 @@ class StoreOptions:
                     " which must be less than the log is kept"
                     f" (fileReservedTime={self.file_reserved_hours} h)"
                 )
-        for name, low, high in _RANGES:
-            value = getattr(self, name)
-            if not low <= value <= high:
-                raise ConfigError(f"{name}: {value} is outside {low}..{high}")
-        for hour in self.delete_at_hours:
-            if not 0 <= hour <= 23:
-                raise ConfigError(f"delete_at_hours: {hour} is not an hour (0..23)")
 
     @property
     def log_dir(self) -> Path:
@@ -177,56 +174,6 @@ class StoreOptions:
         window = self.memory_bytes * self.access_message_in_memory_ratio // 100
         assert 0 <= window <= self.memory_bytes, (window, self.memory_bytes)
         return window
-
-
-_RANGES = (
-    ("divergent_bytes_max", 0, 2**63 - 1),
-    ("commit_log_file_bytes", 256, 2**31 - 1),
-    ("consume_queue_file_bytes", QUEUE_UNIT_BYTES, 2**31 - 1),
-    ("key_index_slot_count", 1, 2**27),
-    ("key_index_entry_count", 2, 2**27),
-    ("open_file_count_max", 8, 2**20),
-    ("message_bytes_max", 1, 2**30),
-    ("mapped_bytes_max", 1, 2**62),
-    ("warm_flush_pages", 1, 2**20),
-    ("page_cache_busy_ms", 1, 2**31),
-    ("transient_pool_size", 1, 2**20),
-    ("commit_interval_ms", 1, 2**31),
-    ("commit_least_pages", 0, 2**20),
-    ("commit_thorough_interval_ms", 1, 2**31),
-    ("staged_bytes_max", 1, 2**31),
-    ("waiting_sends_max", 1, 2**31),
-    ("sync_flush_timeout_ms", 1, 2**31),
-    ("flush_interval_ms", 1, 2**31),
-    ("flush_least_pages", 0, 2**20),
-    ("flush_thorough_interval_ms", 1, 2**31),
-    ("queue_flush_interval_ms", 1, 2**31),
-    ("queue_flush_least_pages", 0, 2**20),
-    ("queue_flush_thorough_interval_ms", 1, 2**31),
-    ("in_sync_replicas", 0, 100),
-    ("total_replicas", 1, 100),
-    ("slave_timeout_ms", 1, 2**31),
-    ("replica_gap_bytes_max", 1, 2**62),
-    ("access_message_in_memory_ratio", 0, 100),
-    ("memory_bytes", 1, 2**62),
-    ("transfer_bytes_in_memory_max", 1, 2**31),
-    ("transfer_count_in_memory_max", 1, 2**31),
-    ("transfer_bytes_on_disk_max", 1, 2**31),
-    ("transfer_count_on_disk_max", 1, 2**31),
-    ("filter_scan_bytes_max", QUEUE_UNIT_BYTES, 2**31),
-    ("query_count_max", 1, 2**20),
-    ("scrub_bytes_per_second", 0, 2**31),
-    ("scrub_interval_ms", 1, 2**31),
-    ("file_reserved_hours", 1, 24 * 36_500),
-    ("clean_interval_ms", 1, 2**31),
-    ("clean_first_delay_ms", 0, 2**31),
-    ("delete_file_count_max", 1, 2**20),
-    ("disk_used_percent_max", 10, 95),
-    ("disk_forcible_percent", 30, 85),
-    ("disk_warning_percent", 35, 90),
-)
-assert len(_RANGES) == len({name for name, _, _ in _RANGES}), "one range for each"
-assert all(low < high for _, low, high in _RANGES)
 
 
 # Names on disk (spec store 1).

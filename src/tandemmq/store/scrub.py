@@ -21,7 +21,7 @@ from tandemmq.store.damage import DamagedRange, next_valid
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.reader import names_record
 from tandemmq.store.record_block import RecordBlock, read_block
-from tandemmq.store.segmented_log import Segment
+from tandemmq.store.segmented_log import Segment, pinned
 from tandemmq.telemetry import events
 from tandemmq.units import MIB, align_down
 
@@ -212,11 +212,8 @@ class Scrubber:
         """Runs `scan(file, view, base, *facts)`, which blocks, off the loop; the file stays open
         meanwhile.
         """
-        file = segment.pin()
-        try:
+        with pinned((segment,)) as (file,):
             return await self._core.disk.offload(scan, file, segment.view(), segment.base, *facts)
-        finally:
-            segment.unpin()
 
     def _limit(self, segment: Segment) -> int:
         """Returns the end of the readable part of the file; only a cut of the log lowers it."""

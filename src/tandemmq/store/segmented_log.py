@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from tandemmq.errors import Corrupt
@@ -345,6 +345,17 @@ class Segment:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+
+@contextmanager
+def pinned(segments: Iterable[Segment]) -> Iterator[list[File]]:
+    """Keeps these files open, for work off the loop. Raises NotOpened if one cannot be opened."""
+    with ExitStack() as pins:
+        files = []
+        for segment in segments:
+            files.append(segment.pin())
+            pins.callback(segment.unpin)
+        yield files
 
 
 class OpenFiles:

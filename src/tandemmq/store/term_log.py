@@ -255,7 +255,7 @@ class TermLog:
         await self._mark_cut(pending, segments, end)
         await self._table_flusher.idle()  # no thread still writes queue entries of the cut bytes
         self._shorten(point)
-        await self._zero(segments, point, end)
+        await zero_behind(core.disk, segments, point, end)
         core.log.log.truncate(point, zero_bytes_max=0)
         await self._table_flusher.flush_soon()
         core.admission.require_open()
@@ -324,15 +324,6 @@ class TermLog:
         self.lower_confirm_offset(point)
         stored_at_ms = self._lower_checkpoint(point)
         self._dispatcher.stored_at_ms = self._flusher.flushed_stored_at_ms = stored_at_ms
-
-    async def _zero(self, segments: Sequence[Segment], point: int, end: int) -> None:
-        for segment in segments:
-            segment.pin()
-        try:
-            await self._core.disk.offload(zero_behind, segments, point, end)
-        finally:
-            for segment in segments:
-                segment.unpin()
 
     def _lower_checkpoint(self, point: int) -> int:
         """Lowers the checkpoint to a log that ends at `point`.

@@ -16,15 +16,14 @@ Source:     spec controller 4.6, 10.9.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import msgspec
 
-from tandemmq.errors import Corrupt, StoreError
+from tandemmq.errors import Corrupt, DiskFull, StoreError
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.epochs import (
     EpochList,
@@ -35,7 +34,8 @@ from tandemmq.replication.core.epochs import (
 )
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.commit_log import CommitLog
-from tandemmq.store.segmented_log import Segment, zero_stale
+from tandemmq.store.damage import write_copy
+from tandemmq.store.segmented_log import Segment, pinned, zero_stale
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
@@ -145,42 +145,12 @@ def keep_tail(
     if not size:
         return None
     try:
-        if disk.exists(path):
-            disk.remove(path)  # left by an earlier attempt
-        _make_room(directory, size, bytes_max, disk)
-        file = disk.create(path, size)
-    except OSError as error:
+        write_copy(path, parts, size, bytes_max=bytes_max, age=_age, disk=disk)
+    except DiskFull as error:
         log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
         return None
-    try:
-        at = 0
-        for raw in parts:
-            part = raw[: size - at]
-            file.pwrite(at, (part,))
-            at += len(part)
-    except OSError as error:
-        file.close()
-        log.error(events.LOG_COPY_FAILED, extra={**facts, "error": str(error)})
-        with suppress(OSError):
-            disk.remove(path)
-        return None
-    try:
-        file.sync()
-    finally:
-        file.close()
     log.warning(events.LOG_TAIL_KEPT, extra=facts)
     return path
-
-
-def _make_room(directory: Path, size: int, bytes_max: int, disk: Disk) -> None:
-    """Deletes the oldest copies until `size` more bytes fit the limit. Raises OSError."""
-    assert 0 < size <= bytes_max, (size, bytes_max)
-    paths = sorted((directory / name for name in disk.list(directory)), key=_age)
-    total = sum(map(disk.size, paths))
-    while paths and total + size > bytes_max:
-        oldest = paths.pop(0)
-        total -= disk.size(oldest)
-        disk.remove(oldest)
 
 
 def _age(path: Path) -> tuple[int, ...]:
@@ -189,11 +159,16 @@ def _age(path: Path) -> tuple[int, ...]:
     return tuple(map(int, words)) if all(word.isdecimal() for word in words) else ()
 
 
-def zero_behind(segments: Iterable[Segment], point: int, end: int) -> int:
-    """Zeroes and syncs the bytes `[point, end)` in these pinned files; returns their number. Blocks.
+async def zero_behind(disk: Disk, segments: Sequence[Segment], point: int, end: int) -> int:
+    """Zeroes and syncs the bytes `[point, end)` in these files, off the loop; returns their number.
 
     Raises:  OSError.
     """
+    with pinned(segments):
+        return await disk.offload(_zero_behind, segments, point, end)
+
+
+def _zero_behind(segments: Sequence[Segment], point: int, end: int) -> int:
     zeroed = 0
     for segment in segments:
         assert segment.end > point, (segment, point)
@@ -216,13 +191,7 @@ async def finish_cut(mark: CutMark, pending: PendingCut, log_: CommitLog) -> Non
         raise mark.damage(f"names byte {pending.point}, and the files have {log_.begin} to {last.end}")
     segments = [segment for segment in log_.log.segments if segment.end > pending.point]
     end = segments[-1].end if segments else 0
-    for segment in segments:
-        segment.pin()
-    try:
-        zeroed = await log_.disk.offload(zero_behind, segments, pending.point, end)
-    finally:
-        for segment in segments:
-            segment.unpin()
+    zeroed = await zero_behind(log_.disk, segments, pending.point, end)
     log_.log.truncate(pending.point, zero_bytes_max=0)
     facts = {"log_offset": pending.point, "reason": pending.reason, "zeroed_bytes": zeroed}
     log.warning(events.LOG_TAIL_CUT, extra=facts)

@@ -425,12 +425,9 @@ def test_entries_behind_the_log_are_cut() -> None:
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("commit_log_file_bytes", 0),
         ("store_host", b"123"),
-        ("delete_at_hours", (24,)),
         ("delay_levels_ms", ()),
         ("delay_levels_ms", (1_000, 72 * 3_600_000)),  # as long as the log is kept
-        ("disk_used_percent_max", 5),
     ],
 )
 def test_options_out_of_range_are_named(name: str, value: object) -> None:

@@ -88,8 +88,6 @@ def test_where_the_pool_has_no_effect_the_operator_is_told(setting: str, is_on: 
 def test_a_pool_needs_a_buffer() -> None:
     with pytest.raises(ConfigError, match="transientStorePoolSize"):
         load("transientStorePoolSize=0")
-    with pytest.raises(ConfigError, match="transient_pool_size"):
-        StoreOptions(root=Path("/s"), transient_pool_size=0)
 
 
 def test_with_sync_flush_the_options_alone_rule_the_pool_out() -> None:
