@@ -3,8 +3,7 @@ delivery is saved only once the appended copies are safe.
 
 `Duty` is a background task of a master, such as a delivery or the checks of transactions; `DutyTasks` runs
 all duties of one master. `Progress` holds the progress of a delivery back until its copies are safe.
-`TimedEvent` is the sleep of a duty. Deliveries read and append through `DurableWriter` only; `restore` builds
-the message to append.
+Deliveries read and append through `DurableWriter` only; `restore` builds the message to append.
 """
 
 from __future__ import annotations
@@ -18,11 +17,11 @@ from typing import Generic, TypeVar
 
 from tandemmq.errors import MessageIllegal, RequestRejected
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, append_property, find_property
+from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, append_property
 from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record, tag_hash_of
 from tandemmq.protocol.topic_names import HALF_TOPIC
 from tandemmq.runtime.ports import Clock
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, TimedEvent
 from tandemmq.store import MessageStore, PutStatus
 from tandemmq.store.consume_queue import FILLER_SIZE
 from tandemmq.store.outcomes import NOT_STORED, Appended, GetStatus
@@ -89,37 +88,6 @@ class Progress(Generic[T]):
         while self._waiting and self._waiting[0][0] <= safe:
             settled.append(self._waiting.popleft()[1])
         return settled
-
-
-class TimedEvent:
-    """Lets one task wait for a signal or a time, whichever comes first; any task may set the signal. A signal
-    set before the wait counts.
-    """
-
-    __slots__ = ("_clock", "_event")
-
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._event = asyncio.Event()
-
-    def set(self) -> None:
-        """Ends the current wait, or the next one."""
-        self._event.set()
-
-    def clear(self) -> None:
-        """Clears earlier signals; call it before checking for work, never after."""
-        self._event.clear()
-
-    async def wait(self, delay_s: float | None) -> None:
-        """Waits for a signal, or at most `delay_s` (None: for a signal only)."""
-        if delay_s is None:
-            await self._event.wait()
-            return
-        timer = self._clock.call_later(max(delay_s, 0.0), self._event.set)
-        try:
-            await self._event.wait()
-        finally:
-            timer.cancel()
 
 
 class Duty(ABC):
@@ -387,8 +355,7 @@ def restore(record: Record) -> NewRecord | None:
     Half messages are never restored (spec store 15). The append waits for no acknowledgement
     (`wait_stored=False`), because the sender was answered when the waiting message was stored.
     """
-    topic = _text(record, b"REAL_TOPIC")
-    queue_id = _text(record, b"REAL_QID")
+    topic, queue_id = record.text(names.REAL_TOPIC), record.text(names.REAL_QID)
     if not topic or topic == HALF_TOPIC:
         return None
     is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9
@@ -407,7 +374,7 @@ def roll_timer(record: Record, now_ms: int) -> NewRecord:
     """Returns a copy of the message for its timer topic. Retention deletes the copy later than the original,
     so a message with a long delay outlives its log file.
     """
-    count = _text(record, TIMER_ROLL_TIMES.encode())
+    count = record.text(TIMER_ROLL_TIMES)
     times = int(count) + 1 if count.isascii() and count.isdigit() and len(count) <= 9 else 1
     rolled = _with_pair(_with_times(record, now_ms), TIMER_ROLL_TIMES, str(times))
     return copy_record(record, record.topic, record.queue_id, rolled)
@@ -445,8 +412,3 @@ def copy_record(record: Record, topic: str, queue_id: int, properties: bytes) ->
         wait_stored=False,
         is_internal=True,
     )
-
-
-def _text(record: Record, name: bytes) -> str:
-    value = find_property(record.raw_properties, name)
-    return "" if value is None else str(value, "utf-8", "replace")

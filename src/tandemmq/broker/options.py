@@ -8,7 +8,7 @@ and `Broker` rejects a pair that disagrees (spec replication 3).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import Enum
 from pathlib import Path
 
@@ -159,16 +159,9 @@ class BrokerOptions:
         for name in ("cluster_name", "broker_name", "advertised_host", "region_id"):
             if not getattr(self, name):
                 raise ConfigError(f"{name}: must not be empty")
-        _check_range("broker_id", self.broker_id, 0, 2**31 - 1)
-        _check_range("broker_permission", self.broker_permission, 0, PERMISSION_MAX)
-        _check_range("listen_port", self.listen_port, 0, 65_535)
-        _check_range("ha_listen_port", self.ha_listen_port, 0, 65_535)
-        _check_range("metrics_port", self.metrics_port, 0, 65_535)
-        _check_range("pop_retry_percent", self.pop_retry_percent, 0, 100)
-        _check_range("revive_queue_count", self.revive_queue_count, 1, 512)
-        _check_range("default_pop_share_count", self.default_pop_share_count, -(2**31), 2**31 - 1)
-        for name in _POSITIVE:
-            _check_range(name, getattr(self, name), 1, 2**53)
+        for one in fields(self):
+            if one.type == "int":
+                _check_range(one.name, getattr(self, one.name), *_RANGES.get(one.name, (1, 2**53)))
         if self.fast_listen and self.listen_port in (1, 2):
             raise ConfigError(
                 f"listen_port: {self.listen_port} leaves no port for the fast listener at listenPort - 2"
@@ -194,41 +187,19 @@ class BrokerOptions:
         return min(max(self.register_period_ms, 10_000), 60_000)
 
 
-_POSITIVE = (
-    "register_period_ms",
-    "register_timeout_ms",
-    "default_topic_queue_count",
-    "topic_count_max",
-    "group_count_max",
-    "short_polling_ms",
-    "long_poll_ms_max",
-    "connections_max",
-    "frame_bytes_held_max",
-    "long_poll_count_max",
-    "long_poll_count_per_queue_max",
-    "pull_message_count_max",
-    "cold_bytes_per_group_max",
-    "cold_bytes_max",
-    "pop_poll_count_per_group_max",
-    "pop_poll_count_max",
-    "pop_lease_count_max",
-    "order_info_flush_ms",
-    "consumer_offset_flush_ms",
-    "consumer_offset_version_step",
-    "delay_offset_flush_ms",
-    "delay_offset_version_step",
-    "offset_key_count_max",
-    "notify_period_ms",
-    "channel_expired_ms",
-    "client_scan_period_ms",
-    "groups_per_client_max",
-    "subscriptions_per_group_max",
-    "queue_lock_expired_ms",
-    "timer_delay_s_max",
-    "transaction_timeout_ms",
-    "transaction_check_period_ms",
-    "transaction_check_count_max",
-)
+_RANGES = {
+    "broker_id": (0, 2**31 - 1),
+    "broker_permission": (0, PERMISSION_MAX),
+    "listen_port": (0, 65_535),
+    "ha_listen_port": (0, 65_535),
+    "metrics_port": (0, 65_535),
+    "created_per_address_max": (-(2**63), 2**63),
+    "accept_sends_from_ms": (-(2**63), 2**63),
+    "pop_retry_percent": (0, 100),
+    "revive_queue_count": (1, 512),
+    "default_pop_share_count": (-(2**31), 2**31 - 1),
+}
+"""The allowed values of whole numbers by field; those of all others are 1 to 2**53."""
 
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:

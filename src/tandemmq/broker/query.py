@@ -1,4 +1,6 @@
-"""Single messages: by log offset (33) or by key (12). Source: spec semantics 19, spec remoting 9.9."""
+"""Single messages: by log offset (33) or by key (12), and `load_record` for other requests that name a
+message by its log offset. Source: spec semantics 19, spec remoting 9.9.
+"""
 
 from __future__ import annotations
 
@@ -10,9 +12,10 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.record import RecordError, decode_record
+from tandemmq.protocol.record import Record, RecordError, decode_record
 from tandemmq.protocol.requests.consume import QueryMessageRequest, QueryMessageResponse, ViewMessageRequest
 from tandemmq.remoting.channel import Channel
+from tandemmq.store.message_store import MessageStore
 from tandemmq.store.reader import TAG_SCAN_COUNT_MAX
 
 UNIQUE_KEY_COUNT_MAX = 32
@@ -20,6 +23,15 @@ KEY_LENGTH_MAX = 32_767
 TAG_INDEX = "T"
 ANSWER_BYTES_MAX = 8 * 1024 * 1024
 """TandemMQ's own limit, half a frame; larger results are cut to the first messages."""
+
+
+def load_record(store: MessageStore, log_offset: int) -> Record | None:
+    """Returns the record at the log offset; None if no record is stored there, or an undecodable one."""
+    raw = store.read_record(log_offset) if log_offset >= 0 else None
+    try:
+        return None if raw is None else decode_record(raw, check_crc=False, log_offset=log_offset)
+    except RecordError:
+        return None
 
 
 @dataclass(slots=True)

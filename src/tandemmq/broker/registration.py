@@ -21,7 +21,7 @@ from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig, TopicConfigTable
 from tandemmq.remoting.channel import Channel
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, TimedEvent
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -179,7 +179,7 @@ class NameServerLink:
         self.tried = asyncio.Event()  # replaced, and the old one set, at the end of each registration
         self._unconfirmed: dict[str, None] = {}
         self._in_flight: dict[str, None] = {}
-        self._wake = asyncio.Event()
+        self._wake = TimedEvent(core.clock)
         self._is_reachable = True
         self._channel: Channel | None = None  # the channel of the last answer
         self._answered_at_s = 0.0
@@ -219,7 +219,8 @@ class NameServerLink:
             # A server that has just restarted may soon learn of another master.
             is_settled = not (self._is_new_channel and self._owner.has_rivals)
             period_s = self._period_s if is_done and is_settled else RETRY_S
-            is_full = not await self._wait_for_change(period_s) or not is_ok or self._is_forgotten
+            await self._wake.wait(period_s)
+            is_full = not self._unconfirmed or not is_ok or self._is_forgotten
         self.notify_tried()
         self.first_try_done.set()
 
@@ -287,12 +288,3 @@ class NameServerLink:
             )
             log.warning(event, extra={"address": self.address, "reason": str(error)})
         self._is_reachable = False
-
-    async def _wait_for_change(self, delay_s: float) -> bool:
-        """Waits for a change. Returns False if none came within `delay_s`."""
-        timer = self._clock.call_later(delay_s, self._wake.set)
-        try:
-            await self._wake.wait()
-        finally:
-            timer.cancel()
-        return bool(self._unconfirmed)

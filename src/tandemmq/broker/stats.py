@@ -13,6 +13,7 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
+from dataclasses import InitVar, dataclass, field
 from datetime import date
 from itertools import islice
 from typing import Final, NamedTuple
@@ -31,13 +32,11 @@ TOPICS_COUNTED_MAX = 4_096
 GROUPS_COUNTED_MAX = 8_192
 
 
+@dataclass(slots=True)
 class TopicCounts:
     """Messages by topic; beyond `TOPICS_COUNTED_MAX`, new topics are not counted."""
 
-    __slots__ = ("counts",)
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
+    counts: dict[str, int] = field(default_factory=dict)
 
     def add(self, topic: str, count: int) -> None:
         counts = self.counts
@@ -52,13 +51,11 @@ class TopicCounts:
         self.counts = {topic: count for topic, count in self.counts.items() if topic in topics}
 
 
+@dataclass(slots=True)
 class GroupCounts:
     """[messages, bytes, times] by `topic@group`, with a bound of `GROUPS_COUNTED_MAX` keys."""
 
-    __slots__ = ("rows",)
-
-    def __init__(self) -> None:
-        self.rows: dict[str, list[int]] = {}
+    rows: dict[str, list[int]] = field(default_factory=dict)
 
     def add(self, key: str, count: int, size: int) -> None:
         row = self.rows.get(key)
@@ -75,7 +72,7 @@ class GroupCounts:
 
 
 class Counters(NamedTuple):
-    """All counters at one moment."""
+    """The counters of `BrokerStats` that have rates, at one moment, by the same names."""
 
     at_s: float
     put_count: int
@@ -87,57 +84,36 @@ class Counters(NamedTuple):
     replicated_count: int
 
 
+@dataclass(slots=True)
 class BrokerStats:
     """The counters; each only grows."""
 
-    __slots__ = (
-        "_day",
-        "_samples",
-        "ack_count",
-        "acks",
-        "checkpoint_count",
-        "checkpoints",
-        "found_count",
-        "got_bytes",
-        "got_count",
-        "got_mornings",
-        "groups_out",
-        "missed_count",
-        "pull_endings",
-        "put_bytes",
-        "put_count",
-        "put_mornings",
-        "replicated_bytes",
-        "replicated_count",
-        "send_refusals",
-        "sent_back",
-        "topics_out",
-    )
+    now_s: InitVar[float]
+    put_count: int = 0  # messages passed to the store
+    put_bytes: int = 0
+    replicated_count: int = 0  # records that a slave copied; not sends
+    replicated_bytes: int = 0
+    send_refusals: dict[int, int] = field(default_factory=dict)  # rejected before the store, by code
+    got_count: int = 0  # messages sent to consumers
+    got_bytes: int = 0
+    found_count: int = 0  # pulls that found messages
+    missed_count: int = 0
+    pull_endings: dict[int, int] = field(default_factory=dict)  # answered without messages, by code
+    topics_out: TopicCounts = field(default_factory=TopicCounts)
+    groups_out: GroupCounts = field(default_factory=GroupCounts)  # deliveries; times: pulls and pops
+    sent_back: GroupCounts = field(default_factory=GroupCounts)  # messages that groups sent back for a retry
+    checkpoints: GroupCounts = field(default_factory=GroupCounts)  # leases: pops, changed invisible times
+    acks: GroupCounts = field(default_factory=GroupCounts)  # of pops; a changed invisible time counts as one
+    checkpoint_count: int = 0
+    ack_count: int = 0
+    # Users' messages in and out at midnight yesterday and today; 0 before the start.
+    put_mornings: tuple[int, int] = (0, 0)
+    got_mornings: tuple[int, int] = (0, 0)
+    _day: date | None = None
+    _samples: deque[Counters] = field(init=False)
 
-    def __init__(self, now_s: float) -> None:
-        self.put_count = 0  # messages passed to the store
-        self.put_bytes = 0
-        self.replicated_count = 0  # records that a slave copied; not sends
-        self.replicated_bytes = 0
-        self.send_refusals: dict[int, int] = {}  # sends rejected before they reached the store, by code
-        self.got_count = 0  # messages sent to consumers
-        self.got_bytes = 0
-        self.found_count = 0  # pulls that found messages
-        self.missed_count = 0
-        self.pull_endings: dict[int, int] = {}  # pulls answered without messages, by code
-        self.topics_out = TopicCounts()
-        self.groups_out = GroupCounts()  # deliveries to groups; times: pulls and pops
-        self.sent_back = GroupCounts()  # messages that groups sent back for a retry
-        self.checkpoints = GroupCounts()  # leases: of pops, and of changes of the invisible time
-        self.acks = GroupCounts()  # of popped messages; a change of the invisible time counts as one
-        self.checkpoint_count = 0
-        self.ack_count = 0
-        self._day: date | None = None
-        # Users' messages in and out at midnight yesterday and today; 0 before the start.
-        self.put_mornings = self.got_mornings = (0, 0)
-        self._samples: deque[Counters] = deque(
-            [self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1
-        )
+    def __post_init__(self, now_s: float) -> None:
+        self._samples = deque([self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1)
 
     @property
     def refused_count(self) -> int:
@@ -187,16 +163,7 @@ class BrokerStats:
         return tuple(rates)
 
     def _now(self, now_s: float) -> Counters:
-        return Counters(
-            now_s,
-            self.put_count,
-            self.put_bytes,
-            self.got_count,
-            self.got_bytes,
-            self.found_count,
-            self.missed_count,
-            self.replicated_count,
-        )
+        return Counters(now_s, *(getattr(self, name) for name in Counters._fields[1:]))
 
 
 # The series of VIEW_BROKER_STATS_DATA, collected every 10 s from existing counters.

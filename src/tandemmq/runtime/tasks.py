@@ -1,5 +1,5 @@
-"""Named background tasks that fail loudly and stop in order (`TaskScope`), and callbacks of the event loop
-whose faults are equally loud (`FaultGuard`).
+"""Named background tasks that fail loudly and stop in order (`TaskScope`), callbacks of the event loop whose
+faults are equally loud (`FaultGuard`), and the sleep of a task that a signal may end (`TimedEvent`).
 
 This is the only module that starts asyncio tasks. A task that ends with an exception ends its whole scope:
 the others are cancelled and the owner is notified once, because a role whose flusher or dispatcher is gone
@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVarTuple
 
 from tandemmq.errors import TandemError
+from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -121,6 +122,37 @@ async def run_out(current: Callable[[], asyncio.Task[Any] | None]) -> None:
     """
     while (task := current()) is not None and not task.done():
         await asyncio.wait([task])
+
+
+class TimedEvent:
+    """Lets one task wait for a signal or a time, whichever comes first; any task may set the signal. A signal
+    set before the wait counts.
+    """
+
+    __slots__ = ("_clock", "_event")
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._event = asyncio.Event()
+
+    def set(self) -> None:
+        """Ends the current wait, or the next one."""
+        self._event.set()
+
+    def clear(self) -> None:
+        """Clears earlier signals; call it before checking for work, never after."""
+        self._event.clear()
+
+    async def wait(self, delay_s: float | None) -> None:
+        """Waits for a signal, or at most `delay_s` (None: for a signal only)."""
+        if delay_s is None:
+            await self._event.wait()
+            return
+        timer = self._clock.call_later(max(delay_s, 0.0), self._event.set)
+        try:
+            await self._event.wait()
+        finally:
+            timer.cancel()
 
 
 class FaultGuard:

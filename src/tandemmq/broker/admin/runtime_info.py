@@ -17,6 +17,7 @@ from typing import Final, NamedTuple
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import TIMER_TOPIC
+from tandemmq.broker.query import load_record
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
 from tandemmq.protocol.bodies.codec import (
     NEWEST_REFUSAL_KEY,
@@ -28,7 +29,6 @@ from tandemmq.protocol.bodies.codec import (
 from tandemmq.protocol.codes import OUR_VERSION, render_version, response_name
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION
-from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.telemetry.metrics import Histogram
@@ -210,6 +210,7 @@ class RuntimeInfoHandlers:
         """Returns the ends of the log, the lags behind its end, and the usage of its disk."""
         store, facts = self.core.store, self.core.store.facts()
         total, free = self.core.disk.usage(store.options.log_dir)
+        oldest = load_record(store, store.min_log_offset)
         used_ratio = f"{(total - free) / total:.2f}" if total else "0.0"
         return {
             "commitLogMinOffset": str(store.min_log_offset),
@@ -225,7 +226,9 @@ class RuntimeInfoHandlers:
             "damagedRangeCount": str(facts.damaged_range_count),
             "damagedBytes": str(facts.damaged_bytes),
             "scrubbedBytes": str(store.recorder.scrubbed_bytes),
-            "earliestMessageTimeStamp": str(self._earliest_ms(self.core.clock.now_ms())),
+            "earliestMessageTimeStamp": str(
+                self.core.clock.now_ms() if oldest is None else oldest.stored_at_ms
+            ),
         }
 
     def _schedule(self) -> dict[str, str]:
@@ -240,14 +243,6 @@ class RuntimeInfoHandlers:
         now_s = self.core.clock.monotonic()
         windows = zip(*(self.core.stats.rates(name, now_s) for name in names), strict=True)
         return " ".join(f"{sum(rates):.2f}" for rates in windows)
-
-    def _earliest_ms(self, now_ms: int) -> int:
-        """Returns the store time of the oldest message still stored; the current time if there is none."""
-        record = self.core.store.read_record(self.core.store.min_log_offset)
-        try:
-            return now_ms if record is None else decode_record(record, check_crc=False).stored_at_ms
-        except RecordError:
-            return now_ms
 
 
 def _quantile_ms(bounds: Sequence[float], counts: Sequence[int], part: float) -> float:

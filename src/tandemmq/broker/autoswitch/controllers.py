@@ -9,7 +9,6 @@ Source:  spec controller 2.1, 3.4, 10.5, 10.6.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Final, Protocol, TypeVar
@@ -31,7 +30,7 @@ from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, TimedEvent
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -210,7 +209,7 @@ class Heartbeats:
         self._clock = clock
         self._scope = scope
         self._is_started = False
-        self._wakes = {address: asyncio.Event() for address in dict.fromkeys(options.controllers)}
+        self._wakes = {address: TimedEvent(clock) for address in dict.fromkeys(options.controllers)}
 
     def start(self) -> bool:
         """Starts the heartbeats. Returns False if they have started before."""
@@ -226,7 +225,7 @@ class Heartbeats:
         for wake in self._wakes.values():
             wake.set()
 
-    async def _run(self, address: str, wake: asyncio.Event) -> None:
+    async def _run(self, address: str, wake: TimedEvent) -> None:
         """Sends heartbeats to one controller. Never returns."""
         is_reachable = True
         while True:
@@ -249,12 +248,7 @@ class Heartbeats:
                     facts = {"address": address, "reason": str(error)}
                     log.warning(events.CONTROLLER_UNREACHABLE, extra=facts)
                 is_reachable = False
-            remaining_s = sent_s + period_s - self._clock.monotonic()
-            timer = self._clock.call_later(max(0.0, remaining_s), wake.set)
-            try:
-                await wake.wait()
-            finally:
-                timer.cancel()
+            await wake.wait(sent_s + period_s - self._clock.monotonic())
 
 
 class MasterLease:

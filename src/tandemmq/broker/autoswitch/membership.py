@@ -27,7 +27,7 @@ from tandemmq.protocol.requests.controller import RegisterReplicaRequest
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.shell.autoswitch import AutoSwitch
 from tandemmq.runtime.ports import Clock, Random
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.tasks import TaskScope, TimedEvent
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -132,7 +132,7 @@ class GroupMembership:
         self.logged_refusals: set[str] = set()
         self._foreign = UNCONFIRMED
         self._started_s = clock.monotonic()
-        self._poll_due = asyncio.Event()
+        self._poll_due = TimedEvent(clock)
         self._proposing: asyncio.Task[None] | None = None
 
     async def obtain_id(self, files: IdentityFiles) -> int:
@@ -207,11 +207,7 @@ class GroupMembership:
                     self.heartbeats.start()
             else:
                 self.logged_refusals.clear()
-            timer = self._clock.call_later(self._options.poll_ms / 1000, self._poll_due.set)
-            try:
-                await self._poll_due.wait()
-            finally:
-                timer.cancel()
+            await self._poll_due.wait(self._options.poll_ms / 1000)
 
     async def _register(self) -> None:
         """Registers at the controllers. Raises ClientError, RequestRejected."""

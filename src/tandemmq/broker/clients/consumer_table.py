@@ -1,6 +1,6 @@
 """Online clients: members of groups, rejected consumers, and the tables of consumers and producers.
 
-`GroupMembers` is the structure under `ConsumerTable` and `ProducerTable`; `Refusals` records rejected
+`GroupMembers` is the common part of `ConsumerTable` and `ProducerTable`; `Refusals` records rejected
 requests of consumers. Time is passed in. The tables are pure; `Refusals` also logs.
 Source: spec semantics 16.1, 16.2.
 """
@@ -56,25 +56,15 @@ class GroupMembers:
         self._by_group: dict[str, dict[Channel, Member]] = {}
         self._by_channel: dict[Channel, dict[str, None]] = {}
 
-    def __contains__(self, group: object) -> bool:
-        return group in self._by_group
-
-    @property
-    def groups(self) -> list[str]:
-        return list(self._by_group)
-
     def members(self, group: str) -> list[Member]:
         """Returns the members in the order of joining; empty for an unknown group."""
         return list(self._by_group.get(group, {}).values())
 
-    def get(self, group: str, channel: Channel) -> Member | None:
+    def member(self, group: str, channel: Channel) -> Member | None:
         members = self._by_group.get(group)
         return None if members is None else members.get(channel)
 
-    def groups_of(self, channel: Channel) -> list[str]:
-        return list(self._by_channel.get(channel, ()))
-
-    def add(self, group: str, member: Member) -> bool:
+    def _add(self, group: str, member: Member) -> bool:
         """Adds or refreshes a member. Returns True when the connection is new in the group or has changed its
         client id.
 
@@ -94,25 +84,26 @@ class GroupMembers:
         members[channel] = member
         return before is None or before.client_id != member.client_id
 
-    def remove(self, group: str, channel: Channel) -> bool:
-        """Removes a member. Returns False if the connection was not a member."""
+    def unregister(self, group: str, channel: Channel) -> None:
+        """Removes the connection from the group, if it is a member."""
         members = self._by_group.get(group)
         if members is None or members.pop(channel, None) is None:
-            return False
+            return
         if not members:
             del self._by_group[group]
         groups = self._by_channel[channel]
         del groups[group]
         if not groups:
             del self._by_channel[channel]
-        return True
+        self._after_leave(group, channel)
 
-    def drop_channel(self, channel: Channel) -> list[str]:
-        """Removes the connection from all of its groups and returns them."""
-        groups = self.groups_of(channel)
-        for group in groups:
-            self.remove(group, channel)
-        return groups
+    def drop_channel(self, channel: Channel) -> None:
+        """Removes the connection from all of its groups."""
+        for group in list(self._by_channel.get(channel, ())):
+            self.unregister(group, channel)
+
+    def _after_leave(self, group: str, channel: Channel) -> None:
+        """Updates the table after the connection has left the group."""
 
     def heard_s(self, channel: Channel) -> float | None:
         """Returns the time at which any of the connection's memberships was last refreshed, by the monotonic
@@ -269,7 +260,7 @@ class ConsumerGroup:
         self.subscriptions: dict[str, HeldSubscription] = {}
 
 
-class ConsumerTable:
+class ConsumerTable(GroupMembers):
     """All online consumer groups; `on_change(group)` is called when members or subscribed topics changed.
 
     The last heartbeat determines consume type, model and start position. Of a subscription the newest version
@@ -277,7 +268,7 @@ class ConsumerTable:
     """
 
     def __init__(self, *, groups_per_client_max: int) -> None:
-        self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
+        super().__init__(groups_per_client_max=groups_per_client_max)
         self._groups: dict[str, ConsumerGroup] = {}
         self.on_change: list[Callable[[str], None]] = []
         """Called with the group after each change of its members or subscriptions."""
@@ -285,14 +276,8 @@ class ConsumerTable:
     def get(self, group: str) -> ConsumerGroup | None:
         return self._groups.get(group)
 
-    def members(self, group: str) -> list[Member]:
-        return self._membership.members(group)
-
-    def member(self, group: str, channel: Channel) -> Member | None:
-        return self._membership.get(group, channel)
-
     def find_client(self, group: str, client_id: str) -> Member | None:
-        return next((m for m in self._membership.members(group) if m.client_id == client_id), None)
+        return next((m for m in self.members(group) if m.client_id == client_id), None)
 
     @property
     def groups(self) -> list[ConsumerGroup]:
@@ -311,7 +296,7 @@ class ConsumerTable:
         """Registers a member. Returns True if the group changed; `subscriptions` None keeps the group's
         own.
         """
-        is_changed = self._membership.add(name, member)
+        is_changed = self._add(name, member)
         group = self._groups.get(name)
         if group is None:
             group = self._groups[name] = ConsumerGroup(name, consumption)
@@ -322,24 +307,10 @@ class ConsumerTable:
             self._after_change(name)
         return is_changed
 
-    def unregister(self, name: str, channel: Channel) -> None:
-        if self._membership.remove(name, channel):
-            self._after_leave(name)
-
-    def drop_channel(self, channel: Channel) -> None:
-        for name in self._membership.drop_channel(channel):
-            self._after_leave(name)
-
-    def heard_s(self, channel: Channel) -> float | None:
-        """Returns the time of the connection's last heartbeat, by the monotonic clock; None if in no
-        group.
-        """
-        return self._membership.heard_s(channel)
-
-    def _after_leave(self, name: str) -> None:
-        if name not in self._membership:
-            del self._groups[name]
-        self._after_change(name)
+    def _after_leave(self, group: str, channel: Channel) -> None:
+        if group not in self._by_group:
+            del self._groups[group]
+        self._after_change(group)
 
     def _after_change(self, name: str) -> None:
         for callback in self.on_change:
@@ -367,23 +338,20 @@ def _update_subscriptions(group: ConsumerGroup, subscriptions: Iterable[HeldSubs
     return is_changed
 
 
-class ProducerTable:
+class ProducerTable(GroupMembers):
     """All online producer groups (spec semantics 16.2)."""
 
     def __init__(self, *, groups_per_client_max: int) -> None:
-        self._membership = GroupMembers(groups_per_client_max=groups_per_client_max)
+        super().__init__(groups_per_client_max=groups_per_client_max)
         self._by_client: dict[str, Channel] = {}
         self._clients: dict[Channel, str] = {}
 
     @property
     def groups(self) -> list[str]:
-        return self._membership.groups
-
-    def members(self, group: str) -> list[Member]:
-        return self._membership.members(group)
+        return list(self._by_group)
 
     def register(self, group: str, member: Member) -> None:
-        self._membership.add(group, member)
+        self._add(group, member)
         if self._clients.get(member.channel) != member.client_id:
             self._forget_client(member.channel)
             self._clients[member.channel] = member.client_id
@@ -393,20 +361,9 @@ class ProducerTable:
         """Returns the connection of the client's last heartbeat, or None if the client is in no group."""
         return self._by_client.get(client_id)
 
-    def unregister(self, group: str, channel: Channel) -> None:
-        self._membership.remove(group, channel)
-        if not self._membership.groups_of(channel):
+    def _after_leave(self, group: str, channel: Channel) -> None:
+        if channel not in self._by_channel:
             self._forget_client(channel)
-
-    def drop_channel(self, channel: Channel) -> None:
-        self._membership.drop_channel(channel)
-        self._forget_client(channel)
-
-    def heard_s(self, channel: Channel) -> float | None:
-        """Returns the time of the connection's last heartbeat, by the monotonic clock; None if in no
-        group.
-        """
-        return self._membership.heard_s(channel)
 
     def _forget_client(self, channel: Channel) -> None:
         client_id = self._clients.pop(channel, None)

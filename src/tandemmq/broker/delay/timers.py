@@ -148,15 +148,11 @@ def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | No
         return None
     slot_ms = int(raw)
     handled_ms = min(slot_ms, slot_of(record.stored_at_ms + roll_after_ms))
-    cancels = _text_of(record, TIMER_DEL_UNIQKEY)
-    if cancels and may_cancel(_text_of(record, REAL_TOPIC), cancels):
+    cancels = record.text(TIMER_DEL_UNIQKEY)
+    if cancels and may_cancel(record.text(REAL_TOPIC), cancels):
         key = TimerKey(handled_ms, CANCELLING + record.queue_offset)
         return Timed(key, slot_ms, cancels)
     return Timed(TimerKey(handled_ms, record.queue_offset), slot_ms, "")
-
-
-def _text_of(record: Record, name: str) -> str:
-    return str(find_property(record.raw_properties, name.encode()) or b"", "utf-8", "replace")
 
 
 def _number(name: str, value: str) -> int:

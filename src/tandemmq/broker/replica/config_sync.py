@@ -44,6 +44,7 @@ from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TimedEvent
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -121,7 +122,7 @@ class ConfigSync:
         self._recreated_topics: set[str] = set()
         """Topics whose progress was discarded since the round began."""
         self._master: str | None = None
-        self._is_changed = asyncio.Event()
+        self._is_changed = TimedEvent(clock)
         self._failing: set[str] = set()
         # True once the master is known to answer a request for an unchanged table with an empty answer.
         self._can_skip_topics = self._can_skip_groups = False
@@ -176,7 +177,9 @@ class ConfigSync:
             self._is_changed.clear()
             started_at = self._clock.monotonic()
             is_complete = self._master is not None and await self.sync_once(self._master)
-            await self._pause(self._clock.monotonic() - started_at if is_complete else 0.0)
+            worked_s = self._clock.monotonic() - started_at if is_complete else 0.0
+            pause_s = min(PAUSE_PER_WORK * worked_s, PAUSE_S_MAX)
+            await self._is_changed.wait(max(self._options.config_sync_interval_ms / 1000, pause_s))
 
     async def sync_once(self, master: str) -> bool:
         """Runs one round; returns True if every item arrived and was applied."""
@@ -374,16 +377,6 @@ class ConfigSync:
         is not lowered, unless the master lowers it.
         """
         return min(offset, max(held, self._queues.queue_max(topic, queue_id)))
-
-    async def _pause(self, worked_s: float) -> None:
-        delay_s = max(
-            self._options.config_sync_interval_ms / 1000, min(PAUSE_PER_WORK * worked_s, PAUSE_S_MAX)
-        )
-        timer = self._clock.call_later(delay_s, self._is_changed.set)
-        try:
-            await self._is_changed.wait()
-        finally:
-            timer.cancel()
 
     def _report_failure(self, item: str, master: str, error: Exception) -> None:
         """Logs one line per outage and item, not one per round."""

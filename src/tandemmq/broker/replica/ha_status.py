@@ -14,8 +14,8 @@ from itertools import islice
 
 import msgspec
 
+from tandemmq.broker.query import load_record
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
-from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
 from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.effects import HaltReason
@@ -74,13 +74,8 @@ def _candidates(view: bytes) -> Iterator[int]:
 
 
 def _read_stored_at(store: MessageStore, log_offset: int) -> int | None:
-    record = store.read_record(log_offset)
-    if record is None:
-        return None
-    try:
-        return decode_record(record, check_crc=False).stored_at_ms
-    except RecordError:
-        return None
+    record = load_record(store, log_offset)
+    return None if record is None else record.stored_at_ms
 
 
 _STATE_OF_REPORTED_HALT = {

@@ -8,7 +8,6 @@ TANDEM_TELL_SLAVE_STATE, by which a slave reports its name to its master, and th
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
@@ -48,6 +47,7 @@ from tandemmq.replication.shell import (
     ReplicationSlaveStatus,
 )
 from tandemmq.runtime.ports import Address, Clock, Network
+from tandemmq.runtime.tasks import TimedEvent
 
 PERIOD_S: Final = 5.0
 _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCode.NO_PERMISSION})
@@ -81,7 +81,7 @@ class SlaveReporter:
         self._own_address = own_address
         self._client = client
         self._clock = clock
-        self._is_due = asyncio.Event()
+        self._is_due = TimedEvent(clock)
         self._unsupported_by: str | None = None
         """The address of a master that does not accept reports."""
 
@@ -96,7 +96,7 @@ class SlaveReporter:
             status = self._status()
             if status.halt is not None or status.state is SlaveState.TRANSFERRING:
                 await self.report()
-            await self._pause()
+            await self._is_due.wait(PERIOD_S)
 
     async def report(self) -> None:
         """Reports the current state; returns when the master knows it, or cannot be reached."""
@@ -127,13 +127,6 @@ class SlaveReporter:
             halt_detail=detail,
             address=self._own_address(),
         )
-
-    async def _pause(self) -> None:
-        timer = self._clock.call_later(PERIOD_S, self._is_due.set)
-        try:
-            await self._is_due.wait()
-        finally:
-            timer.cancel()
 
 
 ADDRESS_COUNT_MAX: Final = 64

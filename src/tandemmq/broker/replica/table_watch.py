@@ -6,7 +6,6 @@ change only makes the next round of the periodic copy start at once.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -21,6 +20,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.runtime.ports import Clock, TimerHandle
+from tandemmq.runtime.tasks import TimedEvent
 
 WAIT_MS: Final = 15_000
 PAUSE_S: Final = 0.05
@@ -143,7 +143,7 @@ class TableChangeServer:
         self._clock = clock
         self._held: dict[int, tuple[Channel, Command, TimerHandle]] = {}
         self._reported: dict[int, tuple[tuple[DataVersion, DataVersion], Channel]] = {}
-        self._report_arrived = asyncio.Event()
+        self._report_arrived = TimedEvent(clock)
         self._count = 0
         self._is_due = False
         tables.topics.on_change.append(lambda _names: self._on_change())
@@ -212,11 +212,7 @@ class TableChangeServer:
                     " of the SyncStateSet: try again"
                 )
             self._report_arrived.clear()
-            timer = self._clock.call_later(DEPARTURE_CHECK_S, self._report_arrived.set)
-            try:
-                await self._report_arrived.wait()
-            finally:
-                timer.cancel()
+            await self._report_arrived.wait(DEPARTURE_CHECK_S)
 
     def close(self) -> None:
         """Answers all held requests, because the broker stops."""

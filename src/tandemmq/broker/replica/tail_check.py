@@ -7,7 +7,6 @@ Source:  spec replication 4.10; spec decisions 2, 4.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
@@ -31,6 +30,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.verifier import RecordVerifier, TailOutcome, TailVerdict, find_difference
 from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TimedEvent
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 from tandemmq.units import MIB
@@ -218,7 +218,7 @@ class TailWait:
         self._reported = reported
         self._other_master = other_master
         self._is_accepted = False
-        self._is_due = asyncio.Event()
+        self._is_due = TimedEvent(clock)
         self.reason = self._store.unverified_reason
         """The reason for the wait; empty while it does not wait."""
 
@@ -250,7 +250,7 @@ class TailWait:
             if not reason:
                 break
             self._change_reason(reason)
-            await self._pause()
+            await self._is_due.wait(RETRY_S)
         await self._accept("an operator" if is_accepted else "slaves")
 
     async def _check_other_master(self) -> str:
@@ -348,13 +348,6 @@ class TailWait:
         if reason != self.reason:
             self.reason = reason
             log.warning(events.LOG_TAIL_AWAITED, extra={"reason": reason})
-
-    async def _pause(self) -> None:
-        timer = self._clock.call_later(RETRY_S, self._is_due.set)
-        try:
-            await self._is_due.wait()
-        finally:
-            timer.cancel()
 
 
 def closed_routes(

@@ -29,12 +29,12 @@ from functools import partial
 from typing import NamedTuple
 
 from tandemmq.broker.delay.timers import TIMER_TOPIC
+from tandemmq.broker.query import load_record
 from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import CLAIM_VERSION, NO_PREDECESSOR, PREFIX_DIGITS
-from tandemmq.protocol.record import NewRecord, Record, decode_record
-from tandemmq.protocol.record_layout import RecordError
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
@@ -268,14 +268,8 @@ class NumberedSends:
         # Any store time matches: the wall clock may have been set back since.
         for topic in topics:
             for log_offset in self._store.query_keys(topic, key, _CANDIDATES_MAX, 0, _NO_END_MS):
-                data = self._store.read_record(log_offset)
-                if data is None:
-                    continue
-                try:
-                    record = decode_record(data, check_crc=False)
-                except RecordError:
-                    continue
-                if record.topic == topic and record.properties.get("UNIQ_KEY") == key:
+                record = load_record(self._store, log_offset)
+                if record is not None and record.topic == topic and record.unique_key == key:
                     return record
         return None
 

@@ -11,6 +11,7 @@ from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES
 from tandemmq.broker.durable import copy_record
 from tandemmq.broker.guards import require_group
+from tandemmq.broker.query import load_record
 from tandemmq.broker.send.assembly import DelayRule, make_room_in_dead_letter
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
 from tandemmq.protocol import properties as names
@@ -18,7 +19,7 @@ from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import VERSION_MAX_RETRY_HONOURED, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.protocol.sys_flag import without_transaction
 from tandemmq.remoting.channel import Channel
@@ -54,7 +55,11 @@ class SendBackHandlers:
         )
         if not target.is_writable:
             raise NotPermitted(f"the topic {target.name} is not writeable (permission {target.permission})")
-        message = self._load(header.log_offset)
+        message = load_record(self.core.store, header.log_offset)
+        if message is None:
+            raise RequestRejected(
+                f"no message is stored at log offset {header.log_offset}", code=ResponseCode.SYSTEM_ERROR
+            )
         _check_identity(message, header)
         retry_count_max = group.retry_count_max
         if header.retry_count_max is not None and command.version >= VERSION_MAX_RETRY_HONOURED:
@@ -67,17 +72,6 @@ class SendBackHandlers:
         topic = message.properties.get(names.RETRY_TOPIC, message.topic)
         self.core.stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
         return None
-
-    def _load(self, log_offset: int) -> Record:
-        raw = self.core.store.read_record(log_offset) if log_offset >= 0 else None
-        if raw is not None:
-            try:
-                return decode_record(raw, check_crc=False)
-            except RecordError:
-                pass
-        raise RequestRejected(
-            f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
-        )
 
     def _make_retry(
         self, message: Record, target: TopicConfig, delay_level: int, now_ms: int

@@ -25,7 +25,6 @@ from tandemmq.broker.transaction.half import (
     make_ops,
     plan_check,
     root_of,
-    text_of,
 )
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
@@ -58,10 +57,10 @@ class Asker:
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
         """Asks one member. Returns False if no suitable member is online; the next round then tries again."""
-        topic = text_of(half, names.REAL_TOPIC)
+        topic = half.text(names.REAL_TOPIC)
         members = [
             member
-            for member in self._producers.members(text_of(half, names.PGROUP))
+            for member in self._producers.members(half.text(names.PGROUP))
             if not member.channel.is_closed and self._may_publish(member.channel, topic)
         ]
         if not members:
@@ -327,8 +326,8 @@ class TransactionChecks(Duty):
         log.warning(
             events.TRANSACTION_DISCARDED,
             extra={
-                "topic": text_of(half, names.REAL_TOPIC),
-                "group": text_of(half, names.PGROUP),
+                "topic": half.text(names.REAL_TOPIC),
+                "group": half.text(names.PGROUP),
                 "unique_key": half.unique_key,
                 "check_count": check_times(half),
             },

@@ -61,7 +61,7 @@ def make_commit(half: Record) -> NewRecord | None:
 
     The properties stay as they are, TRAN_MSG and REAL_TOPIC included, as RocketMQ stores them.
     """
-    topic = text_of(half, names.REAL_TOPIC)
+    topic = half.text(names.REAL_TOPIC)
     if not topic or topic == HALF_TOPIC:
         return None
     sys_flag = without_transaction(half.sys_flag, TRANSACTION_COMMIT)
@@ -116,9 +116,7 @@ def encode_for_check(
     copy: NewRecord, half: Record, *, queue_offset: int, log_offset: int, at_ms: int
 ) -> bytes:
     """Returns the encoded message for a check: with the copy's offsets, and the real topic and queue."""
-    asked = _copy(
-        half, text_of(half, names.REAL_TOPIC), real_queue_id(half), copy.properties, half.sys_flag, 0
-    )
+    asked = _copy(half, half.text(names.REAL_TOPIC), real_queue_id(half), copy.properties, half.sys_flag, 0)
     return encode_record(
         asked,
         queue_offset=queue_offset,
@@ -136,12 +134,6 @@ def root_of(half: Record) -> int:
 def real_queue_id(half: Record) -> int:
     """Returns the queue id for which the half message is meant."""
     return number_of(half, names.REAL_QID, 0)
-
-
-def text_of(half: Record, name: str) -> str:
-    """Returns a property, or "" if it is missing."""
-    value = find_property(half.raw_properties, name.encode())
-    return "" if value is None else str(value, "utf-8", "replace")
 
 
 def number_of(half: Record, name: str, missing: int) -> int:
@@ -275,7 +267,7 @@ def immunity_of(half: Record, timeout_ms: int) -> int | None:
     """Returns CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; None without it, `timeout_ms` if it is -1 or
     not a number.
     """
-    text = text_of(half, names.CHECK_IMMUNITY_TIME)
+    text = half.text(names.CHECK_IMMUNITY_TIME)
     if not text:
         return None
     return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) < 10 else timeout_ms

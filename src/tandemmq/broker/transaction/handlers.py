@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES, has_delivery_time
+from tandemmq.broker.query import load_record
 from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.transaction.half import (
     Decided,
@@ -20,7 +21,6 @@ from tandemmq.broker.transaction.half import (
     make_copy,
     make_ops,
     root_of,
-    text_of,
 )
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol import properties as names
@@ -28,7 +28,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import decode_properties, find_property
-from tandemmq.protocol.record import NewRecord, Record, RecordError, decode_record
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.requests.admin import ResumeCheckRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
@@ -100,7 +100,7 @@ class TransactionHandlers:
         """
         header = command.decode(ResumeCheckRequest)
         self._check_is_master()
-        half = self._load(decode_message_id(header.message_id).log_offset)
+        half = load_record(self.core.store, decode_message_id(header.message_id).log_offset)
         if half is None or half.topic not in (HALF_TOPIC, DISCARD_TOPIC):
             raise _failed(f"no half message has the id {(header.message_id or '')[:64]!r}")
         copy = make_copy(half, check_times=0)
@@ -126,10 +126,10 @@ class TransactionHandlers:
 
         Raises:  RequestRejected if another message is stored there, or if it may only be ended when asked.
         """
-        half = self._load(header.log_offset)
+        half = load_record(self.core.store, header.log_offset)
         if half is None or half.topic != HALF_TOPIC:
             raise _failed(f"no half message is stored at log offset {header.log_offset}")
-        group = text_of(half, names.PGROUP)
+        group = half.text(names.PGROUP)
         if group != header.producer_group:
             raise _failed(f"the half message is of the group {group}, not of {header.producer_group[:160]}")
         if half.queue_offset != header.half_queue_offset:
@@ -143,15 +143,6 @@ class TransactionHandlers:
                 code=ResponseCode.ILLEGAL_OPERATION,
             )
         return half
-
-    def _load(self, log_offset: int) -> Record | None:
-        raw = self.core.store.read_record(log_offset) if log_offset >= 0 else None
-        if raw is None:
-            return None
-        try:
-            return decode_record(raw, check_crc=False, log_offset=log_offset)
-        except RecordError:
-            return None
 
     def _repeat(self, command: Command, before: int, decision: int) -> Command:
         """Returns the answer to a repeated end of a transaction; raises RequestRejected if the decision
