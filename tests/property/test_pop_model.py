@@ -12,6 +12,7 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -107,10 +108,14 @@ class World:
             store=self.store,
             tables=self.tables,
             own_address=lambda: "127.0.0.1:10911",
+            may_commit=lambda: True,
             client=RemotingClient(network=network, clock=self.clock),
             machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
         )
-        self.parts = Parts(core, AccessOptions())
+        alone: Any = SimpleNamespace(
+            is_master_known=True, is_copied=None, forward_deletion=None, wait_registered=None
+        )
+        self.parts = Parts(core, AccessOptions(), alone, alone, dict)
         self.duties = DutyTasks(self.store, lambda: [self.parts.pop.revive])
         self.duties.start()
         await self.clock.pass_time(0)

@@ -1279,15 +1279,15 @@ _OFFSETS: Final = (
     Plant(
         name="a client that is moved is still believed",
         path="broker/offsets/claims.py",
-        sound="            trusted.discard((topic, queue_id))\n            self._count -= 1\n",
+        sound="            trusted.discard(claim.queue)\n            self._count -= 1\n",
         bug="            self._count -= 1\n",
         proofs=("unit/broker/test_claims.py",),
     ),
     Plant(
         name="an answer that was lost with its connection is not given again",
         path="broker/offsets/claims.py",
-        sound="return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max",
-        bug="return key not in self._moved and len(self._moved) < self._count_max",
+        sound="return self._moved.get(claim.key) != claim.channel.peer and len",
+        bug="return claim.key not in self._moved and len",
         proofs=("unit/broker/test_claims.py",),
     ),
     Plant(
@@ -1314,8 +1314,8 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer's proof of its place is not looked up",
         path="broker/offsets/claims.py",
-        sound="            if seen is not None and is_in_log:",
-        bug="            if seen is not None:",
+        sound="            if not claim.is_in_log:",
+        bug="            if claim.seen is None:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
@@ -1328,29 +1328,29 @@ _OFFSETS: Final = (
     Plant(
         name="a consumer that shows a record of another log stays where it asks",
         path="broker/offsets/claims.py",
-        sound="is_refuted = is_in_log is False or self._is_beyond",
-        bug="is_refuted = self._is_beyond",
+        sound="is_refuted = claim.is_in_log is False or claim.is_beyond",
+        bug="is_refuted = claim.is_beyond",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a slave hands on a reader whose record its copy does not have",
         path="broker/offsets/claims.py",
-        sound="if seen is None or is_in_log is None:",
-        bug="if seen is None or not is_in_log:",
+        sound="if claim.is_in_log is None:",
+        bug="if not claim.is_in_log:",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a record proves a reader's place however far behind it",
         path="broker/offsets/claims.py",
-        sound="return seen is not None and offset > self._next_after(queue, seen)",
+        sound="return self.proven is not None and offset > self.proven",
         bug="return False",
         proofs=("scenario/test_progress_clamped.py", "sim"),
     ),
     Plant(
         name="a record proves a commit however far behind it",
         path="broker/offsets/claims.py",
-        sound="            offset = min(offset, self._next_after(queue, seen))",
-        bug="            offset = min(offset, self._next_after(queue, seen) + 100)",
+        sound="            offset = min(offset, claim.proven)",
+        bug="            offset = min(offset, claim.proven + 100)",
         proofs=("scenario/test_progress_clamped.py",),
     ),
     Plant(

@@ -32,6 +32,7 @@ from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
 from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties
 from tandemmq.broker.registration import Registration
+from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.replica.tail_check import closed_routes
 from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
@@ -188,15 +189,12 @@ class Broker:
             client=self._client,
             machine=self._machine,
             own_address=self._advertised_address,
+            may_commit=self._may_commit,
         )
-        parts = self._parts = Parts(core, self._access_options)
-        parts.runtime_info.rejections = self._rejections
-        self._claim.started_at_ms = parts.runtime_info.booted_at_ms
-        own = build_routes(parts) | self._access.routes()
-        if term is not None:
-            await self._start_elected(store, parts, own, term)
+        if term is None:
+            await self._start_classic(core)
         else:
-            await self._start_classic(store, parts, own)
+            await self._start_elected(core, term)
         log.info(
             events.BROKER_STARTED,
             extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
@@ -204,17 +202,31 @@ class Broker:
         if term is None:
             warn_if_open(self.address, self._access_options, self._tls.options)
 
-    async def _start_classic(self, store: MessageStore, parts: Parts, own: dict[int, Handler]) -> None:
-        replica = self._replica = ReplicaRole(
-            parts.core,
-            self._replication_options,
-            self._on_fatal,
-            network=self._machine.network,
-            claim=self._claim,
+    def _may_commit(self) -> bool:
+        if self._term is None:
+            return not self._claim.yielded_to
+        return self.options.is_slave or self._term.may_write()
+
+    def _build_parts(self, core: BrokerCore, replica: GroupReplica) -> Parts:
+        registration = self._registration = Registration(
+            core,
+            scope=self._scope,
+            on_answer=self._on_registered,
+            is_disconnected=lambda: replica.is_disconnected,
+            may_register=self._claim.may_register if self._claim.is_watched and self._term is None else None,
         )
-        parts.pulls.is_copied = replica.master.is_copied
+        parts = self._parts = Parts(core, self._access_options, replica, registration, self._rejections)
+        self._claim.started_at_ms = parts.runtime_info.booted_at_ms
+        return parts
+
+    async def _start_classic(self, core: BrokerCore) -> None:
+        store, network = core.store, self._machine.network
+        replica = self._replica = ReplicaRole(
+            core, self._replication_options, self._on_fatal, network=network, claim=self._claim
+        )
+        parts = self._build_parts(core, replica)
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
-        routes = own | of_replicas
+        routes = build_routes(parts) | self._access.routes() | of_replicas
         served, fast = dict(routes), dict[int, Handler]()
         if store.unverified_reason:
             kept = of_replicas | self._access.routes()
@@ -224,7 +236,6 @@ class Broker:
         def cede() -> None:
             served.update(refused_writes(served, self._claim.refusal))
             fast.update(refused_writes(fast, self._claim.refusal))
-            parts.pulls.may_commit = lambda: False
             self._waiting.start("cede", self._cede())
 
         self._claim.on_yield = cede
@@ -248,21 +259,20 @@ class Broker:
         if self._registration is not None:
             await self._registration.stop()
 
-    async def _start_elected(
-        self, store: MessageStore, parts: Parts, own: dict[int, Handler], term: Term
-    ) -> None:
+    async def _start_elected(self, core: BrokerCore, term: Term) -> None:
         """Starts a broker with an elected role; it registers and begins its duties with `activate`."""
-        elected = self._elected = ElectedReplica(parts.core, self._replication_options, self._on_fatal, term)
+        store = core.store
+        elected = self._elected = ElectedReplica(core, self._replication_options, self._on_fatal, term)
+        parts = self._build_parts(core, elected)
         store.terms.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
-        routes = own | elected.routes() | self._ha_handlers(store).routes()
+        routes = build_routes(parts) | self._access.routes()
+        routes |= elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
-            parts.topics.forward_deletion = elected.forward_deletion
             routes = verified_routes(forwarded_routes(routes, term.forwarding), term.foreign)
         else:
             copied = copied_routes(routes, elected.wait_copied)
             routes = fenced_routes(copied, term.may_write, term.forwarding)
-            parts.pulls.may_commit = term.may_write
         await self._serve(store, parts, routes | term.routes, {})
         elected.start()
         self._start_tasks(parts)
@@ -286,7 +296,10 @@ class Broker:
             make = partial(make_duties, parts, self._access.may_publish)
             self._duties = DutyTasks(store, make, self._on_fatal)
             self._duties.start()
-        await self._register(parts)
+        assert self._registration is not None
+        if self._replica is not None:
+            self._replica.on_master_lost = self._registration.register_soon
+        await self._registration.start(self._identity())
 
     # Methods for the owner of an elected broker.
 
@@ -385,15 +398,12 @@ class Broker:
         log.info(events.BROKER_STOPPED, extra={"broker": self.options.broker_name})
 
     def _ha_handlers(self, store: MessageStore) -> HaHandlers:
-        def register_soon() -> None:
-            if self._registration is not None:
-                self._registration.register_soon()
-
+        assert self._registration is not None
         return HaHandlers(
             is_slave=self.options.is_slave,
             first_end=store.max_log_offset,
             own_addresses=lambda: (self._advertised_address(), self._advertised_ha_address()),
-            register_soon=register_soon,
+            register_soon=self._registration.register_soon,
             master_epoch=None if self._term is None else self._term.epoch,
         )
 
@@ -466,28 +476,12 @@ class Broker:
         self._scope.start("drop_silent_clients", self._drop_silent_clients(parts))
         self._scope.start("sample_stats", self._sample_stats(parts))
 
-    async def _register(self, parts: Parts) -> None:
-        replica = self._replica
-
-        def on_answer(registered: Registered) -> None:
-            # The master of an elected group is known from the controllers, and earlier.
-            if replica is not None:
-                replica.on_registered(registered.master_address, registered.master_ha_address)
-                parts.pulls.set_has_master(replica.is_master_known)
-
-        if replica is not None:
-            parts.pulls.set_has_master(replica.is_master_known)
-        self._registration = Registration(
-            parts.core,
-            scope=self._scope,
-            on_answer=on_answer,
-            is_disconnected=lambda: replica is not None and replica.is_disconnected,
-            may_register=self._claim.may_register if self._claim.is_watched and self._term is None else None,
-        )
-        if replica is not None:
-            replica.on_master_lost = self._registration.register_soon
-        parts.topics.wait_registered = self._registration.wait_registered
-        await self._registration.start(self._identity())
+    def _on_registered(self, answer: Registered) -> None:
+        # The master of an elected group is known from the controllers, and earlier.
+        if self._replica is not None:
+            assert self._parts is not None
+            self._replica.on_registered(answer.master_address, answer.master_ha_address)
+            self._parts.pulls.set_has_master(self._replica.is_master_known)
 
     def _identity(self) -> BrokerIdentity:
         return BrokerIdentity(

@@ -38,6 +38,8 @@ class BrokerCore:
     clock: Clock
     chance: Random
     own_address: Callable[[], str]
+    may_commit: Callable[[], bool]
+    """Returns False while another broker may be the master: the offsets that pulls commit count there."""
     topics: TopicTable
     groups: GroupTable
     offsets: OffsetTable
@@ -59,6 +61,7 @@ class BrokerCore:
         client: RemotingClient,
         machine: Machine,
         own_address: Callable[[], str],
+        may_commit: Callable[[], bool],
     ) -> BrokerCore:
         """Returns the core of a broker; its store is open and its tables are loaded."""
         clock = machine.clock
@@ -72,6 +75,7 @@ class BrokerCore:
             clock=clock,
             chance=machine.chance,
             own_address=own_address,
+            may_commit=may_commit,
             topics=tables.topics,
             groups=tables.groups,
             offsets=tables.offsets,

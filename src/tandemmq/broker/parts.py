@@ -28,6 +28,8 @@ from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.pull.cold_reads import ColdControl, ColdHandlers, ColdReads
 from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.query import QueryHandlers
+from tandemmq.broker.registration import Registration
+from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.broker.send.assembly import DelayRule, RecordBuilder, SendTargets
 from tandemmq.broker.send.handlers import RetryRule, SendHandlers
 from tandemmq.broker.send.numbered import NumberedSends
@@ -46,7 +48,15 @@ from tandemmq.remoting.dispatch import Handler
 class Parts:
     """All handlers of one broker, and the parts that `Broker` starts, stops or sets up further."""
 
-    def __init__(self, core: BrokerCore, access: AccessOptions) -> None:
+    def __init__(
+        self,
+        core: BrokerCore,
+        access: AccessOptions,
+        replica: GroupReplica,
+        registration: Registration,
+        rejections: Callable[[], Mapping[str, str]],
+    ) -> None:
+        """`rejections`: returns the entries of the runtime info for requests rejected before any handler."""
         self.core = core
         options, store = core.options, core.store
         self.reply_form = ReplyForm(store.appender.store_host, options.region_id, is_traced=options.trace_on)
@@ -65,19 +75,19 @@ class Parts:
         claims = Claims(core)
         self.cold_reads = ColdReads(options, core.clock)
         self.cold_settings = ColdHandlers(self.cold_reads)
-        self.pulls = PullHandlers(core, claims, ColdControl(core, self.cold_reads))
+        self.pulls = PullHandlers(core, claims, ColdControl(core, self.cold_reads), replica)
         self.pop = PopService(core)
         self.assignments = AssignmentHandlers(core, TopicQueues(core))
         self.offsets = OffsetHandlers(core, claims)
         self.resets = ResetHandlers(core)
         self.clients = ClientHandlers(core)
         self.locks = LockHandlers(core, locks)
-        self.topics = TopicHandlers(core)
+        self.topics = TopicHandlers(core, registration.wait_registered, replica.forward_deletion)
         self.groups = GroupHandlers(core)
         self.queries = QueryHandlers(core)
         self.connections = ConnectionHandlers(core)
         self.relays = RelayHandlers(core)
-        self.runtime_info = RuntimeInfoHandlers(core)
+        self.runtime_info = RuntimeInfoHandlers(core, rejections)
         self.settings = SettingsHandlers(core, access)
         self.inspection = InspectionHandlers(core)
         self.cleaning = CleaningHandlers(core)

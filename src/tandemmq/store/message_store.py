@@ -33,7 +33,7 @@ from tandemmq.store.failed_writes import FailedWrites
 from tandemmq.store.flusher import Flusher
 from tandemmq.store.heal import Healer
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
-from tandemmq.store.outcomes import NOT_STORED, PutStatus
+from tandemmq.store.outcomes import NO_BOUNDS, NOT_STORED, PutStatus, QueueBounds
 from tandemmq.store.reader import Reader
 from tandemmq.store.record_block import Unit
 from tandemmq.store.recorder import StoreFacts
@@ -620,6 +620,13 @@ class MessageStore:
             return self._pool.record(log_offset)
         return self.log.record(log_offset)
 
+    def queue_bounds(self, topic: str, queue_id: int) -> QueueBounds:
+        """Returns the offsets of a queue; all 0 for a queue without messages."""
+        queue = self.queues.table.get((topic, queue_id))
+        if queue is None:
+            return NO_BOUNDS
+        return QueueBounds(queue.min_offset, queue.max_offset, queue.next_offset, queue.run_start)
+
     def queue_min(self, topic: str, queue_id: int) -> int:
         """Returns the first queue offset whose record is kept; 0 for a queue without messages."""
         queue = self.queues.table.get((topic, queue_id))
@@ -635,11 +642,6 @@ class MessageStore:
         queue = self.queues.table.get((topic, queue_id))
         assert queue is None or queue.next_offset >= queue.max_offset, queue
         return 0 if queue is None else queue.next_offset
-
-    def queue_run_start(self, topic: str, queue_id: int) -> int:
-        """Returns the end of the queue at the last `begin_run`; 0 for a newer queue."""
-        queue = self.queues.table.get((topic, queue_id))
-        return 0 if queue is None else queue.run_start
 
     def begin_run(self) -> None:
         """Records each queue's current end as its start for this broker run, which now assigns queue

@@ -26,6 +26,23 @@ NOT_STORED = (PutStatus.SERVICE_NOT_AVAILABLE, PutStatus.UNKNOWN_ERROR)
 """The outcomes with which the message is not stored, or its fate is unknown."""
 
 
+class QueueBounds(NamedTuple):
+    """The offsets of one queue: `min_offset <= max_offset <= next_offset`.
+
+    `min_offset`: the first kept record. `max_offset`: after the last dispatched record. `next_offset`: that
+    of the next record. `run_start`: the queue's end at the last `begin_run`.
+    """
+
+    min_offset: int = 0
+    max_offset: int = 0
+    next_offset: int = 0
+    run_start: int = 0
+
+
+NO_BOUNDS = QueueBounds()
+"""The offsets of a queue without messages."""
+
+
 class Appended(msgspec.Struct, gc=False, frozen=True):
     """The position of an append; final only once its callback reports success.
 

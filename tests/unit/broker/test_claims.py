@@ -15,7 +15,7 @@ from tandemmq.broker.clients.consumer_table import (
     ConsumerGroup,
     Consumption,
 )
-from tandemmq.broker.offsets.claims import Claims
+from tandemmq.broker.offsets.claims import CLAIM_REFUSED, OFFSET_RESET, Claims, Moved
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import RequestRejected
@@ -26,8 +26,9 @@ from tandemmq.protocol.requests.consume import (
     SeenRecord,
     UpdateOffsetRequest,
 )
-from tandemmq.protocol.sys_flag import PULL_SUSPEND
+from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.store.outcomes import QueueBounds
 
 LIFE_START, END = 3, 23
 SECOND_MS = 1_000
@@ -41,14 +42,8 @@ class Store:
         self.max_log_offset = 100 * END
         self.reader = self
 
-    def queue_min(self, _topic: str, _queue_id: int) -> int:
-        return self.min_offset
-
-    def queue_run_start(self, _topic: str, _queue_id: int) -> int:
-        return self.run_start
-
-    def queue_next(self, _topic: str, _queue_id: int) -> int:
-        return self.end
+    def queue_bounds(self, _topic: str, _queue_id: int) -> QueueBounds:
+        return QueueBounds(self.min_offset, self.end, self.end, self.run_start)
 
     def has_record(
         self, _topic: str, _queue_id: int, offset: int, log_offset: int, at_ms: int
@@ -87,9 +82,14 @@ class World:
 
     def __init__(self, *, is_slave: bool = False, count_max: int = 100) -> None:
         self.store, self.offsets, self.consumers = Store(), OffsetTable(), Consumers()
+        self.may_commit = True
         options = BrokerOptions(broker_id=int(is_slave))
         core: Any = SimpleNamespace(
-            store=self.store, consumers=self.consumers, offsets=self.offsets, options=options
+            store=self.store,
+            consumers=self.consumers,
+            offsets=self.offsets,
+            options=options,
+            may_commit=lambda: self.may_commit,
         )
         self.claims = Claims(core, count_max=count_max)
         self.channel = Channel()
@@ -98,7 +98,9 @@ class World:
         self.consumers.groups["G"] = ConsumerGroup("G", Consumption(kind, model, where))
 
     def pull(self, offset: int, *, channel: Channel | None = None, **changes: Any) -> int | None:
-        return self.claims.judge_pull(self._on(channel), request(offset, **changes))
+        moved = self.claims.judge(self._on(channel), request(offset, **changes), 0)
+        assert moved is None or moved.remark == CLAIM_REFUSED
+        return None if moved is None else moved.offset
 
     def commit(self, offset: int, *, is_tool: bool = False, **changes: Any) -> int:
         values = {"consumer_group": "G", "client_id": "c", **changes}
@@ -108,7 +110,7 @@ class World:
     def asked(self, channel: Channel | None = None) -> None:
         """Acts as a client that asks for its group's offset and has sent no heartbeat."""
         header = QueryOffsetRequest(consumer_group="G", topic="T", queue_id=0)
-        self.claims.trust_after_query(self._on(channel), header)
+        self.claims.trust(self._on(channel), header)
 
     def _on(self, channel: Channel | None) -> Any:
         return channel or self.channel
@@ -154,7 +156,8 @@ def test_a_claim_is_led_back_once_over_each_connection() -> None:
 
 def test_a_client_that_asked_where_its_group_is_is_trusted_from_its_host() -> None:
     world = World()
-    world.claims.trust_after_reset(world._on(None), request(0))
+    world.offsets.reset("G", "T", 0, 4, 0)
+    assert world.claims.judge(world._on(None), request(0), 0) == Moved(4, OFFSET_RESET)
     same_host = Channel(port=2)
     assert world.pull(12, client_id=None, channel=same_host) is None
     assert world.pull(12, client_id="d", channel=Channel("10.0.0.2")) == LIFE_START
@@ -248,10 +251,17 @@ def test_of_those_that_keep_progress_of_their_own_the_commits_say_nothing() -> N
 def test_a_pull_behind_the_end_is_led_back_whoever_asks() -> None:
     world = World()
     assert world.pull(0) is None
-    header = request(END + 5)
-    assert world.claims.judge_overflow(world._on(None), header) == LIFE_START
-    assert world.claims.judge_overflow(world._on(None), header) is None
+    assert world.pull(END + 5) == LIFE_START
     assert world.commit(END + 5) == LIFE_START
+
+
+def test_a_pull_commits_unless_another_broker_may_be_the_master() -> None:
+    world = World()
+    assert world.pull(0, sys_flag=PULL_COMMIT_OFFSET, committed_offset=7) is None
+    assert world.offsets.committed("G", "T", 0) == LIFE_START
+    world.may_commit = False
+    assert world.pull(8, sys_flag=PULL_COMMIT_OFFSET, committed_offset=8) is None
+    assert world.offsets.committed("G", "T", 0) == LIFE_START
 
 
 def test_a_tool_commits_up_to_the_end_and_reads_anywhere() -> None:

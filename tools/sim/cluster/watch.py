@@ -216,7 +216,7 @@ class Watch:
             self._record_highest(broker)
         for queue_id, high in self.queue_high.items():
             # Not its current end: sends may have been accepted since.
-            low = store.queue_run_start(TOPIC, queue_id)
+            low = store.queue_bounds(TOPIC, queue_id).run_start
             if low >= high:
                 continue
             self._world.note(f"queue {queue_id} moves back from {high} to {low}")

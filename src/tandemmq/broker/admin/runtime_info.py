@@ -77,14 +77,12 @@ class _Sample(NamedTuple):
 class RuntimeInfoHandlers:
     """Describes one broker."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, rejections: Callable[[], Mapping[str, str]]) -> None:
+        """`rejections`: returns TandemMQ's keys for requests that were rejected before any handler."""
         self.core = core
+        self.rejections = rejections
         self.booted_at_ms = core.clock.now_ms()
         self.timers: TimerDelivery | None = None
-        self.rejections: Callable[[], Mapping[str, str]] = dict
-        """TandemMQ's keys for requests rejected before any handler; set by the broker, which owns the
-        listeners.
-        """
         self._samples: deque[_Sample] = deque([self._sample()], maxlen=MINUTE_SAMPLES + 1)
 
     def sample(self) -> None:

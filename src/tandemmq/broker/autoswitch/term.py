@@ -234,6 +234,7 @@ class ElectedReplica(GroupReplica):
         super().__init__(core, options, on_fatal, elected_id=core.options.broker_id)
         self._copying = term.copying
         self._mismatch = term.mismatch
+        self.forward_deletion = self._forward_deletion
         # State that was reported for the previous log must be reported again.
         term.copying.on_following = self.config_sync.begin_copy
 
@@ -247,7 +248,7 @@ class ElectedReplica(GroupReplica):
             self._store.begin_copy()
             self.config_sync.begin_copy()
 
-    async def forward_deletion(self, topic: str) -> None:
+    async def _forward_deletion(self, topic: str) -> None:
         """Asks the master to delete the topic. Raises ServiceNotAvailable if none is known or it does not
         answer; RequestRejected.
         """

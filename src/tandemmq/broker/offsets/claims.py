@@ -32,14 +32,9 @@ At a bound: once `count_max` queues of clients are trusted, or as many clients m
 from __future__ import annotations
 
 import logging
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
-from tandemmq.broker.clients.consumer_table import (
-    ACTIVE_TYPE,
-    BROADCASTING,
-    FROM_LAST,
-    ConsumerGroup,
-)
+from tandemmq.broker.clients.consumer_table import ACTIVE_TYPE, BROADCASTING, FROM_LAST
 from tandemmq.broker.core import BrokerCore
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
@@ -53,15 +48,52 @@ from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address
+from tandemmq.store.outcomes import QueueBounds
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
 TRUSTED_COUNT_MAX = 262_144
+OFFSET_RESET = "OFFSET_RESET"
+"""The remark for a consumer whose group an operator has reset."""
+CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
+"""The remark for a consumer that is sent to another offset because its claim does not match this log."""
 
 QueueName = tuple[str, int]
 MemberId: TypeAlias = str | Channel
 """A client's id, or its connection until a heartbeat has reported the id."""
+
+
+class Moved(NamedTuple):
+    """The answer to a pull that may not continue at its offset: the offset to continue from, and a remark."""
+
+    offset: int
+    remark: str
+
+
+class _Claim(NamedTuple):
+    """A client's claim to have progress in one queue, and the facts that decide it.
+
+    `seen`: the record that the client presents. `is_in_log`: whether this log contains the record; None
+    without a record, and if unknown. `proven`: the offset that the record proves if this log contains it.
+    """
+
+    channel: Channel
+    group: str
+    member: MemberId
+    queue: QueueName
+    bounds: QueueBounds
+    seen: SeenRecord | None
+    is_in_log: bool | None
+    proven: int | None
+
+    @property
+    def key(self) -> tuple[str, MemberId, QueueName]:
+        return self.group, self.member, self.queue
+
+    def is_beyond(self, offset: int) -> bool:
+        """Returns True if the client claims more than its record proves."""
+        return self.proven is not None and offset > self.proven
 
 
 class Claims:
@@ -69,6 +101,7 @@ class Claims:
 
     def __init__(self, core: BrokerCore, *, count_max: int = TRUSTED_COUNT_MAX) -> None:
         self._store, self._offsets, self._consumers = core.store, core.offsets, core.consumers
+        self._may_commit = core.may_commit
         self._is_slave = core.options.is_slave
         self._count_max = count_max
         self._count = 0
@@ -81,45 +114,39 @@ class Claims:
         self._answered_count = 0
         core.offsets.on_topic_dropped.append(self._forget_topic)
 
-    def judge_pull(self, channel: Channel, header: PullRequest) -> int | None:
-        """Returns None if the pull may continue at its offset, or else the offset from which the client must
-        continue.
+    def judge(self, channel: Channel, header: PullRequest, now_ms: int) -> Moved | None:
+        """Judges a pull before it reads, and stores the offset that it commits. Returns None if the pull may
+        continue at its offset.
 
         Raises:  RequestRejected for a consumer whose heartbeat must come first, and on a slave for a consumer
                 that has read further in its master's log than the slave's copy reaches.
         """
-        if self._is_slave:
-            return self._judge_in_copy(channel, header)
-        if header.consumer_group == TOOLS_GROUP:
-            return None  # tools read offsets that an operator names, and have no progress
-        queue = (header.topic, header.queue_id)
-        member = self._member_of(channel, header.consumer_group, header.client_id)
-        seen = header.seen_record()
-        is_in_log = self._log_contains(queue, seen)
-        trusted = self._trusted.get((header.consumer_group, member))
-        is_refuted = is_in_log is False or self._is_beyond(queue, seen, header.queue_offset)
-        if trusted is not None and queue in trusted and not is_refuted:
-            return None
-        return self._judge_claim(channel, member, header, queue, seen, is_in_log)
+        group, queue = header.consumer_group, (header.topic, header.queue_id)
+        reset = self._offsets.consume_reset(group, *queue)
+        if reset is not None:
+            self._trust(channel, group, self._member_of(channel, group, header.client_id), queue)
+            return Moved(reset, OFFSET_RESET)
+        claim = self._claim_of(channel, header)
+        safe = self._judge_in_copy(claim, header) if self._is_slave else self._judge_pull(claim, header)
+        if safe is not None:
+            return Moved(safe, CLAIM_REFUSED)
+        if header.commits_offset and header.committed_offset >= 0 and self._may_commit():
+            offset = self._judge_commit(claim, header.committed_offset)
+            self._offsets.commit(group, *queue, offset, now_ms)
+        # A known client beyond the queue's end has read another log, also if it is trusted.
+        is_overflow = header.queue_offset > claim.bounds.next_offset and not self._is_slave
+        if is_overflow and isinstance(claim.member, str) and self._moved.get(claim.key) != channel.peer:
+            return Moved(self._move(claim, header.queue_offset, self._safe_offset(claim)), CLAIM_REFUSED)
+        return None
 
-    def judge_held(self, channel: Channel, header: PullRequest) -> int | None:
-        """Judges a pull that was held, as `judge_pull` does on a slave: the copy may since have received the
+    def judge_held(self, channel: Channel, header: PullRequest) -> Moved | None:
+        """Judges a pull that was held, as `judge` does on a slave: the copy may since have received the
         records that decide the claim. Returns None on a master.
         """
-        return self._judge_in_copy(channel, header) if self._is_slave else None
-
-    def judge_overflow(self, channel: Channel, header: PullRequest) -> int | None:
-        """Judges a pull beyond the queue's end, which cannot come from this log. Returns the safe offset, or
-        None if the client is unknown, was already moved, or is served by a slave.
-        """
-        member = self._member_of(channel, header.consumer_group, header.client_id)
-        if self._is_slave or not isinstance(member, str):
-            return None
-        queue = (header.topic, header.queue_id)
-        key = (header.consumer_group, member, queue)
-        if self._moved.get(key) == channel.peer:
-            return None
-        return self._move(channel, key, header.queue_offset, self._safe_offset(header.consumer_group, queue))
+        safe = None
+        if self._is_slave:
+            safe = self._judge_in_copy(self._claim_of(channel, header), header)
+        return None if safe is None else Moved(safe, CLAIM_REFUSED)
 
     def judge_commit(
         self, channel: Channel, header: UpdateOffsetRequest | PullRequest, *, is_tool: bool = False
@@ -127,40 +154,9 @@ class Claims:
         """Returns the offset to store for a commit. `is_tool`: the sender waits for the answer; it is trusted
         up to the queue's end if it is not a known client.
         """
-        offset = header.committed_offset
-        queue = (header.topic, header.queue_id)
-        is_old = self._is_slave or offset <= self._store.queue_run_start(*queue)
-        if is_old and header.seen is None:
-            return offset
-        group = header.consumer_group
-        member = self._member_of(channel, group, header.client_id)
-        queue_end = self._store.queue_next(*queue)
-        if not isinstance(member, str) and is_tool:
-            return min(offset, queue_end)
-        seen = header.seen_record()
-        is_in_log = self._log_contains(queue, seen)
-        if seen is not None and is_in_log is False:
-            return min(offset, self._safe_offset_without(group, queue, seen))
-        if seen is not None:
-            offset = min(offset, self._next_after(queue, seen))
-        if self._is_slave and seen is not None and not is_in_log:
-            # Later clients could not verify this progress: the broker has no record to present with it.
-            committed = self._offsets.committed(group, *queue)
-            if committed is None:
-                committed = self._beginning_of(self._consumers.get(group), queue)
-            return min(offset, committed)
-        if not self._is_trusted(channel, group, member, queue):
-            if is_old:
-                return offset
-            if seen is not None and is_in_log:
-                self._trust(channel, group, member, queue)
-            else:
-                return min(offset, self._safe_offset(group, queue))
-        if offset > queue_end and not self._is_slave:
-            return min(offset, self._safe_offset(group, queue))
-        return offset
+        return self._judge_commit(self._claim_of(channel, header), header.committed_offset, is_tool=is_tool)
 
-    def trust_after_query(self, channel: Channel, header: QueryOffsetRequest) -> None:
+    def trust(self, channel: Channel, header: QueryOffsetRequest) -> None:
         """Records that a client received its group's offset, or learned that the group starts anew."""
         member = self._member_of(channel, header.consumer_group, None)
         self._trust(channel, header.consumer_group, member, (header.topic, header.queue_id))
@@ -178,33 +174,35 @@ class Claims:
         self._answered_count += queue not in answered
         answered[queue] = offset
 
-    def trust_after_reset(self, channel: Channel, header: PullRequest) -> None:
-        """Records that a client received the offset to which an operator reset its group."""
+    def _claim_of(self, channel: Channel, header: UpdateOffsetRequest | PullRequest) -> _Claim:
+        queue = (header.topic, header.queue_id)
+        bounds, seen = self._store.queue_bounds(*queue), header.seen_record()
+        is_in_log = proven = None
+        if seen is not None:
+            proven = max(seen.queue_offset + 1, bounds.min_offset)
+            # A slave may not have the record yet, and an old record may have been deleted.
+            is_in_log = False
+            if self._is_slave or seen.queue_offset < bounds.next_offset:
+                is_in_log = self._store.reader.has_record(*queue, *seen)
         member = self._member_of(channel, header.consumer_group, header.client_id)
-        self._trust(channel, header.consumer_group, member, (header.topic, header.queue_id))
+        return _Claim(channel, header.consumer_group, member, queue, bounds, seen, is_in_log, proven)
 
-    def _judge_claim(
-        self,
-        channel: Channel,
-        member: MemberId,
-        header: PullRequest,
-        queue: QueueName,
-        seen: SeenRecord | None,
-        is_in_log: bool | None,
-    ) -> int | None:
-        """Judges a client that is not trusted, or one whose trusted claims are contradicted by its
-        record.
+    def _judge_pull(self, claim: _Claim, header: PullRequest) -> int | None:
+        """Judges a pull on a master. Returns the offset to which the client is moved, or None.
+
+        Raises:  RequestRejected for a consumer whose heartbeat must come first.
         """
-        group, offset = header.consumer_group, header.queue_offset
-        is_claim = offset > self._store.queue_run_start(*queue)
-        is_beyond = self._is_beyond(queue, seen, offset)
-        if is_claim and seen is None and self._begins_at_answer(channel, group, queue, offset):
+        group, member, queue = claim.key
+        offset = header.queue_offset
+        if group == TOOLS_GROUP:
+            return None  # tools read offsets that an operator names, and have no progress
+        is_refuted = claim.is_in_log is False or claim.is_beyond(offset)
+        if not is_refuted and queue in self._trusted.get((group, member), ()):
+            return None
+        is_claim = offset > claim.bounds.run_start
+        if is_claim and claim.seen is None and self._begins_at_answer(claim, offset):
             is_claim = False
-        if (
-            is_in_log is False
-            or is_beyond
-            or (is_claim and not self._is_trusted(channel, group, member, queue))
-        ):
+        if is_refuted or (is_claim and not self._is_trusted(claim)):
             if not isinstance(member, str):
                 if _needs_heartbeat(header):
                     raise RequestRejected(
@@ -213,20 +211,43 @@ class Claims:
                         code=ResponseCode.SUBSCRIPTION_NOT_EXIST,
                     )
                 return None
-            if seen is not None and is_in_log is False:
-                safe = self._safe_offset_without(group, queue, seen)
-            elif seen is not None and (is_beyond or is_in_log):
-                safe = self._next_after(queue, seen)
+            if claim.is_in_log is False:
+                safe = self._safe_offset_without(claim)
+            elif claim.proven is not None and (is_refuted or claim.is_in_log):
+                safe = claim.proven
             else:
-                safe = self._safe_offset(group, queue)
-            key = (group, member, queue)
-            if offset > safe and self._can_move(channel, key):
-                return self._move(channel, key, offset, safe)
+                safe = self._safe_offset(claim)
+            if offset > safe and self._can_move(claim):
+                return self._move(claim, offset, safe)
         if isinstance(member, str) or _needs_heartbeat(header):
-            self._trust(channel, group, member, queue)
+            self._trust(claim.channel, group, member, queue)
         return None
 
-    def _judge_in_copy(self, channel: Channel, header: PullRequest) -> int | None:
+    def _judge_commit(self, claim: _Claim, offset: int, *, is_tool: bool = False) -> int:
+        is_old = self._is_slave or offset <= claim.bounds.run_start
+        if is_old and claim.seen is None:
+            return offset
+        if not isinstance(claim.member, str) and is_tool:
+            return min(offset, claim.bounds.next_offset)
+        if claim.is_in_log is False:
+            return min(offset, self._safe_offset_without(claim))
+        if claim.proven is not None:
+            offset = min(offset, claim.proven)
+        if self._is_slave and not claim.is_in_log:
+            # Later clients could not verify this progress: the broker has no record to present with it.
+            committed = self._offsets.committed(claim.group, *claim.queue)
+            return min(offset, self._beginning_of(claim) if committed is None else committed)
+        if not self._is_trusted(claim):
+            if is_old:
+                return offset
+            if not claim.is_in_log:
+                return min(offset, self._safe_offset(claim))
+            self._trust(claim.channel, *claim.key)
+        if offset > claim.bounds.next_offset and not self._is_slave:
+            return min(offset, self._safe_offset(claim))
+        return offset
+
+    def _judge_in_copy(self, claim: _Claim, header: PullRequest) -> int | None:
         """Judges a pull on a slave. Only a record that contradicts the copy proves that the client's log
         diverged.
 
@@ -235,20 +256,17 @@ class Claims:
 
         Raises:  RequestRejected if the copy does not reach far enough up or down to decide.
         """
-        if header.seen is None:
+        seen, offset = claim.seen, header.queue_offset
+        if seen is None or claim.proven is None:
             return None
-        group, queue, seen = header.consumer_group, (header.topic, header.queue_id), header.seen_record()
-        key = (group, self._member_of(channel, group, header.client_id), queue)
-        is_in_log = self._log_contains(queue, seen)
-        if seen is None or is_in_log is None:
-            self._moved.pop(key, None)
+        if claim.is_in_log is None:
+            self._moved.pop(claim.key, None)
             return None
-        if is_in_log:
-            next_offset = self._next_after(queue, seen)
-            if header.queue_offset <= next_offset or not self._can_move(channel, key):
-                self._moved.pop(key, None)
+        if claim.is_in_log:
+            if not claim.is_beyond(offset) or not self._can_move(claim):
+                self._moved.pop(claim.key, None)
                 return None
-            return self._move(channel, key, header.queue_offset, next_offset)
+            return self._move(claim, offset, claim.proven)
         if seen.log_offset >= self._store.max_log_offset:
             raise RequestRejected(
                 f"this slave's copy ends at {self._store.max_log_offset}, before the record at"
@@ -256,57 +274,57 @@ class Claims:
                 " ask the master, or wait until it is copied",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
-        safe = self._safe_offset_without(group, queue, seen)
-        if self._may_be_before_copy(queue, safe):
+        safe, begin = self._safe_offset_without(claim), claim.bounds.min_offset
+        # The logs may have diverged before the copy's first record: that record may not be older than the
+        # lost one, and neither may earlier records that the copy lacks.
+        if begin > 0 and safe <= begin:
             raise RequestRejected(
-                f"this slave's copy of queue {header.queue_id} of {header.topic} begins at"
-                f" {self._store.queue_min(*queue)}, and the reader may have to continue before that: ask the"
-                " master",
+                f"this slave's copy of queue {header.queue_id} of {header.topic} begins at {begin}, and the"
+                " reader may have to continue before that: ask the master",
                 code=ResponseCode.SLAVE_NOT_AVAILABLE,
             )
-        if safe >= header.queue_offset or not self._can_move(channel, key):
+        if safe >= offset or not self._can_move(claim):
             return None
-        return self._move(channel, key, header.queue_offset, safe)
+        return self._move(claim, offset, safe)
 
-    def _can_move(self, channel: Channel, key: tuple[str, MemberId, QueueName]) -> bool:
-        return self._moved.get(key) != channel.peer and len(self._moved) < self._count_max
+    def _can_move(self, claim: _Claim) -> bool:
+        return self._moved.get(claim.key) != claim.channel.peer and len(self._moved) < self._count_max
 
-    def _move(self, channel: Channel, key: tuple[str, MemberId, QueueName], claimed: int, safe: int) -> int:
+    def _move(self, claim: _Claim, offset: int, safe: int) -> int:
         """Moves the client to `safe`; its commits are limited to that until it continues there or insists."""
-        group, member, (topic, queue_id) = key
-        self._moved[key] = channel.peer
-        trusted = self._trusted.get((group, member))
-        if trusted is not None and (topic, queue_id) in trusted:
-            trusted.discard((topic, queue_id))
+        self._moved[claim.key] = claim.channel.peer
+        trusted = self._trusted.get((claim.group, claim.member))
+        if trusted is not None and claim.queue in trusted:
+            trusted.discard(claim.queue)
             self._count -= 1
         log.warning(
             events.CLAIM_REFUSED,
             extra={
-                "group": group,
-                "client": member,
-                "topic": topic,
-                "queue_id": queue_id,
-                "claimed_offset": claimed,
+                "group": claim.group,
+                "client": claim.member,
+                "topic": claim.queue[0],
+                "queue_id": claim.queue[1],
+                "claimed_offset": offset,
                 "safe_offset": safe,
-                "run_start": self._store.queue_run_start(topic, queue_id),
+                "run_start": claim.bounds.run_start,
             },
         )
         return safe
 
-    def _safe_offset(self, group: str, queue: QueueName) -> int:
+    def _safe_offset(self, claim: _Claim) -> int:
         """Returns the group's safe offset: messages below it were consumed, or existed when this run
         started.
         """
-        safe = self._store.queue_run_start(*queue)
+        group, queue, safe = claim.group, claim.queue, claim.bounds.run_start
         online = self._consumers.get(group)
         if online is None or online.consumption.message_model != BROADCASTING:
             safe = max(safe, self._offsets.committed(group, *queue) or 0)
         if online is not None and online.consumption.consume_type == ACTIVE_TYPE:
             # A client that keeps its own progress may continue as far as this run has served the group.
             safe = max(safe, self._offsets.pulled(group, *queue) or 0)
-        return min(safe, self._store.queue_next(*queue))
+        return min(safe, claim.bounds.next_offset)
 
-    def _safe_offset_without(self, group: str, queue: QueueName, seen: SeenRecord) -> int:
+    def _safe_offset_without(self, claim: _Claim) -> int:
         """Returns the safe offset for a consumer whose last-read record is not in this log.
 
         The logs may have diverged in an earlier run, below this run's run start. Unless clocks were set
@@ -318,58 +336,33 @@ class Claims:
         instead. On a master the result is never below the beginning of the queue; below a slave's beginning,
         the master can still serve the client.
         """
-        online = self._consumers.get(group)
+        seen, online = claim.seen, self._consumers.get(claim.group)
+        assert seen is not None
         committed = None
         if online is None or online.consumption.message_model != BROADCASTING:
-            committed = self._offsets.committed(group, *queue)
+            committed = self._offsets.committed(claim.group, *claim.queue)
         if committed is None:
-            committed = self._beginning_of(online, queue)
-        younger = self._store.reader.offset_by_time(*queue, seen.stored_at_ms)
+            committed = self._beginning_of(claim)
+        younger = self._store.reader.offset_by_time(*claim.queue, seen.stored_at_ms)
         safe = min(committed, younger, seen.queue_offset)
-        return safe if self._is_slave else max(self._store.queue_min(*queue), safe)
+        return safe if self._is_slave else max(claim.bounds.min_offset, safe)
 
-    def _may_be_before_copy(self, queue: QueueName, safe: int) -> bool:
-        """Returns True if the logs may have diverged before the first record of this slave's copy. That first
-        record may not be older than the lost one, and neither may earlier records that the copy lacks.
-        """
-        begin = self._store.queue_min(*queue)
-        return begin > 0 and safe <= begin
-
-    def _beginning_of(self, online: ConsumerGroup | None, queue: QueueName) -> int:
+    def _beginning_of(self, claim: _Claim) -> int:
         """Returns the initial position of a group without a commit, no higher than the run start. The group
         may have read from a master that lost its disk, and nothing of this log.
 
         A group that starts at the newest message needs all messages since its subscription was made, which
         the subscription's version records.
         """
-        run_start = self._store.queue_run_start(*queue)
+        online, run_start = self._consumers.get(claim.group), claim.bounds.run_start
         if online is None or online.consumption.message_model == BROADCASTING:
             return run_start
         if online.consumption.consume_from_where != FROM_LAST:
-            return 0 if self._is_slave else self._store.queue_min(*queue)
-        subscription = online.subscriptions.get(queue[0])
+            return 0 if self._is_slave else claim.bounds.min_offset
+        subscription = online.subscriptions.get(claim.queue[0])
         if subscription is None:
             return run_start
-        return min(run_start, self._store.reader.offset_by_time(*queue, subscription.version))
-
-    def _next_after(self, queue: QueueName, seen: SeenRecord) -> int:
-        """Returns the offset that a record of this log proves: the one after it, but at least the queue's
-        beginning.
-        """
-        return max(seen.queue_offset + 1, self._store.queue_min(*queue))
-
-    def _is_beyond(self, queue: QueueName, seen: SeenRecord | None, offset: int) -> bool:
-        return seen is not None and offset > self._next_after(queue, seen)
-
-    def _log_contains(self, queue: QueueName, seen: SeenRecord | None) -> bool | None:
-        """Returns whether this log contains the record. Returns None if unknown: a slave may not have it yet,
-        and an old record may have been deleted.
-        """
-        if seen is None:
-            return None
-        if not self._is_slave and seen.queue_offset >= self._store.queue_next(*queue):
-            return False
-        return self._store.reader.has_record(*queue, seen.queue_offset, seen.log_offset, seen.stored_at_ms)
+        return min(run_start, self._store.reader.offset_by_time(*claim.queue, subscription.version))
 
     def _member_of(self, channel: Channel, group: str, client_id: str | None) -> MemberId:
         if client_id:
@@ -377,10 +370,11 @@ class Claims:
         found = self._consumers.member(group, channel)
         return channel if found is None else found.client_id
 
-    def _is_trusted(self, channel: Channel, group: str, member: MemberId, queue: QueueName) -> bool:
+    def _is_trusted(self, claim: _Claim) -> bool:
         """Returns True if the client is trusted in the queue: by its id, by this connection, or, before a
         heartbeat, by its host.
         """
+        channel, (group, member, queue) = claim.channel, claim.key
         if self._count >= self._count_max:
             return True
         if queue in self._trusted.get((group, member), ()) or queue in self._trusted.get(
@@ -405,14 +399,14 @@ class Claims:
         if isinstance(member, str):
             self._hosts.setdefault((group, channel.peer[0]), set()).add(queue)
 
-    def _begins_at_answer(self, channel: Channel, group: str, queue: QueueName, offset: int) -> bool:
+    def _begins_at_answer(self, claim: _Claim, offset: int) -> bool:
         """Returns True if a member of a broadcasting group pulls at the offset that its connection was just
         answered. A later pull needs another reason, because the client may have read another log since.
         """
-        online = self._consumers.get(group)
+        online = self._consumers.get(claim.group)
         if online is None or online.consumption.message_model != BROADCASTING:
             return False
-        answered = self._answered.get(channel, {}).pop(queue, None)
+        answered = self._answered.get(claim.channel, {}).pop(claim.queue, None)
         self._answered_count -= answered is not None
         return answered == offset
 

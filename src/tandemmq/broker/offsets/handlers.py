@@ -74,7 +74,7 @@ class OffsetHandlers:
         offset = self.core.offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
             self._check_queue(topic, queue_id)
-        self.claims.trust_after_query(channel, header)
+        self.claims.trust(channel, header)
         if offset is None and self.core.offsets.is_forgotten(header.consumer_group):
             offset = self.core.store.queue_min(topic, queue_id)
         elif offset is None:

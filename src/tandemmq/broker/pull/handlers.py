@@ -9,21 +9,21 @@ Source: spec semantics 8, spec remoting 9.3, spec replication 8.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from typing import NamedTuple
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import answer_failure
-from tandemmq.broker.offsets.claims import Claims
+from tandemmq.broker.offsets.claims import Claims, Moved
 from tandemmq.broker.pull.admission import AdmittedPull, PullAdmission, PullForbidden
 from tandemmq.broker.pull.cold_reads import ColdControl
 from tandemmq.broker.pull.long_poll import HeldPull, WakeReason
+from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.errors import Busy, RequestRejected, StoreError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
 from tandemmq.protocol.requests.consume import ForbiddenResponse, PullRequest, PullResponse, SeenRecord
-from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUSPEND
+from tandemmq.protocol.sys_flag import PULL_SUSPEND
 from tandemmq.remoting.channel import Channel
 from tandemmq.replication.core.progress import LogRange
 from tandemmq.store import GET_BYTES_MAX
@@ -125,9 +125,6 @@ COLD_QUEUE = ("", 0)
 """The queue on which slowed-down pulls are held: no topic has this name, so only their deadline wakes
 them.
 """
-CLAIM_REFUSED = "OFFSET_NOT_OF_THIS_LOG"
-"""The remark for a consumer that is sent to another offset because its claim does not match this log."""
-_SUCCESS = int(ResponseCode.SUCCESS)
 
 
 class Pull(NamedTuple):
@@ -142,7 +139,9 @@ class Pull(NamedTuple):
 class PullHandlers:
     """Handles pulls. `replica` is replaced when a slave gains or loses its master."""
 
-    def __init__(self, core: BrokerCore, claims: Claims, cold: ColdControl) -> None:
+    def __init__(
+        self, core: BrokerCore, claims: Claims, cold: ColdControl, replication: GroupReplica
+    ) -> None:
         self.core = core
         self.claims = claims
         self.cold = cold
@@ -150,16 +149,11 @@ class PullHandlers:
         core.offsets.on_topic_dropped.append(core.long_polls.wake_topic)
         self.replica = AnsweringReplica(
             broker_id=core.options.broker_id,
-            has_master=True,
+            has_master=replication.is_master_known,
             slave_read_enable=core.options.slave_read_enable,
             offset_check_in_slave=core.store.options.offset_check_in_slave,
         )
-        self.is_copied: Callable[[int, LogRange], bool] = lambda _broker_id, _range: False
-        """Set by the owner: returns True if the slave of this id is known to hold these bytes of the log."""
-        self.may_commit: Callable[[], bool] = lambda: True
-        """Set by the owner: returns False while another broker may be the master, whose offsets count
-        then.
-        """
+        self.is_copied = replication.is_copied
 
     def set_has_master(self, has_master: bool) -> None:
         """Sets whether a live master of this broker group is known; this decides where consumers are
@@ -186,26 +180,15 @@ class PullHandlers:
                 error.code, ForbiddenResponse(forbidden_type=error.forbidden_type), remark=error.remark
             )
         pull = Pull(channel, command, header, admitted)
-        reset = self.core.offsets.consume_reset(header.consumer_group, header.topic, header.queue_id)
-        if reset is not None:
-            self.claims.trust_after_reset(channel, header)
-            return self._answer_moved(pull, reset, "OFFSET_RESET")
-        safe = self.claims.judge_pull(channel, header)
-        if safe is not None:
-            return self._answer_moved(pull, safe, CLAIM_REFUSED)
-        if header.sys_flag & PULL_COMMIT_OFFSET and header.committed_offset >= 0 and self.may_commit():
-            offset = self.claims.judge_commit(channel, header)
-            self.core.offsets.commit(header.consumer_group, header.topic, header.queue_id, offset, now_ms)
+        moved = self.claims.judge(channel, header, now_ms)
+        if moved is not None:
+            return self._answer_moved(pull, moved)
         if self.core.options.cold_control_enable and self.cold.is_over(header):
             self._slow_down(pull)
             return None
         result, plan = self._read(pull, header.queue_offset)
         if plan.can_hold and header.sys_flag & PULL_SUSPEND and self._hold(pull, plan):
             return None
-        if plan.code == _MOVED and plan.next_offset < header.queue_offset:
-            safe = self.claims.judge_overflow(channel, header)
-            if safe is not None:
-                return self._answer_moved(pull, safe, CLAIM_REFUSED)
         self._answer(pull, result, plan)
         return None
 
@@ -268,7 +251,7 @@ class PullHandlers:
         )
         reply = pull.command.reply(plan.code, response, remark=result.status.value)
         stats = self.core.stats
-        if plan.code != _SUCCESS:
+        if plan.code != _FOUND:
             stats.missed_count += 1
             stats.count_pull_ending(plan.code)
             pull.channel.send(reply)
@@ -291,19 +274,19 @@ class PullHandlers:
         found = self.core.store.reader.find_record(header.topic, header.queue_id, end - 1)
         return None if found is None else SeenRecord(end - 1, *found).render()
 
-    def _answer_moved(self, pull: Pull, offset: int, remark: str) -> Command:
+    def _answer_moved(self, pull: Pull, moved: Moved) -> Command:
         """Moves the client to another offset: an operator reset the group (spec semantics 8.2), or the
         client's claim does not match this log.
         """
-        header = pull.header
-        self.core.stats.count_pull_ending(ResponseCode.PULL_OFFSET_MOVED)
+        bounds = self.core.store.queue_bounds(pull.header.topic, pull.header.queue_id)
+        self.core.stats.count_pull_ending(_MOVED)
         response = PullResponse(
             suggested_broker_id=pull.admitted.group.broker_id if self.core.options.slave_read_enable else 0,
-            next_offset=offset,
-            min_offset=self.core.store.queue_min(header.topic, header.queue_id),
-            max_offset=self.core.store.queue_max(header.topic, header.queue_id),
+            next_offset=moved.offset,
+            min_offset=bounds.min_offset,
+            max_offset=bounds.max_offset,
         )
-        return pull.command.reply(ResponseCode.PULL_OFFSET_MOVED, response, remark=remark)
+        return pull.command.reply(_MOVED, response, remark=moved.remark)
 
     def _hold(self, pull: Pull, plan: PullPlan) -> bool:
         options, header = self.core.options, pull.header
@@ -380,9 +363,9 @@ class PullHandlers:
         if pull.channel.is_closed:
             return None
         try:
-            safe = self.claims.judge_held(pull.channel, pull.header)
-            if safe is not None:
-                pull.channel.send(self._answer_moved(pull, safe, CLAIM_REFUSED))
+            moved = self.claims.judge_held(pull.channel, pull.header)
+            if moved is not None:
+                pull.channel.send(self._answer_moved(pull, moved))
                 return None
             return self._read(pull, held.offset, count_max=count_max)
         except (RequestRejected, StoreError, OSError) as error:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.replica.config_sync import ConfigSync
@@ -18,11 +18,20 @@ from tandemmq.broker.replica.table_watch import TableChangeServer, TableChangeSu
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.replication.core.progress import LogRange
 from tandemmq.runtime.tasks import TaskScope
 
 
 class GroupReplica(ABC):
-    """One broker of a group. A subclass says which copy of the log it follows."""
+    """One broker of a group. A subclass says which copy of the log it follows.
+
+    `is_master_known`: False on a slave whose name servers report no master. `is_disconnected`: True on a
+    slave without a connection to its reported master. `forward_deletion`: asks an elected master to delete a
+    topic.
+    """
+
+    is_master_known = True
+    forward_deletion: Callable[[str], Awaitable[None]] | None = None
 
     def __init__(
         self,
@@ -82,6 +91,14 @@ class GroupReplica(ABC):
         """Stops everything; afterwards the store may be closed."""
         self._table_change_server.close()
         await self._scope.close()
+
+    @property
+    def is_disconnected(self) -> bool:
+        return False
+
+    def is_copied(self, broker_id: int, part: LogRange) -> bool:
+        """Returns True if the slave of this id is known to hold these bytes of the log."""
+        return False
 
     @property
     def synced_at(self) -> float | None:

@@ -34,6 +34,7 @@ from tandemmq.replication.core.progress import (
     DETAIL_CHARS_MAX,
     NAME_CHARS_MAX,
     REASON_CHARS_MAX,
+    LogRange,
     ReportedHalt,
     SlaveName,
     SlaveNotice,
@@ -284,6 +285,9 @@ class ReplicaRole(GroupReplica):
         await super().stop()
         await self.slave.stop()
         await self.master.stop()
+
+    def is_copied(self, broker_id: int, part: LogRange) -> bool:
+        return self.master.is_copied(broker_id, part)
 
     def on_registered(self, master_address: str | None, ha_address: str | None) -> None:
         """Handles the group's master as named by the first name server that answered (spec replication 7).

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec.structs import replace
@@ -53,24 +53,23 @@ QUEUE_COUNT_MAX = 65_536
 _FILTER_TYPES = ("SINGLE_TAG", "MULTI_TAG")
 
 
-async def _no_wait(_names: Iterable[str]) -> None:
-    pass
-
-
+@dataclass(slots=True)
 class TopicHandlers:
     """Creates or changes topics (17, 18), with attributes as `+key=value,-key`; deletes (215) and shows one
     (351); lists the system's (305).
 
     Each change of the topic table is on disk before it is answered. A new topic is also known to the name
-    servers: `wait_registered` waits for them, once the broker is registered.
+    servers: `wait_registered` waits for them, once the broker is registered. `forward_deletion`: asks the
+    elected master to delete a topic; None if the master is not elected.
     """
 
-    def __init__(self, core: BrokerCore) -> None:
-        self.core = core
-        self.wait_registered: Callable[[Iterable[str]], Awaitable[None]] = _no_wait
-        self.forward_deletion: Callable[[str], Awaitable[None]] | None = None
-        """Set on a slave whose master is elected: forwards a deletion to the master."""
-        self._system_names = system_topic_names(core.options)
+    core: BrokerCore
+    wait_registered: Callable[[Iterable[str]], Awaitable[None]]
+    forward_deletion: Callable[[str], Awaitable[None]] | None
+    _system_names: frozenset[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._system_names = system_topic_names(self.core.options)
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_TOPIC (17)."""
