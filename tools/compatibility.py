@@ -173,7 +173,7 @@ DIFFERENCES: Final = {
     "Sends and transactions": (
         (
             "A send to a topic without write permission is refused (16).",
-            "broker/send/assembly.py",
+            "broker/send/targets.py",
         ),
         (
             "A message that a consumer hands back is answered when its copy is as safe as the"

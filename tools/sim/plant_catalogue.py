@@ -908,7 +908,7 @@ _TABLES: Final = (
 _DELAY: Final = (
     Plant(
         name="a message at the limit of properties cannot be handed back",
-        path="broker/send/assembly.py",
+        path="broker/delay/postpone.py",
         sound="        raw = make_room(record.properties, room)\n",
         bug="        raw = record.properties\n",
         proofs=("unit/broker/test_send_assembly.py",),

@@ -17,6 +17,7 @@ from tandemmq.broker.clients.handlers import ClientHandlers, Notices, RelayHandl
 from tandemmq.broker.clients.queue_locks import LockHandlers, QueueLocks
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.delivery import make_deliveries
+from tandemmq.broker.delay.postpone import DelayRule
 from tandemmq.broker.delay.recall import RecallHandlers
 from tandemmq.broker.delay.timer_delivery import TimerDelivery
 from tandemmq.broker.delay.timers import TimerLimits
@@ -30,12 +31,13 @@ from tandemmq.broker.pull.handlers import PullHandlers
 from tandemmq.broker.query import QueryHandlers
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica.replica import GroupReplica
-from tandemmq.broker.send.assembly import DelayRule, RecordBuilder, SendTargets
-from tandemmq.broker.send.handlers import RetryRule, SendHandlers
+from tandemmq.broker.send.assembly import RecordBuilder
+from tandemmq.broker.send.handlers import SendHandlers
 from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.broker.send.reply import ReplyForm
 from tandemmq.broker.send.reply_message import ReplyHandlers
 from tandemmq.broker.send.send_back import SendBackHandlers
+from tandemmq.broker.send.targets import RetryRule, SendTargets
 from tandemmq.broker.topics.handlers import GroupHandlers, TopicHandlers
 from tandemmq.broker.transaction.checks import Asker, TransactionChecks
 from tandemmq.broker.transaction.half import Decided
@@ -63,10 +65,9 @@ class Parts:
         timers = TimerLimits(is_enabled=options.timer_wheel_enable, delay_s_max=options.timer_delay_s_max)
         delay = DelayRule(store.options.delay_levels_ms, timers)
         locks = QueueLocks(options.queue_lock_expired_ms, core.clock)
-        targets, records = SendTargets(core), RecordBuilder(core, self.reply_form)
-        self.sends = SendHandlers(
-            core, targets, records, RetryRule(core, locks), delay, self.reply_form, NumberedSends(store)
-        )
+        targets = SendTargets(core)
+        records = RecordBuilder(core, self.reply_form, RetryRule(core, locks), delay)
+        self.sends = SendHandlers(core, targets, records, self.reply_form, NumberedSends(store))
         self.replies = ReplyHandlers(core, targets, records, self.reply_form)
         self.send_back = SendBackHandlers(core, delay)
         self.recalls = RecallHandlers(core, delay)

@@ -10,10 +10,10 @@ from typing import Any
 
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.delay.delivery import make_deliveries
+from tandemmq.broker.delay.postpone import DelayRule
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
 from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import BrokerOptions
-from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_records

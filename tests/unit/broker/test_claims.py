@@ -156,8 +156,8 @@ def test_a_claim_is_led_back_once_over_each_connection() -> None:
 
 def test_a_client_that_asked_where_its_group_is_is_trusted_from_its_host() -> None:
     world = World()
-    world.offsets.reset("G", "T", 0, 4, 0)
-    assert world.claims.judge(world._on(None), request(0), 0) == Moved(4, OFFSET_RESET)
+    world.offsets.reset("G", "T", 0, LIFE_START, 0)
+    assert world.claims.judge(world._on(None), request(0), 0) == Moved(LIFE_START, OFFSET_RESET)
     same_host = Channel(port=2)
     assert world.pull(12, client_id=None, channel=same_host) is None
     assert world.pull(12, client_id="d", channel=Channel("10.0.0.2")) == LIFE_START
@@ -258,10 +258,10 @@ def test_a_pull_behind_the_end_is_led_back_whoever_asks() -> None:
 def test_a_pull_commits_unless_another_broker_may_be_the_master() -> None:
     world = World()
     assert world.pull(0, sys_flag=PULL_COMMIT_OFFSET, committed_offset=7) is None
-    assert world.offsets.committed("G", "T", 0) == LIFE_START
+    assert world.offsets.committed("G", "T", 0) == 7
     world.may_commit = False
     assert world.pull(8, sys_flag=PULL_COMMIT_OFFSET, committed_offset=8) is None
-    assert world.offsets.committed("G", "T", 0) == LIFE_START
+    assert world.offsets.committed("G", "T", 0) == 7
 
 
 def test_a_tool_commits_up_to_the_end_and_reads_anywhere() -> None:

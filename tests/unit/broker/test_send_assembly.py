@@ -6,14 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tandemmq.broker.delay.postpone import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.delay.timers import TimerLimits
 from tandemmq.broker.send.assembly import (
-    DelayRule,
     Inspected,
     find_value,
     inspect,
     is_unusual,
-    make_room_in_dead_letter,
     with_pair,
 )
 from tandemmq.errors import MessageIllegal

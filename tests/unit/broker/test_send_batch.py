@@ -13,11 +13,13 @@ from tandemmq.broker.send.batch import make_batch
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.hashes import java_hash
-from tandemmq.protocol.properties import decode_properties, remove_property
-from tandemmq.protocol.record import NewRecord
+from tandemmq.protocol.properties import append_property, decode_properties, remove_property
+from tandemmq.protocol.record import NewBatch, NewRecord
 
 HEADER: Any = SimpleNamespace(sys_flag=0, born_at_ms=7, retry_count=None, properties="")
 TARGET: Any = SimpleNamespace(topic="T", is_retry=False, sys_flag=0)
+
+NEXT_KEY = "next"
 
 NAMES = st.sampled_from(["UNIQ_KEY", "KEYS", "TAGS", "POP_CK", "__CRC32#", "DELAY", "WAIT", "a", ""])
 VALUES = st.sampled_from(["", "0", "1", "x", "k1 k2", "TAGS\x01z", "UNIQ_KEY\x01u"])
@@ -29,11 +31,17 @@ PROPERTIES = st.builds(
 )
 
 
+def batch_of(body: bytes) -> NewBatch:
+    return make_batch(
+        body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20, next_key=lambda: NEXT_KEY
+    )
+
+
 def _make(*properties: bytes) -> list[NewRecord] | None:
     """Returns the records; None if the batch is refused."""
     body = encode_batch([(n, b"body%d" % n, one) for n, one in enumerate(properties)])
     try:
-        return make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20).records()
+        return batch_of(body).records()
     except MessageIllegal:
         return None
 
@@ -125,17 +133,19 @@ def _check(texts: list[bytes], *, is_equal: bool) -> None:
     refusal = next(filter(None, map(_refusal, texts, range(len(texts)))), None)
     if refusal is not None:
         with pytest.raises(MessageIllegal) as refused:
-            make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20)
+            batch_of(body)
         assert refused.value.remark == refusal
         return
-    batch = make_batch(body, HEADER, TARGET, 3, born_host=b"12345678", body_bytes_max=1 << 20)
+    batch = batch_of(body)
     assert list(map(bytes, batch.bodies)) == bodies
     assert list(batch.flags) == flags
-    assert batch.properties == [
-        remove_property(remove_property(text, b"POP_CK"), b"__CRC32#") for text in texts
-    ]
     said = list(map(decode_properties, texts))
-    assert batch.unique_keys == [pairs.get("UNIQ_KEY", "") for pairs in said]
+    kept = [remove_property(remove_property(text, b"POP_CK"), b"__CRC32#") for text in texts]
+    assert batch.properties == [
+        text if pairs.get("UNIQ_KEY") else append_property(text, "UNIQ_KEY", NEXT_KEY)
+        for text, pairs in zip(kept, said, strict=True)
+    ]
+    assert batch.unique_keys == [pairs.get("UNIQ_KEY", NEXT_KEY) for pairs in said]
     assert list(batch.keys) == [pairs.get("KEYS", "") for pairs in said]
     assert list(batch.tag_hashes) == [java_hash(pairs.get("TAGS", "")) for pairs in said]
 

@@ -15,6 +15,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.delay.postpone import DelayRule
 from tandemmq.broker.delay.timers import (
     TIMER_DEL_UNIQKEY,
     TIMER_DELIVER_MS,
@@ -22,7 +23,6 @@ from tandemmq.broker.delay.timers import (
     slot_of,
 )
 from tandemmq.broker.guards import require_topic
-from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.errors import NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command

@@ -7,15 +7,15 @@ Source: spec store 4.1, spec remoting 12.6, spec semantics 5 (row 8).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from itertools import count, repeat
 from typing import TypeAlias
 
-from tandemmq.broker.send.assembly import SendHeader, SendTarget, find_value
+from tandemmq.broker.send.targets import SendHeader, SendTarget
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import split_columns
-from tandemmq.protocol.properties import find_property, remove_property
+from tandemmq.protocol.properties import append_property, find_property, remove_property
 from tandemmq.protocol.record import NewBatch, tag_hash_of
 from tandemmq.protocol.sys_flag import INNER_BATCH, TRANSACTION_MASK
 from tandemmq.protocol.topic_names import TOPIC_CHARS_MAX
@@ -50,8 +50,10 @@ def make_batch(
     *,
     born_host: bytes,
     body_bytes_max: int,
+    next_key: Callable[[], str],
+    wait_stored: bool = True,
 ) -> NewBatch:
-    """Returns the records of a batch, in order; a message without UNIQ_KEY gets an empty unique key.
+    """Returns the records of a batch, in order; a message without UNIQ_KEY gets the next key.
 
     Raises:  MessageIllegal naming what a batch may not be.
     """
@@ -70,12 +72,17 @@ def make_batch(
         raise MessageIllegal(
             f"the batch has {len(body)} bytes, at most {body_bytes_max} are allowed (maxMessageSize)"
         )
-    wait_stored = find_value(header.properties or "", "WAIT\x01").lower() != "false"
     flags, bodies, properties = split_columns(body)
     if not all(bodies):
         index = next(index for index, one in enumerate(bodies) if not one)
         raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
-    unique_keys, tag_hashes, keys = _read_alike(properties) or _read_each(properties)
+    found, tag_hashes, keys = _read_alike(properties) or _read_each(properties)
+    unique_keys = str(b"\x02".join(found), "utf-8", "replace").split("\x02")
+    if not all(unique_keys):
+        for index, key in enumerate(unique_keys):
+            if not key:
+                key = unique_keys[index] = next_key()
+                properties[index] = append_property(properties[index], "UNIQ_KEY", key)
     return NewBatch(
         topic=topic,
         queue_id=queue_id,
@@ -88,7 +95,7 @@ def make_batch(
         sys_flag=header.sys_flag | target.sys_flag,
         retry_count=header.retry_count or 0,
         keys=keys,
-        unique_keys=str(b"\x02".join(unique_keys), "utf-8", "replace").split("\x02"),
+        unique_keys=unique_keys,
         wait_stored=wait_stored,
     )
 

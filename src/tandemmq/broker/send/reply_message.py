@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.send.assembly import RecordBuilder, SendHeader, SendTargets, find_value, with_pair
+from tandemmq.broker.send.assembly import RecordBuilder, find_value, with_pair
 from tandemmq.broker.send.reply import ReplyForm
+from tandemmq.broker.send.targets import SendHeader, SendShape, SendTargets
 from tandemmq.errors import Busy, RequestRejected, TandemError
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -39,11 +40,9 @@ class ReplyHandlers:
 
     def handle_reply(self, channel: Channel, command: Command) -> Command | None:
         """Forwards a reply. The answer is sent once the requester has accepted the reply, or after 10 s."""
-        header: SendHeader
-        if command.code == RequestCode.SEND_REPLY_MESSAGE:
-            header = command.decode(SendRequest)
-        else:
-            header = command.decode(SendRequestV2)
+        is_long = command.code == RequestCode.SEND_REPLY_MESSAGE
+        shape: SendShape = SendRequest if is_long else SendRequestV2
+        header = command.decode(shape)
         try:
             if self.core.options.is_slave:
                 raise Busy(

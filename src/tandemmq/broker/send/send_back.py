@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.delay.postpone import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES
 from tandemmq.broker.durable import copy_record
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.query import load_record
-from tandemmq.broker.send.assembly import DelayRule, make_room_in_dead_letter
 from tandemmq.errors import Busy, NotPermitted, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.tables import TopicConfig

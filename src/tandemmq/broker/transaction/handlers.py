@@ -11,9 +11,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES, has_delivery_time
+from tandemmq.broker.delay.postpone import DelayRule
+from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES, has_delivery_time, plan_timer
 from tandemmq.broker.query import load_record
-from tandemmq.broker.send.assembly import DelayRule
 from tandemmq.broker.transaction.half import (
     Decided,
     is_late,
@@ -55,7 +55,7 @@ def postpone_commit(commit: NewRecord, delay: DelayRule, now_ms: int) -> None:
         return
     timer_properties: dict[str, str] = {name: pairs[name] for name in DELIVERY_TIME_NAMES if name in pairs}
     try:
-        slot_ms = delay.plan_timer(timer_properties, now_ms)
+        slot_ms = plan_timer(timer_properties, now_ms, delay.timers)
     except RequestRejected:
         return
     if slot_ms is not None:
