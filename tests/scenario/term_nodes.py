@@ -58,10 +58,10 @@ class Node:
 
     async def lead(self, epoch: int, *members: int, term_id: int = 0) -> None:
         await self.channel.begin_term(epoch, frozenset(members), epoch * 100, term_id)
-        self.store.set_role(BrokerRole.SYNC_MASTER)
+        self.store.become(BrokerRole.SYNC_MASTER)
 
     async def follow(self, master: Node, epoch: int) -> None:
-        self.store.set_role(BrokerRole.SLAVE)
+        self.store.become(BrokerRole.SLAVE)
         await self.channel.follow(master.address, epoch, master.id)
 
     async def send(self, *bodies: bytes) -> list[PutStatus]:

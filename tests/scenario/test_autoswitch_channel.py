@@ -202,7 +202,7 @@ async def test_a_copy_that_follows_nobody_shows_what_is_confirmed(nodes: tuple[N
     one.decides = False
     assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     await one.channel.end_term()
-    one.store.set_role(BrokerRole.SLAVE)
+    one.store.become(BrokerRole.SLAVE)
     assert one.store.terms.confirm_offset == end < one.store.max_log_offset
     await until(lambda: one.store.queue_max("T", 0) == 2)
     for is_bulk in (False, True):
@@ -220,7 +220,7 @@ async def test_a_new_master_shows_what_it_inherited_once_its_set_holds_it(nodes:
     await one.lead(1, 1, 2)
     assert await one.send(b"perhaps") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     await one.channel.end_term()
-    one.store.set_role(BrokerRole.SLAVE)
+    one.store.become(BrokerRole.SLAVE)
     await one.lead(2, 1, 2)
     assert (one.store.terms.confirm_offset, one.store.queue_max("T", 0)) == (0, 1)
     assert one.store.reader.get("T", 0, 0, count_max=32).status is GetStatus.OFFSET_OVERFLOW_ONE
@@ -368,7 +368,7 @@ async def test_readers_of_a_master_see_what_every_member_holds(nodes: tuple[Node
     assert await one.send(b"cut off") == [PutStatus.FLUSH_SLAVE_TIMEOUT]
     assert one.store.queue_max("T", 0) == 2
     await one.channel.end_term()
-    one.store.begin_role(BrokerRole.SLAVE)
+    one.store.become(BrokerRole.SLAVE)
     await two.lead(3, 2)
     await two.send(b"in its place")
     await one.channel.follow(two.address, 3, 2)

@@ -446,13 +446,13 @@ async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
     await group.master()
     await rig.stop(*rig.names)  # they would elect anew when they hear of the terms that are made up here
     assert broker.store is not None
-    begin_role, refused, may_begin = broker.store.begin_role, list[BrokerRole](), asyncio.Event()
+    become, refused, may_begin = broker.store.become, list[BrokerRole](), asyncio.Event()
 
     def refuse(role: BrokerRole) -> None:
         if not may_begin.is_set():
             refused.append(role)
             raise OSError(errno.EMFILE, "Too many open files")
-        begin_role(role)
+        become(role)
 
     wanted = broker._assigned
     assert wanted is not None
@@ -460,13 +460,13 @@ async def test_a_store_that_cannot_take_its_role_now_takes_it_later(
     other = replace(wanted, master_epoch=epoch + 1, master_id=7, master_address="127.0.0.1:9")
     broker.on_master(other)
     await until(lambda: broker.broker.options.is_slave, "it is a slave")
-    monkeypatch.setattr(broker.store, "begin_role", refuse)
+    monkeypatch.setattr(broker.store, "become", refuse)
     broker.on_master(replace(wanted, master_epoch=epoch + 2))
     await until(lambda: len(refused) > 2, "it tries again")
     assert set(refused) == {BrokerRole.SYNC_MASTER}
     if is_replaced:
         broker.on_master(replace(other, master_epoch=epoch + 3))
-        monkeypatch.setattr(broker.store, "begin_role", begin_role)
+        monkeypatch.setattr(broker.store, "become", become)
         await until(lambda: broker.epoch == epoch + 3, "it is a slave of the next term")
         assert not broker.is_master
     may_begin.set()

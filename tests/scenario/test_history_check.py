@@ -194,7 +194,7 @@ async def test_a_difference_inside_a_term_is_found_and_healed_where_a_record_beg
     monkeypatch.setattr(history_check, "WINDOW_BYTES", window_bytes)
     one, two = nodes
     shared = await share(one, two)
-    two.store.set_role(BrokerRole.SYNC_MASTER)
+    two.store.become(BrokerRole.SYNC_MASTER)
     for body in (b"Y" * 300, b"Z" * 300):
         two.store.appender.append([record(body)], lambda _status: None)
     await until(lambda: two.store.confirmed.value > shared + 600)

@@ -257,7 +257,7 @@ class MetricsEndpoint:
                 options.cluster_name,
                 options.broker_name,
                 str(options.broker_id),
-                store.options.role.value,
+                store.assigned_role.value,
                 __version__,
             ),
         )

@@ -72,6 +72,8 @@ class MessageStore:
         self.options = options
         self.has_terms = core.has_terms
         self.role = options.role
+        self.assigned_role = options.role
+        """The role that the store has, or gets once its log is verified."""
         self.appended, self.flushed = core.appended, core.flushed
         self.confirmed, self.dispatched = core.confirmed, core.dispatched
         self.recorder = core.recorder
@@ -281,7 +283,7 @@ class MessageStore:
         # With terms, `TermLog` may dispatch less than is confirmed.
         dispatch = (lambda _end: self.terms.dispatch()) if self.has_terms else self.dispatcher.advance
         self.confirmed.follow(dispatch)
-        self.set_role(self.role)
+        self._apply_role(self.role)
         self.flusher.start()
         self.table_flusher.start()
         self.cleaner.start()
@@ -393,14 +395,19 @@ class MessageStore:
 
     # The role.
 
-    def set_role(self, role: BrokerRole) -> None:
-        """Makes the store a master or a slave.
+    def become(self, role: BrokerRole) -> None:
+        """Makes the store a master or a slave; does nothing if it has the role.
 
         A slave that becomes master drops a partial record at its end. A master that becomes slave first
         commits the bytes in its pool.
 
         Raises:  OSError when the disk accepts no writes; the role is unchanged then.
         """
+        if role is not self.role:
+            self._apply_role(role)
+        self.assigned_role = role
+
+    def _apply_role(self, role: BrokerRole) -> None:
         assert not self.terms.is_cutting
         is_promoted = self.role is BrokerRole.SLAVE and role is not BrokerRole.SLAVE
         if is_promoted:
@@ -444,19 +451,11 @@ class MessageStore:
         self.dispatcher.advance(end)
         self.queues.deletions.cut(end)
 
-    def begin_role(self, role: BrokerRole) -> None:
-        """Sets the role for a broker that is rebuilt over the open store.
-
-        Listeners of the old broker are removed, `options.role` becomes the new role, and waiting sends end
-        unconfirmed.
-
-        Raises:  as `set_role`; nothing is changed then.
+    def detach(self) -> None:
+        """Removes the listeners of the broker over this store, and ends waiting sends unconfirmed, because
+        another broker is built over the open store.
         """
-        if role is not self.role:
-            self.set_role(role)
-        assert self.role is role, (self.role, role)
         self.replies.end_role()
-        object.__setattr__(self.options, "role", role)
         self.dispatcher.forget_listeners()
         self.queues.on_deleted = lambda _topic: None
         self.on_damaged = lambda: None
@@ -469,7 +468,7 @@ class MessageStore:
         if not self.unverified_reason:
             return
         assert self.role is BrokerRole.SLAVE, self.role
-        self.set_role(self.options.role)
+        self.become(self.assigned_role)
         self._core.marks.remove_tail_mark()
         self.unverified_reason = ""
         self._core.admission.unblock(_UNVERIFIED)

@@ -170,7 +170,7 @@ async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
         term.clock.call_soon(term.channel.set_committed, members, set_epoch + 1)
 
     term.channel.on_propose = decide
-    term.store.begin_role(BrokerRole.SYNC_MASTER)
+    term.store.become(BrokerRole.SYNC_MASTER)
     term.write()
     await term.store.sync()
     end = term.store.max_log_offset
@@ -186,7 +186,7 @@ async def test_a_member_that_comes_again_too_old_is_proposed_to_leave_at_once(
 async def test_a_copy_that_began_late_acknowledges_nothing_before_its_first_file(term: Term) -> None:
     """It received only the last file (syncFromLastFile), and holds nothing before it."""
     store = term.store
-    store.begin_role(BrokerRole.SYNC_MASTER)
+    store.become(BrokerRole.SYNC_MASTER)
     while store.max_log_offset <= FILE_BYTES:
         term.write()
     await store.sync()
@@ -210,7 +210,7 @@ async def test_a_term_begins_where_the_log_ended_when_the_one_before_did(
     slaves see.
     """
     store = term.store
-    store.begin_role(BrokerRole.SYNC_MASTER)
+    store.become(BrokerRole.SYNC_MASTER)
     term.write()
     end, sync = store.max_log_offset, store.sync
     assert store.confirmed.value < end

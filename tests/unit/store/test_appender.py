@@ -291,7 +291,7 @@ async def test_a_slave_refuses_messages_and_a_master_raw_bytes() -> None:
     store = await rig.open(role=BrokerRole.SLAVE)
     with pytest.raises(ServiceNotAvailable, match="slave"):
         store.appender.append([record()], pytest.fail)
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     assert rig.put(store, record()) == [PutStatus.PUT_OK]
     with pytest.raises(ServiceNotAvailable):
         store.append_raw(store.max_log_offset, b"x")

@@ -171,10 +171,10 @@ async def test_bytes_of_a_failed_write_keep_a_master_from_becoming_a_slave() -> 
     rig, store = await broken_store(faults)
     rig.put(store, record(b"unknown"))
     with pytest.raises(OSError, match="failed write"):
-        store.set_role(BrokerRole.SLAVE)
+        store.become(BrokerRole.SLAVE)
     assert store.role is BrokerRole.ASYNC_MASTER
     faults.failures = 0
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     await rig.clock.pass_time(0)
     assert [path.parent.name for path in faults.synced] == ["commitlog"], "while its file is there"
     await store.close()

@@ -167,14 +167,14 @@ async def test_deletion_ends_lowered_by_a_copy_are_written_once_the_disk_has_roo
     await rig.clock.pass_time(1)
     if follows == "an office on the full disk":
         with pytest.raises(OSError, match="no room"):
-            slave.set_role(BrokerRole.ASYNC_MASTER)
+            slave.become(BrokerRole.ASYNC_MASTER)
         assert slave.role is BrokerRole.SLAVE
     rig.disk.fault = NoFault()
     if follows == "a copy":
         slave.begin_copy()
         await rig.clock.pass_time(1)
         rig.disk.fault = Unwritable("config")  # the change of role has nothing more to write
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     rig.disk.fault = NoFault()
     rig.put(slave, record(b"stays", topic="Later"))
     await rig.clock.pass_time(1)
@@ -230,7 +230,7 @@ async def test_a_slave_whose_queue_files_took_no_writes_gives_no_number_out_twic
         copy(master, slave)
     slave_rig.disk.fault = NoFault()
     await slave_rig.clock.pass_time(2)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     slave.queues.begin_run()
     slave_rig.put(slave, record(b"5"))
     assert bodies(slave) == [b"0", b"1", b"2", b"3", b"4", b"5"]
@@ -396,7 +396,7 @@ async def test_a_promoted_slave_goes_on_with_the_offsets_of_its_master() -> None
     master = await master_with(Rig(), 30)
     slave = await rig.open()
     copy(master, slave)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     placed = slave.appender.append([record(b"new")], lambda _: None)
     rig.clock.run_soon()
     assert placed.queue_offset == master.queue_max("T", 0)
@@ -415,7 +415,7 @@ async def test_a_promoted_slave_drops_a_record_that_it_has_only_in_part(mode: Fl
     slave = await rig.open()
     size = master.max_log_offset // 5
     copy(master, slave, end=3 * size + 100)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     assert slave.max_log_offset == slave.appended.value == 3 * size
     rig.put(slave, record(b"new"))
     await rig.clock.pass_time(0)
@@ -439,7 +439,7 @@ async def test_a_promoted_slave_drops_a_filler_that_it_has_only_in_part() -> Non
         master_rig.put(master, record(b"x" * 300))
     slave = await rig.open()
     copy(master, slave, end=filler + 20)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     assert slave.max_log_offset == filler
     rig.put(slave, record(b"new"))
     expected = bodies(slave)
@@ -463,7 +463,7 @@ async def test_store_times_do_not_fall_when_a_slave_becomes_master() -> None:
     copy(master, slave)
     newest_ms = slave.reader.stored_at("T", 2, 0)
     assert newest_ms > slave_rig.clock.now_ms()
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     slave_rig.put(slave, record(b"new", queue_id=2))
     assert slave.reader.stored_at("T", 2, 1) == newest_ms
     await master.close()
@@ -523,7 +523,7 @@ async def test_a_part_of_the_end_of_a_file_is_no_end_yet(role: BrokerRole) -> No
         await slave_rig.clock.pass_time(0.1)
         assert bodies(slave) == bodies(master)
     else:
-        slave.set_role(role)
+        slave.become(role)
         slave_rig.put(slave, record(b"new"))
         await slave_rig.clock.pass_time(0.1)
         assert bodies(slave) == [*bodies(master)[:-1], b"new"]
@@ -550,9 +550,9 @@ async def test_an_empty_slave_whose_first_file_takes_no_write_and_stays_copies_l
         with pytest.raises(DiskFull):
             slave.append_raw(base, master.log.valid_view(base, 100))
         with pytest.raises(OSError, match="refuses"):
-            slave.set_role(BrokerRole.ASYNC_MASTER)
+            slave.become(BrokerRole.ASYNC_MASTER)
     if begins_at == "its own":
-        slave.set_role(BrokerRole.ASYNC_MASTER)
+        slave.become(BrokerRole.ASYNC_MASTER)
         while slave.max_log_offset < base + 100:
             rig.put(slave, record(b"x" * 300))
         expected, begin = bodies(slave), 0
@@ -611,7 +611,7 @@ async def test_a_copy_that_begins_at_a_later_file_may_lead_before_its_first_fsyn
     slave.append_raw(8192, master.log.valid_view(8192, 4096))
     end = slave.max_log_offset
     assert slave.dispatched.value == 0
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     assert (slave.min_log_offset, slave.max_log_offset, slave.dispatched.value) == (8192, end, end)
     low = slave.queue_min("T", 0)
     assert bodies(slave) == bodies(master, offset=low)[: slave.queue_max("T", 0) - low]
@@ -626,7 +626,7 @@ async def test_foreign_bytes_in_several_files_come_back_behind_no_end_of_a_maste
     copy(master, slave, end=4096)
     slave.append_raw(4096, b"#" * 100 + bytes(master.log.valid_view(4196, 3996)))
     copy(master, slave, end=12288)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     assert slave.max_log_offset == 4096
     while slave.max_log_offset < 9000:
         rig.put(slave, record(b"mine" + b"y" * 200))
@@ -650,10 +650,10 @@ async def test_a_slave_that_leads_leaves_nothing_of_a_failed_write_behind_its_en
     with pytest.raises(DiskFull):
         slave.append_raw(500, master.log.valid_view(500, 1500))
     with pytest.raises(OSError, match="no room"):
-        slave.set_role(BrokerRole.ASYNC_MASTER)
+        slave.become(BrokerRole.ASYNC_MASTER)
     assert slave.role is BrokerRole.SLAVE
     rig.disk.fault.on_write = works  # type: ignore[method-assign]
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     rig.put(slave, record(b"mine"))
     end, before = slave.max_log_offset, bodies(slave)
     assert end < 1500
@@ -713,12 +713,12 @@ async def test_a_master_that_turns_slave_while_it_syncs_finds_what_it_copies(lea
         rig.put(store, record(body))
         other_rig.put(other, record(body))
     assert store.dispatched.value < store.max_log_offset
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     other_rig.put(other, record(b"three"))
     copy(other, store)
     expected = [b"one", b"two", b"three"]
     if leads_again:
-        store.set_role(BrokerRole.ASYNC_MASTER)
+        store.become(BrokerRole.ASYNC_MASTER)
         assert store.dispatched.value == store.max_log_offset
         rig.put(store, record(b"four"))
         expected.append(b"four")
@@ -736,9 +736,9 @@ async def test_what_is_copied_in_the_place_of_foreign_bytes_that_a_master_droppe
     size = master.max_log_offset // 3
     copy(master, slave, end=size)
     slave.append_raw(size, b"#" * 200)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     assert slave.max_log_offset == slave.dispatched.value == size
-    slave.set_role(BrokerRole.SLAVE)
+    slave.become(BrokerRole.SLAVE)
     copy(master, slave)
     assert slave.dispatched.value == slave.max_log_offset == 3 * size
     await slave.close()
@@ -766,7 +766,7 @@ async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_th
     rig.disk.write_atomically = full  # type: ignore[method-assign]
     taking = asyncio.create_task(slave.apply_deletions({"U": slave.max_log_offset}))
     await turn_until(slave.queues.deletions._lock.locked)
-    slave.set_role(BrokerRole.ASYNC_MASTER)
+    slave.become(BrokerRole.ASYNC_MASTER)
     with pytest.raises(OSError, match="no space"):
         await taking
     rig.put(slave, record(b"stored"))

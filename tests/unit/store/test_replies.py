@@ -144,16 +144,16 @@ async def test_a_store_tells_whether_its_next_sends_wait_for_slaves() -> None:
     rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
     store = await rig.open()
     assert store.replies.awaits_acks
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     assert not store.replies.awaits_acks
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     assert not store.replies.awaits_acks
     store.replies.require(frozenset({SLAVE}))
     assert store.replies.awaits_acks
     store.replies.require(frozenset())
     assert not store.replies.awaits_acks
     store.replies.require(None)
-    store.set_role(BrokerRole.SYNC_MASTER)
+    store.become(BrokerRole.SYNC_MASTER)
     assert store.replies.awaits_acks
     await store.close()
 
@@ -435,9 +435,10 @@ async def test_sends_waiting_for_slaves_end_with_the_role() -> None:
     store = await rig.open()
     store.replies.require(frozenset({SLAVE}))
     statuses = rig.put(store, record())
-    store.begin_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
+    store.detach()
     assert statuses == [PutStatus.FLUSH_SLAVE_TIMEOUT]
-    store.begin_role(BrokerRole.SYNC_MASTER)
+    store.become(BrokerRole.SYNC_MASTER)
     store.replies.require(frozenset())
     assert rig.put(store, record()) == [OK]
     await store.close()

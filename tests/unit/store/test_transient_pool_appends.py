@@ -239,7 +239,7 @@ async def test_a_change_of_role_commits_first_and_goes_on_behind() -> None:
     store = await rig.open()
     rig.put(store, record(b"a"))
     store.appender.append([record(b"b")], lambda _: None)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     assert bodies(store) == [b"a", b"b"]
     view = bytes(store.log.valid_view(0, 4096))
     other = Rig()
@@ -248,7 +248,7 @@ async def test_a_change_of_role_commits_first_and_goes_on_behind() -> None:
     store.append_raw(len(view), master.log.valid_view(len(view), 4096))
     await rig.clock.pass_time(1)
     assert bodies(store) == [b"a", b"b", b"c"]
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"d"))
     assert len(bodies(store)) == 3
     await rig.clock.pass_time(1)
@@ -276,7 +276,7 @@ async def test_a_change_of_role_that_cannot_commit_changes_nothing() -> None:
     fault.is_stuck = True
     rig.put(store, record(b"a"))
     with pytest.raises(OSError, match="no room"):
-        store.set_role(BrokerRole.SLAVE)
+        store.become(BrokerRole.SLAVE)
     assert store.role is BrokerRole.ASYNC_MASTER
     fault.is_stuck = False
     await rig.clock.pass_time(3)
@@ -399,7 +399,7 @@ async def test_a_commit_that_a_change_of_role_overtakes_takes_nothing_back() -> 
     await rig.clock.pass_time(1)
     rig.put(store, record(b"second"))
     assert store.max_log_offset == 0
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     end = store.max_log_offset
     assert end == store.accepted_log_offset > 0
     store.append_raw(end, b"#" * 200)
@@ -433,14 +433,14 @@ async def test_a_commit_that_ends_on_a_slave_is_the_last_one_and_blocks_nothing(
     rig.put(store, record(b"first"))
     other_rig.put(other, record(b"first"), *(record(b"x" * 300) for _ in range(15)))
     await rig.clock.pass_time(1)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     while (end := store.max_log_offset) < other.max_log_offset:
         store.append_raw(end, other.log.valid_view(end, 4096))
     assert end > 4096
     is_open.set()
     await rig.clock.pass_time(1)
     assert (rig.fatal, commit_count) == ([], 1)
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     assert rig.put(store, record(b"new")) == [PutStatus.PUT_OK]
     await rig.clock.pass_time(1)
     assert bodies(store) == [*bodies(other), b"new"]
@@ -454,7 +454,7 @@ async def test_another_kind_of_master_goes_on_with_what_is_in_the_pool() -> None
     rig.put(store, record(b"in the pool"))
     statuses: list[PutStatus] = []
     store.appender.append([record(b"staged")], statuses.append)
-    store.set_role(BrokerRole.SYNC_MASTER)
+    store.become(BrokerRole.SYNC_MASTER)
     rig.put(store, record(b"new"))
     await rig.clock.pass_time(1)
     assert statuses == [PutStatus.PUT_OK]

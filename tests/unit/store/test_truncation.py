@@ -70,7 +70,7 @@ async def open_deposed(rig: Rig) -> tuple[MessageStore, int]:
     point = store.max_log_offset
     rig.put(store, *(record(b"cut %d" % n + b"x" * 150, keys=f"c{n}") for n in range(CUT)))
     await store.terms.save_epochs(BEFORE)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     return store, point
 
 
@@ -89,7 +89,7 @@ async def check_cut(rig: Rig, point: int) -> None:
     [copy] = rig.disk.list(ROOT / "divergent")
     assert copy.startswith(f"1-{point}-")
     assert b"cut 39" in rig.disk.read_bytes(ROOT / "divergent" / copy)
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"new"))
     assert bodies(store)[-1] == b"new"
     await store.close()
@@ -122,7 +122,7 @@ async def test_copies_of_what_was_cut_are_bounded() -> None:
     point = store.max_log_offset
     rig.put(store, record(b"cut"), record(b"cut"))
     await store.terms.save_epochs(BEFORE)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     await store.terms.cut(point, AFTER, "a newer term")
     [copy] = rig.disk.list(ROOT / "divergent")
     assert len(rig.disk.read_bytes(ROOT / "divergent" / copy)) == 50
@@ -213,7 +213,7 @@ async def test_a_mark_whose_removal_does_not_last_cuts_nothing_later(monkeypatch
     monkeypatch.setattr(rig.disk, "remove", lambda path: None if path == mark else remove(path))
     await store.terms.cut(point, AFTER, "a newer term")
     assert rig.disk.exists(mark)
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"stored since"))
     before = bodies(store)
     await store.sync()
@@ -262,7 +262,7 @@ async def test_only_where_a_record_begins_and_only_on_a_slave() -> None:
     for wrong in (point - 1, point + 4, before, before + 100):
         with pytest.raises(LogDiverged):
             await store.terms.cut(wrong, AFTER, "")
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     with pytest.raises(TandemError) as refused:
         await store.terms.cut(point, AFTER, "")
     assert isinstance(refused.value, ServiceNotAvailable)
@@ -377,7 +377,7 @@ async def test_truncation_survives_cancellation_of_its_caller() -> None:
         await asyncio.wait([cutting])
         is_cut = store.max_log_offset == point
         assert is_cut or store.max_log_offset == end
-        store.set_role(BrokerRole.ASYNC_MASTER)
+        store.become(BrokerRole.ASYNC_MASTER)
         rig.put(store, record(b"elected"))
         before = bodies(store)
         assert before[-1] == b"elected"
@@ -397,7 +397,7 @@ async def test_what_is_cut_while_it_is_looked_at_is_no_damage(scan_name: str) ->
     point = store.max_log_offset
     rig.put(store, *(record(b"x" * 60_000) for _ in range(40)))
     end = store.max_log_offset
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     await rig.clock.pass_time(1)
     if scan_name == "_find_valid":
         rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
@@ -433,13 +433,13 @@ async def test_damage_that_is_cut_off_is_none_of_what_comes_in_its_place() -> No
     await store.scrub(0, store.max_log_offset)
     ((begin, end, _),) = store.damaged_ranges
     assert begin == point < end < store.max_log_offset
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     with pytest.raises(LogDiverged):
         await store.terms.cut(point, EpochList(), "its master does not have it")
     before = store.queue_entries("T", 0, 0, 3)[-1][0]
     await store.terms.cut(before, EpochList(), "its master does not have it")
     assert store.damaged_ranges == ()
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, *(record(b"new %d" % n) for n in range(3)))
     assert bodies(store) == [b"kept 0", b"kept 1", b"new 0", b"new 1", b"new 2"]
     await store.close()
@@ -500,7 +500,7 @@ async def test_a_file_that_is_made_ahead_is_waited_for_before_a_cut() -> None:
     while store.max_log_offset < 8000:
         rig.put(store, record(b"cut"))
         await rig.clock.pass_time(0)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     cut = asyncio.ensure_future(store.terms.cut(point, EpochList(), "its master does not have it"))
     await rig.clock.pass_time(1)
     is_made.set()
@@ -527,7 +527,7 @@ async def test_what_is_cut_while_it_is_healed_stays_cut(turn: int) -> None:
     sound = file.pread(0, file.size)
     file.pwrite(at + 4, (b"####",))
     await store.scrub(0, store.max_log_offset)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     cuts: list[asyncio.Task[None]] = []
 
     async def cut_meanwhile() -> None:
@@ -550,7 +550,7 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
     rig.put(store, record(b"kept"))
     point = store.max_log_offset
     rig.put(store, record(b"x" * 500))
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     offload = rig.disk.offload
     is_begun, is_synced = asyncio.Event(), asyncio.Event()
 
@@ -567,7 +567,7 @@ async def test_a_flush_that_is_under_way_flushes_nothing_of_what_is_cut(mode: Fl
     is_synced.set()
     await early
     assert store.flushed.value == store.confirmed.value == point
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"new"))
     await store.sync()
     assert store.flushed.value == store.max_log_offset
@@ -588,7 +588,7 @@ async def test_scrubber_accepts_a_log_that_was_truncated_and_grew_again(scan_nam
     rig.put(store, *(record(b"x" * 60_000) for _ in range(40)))
     other_rig.put(other, *(record(b"y" * 100_000) for _ in range(30)))
     end = store.max_log_offset
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     await rig.clock.pass_time(1)
     if scan_name == "_find_valid":
         rig.disk.open(ROOT / "commitlog" / "00000000000000000000").pwrite(2 * BLOCK_BYTES, (bytes(100_000),))
@@ -633,7 +633,7 @@ async def test_readers_of_a_slave_that_leads_see_no_more_than_is_confirmed() -> 
     store.terms.limit_reads()
     store.append_raw(0, bytes(other.log.valid_view(0, other.max_log_offset))[:-20])
     store.terms.raise_confirm_offset(other.max_log_offset)
-    store.set_role(BrokerRole.ASYNC_MASTER)
+    store.become(BrokerRole.ASYNC_MASTER)
     rig.put(store, record(b"new"))
     assert bodies(store) == [b"one"]
     await store.close()
@@ -653,7 +653,7 @@ async def expiring_slave(rig: Rig) -> MessageStore:
     store = await rig.open(role=BrokerRole.ASYNC_MASTER, **settings)
     rig.put(store, *(record(b"%03d" % n + b"x" * 200, keys=f"k{n}") for n in range(20)))
     await store.terms.save_epochs(BEFORE)
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     await store.sync()
     await store.table_flusher.flush_soon()
     rig.clock._start_ms += 30 * 24 * HOUR_MS
@@ -778,7 +778,7 @@ async def test_a_cut_waits_until_the_zeros_of_a_failed_write_are_on_disk() -> No
         return await offload(fn, *args)
 
     rig.disk.offload = sync_slowly  # type: ignore[method-assign,assignment]
-    store.set_role(BrokerRole.SLAVE)
+    store.become(BrokerRole.SLAVE)
     cut = asyncio.ensure_future(store.terms.cut(point, EpochList(), "its master does not have it"))
     await rig.clock.pass_time(1)
     assert rig.disk.exists(ROOT / "commitlog" / second)

@@ -117,7 +117,7 @@ class RuntimeInfoHandlers:
             "brokerActive": "true",
             "brokerVersion": str(OUR_VERSION),
             "brokerVersionDesc": render_version(OUR_VERSION),
-            "brokerRole": self.core.store.options.role.value,
+            "brokerRole": self.core.store.assigned_role.value,
             "bootTimestamp": str(self.booted_at_ms),
             "runtime": _render_age(self.core.clock.now_ms() - self.booted_at_ms),
             "startAcceptSendRequestTimeStamp": str(self.core.options.accept_sends_from_ms),

@@ -285,7 +285,8 @@ class SettingsHandlers:
 
     def _texts(self) -> dict[str, str]:
         store = self.core.store
-        return render_settings(self.core.options, store.options, self.access, is_elected=store.has_terms)
+        held = replace(store.options, role=store.assigned_role)
+        return render_settings(self.core.options, held, self.access, is_elected=store.has_terms)
 
 
 _SHOWN: Final[Mapping[str, str]] = {

@@ -638,7 +638,8 @@ class ElectedBroker:
         """
         while True:
             try:
-                self._log.begin_role(role)
+                self._log.become(role)
+                self._log.detach()
                 return True
             except OSError as error:
                 extra = {"master_epoch": self.epoch, "reason": str(error)}

@@ -91,7 +91,7 @@ class LogChecksums:
             crc=found.crc,
             run_id=self._run_id,
             is_waiting=True if self._store.unverified_reason else None,
-            is_slave=True if self._store.options.role is BrokerRole.SLAVE else None,
+            is_slave=True if self._store.assigned_role is BrokerRole.SLAVE else None,
         )
         return command.reply(header=header)
 

@@ -277,7 +277,7 @@ class TailWait:
         if not slaves:
             return "no slave is known whose log could be compared"
         # Each acknowledged message is on this many slaves.
-        ack_count = self._store.options.slave_ack_count(self._store.options.role)
+        ack_count = self._store.options.slave_ack_count(self._store.assigned_role)
         slave_count = max(len(slaves), self._store.options.total_replicas - 1)
         needed = max(1, slave_count - ack_count + 1)
         answers = {slave: await self._check_slave(slave) for slave in slaves}

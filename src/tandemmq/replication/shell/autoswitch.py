@@ -90,7 +90,7 @@ class AutoSwitch(Protocol):
         """Makes this broker the master of `epoch`; also if it was the master of an earlier one.
 
         When `begin_term` returns, the slave side has ended, and the entry of the term is on disk, and with
-        SYNC_FLUSH the log before it too. Only then may the store become a master's (`store.set_role`).
+        SYNC_FLUSH the log before it too. Only then may the store become a master's (`store.become`).
         Raises:  StaleTerm for an epoch that is not above all that the log knows: refuse the promotion.
                  OSError if the entry cannot be written. FlushFailed: the store has failed.
         """
