@@ -17,14 +17,7 @@ from tandemmq.broker.guards import invalid, read_body, require_group, require_to
 from tandemmq.broker.options import PERMISSION_READ
 from tandemmq.broker.table_file import save_or_reject
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
-from tandemmq.protocol.bodies.client import (
-    POP,
-    PULL,
-    AssignmentQuery,
-    Assignments,
-    QueueAssignment,
-    RequestMode,
-)
+from tandemmq.protocol.bodies import client as bodies
 from tandemmq.protocol.bodies.codec import MessageQueue, encode_body
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import ResponseCode
@@ -172,27 +165,27 @@ class AssignmentHandlers:
 
     async def handle_query(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_ASSIGNMENT (400)."""
-        query = read_body(AssignmentQuery, command.body)
+        query = read_body(bodies.AssignmentQuery, command.body)
         queues = await self.queues.find(query.topic)
         mode = self._mode_of(query)
         assigned = None if queues is None else self._assign(query, mode, queues)
         if assigned is None:
-            return command.reply(body=encode_body(Assignments()))
-        rows = [QueueAssignment(queue=queue, mode=mode.mode) for queue in assigned]
-        return command.reply(body=encode_body(Assignments(queues=rows)))
+            return command.reply(body=encode_body(bodies.Assignments()))
+        rows = [bodies.QueueAssignment(queue=queue, mode=mode.mode) for queue in assigned]
+        return command.reply(body=encode_body(bodies.Assignments(queues=rows)))
 
     async def handle_set_mode(self, channel: Channel, command: Command) -> Command:
         """Handles SET_MESSAGE_REQUEST_MODE (401). The answer is sent once the mode is on disk. A missing
         group may be created.
         """
-        mode = read_body(RequestMode, command.body)
+        mode = read_body(bodies.RequestMode, command.body)
         if self.core.options.is_slave:
             raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
         if is_retry_topic(mode.topic):
             raise NotPermitted(f"the topic {mode.topic[:160]} is a retry topic: those are always pulled")
         require_topic(self.core.topics, mode.topic)
-        if mode.mode not in (PULL, POP):
-            raise invalid(f"mode {mode.mode[:32]!r} is neither {PULL} nor {POP}")
+        if mode.mode not in (bodies.PULL, bodies.POP):
+            raise invalid(f"mode {mode.mode[:32]!r} is neither {bodies.PULL} nor {bodies.POP}")
         if abs(mode.pop_share_queue_count) > SHARE_COUNT_MAX:
             raise invalid(f"popShareQueueNum {mode.pop_share_queue_count} is too large")
         require_group(self.core.groups, mode.group, self.core.clock.now_ms(), channel.peer[0])
@@ -200,21 +193,21 @@ class AssignmentHandlers:
         await save_or_reject(self.core.tables.saver, self.core.tables.mode_file)
         return command.reply()
 
-    def _mode_of(self, query: AssignmentQuery) -> RequestMode:
+    def _mode_of(self, query: bodies.AssignmentQuery) -> bodies.RequestMode:
         mode = self.core.tables.request_modes.get(query.topic, query.group)
         if mode is not None:
             return mode
         options = self.core.options
-        name = PULL if is_retry_topic(query.topic) else options.default_request_mode.value
-        return RequestMode(
+        name = bodies.PULL if is_retry_topic(query.topic) else options.default_request_mode.value
+        return bodies.RequestMode(
             topic=query.topic,
             group=query.group,
             mode=name,
-            pop_share_queue_count=options.default_pop_share_count if name == POP else 0,
+            pop_share_queue_count=options.default_pop_share_count if name == bodies.POP else 0,
         )
 
     def _assign(
-        self, query: AssignmentQuery, mode: RequestMode, queues: list[MessageQueue]
+        self, query: bodies.AssignmentQuery, mode: bodies.RequestMode, queues: list[MessageQueue]
     ) -> list[MessageQueue] | None:
         """Returns the client's queues; None lets the client keep its current ones."""
         if query.message_model == BROADCASTING or not self.core.options.server_assignment_enable:
@@ -223,6 +216,6 @@ class AssignmentHandlers:
         allocate = STRATEGIES.get(query.strategy_name)
         if not client_ids or allocate is None:
             return None
-        if mode.mode == POP:
+        if mode.mode == bodies.POP:
             return allocate_pop(allocate, query.client_id, queues, client_ids, mode.pop_share_queue_count)
         return allocate(query.client_id, queues, client_ids)

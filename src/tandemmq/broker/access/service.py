@@ -34,17 +34,7 @@ from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, 
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import (
-    AccessVersionResponse,
-    AclRequest,
-    DeleteAccountRequest,
-    DeleteAclRequest,
-    ListAclsRequest,
-    ListUsersRequest,
-    UpdateAccountRequest,
-    UpdateWhiteAddressesRequest,
-    UserRequest,
-)
+from tandemmq.protocol.requests import admin
 from tandemmq.protocol.signature import ACCESS_KEY, Credentials
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
@@ -75,7 +65,7 @@ class PlainHandlers:
 
     async def handle_update_account(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_ACL_CONFIG (50). The answer is sent once the change is on disk."""
-        request = command.decode(UpdateAccountRequest)
+        request = command.decode(admin.UpdateAccountRequest)
         files = self._files_or_reject(UPDATE_FAILED)
         path = files.path_of(request.access_key) or files.default_path
         await _change(files, path, lambda document: _put_account(document, request), UPDATE_FAILED)
@@ -83,7 +73,7 @@ class PlainHandlers:
 
     async def handle_delete_account(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_ACL_CONFIG (51). The answer is sent once the change is on disk."""
-        key = command.decode(DeleteAccountRequest).access_key
+        key = command.decode(admin.DeleteAccountRequest).access_key
         files = self._files_or_reject(DELETE_FAILED)
         path = files.path_of(key)
         if path is None:
@@ -98,7 +88,7 @@ class PlainHandlers:
 
     async def handle_update_addresses(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_GLOBAL_WHITE_ADDRS_CONFIG (53): replaces the addresses in one file of the rules."""
-        request = command.decode(UpdateWhiteAddressesRequest)
+        request = command.decode(admin.UpdateWhiteAddressesRequest)
         files = self._files_or_reject(ADDRESSES_FAILED)
         path = Path(request.file) if request.file else files.default_path
         if path != files.default_path and path not in files.documents:
@@ -119,7 +109,7 @@ class PlainHandlers:
             DataVersion() if self._files is None else versions.get(self._files.default_path, DataVersion())
         )
         by_file = {str(path): version for path, version in versions.items()}
-        header = AccessVersionResponse(
+        header = admin.AccessVersionResponse(
             version=encode_body(default).decode(),
             versions_by_file=encode_body(by_file).decode(),
             broker_name=self._broker.broker_name,
@@ -157,7 +147,7 @@ async def _change(files: PlainFiles, path: Path, apply: Callable[[dict[str, Any]
         raise RequestRejected(str(error), code=code) from None
 
 
-def _put_account(document: dict[str, Any], request: UpdateAccountRequest) -> None:
+def _put_account(document: dict[str, Any], request: admin.UpdateAccountRequest) -> None:
     """Creates or changes an account; keys that the request does not name are kept."""
     accounts = accounts_in(document)
     account = next((entry for entry in accounts if entry.get("accessKey") == request.access_key), None)
@@ -220,26 +210,26 @@ class AuthHandlers:
     _file: TableFile
 
     async def handle_create_user(self, channel: Channel, command: Command) -> Command:
-        name = command.decode(UserRequest).username
+        name = command.decode(admin.UserRequest).username
         self._check_on()
         self._table.create_user(decode_body(command.body, UserInfo), name)
         return await self._saved(command)
 
     async def handle_update_user(self, channel: Channel, command: Command) -> Command:
-        name = command.decode(UserRequest).username
+        name = command.decode(admin.UserRequest).username
         self._check_on()
         self._table.update_user(decode_body(command.body, UserInfo), name)
         return await self._saved(command)
 
     async def handle_delete_user(self, channel: Channel, command: Command) -> Command:
-        name = command.decode(UserRequest).username
+        name = command.decode(admin.UserRequest).username
         self._check_on()
         self._table.delete_user(name)
         return await self._saved(command)
 
     def handle_get_user(self, channel: Channel, command: Command) -> Command:
         """Returns an empty answer if there is no such user, as in RocketMQ."""
-        user = self._table.user(command.decode(UserRequest).username)
+        user = self._table.user(command.decode(admin.UserRequest).username)
         requester = self._requester(command)
         return command.reply(
             body=b"" if user is None else encode_body(_visible_user(render_user(user), requester))
@@ -247,36 +237,36 @@ class AuthHandlers:
 
     def handle_list_users(self, channel: Channel, command: Command) -> Command:
         requester = self._requester(command)
-        users = self._table.users(command.decode(ListUsersRequest).name_part)
+        users = self._table.users(command.decode(admin.ListUsersRequest).name_part)
         return command.reply(body=encode_body([_visible_user(user, requester) for user in users]))
 
     async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
-        subject = command.decode(AclRequest).subject
+        subject = command.decode(admin.AclRequest).subject
         self._check_on()
         self._table.create_acl(decode_body(command.body, AclInfo), subject)
         return await self._saved(command)
 
     async def handle_update_acl(self, channel: Channel, command: Command) -> Command:
-        subject = command.decode(AclRequest).subject
+        subject = command.decode(admin.AclRequest).subject
         self._check_on()
         self._table.update_acl(decode_body(command.body, AclInfo), subject)
         return await self._saved(command)
 
     async def handle_delete_acl(self, channel: Channel, command: Command) -> Command:
-        request = command.decode(DeleteAclRequest)
+        request = command.decode(admin.DeleteAclRequest)
         self._check_on()
         self._table.delete_acl(request.subject, request.policy_type, request.resource)
         return await self._saved(command)
 
     def handle_get_acl(self, channel: Channel, command: Command) -> Command:
-        subject = command.decode(AclRequest).subject
+        subject = command.decode(admin.AclRequest).subject
         acls = [acl for acl in self._table.acls(None, None) if acl.subject == subject]
         if not acls:
             raise RequestRejected(f"{subject} has no policies", code=ResponseCode.POLICY_NOT_EXIST)
         return command.reply(body=encode_body(acls[0]))
 
     def handle_list_acls(self, channel: Channel, command: Command) -> Command:
-        request = command.decode(ListAclsRequest)
+        request = command.decode(admin.ListAclsRequest)
         return command.reply(body=encode_body(self._table.acls(request.subject_part, request.resource_part)))
 
     def _requester(self, command: Command) -> str | None:

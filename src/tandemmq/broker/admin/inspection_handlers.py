@@ -19,48 +19,13 @@ from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_queue, require_topic
 from tandemmq.broker.pull.filters import split_tags
 from tandemmq.errors import RequestRejected
-from tandemmq.protocol.bodies.client import (
-    ClientConnection,
-    ConsumeFromWhere,
-    ConsumerConnections,
-    ConsumeType,
-    GroupSubscription,
-    MessageModel,
-    ProducerInfo,
-    SubscriptionData,
-    encode_producer_connections,
-    encode_producer_table,
-)
+from tandemmq.protocol.bodies import client as clients
+from tandemmq.protocol.bodies import stats as figures
 from tandemmq.protocol.bodies.codec import MessageQueue, encode_body
-from tandemmq.protocol.bodies.stats import (
-    ConsumeQueueEntry,
-    ConsumeQueueView,
-    ConsumeStats,
-    ConsumeTimeSpan,
-    QueueProgress,
-    QueueTimeSpan,
-    TopicOffset,
-    TopicStats,
-    encode_consume_stats,
-    encode_consume_stats_list,
-    encode_topic_stats,
-)
 from tandemmq.protocol.bodies.tables import TopicConfig, encode_group_list, encode_topic_list
 from tandemmq.protocol.codes import LanguageCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import (
-    BrokerConsumeStatsRequest,
-    BrokerStatsRequest,
-    ConsumeQueueRequest,
-    ConsumerConnectionsRequest,
-    ConsumeStatsRequest,
-    ConsumeTimeSpanRequest,
-    GroupSubscriptionRequest,
-    GroupTopicsRequest,
-    ProducerConnectionsRequest,
-    TopicConsumersRequest,
-    TopicStatsRequest,
-)
+from tandemmq.protocol.requests import admin
 from tandemmq.protocol.topic_names import is_system_group
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
@@ -78,7 +43,7 @@ class ConnectionHandlers:
         """Handles GET_CONSUMER_CONNECTION_LIST (203); TandemMQ's tools also get the group's rejected
         requests.
         """
-        name = command.decode(ConsumerConnectionsRequest).consumer_group
+        name = command.decode(admin.ConsumerConnectionsRequest).consumer_group
         group = self.core.consumers.get(name)
         refusals = self.core.refusals.of_group(name) or None
         if group is None:
@@ -86,14 +51,14 @@ class ConnectionHandlers:
             if refusals:
                 one = refusals[-1]
                 remark += f"; {one.request} of {one.client} was refused ({one.code}): {one.reason}"
-                body = encode_body(ConsumerConnections(refusals=refusals))
+                body = encode_body(clients.ConsumerConnections(refusals=refusals))
             return command.reply(ResponseCode.CONSUMER_NOT_ONLINE, remark=remark, body=body)
         consumption = group.consumption
-        connections = ConsumerConnections(
+        connections = clients.ConsumerConnections(
             connections=tuple(_connection(member) for member in self.core.consumers.members(name)),
-            consume_type=ConsumeType(consumption.consume_type),
-            message_model=MessageModel(consumption.message_model),
-            consume_from_where=ConsumeFromWhere(consumption.consume_from_where),
+            consume_type=clients.ConsumeType(consumption.consume_type),
+            message_model=clients.MessageModel(consumption.message_model),
+            consume_from_where=clients.ConsumeFromWhere(consumption.consume_from_where),
             subscriptions={topic: describe_subscription(each) for topic, each in group.subscriptions.items()},
             refusals=refusals,
         )
@@ -101,19 +66,21 @@ class ConnectionHandlers:
 
     def handle_producers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_PRODUCER_CONNECTION_LIST (204)."""
-        name = command.decode(ProducerConnectionsRequest).producer_group
+        name = command.decode(admin.ProducerConnectionsRequest).producer_group
         members = self.core.producers.members(name)
         if not members:
             raise RequestRejected(
                 f"no producer of the group {name[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
             )
-        return command.reply(body=encode_producer_connections([_connection(member) for member in members]))
+        return command.reply(
+            body=clients.encode_producer_connections([_connection(member) for member in members])
+        )
 
     def handle_all_producers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_ALL_PRODUCER_INFO (328)."""
         table = {
             group: [
-                ProducerInfo(
+                clients.ProducerInfo(
                     client_id=member.client_id,
                     language=_language(member.language),
                     updated_at_ms=member.seen_at_ms,
@@ -124,11 +91,11 @@ class ConnectionHandlers:
             ]
             for group in self.core.producers.groups
         }
-        return command.reply(body=encode_producer_table(table))
+        return command.reply(body=clients.encode_producer_table(table))
 
 
-def _connection(member: Member) -> ClientConnection:
-    return ClientConnection(
+def _connection(member: Member) -> clients.ClientConnection:
+    return clients.ClientConnection(
         address=render_address(member.channel.peer),
         client_id=member.client_id,
         language=_language(member.language),
@@ -136,9 +103,9 @@ def _connection(member: Member) -> ClientConnection:
     )
 
 
-def describe_subscription(subscription: HeldSubscription) -> SubscriptionData:
+def describe_subscription(subscription: HeldSubscription) -> clients.SubscriptionData:
     """Returns a subscription in the form for tools: the expression, its tags and its version."""
-    return SubscriptionData(
+    return clients.SubscriptionData(
         topic=subscription.topic,
         expression=subscription.expression,
         expression_type=subscription.expression_type,
@@ -175,21 +142,21 @@ class InspectionHandlers:
 
     def handle_topic_stats(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_STATS_INFO (202)."""
-        config = require_topic(self.core.topics, command.decode(TopicStatsRequest).topic)
+        config = require_topic(self.core.topics, command.decode(admin.TopicStatsRequest).topic)
         queues = {}
         for queue_id in range(max(config.read_queue_count, config.write_queue_count)):
             low = self.core.store.queue_min(config.name, queue_id)
             high = self.core.store.queue_max(config.name, queue_id)
             newest_ms = self.core.store.reader.stored_at(config.name, queue_id, high - 1) if high > low else 0
-            queues[self._queue(config.name, queue_id)] = TopicOffset(
+            queues[self._queue(config.name, queue_id)] = figures.TopicOffset(
                 min_offset=low, max_offset=high, updated_at_ms=max(newest_ms, 0)
             )
         tps = self.core.items.tps("TOPIC_PUT_NUMS", config.name)
-        return command.reply(body=encode_topic_stats(TopicStats(queues=queues, put_tps=tps)))
+        return command.reply(body=figures.encode_topic_stats(figures.TopicStats(queues=queues, put_tps=tps)))
 
     def handle_consume_stats(self, channel: Channel, command: Command) -> Command:
         """Handles GET_CONSUME_STATS (208): for one topic, some, or all in which the group has offsets."""
-        header = command.decode(ConsumeStatsRequest)
+        header = command.decode(admin.ConsumeStatsRequest)
         group = header.consumer_group
         if header.topic:
             topics = [header.topic]
@@ -197,29 +164,31 @@ class InspectionHandlers:
             topics = [topic for topic in header.topics.split(";") if topic]
         else:
             topics = self.core.offsets.topics_of(group)
-        queues: dict[MessageQueue, QueueProgress] = {}
+        queues: dict[MessageQueue, figures.QueueProgress] = {}
         tps = 0.0
         for topic in dict.fromkeys(topics):
             config = self.core.topics.get(topic)
             if config is not None:
                 queues |= self.of_topic(group, config)
                 tps += self.core.items.tps("GROUP_GET_NUMS", f"{topic}@{group}")
-        return command.reply(body=encode_consume_stats(ConsumeStats(queues=queues, consume_tps=tps)))
+        return command.reply(
+            body=figures.encode_consume_stats(figures.ConsumeStats(queues=queues, consume_tps=tps))
+        )
 
     def handle_topic_consumers(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_TOPIC_CONSUME_BY_WHO (300): returns groups that subscribe to the topic or have
         offsets in it.
         """
-        topic = command.decode(TopicConsumersRequest).topic
+        topic = command.decode(admin.TopicConsumersRequest).topic
         groups = {*self.core.consumers.groups_of_topic(topic), *self.core.offsets.groups_of(topic)}
         return command.reply(body=encode_group_list(sorted(groups)))
 
     def handle_group_topics(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_TOPICS_BY_CONSUMER (343)."""
-        group = command.decode(GroupTopicsRequest).group
+        group = command.decode(admin.GroupTopicsRequest).group
         return command.reply(body=encode_topic_list(sorted(self.core.offsets.topics_of(group))))
 
-    def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, QueueProgress]:
+    def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, figures.QueueProgress]:
         """Returns the group's progress in each queue of the topic; empty if the group has no lag there.
 
         That is the case if an online group no longer subscribes to the topic. It is also the case for an
@@ -241,12 +210,12 @@ class InspectionHandlers:
         is_broadcast = online.consumption.message_model == BROADCASTING
         return not is_broadcast or bool(self.core.offsets.committed_queues(group, topic))
 
-    def _progress(self, group: str, topic: str, queue_id: int) -> QueueProgress:
+    def _progress(self, group: str, topic: str, queue_id: int) -> figures.QueueProgress:
         high = self.core.store.queue_max(topic, queue_id)
         committed = self.core.offsets.committed(group, topic, queue_id) or 0
         pulled = self.core.offsets.pulled(group, topic, queue_id) or 0
         last_ms = self.core.store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
-        return QueueProgress(
+        return figures.QueueProgress(
             broker_offset=high,
             committed_offset=committed,
             pull_offset=max(pulled, committed),
@@ -258,7 +227,7 @@ class InspectionHandlers:
 
     def handle_stats(self, channel: Channel, command: Command) -> Command:
         """Handles VIEW_BROKER_STATS_DATA (315)."""
-        header = command.decode(BrokerStatsRequest)
+        header = command.decode(admin.BrokerStatsRequest)
         found = self.core.items.find(header.stats_name, header.stats_key)
         if found is None:
             raise RequestRejected(
@@ -273,8 +242,8 @@ class InspectionHandlers:
         """Handles GET_BROKER_CONSUME_STATS (317): for every group with offsets, in ordered or in other
         topics.
         """
-        header = command.decode(BrokerConsumeStatsRequest)
-        groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
+        header = command.decode(admin.BrokerConsumeStatsRequest)
+        groups: dict[str, dict[MessageQueue, figures.QueueProgress]] = {}
         row_count = read_count = 0
         for topic, group in self.core.offsets.pairs():
             config = self.core.topics.get(topic)
@@ -296,9 +265,9 @@ class InspectionHandlers:
                 read_count = 0
                 await self.core.clock.sleep(0)
         all_rows = [row for rows in groups.values() for row in rows.values()]
-        body = encode_consume_stats_list(
+        body = figures.encode_consume_stats_list(
             self.core.own_address(),
-            {group: ConsumeStats(queues=rows) for group, rows in groups.items()},
+            {group: figures.ConsumeStats(queues=rows) for group, rows in groups.items()},
             total_lag=sum(row.broker_offset - row.committed_offset for row in all_rows),
             total_in_flight=sum(row.pull_offset - row.committed_offset for row in all_rows),
         )
@@ -306,22 +275,22 @@ class InspectionHandlers:
 
     def handle_time_span(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_CONSUME_TIME_SPAN (303)."""
-        header = command.decode(ConsumeTimeSpanRequest)
+        header = command.decode(admin.ConsumeTimeSpanRequest)
         config = require_topic(self.core.topics, header.topic)
         now_ms = self.core.clock.now_ms()
         spans = tuple(
             self._time_span(header.group, config.name, queue_id, now_ms)
             for queue_id in range(config.write_queue_count)
         )
-        return command.reply(body=encode_body(ConsumeTimeSpan(spans=spans)))
+        return command.reply(body=encode_body(figures.ConsumeTimeSpan(spans=spans)))
 
-    def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> QueueTimeSpan:
+    def _time_span(self, group: str, topic: str, queue_id: int, now_ms: int) -> figures.QueueTimeSpan:
         store = self.core.store
         end = store.queue_max(topic, queue_id)
         oldest_ms = store.reader.earliest_stored_at(topic, queue_id)
         committed = self.core.offsets.committed(group, topic, queue_id) or 0
         next_ms = store.reader.stored_at(topic, queue_id, committed) if committed < end else -1
-        return QueueTimeSpan(
+        return figures.QueueTimeSpan(
             queue=MessageQueue(topic=topic, broker_name=self.core.options.broker_name, queue_id=queue_id),
             oldest_at_ms=oldest_ms,
             newest_at_ms=store.reader.stored_at(topic, queue_id, end - 1) if end else -1,
@@ -333,7 +302,7 @@ class InspectionHandlers:
         """Handles QUERY_CONSUME_QUEUE (321): returns raw queue entries, and whether they match the group's
         tags.
         """
-        header = command.decode(ConsumeQueueRequest)
+        header = command.decode(admin.ConsumeQueueRequest)
         config = require_topic(self.core.topics, header.topic)
         require_queue(
             config, header.queue_id, queue_count=max(config.read_queue_count, config.write_queue_count)
@@ -348,13 +317,13 @@ class InspectionHandlers:
         entries = self.core.store.queue_entries(
             config.name, header.queue_id, header.queue_offset, min(header.count_max, ENTRY_COUNT_MAX)
         )
-        view = ConsumeQueueView(
+        view = figures.ConsumeQueueView(
             min_queue_offset=self.core.store.queue_min(config.name, header.queue_id),
             max_queue_offset=self.core.store.queue_max(config.name, header.queue_id),
             subscription=None if subscription is None else describe_subscription(subscription),
             filter_data=f"{group}@{config.name} is not online!" if group and subscription is None else None,
             entries=tuple(
-                ConsumeQueueEntry(
+                figures.ConsumeQueueEntry(
                     log_offset=log_offset,
                     size_bytes=size,
                     tag_hash=tag_hash,
@@ -367,10 +336,10 @@ class InspectionHandlers:
 
     def handle_subscription(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_SUBSCRIPTION_BY_CONSUMER (345): none if the group is not online for the topic."""
-        header = command.decode(GroupSubscriptionRequest)
+        header = command.decode(admin.GroupSubscriptionRequest)
         topic = header.topic or ""
         found = self._subscription(header.group, topic)
-        body = GroupSubscription(
+        body = clients.GroupSubscription(
             group=header.group,
             topic=topic,
             subscription=None if found is None else describe_subscription(found),

@@ -19,13 +19,7 @@ from tandemmq.broker.autoswitch.identity import GroupIdentity
 from tandemmq.broker.options import ElectionOptions
 from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
 from tandemmq.protocol.bodies.replica import SyncStateSetAnswer
-from tandemmq.protocol.requests.controller import (
-    AlterSyncStateSetRequest,
-    ElectMasterRequest,
-    RegisterReplicaRequest,
-    VouchRequest,
-    VouchResponse,
-)
+from tandemmq.protocol.requests import controller as requests
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
@@ -88,7 +82,7 @@ class Controllers:
             )
         )
 
-    async def register(self, header: RegisterReplicaRequest) -> MasterFacts:
+    async def register(self, header: requests.RegisterReplicaRequest) -> MasterFacts:
         """Registers this broker: that it has started, its address and its history."""
         return await self._call_for_master(
             lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())
@@ -112,8 +106,8 @@ class Controllers:
             )
         )
 
-    def _election_of(self, broker_id: int, *, is_designated: bool = False) -> ElectMasterRequest:
-        return ElectMasterRequest(
+    def _election_of(self, broker_id: int, *, is_designated: bool = False) -> requests.ElectMasterRequest:
+        return requests.ElectMasterRequest(
             cluster_name=self._cluster,
             broker_name=self._name,
             broker_id=broker_id,
@@ -130,7 +124,7 @@ class Controllers:
         self, broker_id: int, master_epoch: int, ids: Iterable[int], set_epoch: int
     ) -> SyncStateSetAnswer:
         """Asks for a new SyncStateSet; `set_epoch` is the epoch of the set that it replaces."""
-        header = AlterSyncStateSetRequest(
+        header = requests.AlterSyncStateSetRequest(
             broker_name=self._name,
             master_id=broker_id,
             master_epoch=master_epoch,
@@ -364,7 +358,7 @@ class PeerLeaseHolder:
         if remaining_s > 0:
             await self._clock.sleep(remaining_s)
 
-    async def keep(self, address: str, make: Callable[[int | None], VouchRequest]) -> None:
+    async def keep(self, address: str, make: Callable[[int | None], requests.VouchRequest]) -> None:
         """Reports to the master at `address` periodically, and grants it a lease when one is requested. Never
         returns.
         """
@@ -373,7 +367,7 @@ class PeerLeaseHolder:
             sent_at_s = self._clock.monotonic()
             if token is not None:
                 self._until_s = max(self._until_s, sent_at_s + HELD_S)
-            answer: VouchResponse | None = None
+            answer: requests.VouchResponse | None = None
             try:
                 answer = await send_peer_lease.within(TIMEOUT_S, self._client, address, make(token))
             except (ClientError, RequestRejected):

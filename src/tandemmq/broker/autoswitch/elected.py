@@ -52,13 +52,7 @@ from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.controller import (
-    HandOverRequest,
-    MasterResponse,
-    RegisterReplicaRequest,
-    VouchRequest,
-    VouchResponse,
-)
+from tandemmq.protocol.requests import controller as requests
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
@@ -355,7 +349,7 @@ class ElectedBroker:
 
     def handle_peer_lease(self, channel: Channel, command: Command) -> Command:
         """TANDEM_VOUCH (30107): a slave of this term grants a lease, or asks if one is requested."""
-        header, now_s = command.decode(VouchRequest), self._clock.monotonic()
+        header, now_s = command.decode(requests.VouchRequest), self._clock.monotonic()
         if not self.is_master or header.master_epoch != self.epoch:
             raise RequestRejected(f"this broker is not a master in term {header.master_epoch}")
         self._peer_leases.heard.add(header.broker_id)
@@ -364,14 +358,16 @@ class ElectedBroker:
             self._serve_parked()
         lease_requested = self._lease.is_needed and not self._lease.is_valid(now_s + LEASE_SHORT_S)
         return command.reply(
-            header=VouchResponse(token=self._peer_leases.new_token(now_s), lease_requested=lease_requested)
+            header=requests.VouchResponse(
+                token=self._peer_leases.new_token(now_s), lease_requested=lease_requested
+            )
         )
 
     async def handle_hand_over(self, channel: Channel, command: Command) -> Command:
         """TANDEM_HAND_OVER (30106): hands the master role over to the requested broker."""
-        target = command.decode(HandOverRequest).broker_id
+        target = command.decode(requests.HandOverRequest).broker_id
         successor = await self._hand_over(target, render_address(channel.peer))
-        header = MasterResponse(
+        header = requests.MasterResponse(
             broker_name=self._config.broker.broker_name,
             master_id=successor.master_id,
             master_address=successor.master_address,
@@ -466,8 +462,8 @@ class ElectedBroker:
             election_priority=election.priority,
         )
 
-    def make_registration(self) -> RegisterReplicaRequest:
-        return RegisterReplicaRequest(**self._report())
+    def make_registration(self) -> requests.RegisterReplicaRequest:
+        return requests.RegisterReplicaRequest(**self._report())
 
     def _report(self) -> dict[str, Any]:
         """Returns the fields that a registration and a heartbeat share."""
@@ -682,7 +678,7 @@ class ElectedBroker:
             await self._clock.sleep(FIND_MASTER_PAUSE_S)
         await self._peer_lease.keep(
             facts.master_address,
-            lambda token: VouchRequest(
+            lambda token: requests.VouchRequest(
                 broker_id=self.broker_id, master_epoch=facts.master_epoch, token=token
             ),
         )

@@ -34,13 +34,8 @@ from tandemmq.protocol.bodies.client import (
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.requests import route as requests
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
-from tandemmq.protocol.requests.route import (
-    ConsumerListRequest,
-    HeartbeatResponse,
-    NotifyConsumerIdsChangedRequest,
-    UnregisterClientRequest,
-)
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
@@ -80,7 +75,7 @@ class Notices:
                 continue
             if config is not None and not config.notifies_members:
                 continue
-            header = NotifyConsumerIdsChangedRequest(consumer_group=name)
+            header = requests.NotifyConsumerIdsChangedRequest(consumer_group=name)
             for member in self.core.consumers.members(name):
                 notice = Command.request(RequestCode.NOTIFY_CONSUMER_IDS_CHANGED, header, oneway=True)
                 member.channel.send(notice)
@@ -160,7 +155,7 @@ async def _relay(member: Member, asked: Command, question: Command) -> Command:
 CLIENT_ID_LENGTH_MAX = 1_024
 PRODUCER_GROUP_LENGTH_MAX = 255
 """Old clients allow 255. Producer groups are never stored in a file, so their characters are not checked."""
-_HEARTBEAT_RESPONSE = HeartbeatResponse()
+_HEARTBEAT_RESPONSE = requests.HeartbeatResponse()
 
 
 @dataclass(slots=True)
@@ -209,7 +204,7 @@ class ClientHandlers:
         """Handles UNREGISTER_CLIENT (35): removes the client from a producer group, a consumer group, or
         both.
         """
-        header = command.decode(UnregisterClientRequest)
+        header = command.decode(requests.UnregisterClientRequest)
         if header.producer_group:
             self.core.producers.unregister(header.producer_group, channel)
         if header.consumer_group:
@@ -218,7 +213,7 @@ class ClientHandlers:
 
     def handle_consumer_list(self, channel: Channel, command: Command) -> Command:
         """Handles GET_CONSUMER_LIST_BY_GROUP (38)."""
-        group = command.decode(ConsumerListRequest).consumer_group
+        group = command.decode(requests.ConsumerListRequest).consumer_group
         members = self.core.consumers.members(group)
         if not members:
             raise RequestRejected(

@@ -22,37 +22,11 @@ from tandemmq.errors import (
     RequestRejected,
     RequestTimeout,
 )
+from tandemmq.protocol.bodies import progress
 from tandemmq.protocol.bodies.codec import MessageQueue
-from tandemmq.protocol.bodies.progress import (
-    ConsumerStatus,
-    decode_consumer_status,
-    encode_consumer_status,
-    encode_correction_offsets,
-    encode_reset_offsets,
-)
 from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.admin import (
-    CloneGroupOffsetRequest,
-    ConsumerStatusRequest,
-    CorrectionOffsetRequest,
-    ResetClientOffsetRequest,
-    ResetOffsetRequest,
-)
-from tandemmq.protocol.requests.consume import (
-    EarliestStoreTimeRequest,
-    EarliestStoreTimeResponse,
-    GetMaxOffsetRequest,
-    GetMaxOffsetResponse,
-    GetMinOffsetRequest,
-    GetMinOffsetResponse,
-    QueryOffsetRequest,
-    QueryOffsetResponse,
-    SearchOffsetRequest,
-    SearchOffsetResponse,
-    SeenRecord,
-    UpdateOffsetRequest,
-)
+from tandemmq.protocol.requests import admin, consume
 from tandemmq.remoting.channel import Channel
 
 
@@ -69,7 +43,7 @@ class OffsetHandlers:
         """Handles QUERY_CONSUMER_OFFSET (14). A new group starts at 0 if the queue still has its first
         message; a group whose progress was lost starts at the oldest message.
         """
-        header = command.decode(QueryOffsetRequest)
+        header = command.decode(consume.QueryOffsetRequest)
         topic, queue_id = header.topic, header.queue_id
         offset = self.core.offsets.committed(header.consumer_group, topic, queue_id)
         if offset is None:
@@ -86,7 +60,7 @@ class OffsetHandlers:
             offset = 0
         return command.reply(
             ResponseCode.SUCCESS,
-            QueryOffsetResponse(offset=offset, seen=self._record_before(topic, queue_id, offset)),
+            consume.QueryOffsetResponse(offset=offset, seen=self._record_before(topic, queue_id, offset)),
         )
 
     def _record_before(self, topic: str, queue_id: int, offset: int) -> str | None:
@@ -94,13 +68,13 @@ class OffsetHandlers:
         whose log may differ.
         """
         found = self.core.store.reader.find_record(topic, queue_id, offset - 1)
-        return None if found is None else SeenRecord(offset - 1, *found).render()
+        return None if found is None else consume.SeenRecord(offset - 1, *found).render()
 
     def handle_update(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_CONSUMER_OFFSET (15). While a reset is pending, the commit is answered but
         dropped.
         """
-        header = command.decode(UpdateOffsetRequest)
+        header = command.decode(consume.UpdateOffsetRequest)
         group, topic, queue_id = header.consumer_group, header.topic, header.queue_id
         now_ms = self.core.clock.now_ms()
         require_group(self.core.groups, group, now_ms, channel.peer[0])
@@ -114,35 +88,35 @@ class OffsetHandlers:
 
     def handle_max(self, channel: Channel, command: Command) -> Command:
         """Handles GET_MAX_OFFSET (30)."""
-        header = command.decode(GetMaxOffsetRequest)
+        header = command.decode(consume.GetMaxOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self.core.store.queue_max(header.topic, header.queue_id)
         self.claims.record_answer(channel, (header.topic, header.queue_id), offset)
-        return command.reply(ResponseCode.SUCCESS, GetMaxOffsetResponse(offset=offset))
+        return command.reply(ResponseCode.SUCCESS, consume.GetMaxOffsetResponse(offset=offset))
 
     def handle_min(self, channel: Channel, command: Command) -> Command:
         """Handles GET_MIN_OFFSET (31)."""
-        header = command.decode(GetMinOffsetRequest)
+        header = command.decode(consume.GetMinOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self.core.store.queue_min(header.topic, header.queue_id)
-        return command.reply(ResponseCode.SUCCESS, GetMinOffsetResponse(offset=offset))
+        return command.reply(ResponseCode.SUCCESS, consume.GetMinOffsetResponse(offset=offset))
 
     def handle_search(self, channel: Channel, command: Command) -> Command:
         """Handles SEARCH_OFFSET_BY_TIMESTAMP (29)."""
-        header = command.decode(SearchOffsetRequest)
+        header = command.decode(consume.SearchOffsetRequest)
         self._check_queue(header.topic, header.queue_id)
         offset = self.core.store.reader.offset_by_time(
             header.topic, header.queue_id, header.timestamp_ms, upper=header.is_upper
         )
         self.claims.record_answer(channel, (header.topic, header.queue_id), offset)
-        return command.reply(ResponseCode.SUCCESS, SearchOffsetResponse(offset=offset))
+        return command.reply(ResponseCode.SUCCESS, consume.SearchOffsetResponse(offset=offset))
 
     def handle_earliest(self, channel: Channel, command: Command) -> Command:
         """Handles GET_EARLIEST_MSG_STORETIME (32): -1 for an empty queue."""
-        header = command.decode(EarliestStoreTimeRequest)
+        header = command.decode(consume.EarliestStoreTimeRequest)
         self._check_queue(header.topic, header.queue_id)
         at_ms = self.core.store.reader.earliest_stored_at(header.topic, header.queue_id)
-        return command.reply(ResponseCode.SUCCESS, EarliestStoreTimeResponse(timestamp_ms=at_ms))
+        return command.reply(ResponseCode.SUCCESS, consume.EarliestStoreTimeResponse(timestamp_ms=at_ms))
 
     def _starts_at_zero(self, topic: str, queue_id: int) -> bool:
         """Returns True if the queue still has its first message, recent enough to be in memory."""
@@ -175,7 +149,7 @@ class GroupTools:
 
     async def handle_consumer_status(self, channel: Channel, command: Command) -> Command:
         """Handles INVOKE_BROKER_TO_GET_CONSUMER_STATUS (223): asks the members one after another."""
-        header = command.decode(ConsumerStatusRequest)
+        header = command.decode(admin.ConsumerStatusRequest)
         client_id = header.client_id
         members = [
             m for m in self.core.consumers.members(header.group) if not client_id or m.client_id == client_id
@@ -190,7 +164,7 @@ class GroupTools:
             raise invalid(
                 f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be queried at once: name one"
             )
-        question = ConsumerStatusRequest(topic=header.topic, group=header.group)
+        question = admin.ConsumerStatusRequest(topic=header.topic, group=header.group)
         deadline_s = self.core.clock.monotonic() + CLIENTS_TIMEOUT_S
         clients = {}
         for member in members:
@@ -198,13 +172,13 @@ class GroupTools:
             clients[member.client_id] = await _query_offsets(
                 member, question, timeout_s=max(remaining_s, 0.001)
             )
-        return command.reply(body=encode_consumer_status(ConsumerStatus(clients=clients)))
+        return command.reply(body=progress.encode_consumer_status(progress.ConsumerStatus(clients=clients)))
 
     def handle_correction(self, channel: Channel, command: Command) -> Command:
         """Handles QUERY_CORRECTION_OFFSET (308). Returns, per queue of the compared group, the lowest offset
         of all groups but the filtered ones; 2^63-1 where the compared group is behind that offset.
         """
-        header = command.decode(CorrectionOffsetRequest)
+        header = command.decode(admin.CorrectionOffsetRequest)
         filtered = {name for name in (header.filter_groups or "").split(",") if name}
         lowest: dict[int, int] = {}
         for group in self.core.offsets.groups_of(header.topic):
@@ -219,13 +193,13 @@ class GroupTools:
             for queue_id, offset in compared.items()
             if queue_id in lowest
         }
-        return command.reply(body=encode_correction_offsets(corrections))
+        return command.reply(body=progress.encode_correction_offsets(corrections))
 
     def handle_clone(self, channel: Channel, command: Command) -> Command:
         """Handles CLONE_GROUP_OFFSET (314). Without a topic it copies all of the source's offsets; RocketMQ
         copies none then.
         """
-        header = command.decode(CloneGroupOffsetRequest)
+        header = command.decode(admin.CloneGroupOffsetRequest)
         if self.core.options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and changes no offsets: use the master",
@@ -246,7 +220,7 @@ class GroupTools:
 
 
 async def _query_offsets(
-    member: Member, question: ConsumerStatusRequest, *, timeout_s: float
+    member: Member, question: admin.ConsumerStatusRequest, *, timeout_s: float
 ) -> dict[MessageQueue, int]:
     """Returns the client's offsets in memory.
 
@@ -260,7 +234,7 @@ async def _query_offsets(
                 f"the consumer {member.client_id} answered {answer.code}: {answer.remark}",
                 code=ResponseCode.SYSTEM_ERROR,
             )
-        return decode_consumer_status(answer.body).queues
+        return progress.decode_consumer_status(answer.body).queues
     except (RequestTimeout, BrokerUnreachable, Busy, RemoteProtocolError) as error:
         raise RequestRejected(
             f"the consumer {member.client_id}: {error}", code=ResponseCode.SYSTEM_ERROR
@@ -287,7 +261,7 @@ class ResetHandlers:
         """Handles INVOKE_BROKER_TO_RESET_OFFSET (222): returns the new offset of each queue (spec semantics
         15).
         """
-        header = command.decode(ResetOffsetRequest)
+        header = command.decode(admin.ResetOffsetRequest)
         if self.core.options.is_slave:
             raise RequestRejected(
                 "this broker is a slave and resets no offsets: use the master", code=ResponseCode.SYSTEM_ERROR
@@ -302,9 +276,9 @@ class ResetHandlers:
         else:
             targets = self._lowered(header, targets)
             self._push(header, targets)
-        return command.reply(body=encode_reset_offsets(self._by_queue(header.topic, targets)))
+        return command.reply(body=progress.encode_reset_offsets(self._by_queue(header.topic, targets)))
 
-    def _targets(self, header: ResetOffsetRequest) -> dict[int, int]:
+    def _targets(self, header: admin.ResetOffsetRequest) -> dict[int, int]:
         """Returns the new offset of each queue."""
         config = require_topic(self.core.topics, header.topic)
         if self.core.groups.get(header.group) is None:
@@ -317,7 +291,7 @@ class ResetHandlers:
         require_queue(config, header.queue_id, queue_count=config.write_queue_count)
         return {header.queue_id: self._one_target(header, header.queue_id)}
 
-    def _one_target(self, header: ResetOffsetRequest, queue_id: int) -> int:
+    def _one_target(self, header: admin.ResetOffsetRequest, queue_id: int) -> int:
         if header.offset is None or header.offset == NO_OFFSET:
             return self._offset_at(header.topic, queue_id, header.timestamp_ms)
         low = self.core.store.queue_min(header.topic, queue_id)
@@ -335,7 +309,7 @@ class ResetHandlers:
             return self.core.store.queue_max(topic, queue_id)
         return self.core.store.reader.offset_by_time(topic, queue_id, time_ms)
 
-    def _lowered(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
+    def _lowered(self, header: admin.ResetOffsetRequest, targets: Mapping[int, int]) -> dict[int, int]:
         """Returns the targets, limited to the committed offsets unless forced: no queue is moved forward
         then.
         """
@@ -350,13 +324,13 @@ class ResetHandlers:
             lowered[queue_id] = target if header.is_forced else min(target, current)
         return lowered
 
-    def _push(self, header: ResetOffsetRequest, targets: Mapping[int, int]) -> None:
+    def _push(self, header: admin.ResetOffsetRequest, targets: Mapping[int, int]) -> None:
         members = self.core.consumers.members(header.group)
         if not members:
             raise RequestRejected(
                 f"no consumer of the group {header.group} is online", code=ResponseCode.CONSUMER_NOT_ONLINE
             )
-        push = ResetClientOffsetRequest(
+        push = admin.ResetClientOffsetRequest(
             topic=header.topic,
             group=header.group,
             timestamp_ms=header.timestamp_ms,
@@ -365,7 +339,7 @@ class ResetHandlers:
         )
         offsets = self._by_queue(header.topic, targets)
         for member in members:
-            body = encode_reset_offsets(offsets, as_list=member.language == LanguageCode.CPP)
+            body = progress.encode_reset_offsets(offsets, as_list=member.language == LanguageCode.CPP)
             code = RequestCode.RESET_CONSUMER_CLIENT_OFFSET
             member.channel.send(Command.request(code, push, body=body, oneway=True))
 

@@ -31,29 +31,12 @@ from tandemmq.broker.pop.reading import (
 from tandemmq.broker.pull.filters import parse_filter
 from tandemmq.broker.table_file import OnSaved
 from tandemmq.errors import Busy, NotPermitted, RequestRejected, StoreError
+from tandemmq.protocol import pop_receipts as receipts
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame_head
-from tandemmq.protocol.pop_receipts import (
-    FLAG_NORMAL,
-    ORDERED_REVIVE_QUEUE,
-    Handle,
-    join_items,
-    offsets_item,
-    order_items,
-    start_item,
-)
-from tandemmq.protocol.requests.consume import (
-    ANY_QUEUE,
-    NotificationRequest,
-    NotificationResponse,
-    PeekRequest,
-    PollingInfoRequest,
-    PollingInfoResponse,
-    PopRequest,
-    PopResponse,
-)
+from tandemmq.protocol.requests import consume
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import TimerHandle
 from tandemmq.store import PutStatus
@@ -106,7 +89,7 @@ class PopAdmission:
         topic = require_topic(self.core.topics, header.topic)
         if not topic.is_readable:
             raise NotPermitted(f"the topic {topic.name} is not readable (permission {topic.permission})")
-        if not ANY_QUEUE <= header.queue_id < topic.read_queue_count:
+        if not consume.ANY_QUEUE <= header.queue_id < topic.read_queue_count:
             raise invalid(
                 f"queueId {header.queue_id} is outside -1..{topic.read_queue_count - 1} of {topic.name}"
             )
@@ -169,13 +152,13 @@ class PopAnswer:
     def add(self, batches: PoppedBatch, params: PopParams) -> None:
         """Adds the messages of one queue."""
         source = batches.source
-        self.starts.append(start_item(source.flag, source.queue_id, batches.start_offset))
-        self.offsets.append(offsets_item(source.flag, source.queue_id, batches.offsets))
-        if source.flag == FLAG_NORMAL or self.tells_retry_topic:
+        self.starts.append(receipts.start_item(source.flag, source.queue_id, batches.start_offset))
+        self.offsets.append(receipts.offsets_item(source.flag, source.queue_id, batches.offsets))
+        if source.flag == receipts.FLAG_NORMAL or self.tells_retry_topic:
             self.records += batches.records
             return
         for record, offset in zip(batches.records, batches.offsets, strict=True):
-            handle = Handle(
+            handle = receipts.Handle(
                 batches.start_offset,
                 self.pop_time_ms,
                 params.invisible_ms,
@@ -187,16 +170,16 @@ class PopAnswer:
             )
             self.records.append(with_handle(record, params.topic, handle))
 
-    def header(self, params: PopParams, found: Found) -> PopResponse:
+    def header(self, params: PopParams, found: Found) -> consume.PopResponse:
         """Returns the header of the answer; `found` holds the number of messages left."""
-        return PopResponse(
+        return consume.PopResponse(
             pop_time_ms=self.pop_time_ms,
             invisible_ms=params.invisible_ms,
             revive_queue_id=self.revive_queue_id,
             rest_count=found.rest,
-            start_offset_info=join_items(self.starts),
-            message_offset_info=join_items(self.offsets),
-            order_count_info=join_items(self.orders) if params.is_ordered else None,
+            start_offset_info=receipts.join_items(self.starts),
+            message_offset_info=receipts.join_items(self.offsets),
+            order_count_info=receipts.join_items(self.orders) if params.is_ordered else None,
         )
 
 
@@ -235,7 +218,7 @@ class PopHandlers:
 
     def handle_pop(self, channel: Channel, command: Command) -> Command | None:
         """Handles POP_MESSAGE (200050)."""
-        header = command.decode(PopRequest)
+        header = command.decode(consume.PopRequest)
         now_ms = self.core.clock.now_ms()
         born_at_ms = header.born_at_ms or now_ms
         if is_late(born_at_ms, header.poll_ms, now_ms):
@@ -267,7 +250,7 @@ class PopHandlers:
 
     def handle_peek(self, channel: Channel, command: Command) -> Command | None:
         """Handles PEEK_MESSAGE (200052), on a slave as well."""
-        header = command.decode(PeekRequest)
+        header = command.decode(consume.PeekRequest)
         check_count(header.count_max)
         admitted = self.admission.admit(channel, header, self.core.clock.now_ms())
         params = PopParams(header.topic, header.consumer_group, header.queue_id, header.count_max)
@@ -282,7 +265,7 @@ class PopHandlers:
 
     def handle_notification(self, channel: Channel, command: Command) -> Command | None:
         """Handles NOTIFICATION (200054). A late one is answered as well, but not held."""
-        header = command.decode(NotificationRequest)
+        header = command.decode(consume.NotificationRequest)
         now_ms = self.core.clock.now_ms()
         admitted = self.admission.admit(channel, header, now_ms)
         params = PopParams(
@@ -301,21 +284,21 @@ class PopHandlers:
         )
         pending = PendingPop(channel, command, params, admitted)
         if self.reader.has_message(params, admitted.topic.read_queue_count, now_ms):
-            return command.reply(ResponseCode.SUCCESS, NotificationResponse(has_message=True))
+            return command.reply(ResponseCode.SUCCESS, consume.NotificationResponse(has_message=True))
         self._wake_when_free(pending, now_ms)
         until_ms = (header.born_at_ms or now_ms) + header.poll_ms
         answer = self._hold(pending, until_ms, self._on_wake_notification)
         if answer is None:
             return None
         is_full = answer.code == ResponseCode.POLLING_FULL
-        return command.reply(ResponseCode.SUCCESS, NotificationResponse(is_polling_full=is_full))
+        return command.reply(ResponseCode.SUCCESS, consume.NotificationResponse(is_polling_full=is_full))
 
     def handle_polling_info(self, channel: Channel, command: Command) -> Command:
         """Handles POLLING_INFO (200055)."""
-        header = command.decode(PollingInfoRequest)
+        header = command.decode(consume.PollingInfoRequest)
         self.admission.admit(channel, header, self.core.clock.now_ms())
         count = self.polls.count((header.topic, header.consumer_group), header.queue_id)
-        return command.reply(ResponseCode.SUCCESS, PollingInfoResponse(count=count))
+        return command.reply(ResponseCode.SUCCESS, consume.PollingInfoResponse(count=count))
 
     # Popping.
 
@@ -375,7 +358,7 @@ class PopHandlers:
 
     def _pop_in_order(self, pending: PendingPop, found: Found, now_ms: int) -> None:
         params = pending.params
-        answer = self._new_answer(now_ms, ORDERED_REVIVE_QUEUE)
+        answer = self._new_answer(now_ms, receipts.ORDERED_REVIVE_QUEUE)
         for batches in found.batches:
             key = (batches.source.topic, params.group, batches.source.queue_id)
             pop = OrderedPop(
@@ -388,7 +371,7 @@ class PopHandlers:
             self.core.tables.orders.put(key, pop)
             answer.add(batches, params)
             flag, queue_id = batches.source.flag, batches.source.queue_id
-            answer.orders += order_items(flag, queue_id, batches.offsets, pop.counts)
+            answer.orders += receipts.order_items(flag, queue_id, batches.offsets, pop.counts)
         self._finish(pending, found, answer, PutStatus.PUT_OK)
 
     def _new_answer(self, pop_time_ms: int, revive_queue_id: int) -> PopAnswer:
@@ -406,7 +389,7 @@ class PopHandlers:
                 command.reply(ResponseCode.SYSTEM_ERROR, remark=f"the pop was not stored: {status.value}")
             )
             # the messages are available again
-            self.polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
+            self.polls.touch((pending.params.topic, pending.params.group), consume.ANY_QUEUE)
             return
         self.popped_count += found.count
         stats = self.core.stats
@@ -420,13 +403,13 @@ class PopHandlers:
                 stats.count_checkpoint(topic, pending.params.group)
         self._send(channel, command, answer.header(pending.params, found), answer.records)
         if found.rest > 0:
-            self.polls.touch((pending.params.topic, pending.params.group), ANY_QUEUE)
+            self.polls.touch((pending.params.topic, pending.params.group), consume.ANY_QUEUE)
 
     def _send(
         self,
         channel: Channel,
         command: Command,
-        header: PopResponse,
+        header: consume.PopResponse,
         records: Sequence[memoryview | bytes],
     ) -> None:
         size = sum(map(len, records))
@@ -436,7 +419,7 @@ class PopHandlers:
 
     def _nothing(self, command: Command, code: ResponseCode, remark: str) -> Command:
         self.core.stats.count_pull_ending(code)
-        return command.reply(code, PopResponse(), remark=remark)
+        return command.reply(code, consume.PopResponse(), remark=remark)
 
     # Waiting.
 
@@ -524,7 +507,7 @@ class PopHandlers:
         now_ms = self.core.clock.now_ms()
         has_message = self.reader.has_message(pending.params, count, now_ms)
         if has_message or is_over:
-            response = NotificationResponse(has_message=has_message)
+            response = consume.NotificationResponse(has_message=has_message)
             pending.channel.send(pending.command.reply(ResponseCode.SUCCESS, response))
             return True
         self._wake_when_free(pending, now_ms)

@@ -15,15 +15,7 @@ from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import MESSAGE_COUNT_MAX, QueueKey
 from tandemmq.broker.pull.long_poll import PollChannel
 from tandemmq.errors import RequestRejected
-from tandemmq.protocol.pop_receipts import (
-    FLAG_NORMAL,
-    FLAG_RETRY_V1,
-    FLAG_RETRY_V2,
-    Handle,
-    pop_retry_v1,
-    pop_retry_v2,
-    render_handle,
-)
+from tandemmq.protocol import pop_receipts as receipts
 from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_property, remove_property
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.requests.consume import INIT_MIN
@@ -317,9 +309,11 @@ class PopReader:
     def retry_topics(self, group: str, topic: str) -> list[tuple[str, str]]:
         """Returns the names and flags of the topics that may hold the group's ended leases of the topic."""
         options = self.core.options
-        found = [(pop_retry_v2(group, topic), FLAG_RETRY_V2)] if options.pop_retry_v2 else []
+        found = (
+            [(receipts.pop_retry_v2(group, topic), receipts.FLAG_RETRY_V2)] if options.pop_retry_v2 else []
+        )
         if not options.pop_retry_v2 or options.pop_reads_retry_v1:
-            found.append((pop_retry_v1(group, topic), FLAG_RETRY_V1))
+            found.append((receipts.pop_retry_v1(group, topic), receipts.FLAG_RETRY_V1))
         return found
 
     def sources(self, params: PopParams, queue_count: int) -> Iterator[PoppedQueue]:
@@ -334,10 +328,10 @@ class PopReader:
         if is_retry_first:
             yield from retries
         if params.queue_id >= 0:
-            yield PoppedQueue(params.topic, params.queue_id, FLAG_NORMAL)
+            yield PoppedQueue(params.topic, params.queue_id, receipts.FLAG_NORMAL)
         else:
             for step in range(queue_count):
-                yield PoppedQueue(params.topic, (chance + step) % queue_count, FLAG_NORMAL)
+                yield PoppedQueue(params.topic, (chance + step) % queue_count, receipts.FLAG_NORMAL)
         if not is_retry_first:
             yield from retries
 
@@ -400,7 +394,7 @@ class PopReader:
     def _may_find(self, source: PoppedQueue, key: QueueKey, params: PopParams) -> bool:
         """Returns False if one read shows that the queue has no message left that the filter accepts."""
         remaining = self._remaining(key)
-        if remaining <= 0 or params.message_filter is None or source.flag != FLAG_NORMAL:
+        if remaining <= 0 or params.message_filter is None or source.flag != receipts.FLAG_NORMAL:
             return remaining > 0
         start = self.core.store.queue_max(source.topic, source.queue_id) - remaining
         got = self._get(source, start, params, MESSAGE_COUNT_MAX)
@@ -431,7 +425,7 @@ class PopReader:
 
     def _get(self, source: PoppedQueue, start: int, params: PopParams, count_max: int) -> GetResult:
         # Messages of retry topics were filtered at their first pop (filterSupportRetry is off).
-        tag_hashes = params.message_filter if source.flag == FLAG_NORMAL else None
+        tag_hashes = params.message_filter if source.flag == receipts.FLAG_NORMAL else None
         if isinstance(tag_hashes, SqlFilter):
             tag_hashes = None  # `_add` applies the SQL filter
         return self.core.store.reader.get(
@@ -446,7 +440,7 @@ class PopReader:
     def _add(self, found: Found, source: PoppedQueue, start: int, got: GetResult, params: PopParams) -> bool:
         """Adds what was read. Returns False if the filter rejects all of it."""
         records = list(split_records(got.slices))
-        if isinstance(params.message_filter, SqlFilter) and source.flag == FLAG_NORMAL:
+        if isinstance(params.message_filter, SqlFilter) and source.flag == receipts.FLAG_NORMAL:
             records = [record for record in records if params.message_filter.matches_record(record)]
             if not records:
                 return False
@@ -469,7 +463,7 @@ class PopReader:
             return position
         low = self.core.store.queue_min(topic, queue_id)
         is_forgotten = self.core.offsets.is_forgotten(group)
-        if source.flag != FLAG_NORMAL or params.init_mode == INIT_MIN or is_forgotten:
+        if source.flag != receipts.FLAG_NORMAL or params.init_mode == INIT_MIN or is_forgotten:
             start = low
         else:
             start = self._newest(topic, queue_id, low)
@@ -517,7 +511,7 @@ def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:
             position += size
 
 
-def with_handle(record: memoryview, topic: str, handle: Handle) -> memoryview | bytes:
+def with_handle(record: memoryview, topic: str, handle: receipts.Handle) -> memoryview | bytes:
     """Returns a message of a pop retry topic in the form that a client of `topic` expects, with its handle. A
     message whose properties have no room for the handle is returned as stored; clients then derive the handle
     from the answer's lists.
@@ -525,7 +519,7 @@ def with_handle(record: memoryview, topic: str, handle: Handle) -> memoryview | 
     stored = decode_record(record, check_crc=False)
     properties = remove_property(stored.raw_properties, CRC32.encode())
     properties = remove_property(properties, b"POP_CK")
-    properties = append_property(properties, "POP_CK", render_handle(handle))
+    properties = append_property(properties, "POP_CK", receipts.render_handle(handle))
     if len(properties) > PROPERTIES_BYTES_MAX:
         return record
     new = NewRecord(

@@ -19,27 +19,11 @@ from tandemmq.broker.table_file import save_or_reject
 from tandemmq.broker.topics.attributes import apply_group_attributes, apply_topic_attributes
 from tandemmq.broker.topics.topic_table import system_topic_names
 from tandemmq.errors import GroupNotFound, NotPermitted, ServiceNotAvailable
+from tandemmq.protocol.bodies import tables
 from tandemmq.protocol.bodies.codec import encode_body
-from tandemmq.protocol.bodies.tables import (
-    GroupConfigList,
-    GroupForbidden,
-    SubscriptionGroupConfig,
-    TopicConfig,
-    TopicConfigList,
-    as_changes,
-    encode_topic_list,
-)
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
-from tandemmq.protocol.requests.admin import (
-    CreateTopicRequest,
-    DeleteGroupRequest,
-    DeleteTopicRequest,
-    GroupConfigRequest,
-    GroupForbiddenRequest,
-    IfExists,
-    TopicConfigRequest,
-)
+from tandemmq.protocol.requests import admin
 from tandemmq.protocol.topic_names import group_fault, is_system_topic, topic_fault
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address
@@ -73,9 +57,9 @@ class TopicHandlers:
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_TOPIC (17)."""
-        header = command.decode(CreateTopicRequest)
+        header = command.decode(admin.CreateTopicRequest)
         self._require_master()
-        config = TopicConfig(
+        config = tables.TopicConfig(
             name=header.topic,
             read_queue_count=header.read_queue_count,
             write_queue_count=header.write_queue_count,
@@ -93,11 +77,11 @@ class TopicHandlers:
 
     async def handle_create_list(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_TOPIC_LIST (18): all topics are changed, or none if one is rejected."""
-        configs = read_body(TopicConfigList, command.body).topics
+        configs = read_body(tables.TopicConfigList, command.body).topics
         self._require_master()
         if not configs:
             raise invalid("topicConfigList must name at least one topic")
-        checked = [self._checked(config, as_changes(config.attributes)) for config in configs]
+        checked = [self._checked(config, tables.as_changes(config.attributes)) for config in configs]
         self.core.topics.require_room(config.name for config in checked)
         changed = [config for config in checked if self._put(config, channel.peer, self._hidden(config))]
         if changed:
@@ -106,20 +90,20 @@ class TopicHandlers:
         return command.reply()
 
     def _kept(
-        self, config: TopicConfig, attributes: str | None, if_exists: str | None
-    ) -> tuple[TopicConfig, str | None]:
+        self, config: tables.TopicConfig, attributes: str | None, if_exists: str | None
+    ) -> tuple[tables.TopicConfig, str | None]:
         """Returns the configuration and the changed attributes of a request, with what an existing topic
         keeps. Nothing is awaited until the table is changed, so that no other request comes between.
         """
-        if if_exists is not None and if_exists not in tuple(IfExists):
-            raise invalid(f"tmIfExists {if_exists[:32]!r} must be one of {', '.join(IfExists)}")
+        if if_exists is not None and if_exists not in tuple(admin.IfExists):
+            raise invalid(f"tmIfExists {if_exists[:32]!r} must be one of {', '.join(admin.IfExists)}")
         before = self.core.topics.get(config.name)
         if before is None or if_exists is None:
             return config, attributes
-        if if_exists == IfExists.KEEP:
+        if if_exists == admin.IfExists.KEEP:
             return before, None
         base = config
-        if if_exists == IfExists.GROW:
+        if if_exists == admin.IfExists.GROW:
             base, attributes = before, None
         grown = replace(
             base,
@@ -128,7 +112,7 @@ class TopicHandlers:
         )
         return grown, attributes
 
-    def _checked(self, config: TopicConfig, changes: str | None) -> TopicConfig:
+    def _checked(self, config: tables.TopicConfig, changes: str | None) -> tables.TopicConfig:
         """Returns the resulting topic with its attributes changed as requested. Raises BadRequest."""
         self._check(config)
         before = self.core.topics.get(config.name)
@@ -140,7 +124,7 @@ class TopicHandlers:
         )
         return msgspec.structs.replace(config, attributes=attributes)
 
-    def _hidden(self, config: TopicConfig) -> str | None:
+    def _hidden(self, config: tables.TopicConfig) -> str | None:
         """Describes the unread messages in queues that the change removes from reading; None if there are
         none.
 
@@ -169,7 +153,7 @@ class TopicHandlers:
             " read"
         )
 
-    def _put(self, config: TopicConfig, peer: Address, hidden: str | None) -> bool:
+    def _put(self, config: tables.TopicConfig, peer: Address, hidden: str | None) -> bool:
         is_new = self.core.topics.get(config.name) is None
         if not self.core.topics.put(config, self.core.clock.now_ms()):
             return False
@@ -190,7 +174,7 @@ class TopicHandlers:
         master. A slave that became master may have queues of a topic that is in no table; they are deleted as
         well, or a new topic of that name would begin with them.
         """
-        header = command.decode(DeleteTopicRequest)
+        header = command.decode(admin.DeleteTopicRequest)
         topic = header.topic
         fault = topic_fault(topic)
         if fault:
@@ -226,14 +210,14 @@ class TopicHandlers:
 
     def handle_show(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPIC_CONFIG (351)."""
-        config = require_topic(self.core.topics, command.decode(TopicConfigRequest).topic)
+        config = require_topic(self.core.topics, command.decode(admin.TopicConfigRequest).topic)
         return command.reply(body=encode_body(config))
 
     def handle_system_list(self, channel: Channel, command: Command) -> Command:
         """Handles GET_SYSTEM_TOPIC_LIST_FROM_BROKER (305)."""
-        return command.reply(body=encode_topic_list(sorted(self._system_names)))
+        return command.reply(body=tables.encode_topic_list(sorted(self._system_names)))
 
-    def _check(self, config: TopicConfig) -> None:
+    def _check(self, config: tables.TopicConfig) -> None:
         fault = topic_fault(config.name)
         if fault:
             raise invalid(fault)
@@ -277,7 +261,7 @@ class GroupHandlers:
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
-        config = read_body(SubscriptionGroupConfig, command.body)
+        config = read_body(tables.SubscriptionGroupConfig, command.body)
         self._require_master()
         if self.core.groups.put(self._checked(config), self.core.clock.now_ms()):
             await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
@@ -287,7 +271,7 @@ class GroupHandlers:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST (225): all are changed, or none if one is
         rejected.
         """
-        configs = read_body(GroupConfigList, command.body).groups
+        configs = read_body(tables.GroupConfigList, command.body).groups
         self._require_master()
         if not configs:
             raise invalid("groupConfigList must name at least one group")
@@ -303,7 +287,7 @@ class GroupHandlers:
         """Handles UPDATE_AND_GET_GROUP_FORBIDDEN (353): returns whether a group may read a topic, after
         changing it if requested.
         """
-        header = command.decode(GroupForbiddenRequest)
+        header = command.decode(admin.GroupForbiddenRequest)
         group, topic = header.group, header.topic
         if header.is_readable is not None:
             self._require_master()
@@ -314,12 +298,12 @@ class GroupHandlers:
             if self.core.groups.forbid_reading(group, topic, now_ms, is_forbidden=not header.is_readable):
                 await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
         is_readable = not self.core.groups.is_read_forbidden(group, topic)
-        answer = GroupForbidden(group=group, topic=topic, is_readable=is_readable)
+        answer = tables.GroupForbidden(group=group, topic=topic, is_readable=is_readable)
         return command.reply(body=encode_body(answer))
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_SUBSCRIPTIONGROUP (207); the group's offsets are deleted if the request says so."""
-        header = command.decode(DeleteGroupRequest)
+        header = command.decode(admin.DeleteGroupRequest)
         self._require_master()
         drops_offsets = header.cleans_offsets or header.removes_offsets
         now_ms = self.core.clock.now_ms()
@@ -336,11 +320,11 @@ class GroupHandlers:
         """Handles GET_SUBSCRIPTIONGROUP_CONFIG (352). The client is about to use the group, so it is
         created.
         """
-        group = command.decode(GroupConfigRequest).group
+        group = command.decode(admin.GroupConfigRequest).group
         config = require_group(self.core.groups, group, self.core.clock.now_ms(), channel.peer[0])
         return command.reply(body=encode_body(config))
 
-    def _checked(self, config: SubscriptionGroupConfig) -> SubscriptionGroupConfig:
+    def _checked(self, config: tables.SubscriptionGroupConfig) -> tables.SubscriptionGroupConfig:
         """Returns the resulting group with its attributes changed as requested. Raises BadRequest."""
         _check(config)
         held = self.core.groups.get(config.name)
@@ -354,7 +338,7 @@ class GroupHandlers:
             )
 
 
-def _check(config: SubscriptionGroupConfig) -> None:
+def _check(config: tables.SubscriptionGroupConfig) -> None:
     """Raises BadRequest for an invalid name or number."""
     fault = group_fault(config.name)
     if fault:
