@@ -710,8 +710,8 @@ _TABLES: Final = (
     Plant(
         name="of two masters the first one yields",
         path="broker/second_master.py",
-        sound="if facts > MasterSeniority(self.started_at_ms, self._own_address()):",
-        bug="if facts < MasterSeniority(self.started_at_ms, self._own_address()):",
+        sound="if facts > MasterSeniority(self.started_at_ms, self.own_address()):",
+        bug="if facts < MasterSeniority(self.started_at_ms, self.own_address()):",
         proofs=("unit/broker/test_second_master_claim.py",),
     ),
     Plant(
@@ -1941,8 +1941,8 @@ _ELECTED: Final = (
     Plant(
         name="a lease is counted from the answer",
         path="broker/autoswitch/controllers.py",
-        sound="self._sender.on_heartbeat_answer(answer, sent_s)",
-        bug="self._sender.on_heartbeat_answer(answer, self._clock.monotonic())",
+        sound="self.sender.on_heartbeat_answer(answer, sent_s)",
+        bug="self.sender.on_heartbeat_answer(answer, self.clock.monotonic())",
         proofs=("simulation/test_elected_simulation.py",),
     ),
     Plant(

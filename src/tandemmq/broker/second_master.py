@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from tandemmq.api.broker_admin import query_broker_config, query_runtime_info
@@ -49,55 +50,49 @@ class MasterSeniority(NamedTuple):
     address: str
 
 
+@dataclass(slots=True)
 class MasterClaim:
     """The claim of one broker to be the master of its name. `yielded_to` is empty until the broker has
     yielded.
     """
 
-    def __init__(
-        self,
-        options: BrokerOptions,
-        *,
-        client: RemotingClient,
-        own_address: Callable[[], str],
-        chance: Random,
-    ) -> None:
-        self._options = options
-        self._client = client
-        self._own_address = own_address
-        self._chance = chance
-        self._incarnation = ""
-        self._found = ""
-        self.started_at_ms = 0
-        """The `bootTimestamp` of the runtime info, because the other master compares that value."""
-        self.yielded_to = ""
-        self.on_yield: Callable[[], None] = lambda: None
-        """Called when this broker yields; set by the owner."""
+    options: BrokerOptions
+    _: KW_ONLY
+    client: RemotingClient
+    own_address: Callable[[], str]
+    chance: Random
+    started_at_ms: int = 0
+    """The `bootTimestamp` of the runtime info, because the other master compares that value."""
+    yielded_to: str = ""
+    on_yield: Callable[[], None] = lambda: None
+    """Called when this broker yields; set by the owner."""
+    _incarnation: str = ""
+    _found: str = ""
 
     def facts(self) -> dict[str, str]:
         """Returns the claim's entries for the runtime info."""
-        self._incarnation = self._incarnation or self._chance.token_bytes(8).hex()
+        self._incarnation = self._incarnation or self.chance.token_bytes(8).hex()
         yielded = {YIELDED_KEY: self.yielded_to} if self.yielded_to else {}
         return {INCARNATION_KEY: self._incarnation, **yielded}
 
     @property
     def is_watched(self) -> bool:
         """False on a slave, and if refuseSecondMaster is off."""
-        return self._options.refuse_second_master and not self._options.is_slave
+        return self.options.refuse_second_master and not self.options.is_slave
 
     def refusal(self) -> ServiceNotAvailable:
         """Returns a yielded master's answer to every request that would change something."""
         return ServiceNotAvailable(
-            f"{self.yielded_to} is the master of {self._options.broker_name}; this one started later and"
+            f"{self.yielded_to} is the master of {self.options.broker_name}; this one started later and"
             " accepts nothing until it is started again: stop one of the two"
         )
 
     async def require_first(self) -> None:
         """Raises ConfigError when another master of this name is registered and answers as such."""
-        other = None if self._options.is_slave else await self.other_master()
+        other = None if self.options.is_slave else await self.other_master()
         if other is not None:
             raise ConfigError(
-                f"{other} is the master of {self._options.broker_name} and answers: stop it first,"
+                f"{other} is the master of {self.options.broker_name} and answers: stop it first,"
                 " or set refuseSecondMaster=false"
             )
 
@@ -105,7 +100,7 @@ class MasterClaim:
         """Returns the address of another master of this name, among those that name servers list and `also`;
         else None.
         """
-        options = self._options
+        options = self.options
         if not options.refuse_second_master:
             return None
         own = render_address((options.advertised_host, options.listen_port))
@@ -117,7 +112,7 @@ class MasterClaim:
 
     async def known_members(self) -> list[dict[int, str]]:
         """Returns this name's brokers by id, one table per name server that answers."""
-        answers = await asyncio.gather(*map(self._members, dict.fromkeys(self._options.name_servers)))
+        answers = await asyncio.gather(*map(self._members, dict.fromkeys(self.options.name_servers)))
         return [members for members in answers if members is not None]
 
     async def listed_slaves(self) -> dict[int, str] | None:
@@ -134,7 +129,7 @@ class MasterClaim:
         """
         if not self.yielded_to and self.is_watched:
             other = (await self._members(name_server) or {}).get(0)
-            if other is not None and other != self._own_address():
+            if other is not None and other != self.own_address():
                 await self._compare(other)
         return not self.yielded_to
 
@@ -142,8 +137,8 @@ class MasterClaim:
         facts = await self._query_master(other)
         if facts is None or self.yielded_to:
             return
-        extra = {"broker": self._options.broker_name, "other": other}
-        if facts > MasterSeniority(self.started_at_ms, self._own_address()):
+        extra = {"broker": self.options.broker_name, "other": other}
+        if facts > MasterSeniority(self.started_at_ms, self.own_address()):
             if other != self._found:
                 self._found = other
                 log.error(events.SECOND_MASTER_FOUND, extra=extra)
@@ -154,10 +149,10 @@ class MasterClaim:
 
     async def _members(self, name_server: str) -> dict[int, str] | None:
         """Returns the members that the name server lists; None when it does not answer."""
-        options = self._options
+        options = self.options
         try:
             return await query_members(
-                self._client, name_server, options.cluster_name, options.broker_name, timeout_s=ASK_TIMEOUT_S
+                self.client, name_server, options.cluster_name, options.broker_name, timeout_s=ASK_TIMEOUT_S
             )
         except TandemError:
             return None
@@ -167,11 +162,11 @@ class MasterClaim:
         of this name, for a yielded master, and for this broker itself.
         """
         try:
-            text = await query_broker_config.within(ASK_TIMEOUT_S, self._client, address)
+            text = await query_broker_config.within(ASK_TIMEOUT_S, self.client, address)
             config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
-            if (config.get("brokerName"), config.get("brokerId")) != (self._options.broker_name, "0"):
+            if (config.get("brokerName"), config.get("brokerId")) != (self.options.broker_name, "0"):
                 return None
-            runtime = await query_runtime_info.within(ASK_TIMEOUT_S, self._client, address)
+            runtime = await query_runtime_info.within(ASK_TIMEOUT_S, self.client, address)
             started_at_ms = int(runtime.get("bootTimestamp", "0"))
         except (TandemError, ValueError):
             return None

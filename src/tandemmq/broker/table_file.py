@@ -14,6 +14,7 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -60,19 +61,17 @@ class StoredTable(ABC):
             callback()
 
 
+@dataclass(eq=False, slots=True)
 class TableFile:
     """One file and the function that returns its whole content."""
 
-    __slots__ = ("delay_ms", "encode", "is_changed", "is_due", "lock", "path", "waiting")
-
-    def __init__(self, path: Path, encode: Callable[[], bytes], delay_ms: int) -> None:
-        self.path = path
-        self.encode = encode
-        self.delay_ms = delay_ms
-        self.is_changed = False
-        self.is_due = False
-        self.lock = asyncio.Lock()
-        self.waiting: list[OnSaved] = []
+    path: Path
+    encode: Callable[[], bytes]
+    delay_ms: int
+    is_changed: bool = False
+    is_due: bool = False
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: list[OnSaved] = field(default_factory=list)
 
 
 class TableSaver:

@@ -211,21 +211,15 @@ class AuthHandlers:
 
     async def handle_create_user(self, channel: Channel, command: Command) -> Command:
         name = command.decode(admin.UserRequest).username
-        self._check_on()
-        self._table.create_user(decode_body(command.body, UserInfo), name)
-        return await self._saved(command)
+        return await self._changed(command, lambda info: self._table.create_user(info, name), UserInfo)
 
     async def handle_update_user(self, channel: Channel, command: Command) -> Command:
         name = command.decode(admin.UserRequest).username
-        self._check_on()
-        self._table.update_user(decode_body(command.body, UserInfo), name)
-        return await self._saved(command)
+        return await self._changed(command, lambda info: self._table.update_user(info, name), UserInfo)
 
     async def handle_delete_user(self, channel: Channel, command: Command) -> Command:
         name = command.decode(admin.UserRequest).username
-        self._check_on()
-        self._table.delete_user(name)
-        return await self._saved(command)
+        return await self._changed(command, lambda _: self._table.delete_user(name))
 
     def handle_get_user(self, channel: Channel, command: Command) -> Command:
         """Returns an empty answer if there is no such user, as in RocketMQ."""
@@ -242,21 +236,17 @@ class AuthHandlers:
 
     async def handle_create_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(admin.AclRequest).subject
-        self._check_on()
-        self._table.create_acl(decode_body(command.body, AclInfo), subject)
-        return await self._saved(command)
+        return await self._changed(command, lambda acl: self._table.create_acl(acl, subject), AclInfo)
 
     async def handle_update_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(admin.AclRequest).subject
-        self._check_on()
-        self._table.update_acl(decode_body(command.body, AclInfo), subject)
-        return await self._saved(command)
+        return await self._changed(command, lambda acl: self._table.update_acl(acl, subject), AclInfo)
 
     async def handle_delete_acl(self, channel: Channel, command: Command) -> Command:
-        request = command.decode(admin.DeleteAclRequest)
-        self._check_on()
-        self._table.delete_acl(request.subject, request.policy_type, request.resource)
-        return await self._saved(command)
+        one = command.decode(admin.DeleteAclRequest)
+        return await self._changed(
+            command, lambda _: self._table.delete_acl(one.subject, one.policy_type, one.resource)
+        )
 
     def handle_get_acl(self, channel: Channel, command: Command) -> Command:
         subject = command.decode(admin.AclRequest).subject
@@ -281,11 +271,13 @@ class AuthHandlers:
         is_super = (user is not None and user.is_super) or (inner is not None and inner.access_key == name)
         return None if is_super else name
 
-    def _check_on(self) -> None:
+    async def _changed(
+        self, command: Command, change: Callable[[Any], None], shape: type | None = None
+    ) -> Command:
+        """Makes a change with the body of the request, if it has a `shape`, and answers once it is saved."""
         if not self._options.authentication_enabled:
             raise NotPermitted("users and policies can be changed only with authenticationEnabled=true")
-
-    async def _saved(self, command: Command) -> Command:
+        change(None if shape is None else decode_body(command.body, shape))
         await save_or_reject(self._saver, self._file)
         return command.reply()
 

@@ -420,32 +420,22 @@ class CleaningHandlers:
         return not is_kept and self.core.topics.get(topic) is None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HaHandlers:
     """Handles notifications between replicas about the location of the master: 905, 906, 908.
 
     A slave of TandemMQ obtains its master's addresses from its name servers only. A request with other
     addresses just makes the slave ask them at once, so no request can redirect a slave to a false master.
     `register_soon` makes a slave look up its master; `own_addresses` is (for requests, for replication).
+    `first_end`: the end of the log when the broker started. `master_epoch`: set for an elected broker.
     Source: spec replication 7, spec nameserver 9.
     """
 
-    def __init__(
-        self,
-        *,
-        is_slave: bool,
-        first_end: int,
-        own_addresses: Callable[[], tuple[str, str]],
-        register_soon: Callable[[], None],
-        master_epoch: int | None = None,
-    ) -> None:
-        """Creates the handlers. `first_end`: the end of the log when the broker started. `master_epoch`: set
-        for an elected broker.
-        """
-        self._fields = None if master_epoch is None else {"tmEpoch": str(master_epoch)}
-        self._is_slave = is_slave
-        self._first_end = first_end
-        self._own_addresses = own_addresses
-        self._ask_soon = register_soon
+    is_slave: bool
+    first_end: int
+    own_addresses: Callable[[], tuple[str, str]]
+    register_soon: Callable[[], None]
+    master_epoch: int | None = None
 
     def routes(self) -> dict[int, Handler]:
         return {
@@ -468,13 +458,14 @@ class HaHandlers:
         if header.master_ha_address is not None:
             self._refresh_master()
             return command.reply()
-        if self._is_slave:
+        if self.is_slave:
             return command.reply()
-        address, ha_address = self._own_addresses()
+        address, ha_address = self.own_addresses()
         response = ExchangeHaInfoResponse(
-            master_address=address, master_ha_address=ha_address, master_flushed_offset=self._first_end
+            master_address=address, master_ha_address=ha_address, master_flushed_offset=self.first_end
         )
-        return command.reply(header=response, fields=self._fields)
+        fields = None if self.master_epoch is None else {"tmEpoch": str(self.master_epoch)}
+        return command.reply(header=response, fields=fields)
 
     def handle_reset(self, channel: Channel, command: Command) -> Command:
         """Handles RESET_MASTER_FLUSH_OFFSET (908), without effect. RocketMQ's slaves remember an offset up to
@@ -484,5 +475,5 @@ class HaHandlers:
         return command.reply(remark="no effect: slaves compare their log with the master's")
 
     def _refresh_master(self) -> None:
-        if self._is_slave:
-            self._ask_soon()
+        if self.is_slave:
+            self.register_soon()

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, Protocol, TypeVar
 
 from tandemmq.api import controller as api
@@ -48,51 +49,43 @@ so they get the usual number.
 """
 
 
+@dataclass(slots=True)
 class Controllers:
     """Requests about one broker to the leader of the controllers. An `IdGiver`."""
 
-    def __init__(
-        self,
-        options: ElectionOptions,
-        *,
-        cluster: str,
-        name: str,
-        client: RemotingClient,
-        clock: Clock,
-        group: GroupIdentity,
-    ) -> None:
-        self.leader: str | None = None
-        """The leader that sent the last answer; None if it must be looked up."""
-        self._group = group
-        self._addresses = options.controllers
-        self._cluster = cluster
-        self._name = name
-        self._client = client
-        self._clock = clock
+    options: ElectionOptions
+    _: KW_ONLY
+    cluster: str
+    name: str
+    client: RemotingClient
+    clock: Clock
+    group: GroupIdentity
+    leader: str | None = None
+    """The leader that sent the last answer; None if it must be looked up."""
 
     async def next_id(self) -> int:
         return await self._call_leader(
-            lambda leader: api.next_broker_id(self._client, leader, self._cluster, self._name)
+            lambda leader: api.next_broker_id(self.client, leader, self.cluster, self.name)
         )
 
     async def apply_id(self, broker_id: int, check_code: str) -> None:
         await self._call_leader(
             lambda leader: api.apply_broker_id(
-                self._client, leader, self._cluster, self._name, broker_id, check_code, self._group.group_id
+                self.client, leader, self.cluster, self.name, broker_id, check_code, self.group.group_id
             )
         )
 
     async def register(self, header: requests.RegisterReplicaRequest) -> MasterFacts:
         """Registers this broker: that it has started, its address and its history."""
         return await self._call_for_master(
-            lambda leader: api.register_at_controller(self._client, leader, header, self._clock.now_ms())
+            lambda leader: api.register_at_controller(self.client, leader, header, self.clock.now_ms())
         )
 
     async def elect(self, broker_id: int) -> MasterFacts:
         """Asks for the election of a master: this broker, unless a better one is known."""
         header = self._election_of(broker_id)
         return await self._call_for_master(
-            lambda leader: api.elect_master(self._client, leader, header, self._clock.now_ms())
+            lambda leader: api.elect_master(self.client, leader, header, self.clock.now_ms())
         )
 
     async def elect_successor(self, target: int, master_epoch: int) -> MasterFacts:
@@ -102,22 +95,22 @@ class Controllers:
         header = self._election_of(target, is_designated=True)
         return await self._call_for_master(
             lambda leader: api.elect_successor(
-                self._client, leader, header, self._clock.now_ms(), master_epoch=master_epoch
+                self.client, leader, header, self.clock.now_ms(), master_epoch=master_epoch
             )
         )
 
     def _election_of(self, broker_id: int, *, is_designated: bool = False) -> requests.ElectMasterRequest:
         return requests.ElectMasterRequest(
-            cluster_name=self._cluster,
-            broker_name=self._name,
+            cluster_name=self.cluster,
+            broker_name=self.name,
             broker_id=broker_id,
             is_designated=is_designated,
-            group_id=self._group.group_id,
+            group_id=self.group.group_id,
         )
 
     async def read_master(self) -> MasterFacts:
         return await self._call_for_master(
-            lambda leader: api.read_master(self._client, leader, self._name, self._group.group_id)
+            lambda leader: api.read_master(self.client, leader, self.name, self.group.group_id)
         )
 
     async def alter_set(
@@ -125,14 +118,14 @@ class Controllers:
     ) -> SyncStateSetAnswer:
         """Asks for a new SyncStateSet; `set_epoch` is the epoch of the set that it replaces."""
         header = requests.AlterSyncStateSetRequest(
-            broker_name=self._name,
+            broker_name=self.name,
             master_id=broker_id,
             master_epoch=master_epoch,
-            group_id=self._group.group_id,
+            group_id=self.group.group_id,
         )
         target = SyncStateSetAnswer(ids=tuple(sorted(ids)), epoch=set_epoch)
         return await self._call_leader(
-            lambda leader: api.alter_sync_set(self._client, leader, header, target, self._clock.now_ms())
+            lambda leader: api.alter_sync_set(self.client, leader, header, target, self.clock.now_ms())
         )
 
     async def _call_for_master(self, request: Callable[[str], Awaitable[MasterFacts]]) -> MasterFacts:
@@ -142,7 +135,7 @@ class Controllers:
         Raises:  ForeignGroup; the errors of `_call_leader`.
         """
         facts = await self._call_leader(request)
-        await self._group.learn(facts.group_id, f"the controller {self.leader}")
+        await self.group.learn(facts.group_id, f"the controller {self.leader}")
         return facts
 
     async def _call_leader(self, request: Callable[[str], Awaitable[T]]) -> T:
@@ -168,9 +161,9 @@ class Controllers:
 
     async def _find_leader(self) -> str:
         reasons = []
-        for address in self._addresses:
+        for address in self.options.controllers:
             try:
-                return await api.find_leader(self._client, address, timeout_s=LOOKUP_TIMEOUT_S)
+                return await api.find_leader(self.client, address, timeout_s=LOOKUP_TIMEOUT_S)
             except TandemError as error:
                 reasons.append(f"{address}: {error}")
         raise NotLeader(f"no controller leads: {'; '.join(reasons)}")
@@ -185,33 +178,25 @@ class HeartbeatSender(Protocol):
         """Handles an answer to a heartbeat that was sent at `sent_s`, by the monotonic clock."""
 
 
+@dataclass(slots=True)
 class Heartbeats:
     """The heartbeats to the controllers, one task for each."""
 
-    def __init__(
-        self,
-        options: ElectionOptions,
-        sender: HeartbeatSender,
-        *,
-        client: RemotingClient,
-        clock: Clock,
-        scope: TaskScope,
-    ) -> None:
-        self._options = options
-        self._sender = sender
-        self._client = client
-        self._clock = clock
-        self._scope = scope
-        self._is_started = False
-        self._wakes = {address: TimedEvent(clock) for address in dict.fromkeys(options.controllers)}
+    options: ElectionOptions
+    sender: HeartbeatSender
+    _: KW_ONLY
+    client: RemotingClient
+    clock: Clock
+    scope: TaskScope
+    _wakes: dict[str, TimedEvent] = field(default_factory=dict, init=False)
 
     def start(self) -> bool:
         """Starts the heartbeats. Returns False if they have started before."""
-        if self._is_started:
+        if self._wakes:
             return False
-        self._is_started = True
-        for address, wake in self._wakes.items():
-            self._scope.start(f"heartbeat-{address}", self._run(address, wake))
+        for address in self.options.controllers:
+            wake = self._wakes[address] = TimedEvent(self.clock)
+            self.scope.start(f"heartbeat-{address}", self._run(address, wake))
         return True
 
     def soon(self) -> None:
@@ -224,16 +209,16 @@ class Heartbeats:
         is_reachable = True
         while True:
             wake.clear()
-            sent_s = self._clock.monotonic()
-            period_s = self._options.heartbeat_ms / 1000
+            sent_s = self.clock.monotonic()
+            period_s = self.options.heartbeat_ms / 1000
             try:
-                timeout_s = self._options.heartbeat_timeout_ms / 1000
+                timeout_s = self.options.heartbeat_timeout_ms / 1000
                 answer = await api.send_controller_heartbeat.within(
-                    timeout_s, self._client, address, self._sender.make_heartbeat()
+                    timeout_s, self.client, address, self.sender.make_heartbeat()
                 )
                 if answer.master_epoch is None:
                     period_s = max(period_s, OTHERS_PERIOD_S)
-                self._sender.on_heartbeat_answer(answer, sent_s)
+                self.sender.on_heartbeat_answer(answer, sent_s)
                 if not is_reachable:
                     log.info(events.CONTROLLER_REACHED, extra={"address": address})
                 is_reachable = True
@@ -242,19 +227,19 @@ class Heartbeats:
                     facts = {"address": address, "reason": str(error)}
                     log.warning(events.CONTROLLER_UNREACHABLE, extra=facts)
                 is_reachable = False
-            await wake.wait(sent_s + period_s - self._clock.monotonic())
+            await wake.wait(sent_s + period_s - self.clock.monotonic())
 
 
+@dataclass(slots=True)
 class MasterLease:
     """A master's lease from the controllers. Its duration counts from the time at which the master asked for
     it.
     """
 
-    def __init__(self) -> None:
-        self._end_s = float("-inf")
-        self._requests_from_s = float("-inf")
-        self.is_needed = False
-        """True if the controllers grant leases; RocketMQ's controllers do not."""
+    is_needed: bool = False
+    """True if the controllers grant leases; RocketMQ's controllers do not."""
+    _end_s: float = float("-inf")
+    _requests_from_s: float = float("-inf")
 
     def extend(self, sent_s: float, lease_ms: int) -> None:
         self.is_needed = True
@@ -343,20 +328,20 @@ class PeerLeases:
         return int(now_s * TOKENS_PER_S)
 
 
+@dataclass(slots=True, kw_only=True)
 class PeerLeaseHolder:
     """The slave's side: grants leases to its master, and knows until when it must not become master."""
 
-    def __init__(self, *, client: RemotingClient, clock: Clock, period_s: float) -> None:
-        self._client = client
-        self._clock = clock
-        self._period_s = period_s
-        self._until_s = float("-inf")
+    client: RemotingClient
+    clock: Clock
+    period_s: float
+    _until_s: float = float("-inf")
 
     async def wait(self) -> None:
         """Waits until the last granted lease has ended."""
-        remaining_s = self._until_s - self._clock.monotonic()
+        remaining_s = self._until_s - self.clock.monotonic()
         if remaining_s > 0:
-            await self._clock.sleep(remaining_s)
+            await self.clock.sleep(remaining_s)
 
     async def keep(self, address: str, make: Callable[[int | None], requests.VouchRequest]) -> None:
         """Reports to the master at `address` periodically, and grants it a lease when one is requested. Never
@@ -364,16 +349,16 @@ class PeerLeaseHolder:
         """
         token: int | None = None
         while True:
-            sent_at_s = self._clock.monotonic()
+            sent_at_s = self.clock.monotonic()
             if token is not None:
                 self._until_s = max(self._until_s, sent_at_s + HELD_S)
             answer: requests.VouchResponse | None = None
             try:
-                answer = await send_peer_lease.within(TIMEOUT_S, self._client, address, make(token))
+                answer = await send_peer_lease.within(TIMEOUT_S, self.client, address, make(token))
             except (ClientError, RequestRejected):
                 pass  # unreachable, or it serves another term
             is_first = token is None
             token = None if answer is None or not answer.lease_requested else answer.token
             if token is not None and is_first:
                 continue
-            await self._clock.sleep(max(0.0, sent_at_s + self._period_s - self._clock.monotonic()))
+            await self.clock.sleep(max(0.0, sent_at_s + self.period_s - self.clock.monotonic()))

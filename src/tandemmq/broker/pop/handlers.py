@@ -227,22 +227,8 @@ class PopHandlers:
         check_count(header.count_max)
         check_invisible(header.invisible_ms)
         admitted = self.admission.admit(channel, header, now_ms)
-        params = PopParams(
-            topic=header.topic,
-            group=header.consumer_group,
-            queue_id=header.queue_id,
-            count_max=header.count_max,
-            invisible_ms=header.invisible_ms,
-            init_mode=header.init_mode,
-            message_filter=parse_filter(
-                header.topic,
-                header.expression_type,
-                header.expression,
-                is_sql_enabled=self.core.options.property_filter_enable,
-            ),
-            is_ordered=bool(header.is_ordered),
-            attempt_id=header.attempt_id or "",
-        )
+        params = self._params(header, header.count_max)
+        params.invisible_ms, params.init_mode = header.invisible_ms, header.init_mode
         pending = PendingPop(channel, command, params, admitted)
         if self._try(pending):
             return None
@@ -268,20 +254,7 @@ class PopHandlers:
         header = command.decode(consume.NotificationRequest)
         now_ms = self.core.clock.now_ms()
         admitted = self.admission.admit(channel, header, now_ms)
-        params = PopParams(
-            header.topic,
-            header.consumer_group,
-            header.queue_id,
-            1,
-            is_ordered=bool(header.is_ordered),
-            message_filter=parse_filter(
-                header.topic,
-                header.expression_type,
-                header.expression,
-                is_sql_enabled=self.core.options.property_filter_enable,
-            ),
-            attempt_id=header.attempt_id or "",
-        )
+        params = self._params(header, 1)
         pending = PendingPop(channel, command, params, admitted)
         if self.reader.has_message(params, admitted.topic.read_queue_count, now_ms):
             return command.reply(ResponseCode.SUCCESS, consume.NotificationResponse(has_message=True))
@@ -299,6 +272,22 @@ class PopHandlers:
         self.admission.admit(channel, header, self.core.clock.now_ms())
         count = self.polls.count((header.topic, header.consumer_group), header.queue_id)
         return command.reply(ResponseCode.SUCCESS, consume.PollingInfoResponse(count=count))
+
+    def _params(self, header: consume.PopRequest | consume.NotificationRequest, count_max: int) -> PopParams:
+        return PopParams(
+            header.topic,
+            header.consumer_group,
+            header.queue_id,
+            count_max,
+            message_filter=parse_filter(
+                header.topic,
+                header.expression_type,
+                header.expression,
+                is_sql_enabled=self.core.options.property_filter_enable,
+            ),
+            is_ordered=bool(header.is_ordered),
+            attempt_id=header.attempt_id or "",
+        )
 
     # Popping.
 
