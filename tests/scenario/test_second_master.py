@@ -111,7 +111,7 @@ async def test_a_master_does_not_yield_to_an_earlier_address_of_its_own(tmp_path
         own = render_address(master.address)
         earlier = own.replace("127.0.0.1", "localhost")
         claim = master._claim
-        claim._own_address = lambda: "z" + own  # the greater address, which yields
+        claim.own_address = lambda: "z" + own  # the greater address, which yields
         for _ in range(2):
             await claim._compare(earlier)
             assert not claim.yielded_to
