@@ -1,4 +1,6 @@
-"""The JSON files under `config/`: loading with a fallback to `.bak`, and saving off the event loop.
+"""The tables with files under `config/`: loading with a fallback to `.bak`, and saving off the event loop.
+
+`StoredTable` is the base of all tables, `ConfigTable` that of topics and groups; `TableSaver` writes them.
 
 A table changes in memory and marks its file. The file is written once, `delay_ms` later, with everything that
 changed meanwhile. Two writes of one file never overlap. A failed write is logged as a warning and retried
@@ -13,13 +15,16 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from tandemmq.errors import ConfigError, RequestRejected, TandemError
+from tandemmq.errors import Busy, ConfigError, RequestRejected, TandemError
+from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.runtime.ports import Clock, Disk
@@ -59,6 +64,79 @@ class StoredTable(ABC):
     def _after_change(self) -> None:
         for callback in self.on_change:
             callback()
+
+
+C = TypeVar("C", TopicConfig, SubscriptionGroupConfig)
+
+
+class ConfigTable(StoredTable, Generic[C]):
+    """Configurations of one `kind` by name; `get` is a plain dict lookup.
+
+    Invariants: every change raises the data version once. The callbacks in `on_change` get the changed names
+                once the table is complete again.
+    At a bound: an entry too many is rejected with Busy.
+    """
+
+    def __init__(self, kind: str, count_max: int) -> None:
+        super().__init__()
+        self._kind = kind
+        self._count_max = count_max
+        self._configs: dict[str, C] = {}
+        self.data_version = DataVersion()
+
+    def __len__(self) -> int:
+        return len(self._configs)
+
+    def get(self, name: str) -> C | None:
+        return self._configs.get(name)
+
+    @property
+    def configs(self) -> list[C]:
+        return list(self._configs.values())
+
+    def put(self, config: C, now_ms: int) -> bool:
+        """Adds or replaces an entry. Returns False if the table already holds it unchanged.
+
+        Raises:  Busy when the entry is new and the table is full.
+        """
+        if self._configs.get(config.name) == config:
+            return False
+        self.require_room([config.name])
+        self._configs[config.name] = config
+        self._change([config.name], self._next_version(now_ms))
+        return True
+
+    def require_room(self, names: Iterable[str]) -> None:
+        """Raises Busy unless all of these entries, new ones included, fit into the table."""
+        new = sum(name not in self._configs for name in set(names))
+        if new and len(self._configs) + new > self._count_max:
+            raise Busy(
+                f"[OVERLOAD] a broker has at most {self._count_max} {self._kind}, it has {len(self._configs)}"
+            )
+
+    def add_missing(self, configs: Iterable[C], now_ms: int) -> None:
+        """Adds the missing ones of these entries, as one change."""
+        missing: dict[str, C] = {
+            config.name: config for config in configs if config.name not in self._configs
+        }
+        if missing:
+            self._configs.update(missing)
+            self._change([*missing], self._next_version(now_ms))
+
+    def remove(self, name: str, now_ms: int) -> bool:
+        """Removes an entry. Returns False if it does not exist."""
+        if self._configs.pop(name, None) is None:
+            return False
+        self._change([name], self._next_version(now_ms))
+        return True
+
+    def _next_version(self, now_ms: int) -> DataVersion:
+        return self.data_version.next(now_ms)
+
+    def _change(self, names: list[str], data_version: DataVersion) -> None:
+        self.data_version = data_version
+        for callback in self.on_change:
+            callback(names)
 
 
 @dataclass(eq=False, slots=True)

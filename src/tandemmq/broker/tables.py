@@ -18,7 +18,7 @@ from tandemmq.broker.table_file import Loaded, StoredTable, TableFile, TableSave
 from tandemmq.broker.topics.group_table import GroupTable, ModeTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.broker.topics.topic_table import SYSTEM_GROUPS_AT_START, TopicTable, system_topics
-from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
@@ -110,7 +110,9 @@ class Tables:
         if not self._options.is_slave:
             now_ms = self._clock.now_ms()
             self.topics.add_missing(system_topics(self._options, delay_level_count=delay_level_count), now_ms)
-            self.groups.add_missing(SYSTEM_GROUPS_AT_START, now_ms)
+            self.groups.add_missing(
+                (SubscriptionGroupConfig(name=name) for name in SYSTEM_GROUPS_AT_START), now_ms
+            )
 
     def follow(self, store: MessageStore) -> None:
         """Attaches the tables to this log. Saved progress from before a topic's deletion is dropped: the

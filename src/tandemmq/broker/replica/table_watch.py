@@ -146,7 +146,7 @@ class TableChangeServer:
         self._report_arrived = TimedEvent(clock)
         self._count = 0
         self._is_due = False
-        tables.topics.on_change.append(lambda _names: self._on_change())
+        tables.topics.on_change.append(self._on_change)
         tables.groups.on_change.append(self._on_change)
 
     def __len__(self) -> int:
@@ -219,7 +219,7 @@ class TableChangeServer:
         for key in list(self._held):
             self._answer(key)
 
-    def _on_change(self) -> None:
+    def _on_change(self, _names: list[str]) -> None:
         if self._held and not self._is_due:
             self._is_due = True
             self._clock.call_soon(self._answer_all)

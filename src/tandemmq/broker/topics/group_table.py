@@ -10,11 +10,11 @@ At a bound: a group too many is rejected with Busy; of more than DELETED_MAX del
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 from msgspec import UNSET
 
-from tandemmq.broker.table_file import StoredTable
+from tandemmq.broker.table_file import ConfigTable, StoredTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
 from tandemmq.protocol.bodies.client import (
@@ -36,8 +36,8 @@ FORBIDDEN_MAX = 100_000
 DELETED_MAX = 10_000
 
 
-class GroupTable(StoredTable):
-    """Group configurations by name; `on_change` is called after each change."""
+class GroupTable(ConfigTable[SubscriptionGroupConfig]):
+    """Group configurations; a group may be created by use."""
 
     def __init__(
         self,
@@ -48,26 +48,13 @@ class GroupTable(StoredTable):
         is_replica: bool = False,
         quota: CreationQuota | None = None,
     ) -> None:
-        self._configs: dict[str, SubscriptionGroupConfig] = {}
+        super().__init__("groups", count_max)
         self._forbidden: dict[str, dict[str, int]] = {}
         self._deleted: dict[str, int] = {}
         self.is_auto_created = auto_create
         self._create_system_groups = create_system_groups
-        self._count_max = count_max
         self._is_replica = is_replica
         self._quota = quota
-        self.data_version = DataVersion()
-        super().__init__()
-
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    @property
-    def configs(self) -> list[SubscriptionGroupConfig]:
-        return list(self._configs.values())
-
-    def get(self, group: str) -> SubscriptionGroupConfig | None:
-        return self._configs.get(group)
 
     def find_or_create(self, group: str, now_ms: int, host: str = "") -> SubscriptionGroupConfig | None:
         """Returns the group, or None if it is missing and may not be created by use. `host`: the address that
@@ -92,41 +79,16 @@ class GroupTable(StoredTable):
         return config
 
     def put(self, config: SubscriptionGroupConfig, now_ms: int) -> bool:
-        """Adds or replaces a group. Returns False if the table already holds it unchanged.
-
-        Raises:  Busy when the group is new and the table is full.
-        """
-        if self._configs.get(config.name) == config:
-            return False
-        self.require_room([config.name])
-        self._configs[config.name] = config
+        is_changed = super().put(config, now_ms)
         self._deleted.pop(config.name, None)
-        self._change(self._next_version(now_ms))
-        return True
+        return is_changed
 
-    def require_room(self, names: Iterable[str]) -> None:
-        """Raises Busy unless all of these groups, new ones included, fit into the table."""
-        new = sum(name not in self._configs for name in set(names))
-        if new and len(self._configs) + new > self._count_max:
-            raise Busy(
-                f"[OVERLOAD] a broker has at most {self._count_max} groups, it has {len(self._configs)}"
-            )
-
-    def add_missing(self, groups: Iterable[str], now_ms: int) -> None:
-        """Adds the missing ones of these groups with default settings, as one change."""
-        missing = [group for group in groups if group not in self._configs]
-        if missing:
-            self._configs.update({group: SubscriptionGroupConfig(name=group) for group in missing})
-            self._change(self._next_version(now_ms))
-
-    def remove(self, group: str, now_ms: int) -> bool:
-        """Removes a group. Returns False if it does not exist."""
-        self._forbidden.pop(group, None)
-        if self._configs.pop(group, None) is None:
-            return False
-        self.record_deleted({group: now_ms})
-        self._change(self._next_version(now_ms))
-        return True
+    def remove(self, name: str, now_ms: int) -> bool:
+        self._forbidden.pop(name, None)
+        is_removed = super().remove(name, now_ms)
+        if is_removed:
+            self.record_deleted({name: now_ms})
+        return is_removed
 
     def record_deleted(self, groups: Mapping[str, int]) -> None:
         """Records groups deleted here or at the master; saved with the next change."""
@@ -160,7 +122,7 @@ class GroupTable(StoredTable):
             del topics[topic]
             if not topics:
                 del self._forbidden[group]
-        self._change(self._next_version(now_ms))
+        self._change([group], self._next_version(now_ms))
         return True
 
     def replace_all(self, configs: Mapping[str, SubscriptionGroupConfig], data_version: DataVersion) -> None:
@@ -169,7 +131,7 @@ class GroupTable(StoredTable):
         """
         self._configs = dict(configs)
         self._deleted = {group: at for group, at in self._deleted.items() if group not in configs}
-        self._change(data_version)
+        self._change([*configs], data_version)
 
     def snapshot(self) -> SubscriptionGroupTable:
         """Returns the whole table, valid until the next change: encode it before anything else runs."""
@@ -195,11 +157,7 @@ class GroupTable(StoredTable):
     def _next_version(self, now_ms: int) -> DataVersion:
         # A group created by a slave itself is temporary. The slave keeps the master's version; otherwise
         # every synchronisation would find the tables different.
-        return self.data_version if self._is_replica else self.data_version.next(now_ms)
-
-    def _change(self, data_version: DataVersion) -> None:
-        self.data_version = data_version
-        self._after_change()
+        return self.data_version if self._is_replica else super()._next_version(now_ms)
 
 
 class ModeTable(StoredTable):

@@ -6,12 +6,11 @@ Source: spec semantics 16.3, 16.4.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 
 from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISSION_WRITE, BrokerOptions
-from tandemmq.broker.table_file import StoredTable
-from tandemmq.errors import Busy
+from tandemmq.broker.table_file import ConfigTable
 from tandemmq.protocol import topic_names as names
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.tables import (
@@ -78,71 +77,17 @@ def _permission_if(is_enabled: bool) -> int:
     return PERMISSION_INHERIT | (READ_WRITE if is_enabled else 0)
 
 
-OnTopicsChanged = Callable[[list[str]], None]
-
-
-class TopicTable(StoredTable):
-    """Topic configurations by name (spec store 18: topics.json); `get` is a plain dict lookup. `on_change`
-    gets the changed names.
-
-    Invariants: every change raises the data version once and is reported to `on_change` after the table is
-                complete again. A slave adopts the master's version with its table (spec replication 6.2).
-    At a bound: a topic too many is rejected with Busy.
+class TopicTable(ConfigTable[TopicConfig]):
+    """Topic configurations (spec store 18: topics.json). A slave adopts the master's version with its table
+    (spec replication 6.2).
     """
 
     def __init__(self, *, count_max: int = 100_000) -> None:
-        self._configs: dict[str, TopicConfig] = {}
-        self._count_max = count_max
-        self.data_version = DataVersion()
-        super().__init__()
-
-    def __len__(self) -> int:
-        return len(self._configs)
-
-    def get(self, topic: str) -> TopicConfig | None:
-        return self._configs.get(topic)
+        super().__init__("topics", count_max)
 
     @property
     def names(self) -> list[str]:
         return list(self._configs)
-
-    @property
-    def configs(self) -> list[TopicConfig]:
-        return list(self._configs.values())
-
-    def put(self, config: TopicConfig, now_ms: int) -> bool:
-        """Adds or replaces a topic. Returns False if the table already holds it unchanged.
-
-        Raises:  Busy when the topic is new and the table is full.
-        """
-        if self._configs.get(config.name) == config:
-            return False
-        self.require_room([config.name])
-        self._configs[config.name] = config
-        self._change([config.name], self.data_version.next(now_ms))
-        return True
-
-    def require_room(self, names: Iterable[str]) -> None:
-        """Raises Busy unless all of these topics, new ones included, fit into the table."""
-        new = sum(name not in self._configs for name in set(names))
-        if new and len(self._configs) + new > self._count_max:
-            raise Busy(
-                f"[OVERLOAD] a broker has at most {self._count_max} topics, it has {len(self._configs)}"
-            )
-
-    def add_missing(self, configs: list[TopicConfig], now_ms: int) -> None:
-        """Adds the missing ones of these topics, as one change."""
-        missing = [config for config in configs if config.name not in self._configs]
-        if missing:
-            self._configs.update({config.name: config for config in missing})
-            self._change([config.name for config in missing], self.data_version.next(now_ms))
-
-    def remove(self, topic: str, now_ms: int) -> bool:
-        """Removes a topic. Returns False if it does not exist."""
-        if self._configs.pop(topic, None) is None:
-            return False
-        self._change([topic], self.data_version.next(now_ms))
-        return True
 
     def renew(self, now_ms: int) -> None:
         """Reports all topics as changed under a new version, because their advertised data changed."""
@@ -168,8 +113,3 @@ class TopicTable(StoredTable):
         table = decode_body(data, TopicConfigTable)
         self._configs = dict(table.topics)
         self.data_version = table.data_version
-
-    def _change(self, topics: list[str], data_version: DataVersion) -> None:
-        self.data_version = data_version
-        for callback in self.on_change:
-            callback(topics)
