@@ -60,7 +60,8 @@ _REPLICA_SHORTAGE = "few copies"
 class MessageStore:
     """An open store directory. All calls come from the loop's thread.
 
-    `appender` is for a master, `append_raw` for a slave.
+    `appender` is for a master, `append_raw` for a slave. `assigned_role`: the role that the store has, or
+    gets once its log is verified.
     """
 
     def __init__(self, core: StoreCore, *, epoch_file: Path | None, on_fatal: OnFatal | None) -> None:
@@ -71,9 +72,7 @@ class MessageStore:
         self._on_fatal = on_fatal
         self.options = options
         self.has_terms = core.has_terms
-        self.role = options.role
-        self.assigned_role = options.role
-        """The role that the store has, or gets once its log is verified."""
+        self.role = self.assigned_role = options.role
         self.appended, self.flushed = core.appended, core.flushed
         self.confirmed, self.dispatched = core.confirmed, core.dispatched
         self.recorder = core.recorder
