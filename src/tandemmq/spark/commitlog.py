@@ -377,19 +377,19 @@ class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped h
         return LogReader(parse_log_options(dict(self.options)), project_schema(fields, KNOWN_COLUMNS))
 
 
+@dataclass
 class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
     """A batch query with one task per piece of a file."""
 
-    def __init__(self, options: LogOptions, projection: Projection) -> None:
-        self._options = options
-        self._projection = projection
+    options: LogOptions
+    projection: Projection
 
     def partitions(self) -> list[LogPiece]:
-        pieces = cut_pieces(find_files(self._options.path), self._options.piece_bytes)
+        pieces = cut_pieces(find_files(self.options.path), self.options.piece_bytes)
         return [LogPiece(piece) for piece in pieces]
 
     def read(self, partition: InputPartition) -> Iterator[Any]:
         # Without files Spark still runs one task, with a partition of its own class (spec spark SP-32).
         if not isinstance(partition, LogPiece):
             return iter(())
-        return read_piece(partition.piece, self._options, self._projection)
+        return read_piece(partition.piece, self.options, self.projection)

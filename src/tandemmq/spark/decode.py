@@ -11,7 +11,8 @@ Used by all readers of record bytes. Pure: numpy and pyarrow, no Spark, no netwo
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -138,47 +139,35 @@ def _check(data: Buffer, columns: RecordColumns, plan: DecodePlan) -> None:
             )
 
 
+@dataclass
 class _Rows:
     """The records of one buffer; each part is computed when a column first needs it."""
 
-    def __init__(
-        self,
-        data: Buffer,
-        columns: RecordColumns,
-        brokers: Sequence[tuple[str, int]],
-        plan: DecodePlan,
-        faults: BodyFaults,
-    ) -> None:
-        self._data = data
-        self._columns = columns
-        self._brokers = brokers
-        self._plan = plan
-        self._pieces: Any = None
-        self._spans: PropertySpans | None = None
-        self._faults = faults
-        self._bodies: Any = None
-        self._fault_of: dict[int, str] = {}
+    data: Buffer
+    columns: RecordColumns
+    brokers: Sequence[tuple[str, int]]
+    plan: DecodePlan
+    faults: BodyFaults
+    fault_of: dict[int, str] = field(default_factory=dict)
 
     def build(self, column: OutputColumn) -> Any:
         return _BUILDERS[column.name](self, column)
 
     def property(self, name: bytes) -> Any:
-        return pick_values(self._scan(), name)
+        return pick_values(self._spans, name)
 
-    def _scan(self) -> PropertySpans:
-        if self._spans is None:
-            self._spans = scan_properties(self._piece_array(_PROPERTIES))
-        return self._spans
+    @cached_property
+    def _spans(self) -> PropertySpans:
+        return scan_properties(self._piece_array(_PROPERTIES))
 
     def _piece_array(self, piece: int) -> Any:
         """Returns one piece of every record as a separate binary array."""
-        if self._pieces is None:
-            self._pieces = self._cut()
-        stop = _PIECES_PER_RECORD * len(self._columns)
+        stop = _PIECES_PER_RECORD * len(self.columns)
         return self._pieces.take(pa.array(np.arange(piece, stop, _PIECES_PER_RECORD, dtype=np.int32)))
 
-    def _cut(self) -> Any:
-        columns = self._columns
+    @cached_property
+    def _pieces(self) -> Any:
+        columns = self.columns
         bounds = np.empty(_PIECES_PER_RECORD * len(columns) + 1, dtype=np.int32)
         parts = (
             (columns.body_position, columns.body_size),
@@ -188,51 +177,50 @@ class _Rows:
         for index, (position, size) in enumerate(parts):
             bounds[2 * index : -1 : _PIECES_PER_RECORD] = position
             bounds[2 * index + 1 : -1 : _PIECES_PER_RECORD] = position + size
-        bounds[-1] = len(self._data)
-        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self._data)]
+        bounds[-1] = len(self.data)
+        buffers = [None, pa.py_buffer(bounds), pa.py_buffer(self.data)]
         return pa.Array.from_buffers(pa.binary(), len(bounds) - 1, buffers)
 
     def topic(self, column: OutputColumn) -> Any:
-        columns = self._columns
+        columns = self.columns
         if len(columns):
             sizes = columns.topic_size
             size = int(sizes[0])
             at = int(columns.topic_position[0])
             if (sizes == size).all():
-                texts = gather_texts(self._data, columns.topic_position, size)
+                texts = gather_texts(self.data, columns.topic_position, size)
                 # The usual case: a queue has one topic.
                 if (texts == texts[0]).all():
-                    return _repeat(bytes(self._data[at : at + size]), len(columns))
+                    return _repeat(bytes(self.data[at : at + size]), len(columns))
         return repair_text(self._piece_array(_TOPIC).view(pa.string()))
 
     def broker_name(self, column: OutputColumn) -> Any:
-        parts = [_repeat(name.encode(), count) for name, count in self._brokers]
+        parts = [_repeat(name.encode(), count) for name, count in self.brokers]
         return pa.concat_arrays(parts) if parts else pa.array([], type=pa.string())
 
     def body(self, column: OutputColumn) -> Any:
-        body = self._read_bodies()
+        body = self._bodies
         return body if column.type == "binary" else repair_text(body.view(pa.string()))
 
     def body_fault(self, column: OutputColumn) -> Any:
         """Returns the reason per row why a body flagged as compressed is returned as stored; null for all
         others.
         """
-        self._read_bodies()
-        if not self._fault_of:
-            return pa.nulls(len(self._columns), pa.string())
-        rows = range(len(self._columns))
-        return pa.array([self._fault_of.get(row) for row in rows], type=pa.string())
+        # Reading the bodies finds the faults.
+        faults = self.fault_of if len(self._bodies) else {}
+        if not faults:
+            return pa.nulls(len(self.columns), pa.string())
+        return pa.array([faults.get(row) for row in range(len(self.columns))], type=pa.string())
 
-    def _read_bodies(self) -> Any:
-        """Returns all bodies, decompressed if the plan says so; computed once."""
-        if self._bodies is None:
-            body = self._piece_array(_BODY)
-            self._bodies = self._inflate(body) if self._plan.decompress else body
-        return self._bodies
+    @cached_property
+    def _bodies(self) -> Any:
+        """All bodies, decompressed if the plan says so."""
+        body = self._piece_array(_BODY)
+        return self._inflate(body) if self.plan.decompress else body
 
     def _inflate(self, body: Any) -> Any:
         """Returns `body` with the compressed values replaced; the others are not visited one by one."""
-        sys_flags = self._columns.sys_flag
+        sys_flags = self.columns.sys_flag
         rows = np.flatnonzero(sys_flags & COMPRESSED)
         if len(rows) == 0:
             return body
@@ -252,27 +240,18 @@ class _Rows:
         try:
             return decompress(raw, sys_flag)
         except RemoteProtocolError as error:
-            self._fault_of[row] = str(error)
-            columns = self._columns
+            self.fault_of[row] = str(error)
+            columns = self.columns
             begin, size = int(columns.topic_position[row]), int(columns.topic_size[row])
-            topic = bytes(self._data[begin : begin + size]).decode("utf-8", "replace")
+            topic = bytes(self.data[begin : begin + size]).decode("utf-8", "replace")
             place = f"{topic}, queue {columns.queue_id[row]}, queue offset {columns.queue_offset[row]}"
-            self._faults.add(place, str(error))
+            self.faults.add(place, str(error))
             return raw
 
     def properties(self, column: OutputColumn) -> Any:
         if column.type == MAP_TYPE:
-            return build_map(self._scan())
+            return build_map(self._spans)
         return repair_text(self._piece_array(_PROPERTIES).view(pa.string()))
-
-    def user_properties(self, column: OutputColumn) -> Any:
-        return build_map(leave_out(self._scan(), _SYSTEM, TRANSIENT_PREFIX.encode()))
-
-    def headers(self, column: OutputColumn) -> Any:
-        return build_headers(leave_out(self._scan(), _SYSTEM, TRANSIENT_PREFIX.encode()))
-
-    def tags(self, column: OutputColumn) -> Any:
-        return self.property(b"TAGS")
 
     def keys(self, column: OutputColumn) -> Any:
         keys = self.property(b"KEYS")
@@ -285,7 +264,7 @@ class _Rows:
         ids = self.property(b"UNIQ_KEY")
         if ids.null_count == 0:
             return ids
-        log_offsets = self._columns.log_offset.tolist()
+        log_offsets = self.columns.log_offset.tolist()
         hosts = self._hosts(_STORE_HOST_AT)
         known = ids.to_pylist()
         missing = [row for row, value in enumerate(known) if value is None]
@@ -293,19 +272,13 @@ class _Rows:
             known[row] = encode_message_id(hosts[row], log_offsets[row])
         return pa.array(known, type=pa.string())
 
-    def born_host(self, column: OutputColumn) -> Any:
-        return self._host_column(_BORN_HOST_AT)
-
-    def store_host(self, column: OutputColumn) -> Any:
-        return self._host_column(_STORE_HOST_AT)
-
-    def _host_column(self, at: int) -> Any:
-        flags = self._columns.sys_flag
+    def host_column(self, at: int) -> Any:
+        flags = self.columns.sys_flag
         if (flags & (BORN_HOST_V6 | STORE_HOST_V6)).any() or not len(flags):
             return _render_hosts(self._hosts(at))
         # The usual case: eight bytes at the same position in every record, with few distinct values.
-        words: NDArray[Any] = np.ndarray((len(self._data) - 7,), "u8", buffer=self._data, strides=(1,))
-        hosts = words[self._columns.position + at]
+        words: NDArray[Any] = np.ndarray((len(self.data) - 7,), "u8", buffer=self.data, strides=(1,))
+        hosts = words[self.columns.position + at]
         if (hosts == hosts[0]).all():
             (text,) = _render_hosts([hosts[:1].tobytes()]).to_pylist()
             return _repeat(text.encode(), len(hosts))
@@ -315,7 +288,7 @@ class _Rows:
 
     def _hosts(self, at: int) -> list[bytes]:
         """Returns the packed hosts; `at` is the position of the host in a record whose hosts are all IPv4."""
-        columns, data = self._columns, self._data
+        columns, data = self.columns, self.data
         is_born_v6 = columns.sys_flag & BORN_HOST_V6 != 0
         starts = columns.position + at
         if at == _STORE_HOST_AT:
@@ -326,27 +299,9 @@ class _Rows:
         ends = starts + np.where(is_v6, _HOST_V4_BYTES + _HOST_V6_EXTRA, _HOST_V4_BYTES)
         return [bytes(data[start:end]) for start, end in zip(starts.tolist(), ends.tolist(), strict=True)]
 
-    def number(self, column: OutputColumn) -> Any:
-        field = {
-            "queueId": self._columns.queue_id,
-            "queueOffset": self._columns.queue_offset,
-            "physicalOffset": self._columns.log_offset,
-            "flag": self._columns.flag,
-            "sysFlag": self._columns.sys_flag,
-            "reconsumeTimes": self._columns.retry_count,
-            "preparedTransactionOffset": self._columns.prepared_offset,
-        }[column.name]
-        return pa.array(field.astype(np.int32) if column.type == "int" else field)
-
-    def born_time(self, column: OutputColumn) -> Any:
-        return _timestamps(self._columns.born_at_ms)
-
-    def store_time(self, column: OutputColumn) -> Any:
-        return _timestamps(self._columns.stored_at_ms)
-
-    def time_type(self, column: OutputColumn) -> Any:
-        """Returns Kafka's constant for a timestamp set by the broker."""
-        return pa.array(np.ones(len(self._columns), dtype=np.int32))
+    def user_pairs(self) -> PropertySpans:
+        """Returns the properties without those that clients and brokers set."""
+        return leave_out(self._spans, _SYSTEM, TRANSIENT_PREFIX.encode())
 
 
 def _repeat(text: bytes, count: int) -> Any:
@@ -370,27 +325,36 @@ def _render_hosts(packed: Sequence[bytes]) -> Any:
     return pa.array([known[host] for host in packed], type=pa.string())
 
 
+def _number(field: str) -> Callable[[_Rows, OutputColumn], Any]:
+    def build(rows: _Rows, column: OutputColumn) -> Any:
+        values = getattr(rows.columns, field)
+        return pa.array(values.astype(np.int32) if column.type == "int" else values)
+
+    return build
+
+
 _BUILDERS: dict[str, Callable[[_Rows, OutputColumn], Any]] = {
     "topic": _Rows.topic,
     "brokerName": _Rows.broker_name,
-    "queueId": _Rows.number,
-    "queueOffset": _Rows.number,
-    "physicalOffset": _Rows.number,
+    "queueId": _number("queue_id"),
+    "queueOffset": _number("queue_offset"),
+    "physicalOffset": _number("log_offset"),
     "msgId": _Rows.message_id,
-    "tags": _Rows.tags,
+    "tags": lambda rows, _: rows.property(b"TAGS"),
     "keys": _Rows.keys,
     "body": _Rows.body,
     "bodyFault": _Rows.body_fault,
-    "flag": _Rows.number,
-    "sysFlag": _Rows.number,
-    "bornTimestamp": _Rows.born_time,
-    "storeTimestamp": _Rows.store_time,
-    "bornHost": _Rows.born_host,
-    "storeHost": _Rows.store_host,
-    "reconsumeTimes": _Rows.number,
-    "preparedTransactionOffset": _Rows.number,
+    "flag": _number("flag"),
+    "sysFlag": _number("sys_flag"),
+    "bornTimestamp": lambda rows, _: _timestamps(rows.columns.born_at_ms),
+    "storeTimestamp": lambda rows, _: _timestamps(rows.columns.stored_at_ms),
+    "bornHost": lambda rows, _: rows.host_column(_BORN_HOST_AT),
+    "storeHost": lambda rows, _: rows.host_column(_STORE_HOST_AT),
+    "reconsumeTimes": _number("retry_count"),
+    "preparedTransactionOffset": _number("prepared_offset"),
     "properties": _Rows.properties,
-    "userProperties": _Rows.user_properties,
-    "headers": _Rows.headers,
-    "timestampType": _Rows.time_type,
+    "userProperties": lambda rows, _: build_map(rows.user_pairs()),
+    "headers": lambda rows, _: build_headers(rows.user_pairs()),
+    # Kafka's constant for a timestamp set by the broker.
+    "timestampType": lambda rows, _: pa.array(np.ones(len(rows.columns), dtype=np.int32)),
 }

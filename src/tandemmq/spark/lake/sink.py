@@ -9,7 +9,7 @@ removes only staged files. The tables of `formats` follow the same rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ from tandemmq.spark.task import BATCH_ID, QUERY_ID
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
-    from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
+    from tandemmq.spark.lake.parquet import ParquetStager
 
 
 log = logging.getLogger(__name__)
@@ -43,22 +43,12 @@ log = logging.getLogger(__name__)
 SINK_NAME = "tandemmq_lake"
 
 _SENDING = SECURITY_NAMES | {"nameserver"}
-_OPTIONS = _SENDING | frozenset(
-    [
-        "badtopic",
-        "path",
-        "partitionby",
-        "compression",
-        "badcolumn",
-        "badonly",
-        "format",
-        "data",
-        "catalog",
-        "table",
-    ]
-)
+_OPTIONS = _SENDING | {"path", "partitionby", "compression", "format", "data", "catalog", "table"}
+_BAD_OPTIONS = frozenset(("badtopic", "badcolumn", "badonly"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """The names that Spark itself adds to the options."""
+
+PARQUET_HOME = TableHome(kind=LakeFormat.PARQUET.value)
 
 
 @dataclass
@@ -91,7 +81,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     def streamWriter(self, schema: Any, overwrite: bool) -> LakeWriter:
         if overwrite:
             raise ConfigError(f"{SINK_NAME} only appends: use outputMode('append')")
-        unknown = set(self.options) - _OPTIONS - _SPARK_OPTIONS
+        unknown = set(self.options) - _OPTIONS - _BAD_OPTIONS - _SPARK_OPTIONS
         if unknown:
             raise ConfigError(f"unknown options of {SINK_NAME}: {', '.join(sorted(unknown))}")
         path = self.options.get("path")
@@ -99,99 +89,99 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             raise ConfigError(f"{SINK_NAME} needs a directory: start('/path/of/the/lake')")
         local = path.removeprefix("file:")
         refuse_address(local)
-        columns = self.options.get("partitionBy", "").split(",")
         kind = parse_format(self.options.get("format", "parquet"))
         data, *named = (self.options.get(name, "") for name in ("data", "catalog", "table"))
         return LakeWriter(
-            Path(local).absolute(),
-            partition_by=tuple(name.strip() for name in columns if name.strip()),
+            root=Path(local).absolute(),
+            partition_by=parse_list(self.options.get("partitionBy", "")),
             compression=self.options.get("compression", "zstd"),
             bad_column=self.options.get("badColumn", ""),
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
-            kind=kind,
             # With an address the catalog need not be asked again for every step of every batch.
             home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
         )
 
 
+@dataclass
 class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark is untyped here
     """Writes and commits the batches of one query; Spark makes a new instance for every step of every batch
     (spec spark SP-20, SP-22).
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        partition_by: tuple[str, ...],
-        compression: str,
-        bad_column: str = "",
-        bad_only: tuple[str, ...] = (),
-        bad_sink: SinkOptions | None = None,
-        kind: LakeFormat = LakeFormat.PARQUET,
-        home: TableHome | None = None,
-    ) -> None:
-        self._root = root
-        self._partition_by = partition_by
-        self._compression = compression
-        self._bad_column = bad_column
-        self._bad_only = bad_only
-        self._bad_sink = bad_sink
-        self._kind = kind
-        self._home = home or TableHome(kind=kind.value)
+    root: Path
+    partition_by: tuple[str, ...]
+    compression: str
+    bad_column: str = ""
+    bad_only: tuple[str, ...] = ()
+    bad_sink: SinkOptions | None = None
+    home: TableHome = PARQUET_HOME
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
         batch_id, partition_id = int(context.getLocalProperty(BATCH_ID)), context.partitionId()
         query_id = str(context.getLocalProperty(QUERY_ID))
-        good, bad = (self._stage(root, batch_id, partition_id) for root in (self._root, self._bad_root))
+        stagers: dict[Path, ParquetStager] = {}
         try:
             for batch in iterator:
-                for rows, stager in zip(self._split(batch), (good, bad), strict=False):
-                    stager.write(rows)
-            files, bad_files = good.finish(), bad.finish()
+                for root, rows in zip((self.root, self._bad_root), self._split(batch), strict=False):
+                    if rows.num_rows and root not in stagers:
+                        stagers[root] = self._stage(root, rows.schema, batch_id, partition_id)
+                    if rows.num_rows:
+                        stagers[root].write(rows)
+            files, bad_files = (
+                stagers[root].finish() if root in stagers else () for root in (self.root, self._bad_root)
+            )
             self._send(bad_files, query_id, batch_id, partition_id)
         except BaseException:
-            good.discard()
-            bad.discard()
+            for stager in stagers.values():
+                stager.discard()
             raise
         return TaskFiles(query_id=query_id, files=files, bad_files=bad_files)
 
     def _send(self, bad_files: Sequence[StagedFile], query_id: str, batch_id: int, partition_id: int) -> None:
-        if self._bad_sink is not None:
+        if self.bad_sink is not None:
             from tandemmq.spark.lake.bad_topic import send_bad_records
 
-            names = ("bad", query_id, batch_id, self._bad_sink.topic, partition_id)
-            send_bad_records(self._bad_root, bad_files, self._bad_column, self._bad_sink, names, partition_id)
+            names = ("bad", query_id, batch_id, self.bad_sink.topic, partition_id)
+            send_bad_records(self._bad_root, bad_files, self.bad_column, self.bad_sink, names, partition_id)
+
+    @property
+    def _kind(self) -> LakeFormat:
+        return LakeFormat(self.home.kind)
 
     @property
     def _bad_root(self) -> Path:
-        return self._root / BAD_RECORDS_DIR
+        return self.root / BAD_RECORDS_DIR
 
-    def _stage(self, root: Path, batch_id: int, partition_id: int) -> LazyStager:
-        partition_by = self._partition_by if root == self._root else ()
+    def _stage(self, root: Path, schema: Any, batch_id: int, partition_id: int) -> ParquetStager:
+        """Returns the writer of files at `root`; bad records are Parquet files beside every kind of lake."""
+        from tandemmq.spark.lake.parquet import ParquetStager
 
-        def plan(names: Sequence[str]) -> ParquetOptions:
-            address = self._home.address if root == self._root else ""
-            return plan_files(self._kind_of(root), names, partition_by, self._compression, address)
-
-        return LazyStager(root, batch_id, partition_id, plan)
-
-    def _kind_of(self, root: Path) -> LakeFormat:
-        """Returns the kind of lake at `root`; bad records are stored as Parquet files beside every kind."""
-        return self._kind if root == self._root else LakeFormat.PARQUET
+        is_good = root == self.root
+        options = plan_files(
+            self._kind if is_good else LakeFormat.PARQUET,
+            schema.names,
+            self.partition_by if is_good else (),
+            self.compression,
+            self.home.address if is_good else "",
+        )
+        return ParquetStager(
+            root, batch_id=batch_id, partition_id=partition_id, schema=schema, options=options
+        )
 
     def _split(self, batch: Any) -> tuple[Any, ...]:
         """Returns the rows for the lake and the bad records."""
-        if not self._bad_column:
+        if not self.bad_column:
             return (batch,)
-        bad_rows = [self._bad_column, *self._bad_only]
-        if batch.column(self._bad_column).null_count == batch.num_rows:
+        bad_rows = [self.bad_column, *self.bad_only]
+        if batch.column(self.bad_column).null_count == batch.num_rows:
             # The usual case copies nothing.
             return batch.drop_columns(bad_rows), batch.slice(0, 0)
-        is_good = batch.column(self._bad_column).is_null()
-        return batch.filter(is_good).drop_columns(bad_rows), batch.filter(_invert(is_good))
+        import pyarrow.compute as pc
+
+        is_good = batch.column(self.bad_column).is_null()
+        return batch.filter(is_good).drop_columns(bad_rows), batch.filter(pc.invert(is_good))
 
     def commit(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
         done = [message for message in messages if message is not None]
@@ -200,19 +190,19 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         files = [file for message in done for file in message.files]
         bad_files = [file for message in done for file in message.bad_files]
         try:
-            check_table(self._root, self._home)
-            save_home(self._root, self._home)
+            check_table(self.root, self.home)
+            save_home(self.root, self.home)
             # The lake is committed last: if it has the batch, the batch is complete, and a replay changes
             # neither lake.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            commit_files(self._kind, self._root, batchId, done[0].query_id, files)
+            commit_files(self._kind, self.root, batchId, done[0].query_id, files)
             if bad_files and not files:
                 # Without files the lake has no other record that the batch is complete.
-                record_summary(self._root, batchId, files)
+                record_summary(self.root, batchId, files)
         except Exception:
             # Spark's exception says only that writing failed, so the cause is logged here (spec spark SP-47).
-            log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self._root)})
+            log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self.root)})
             raise
 
     def abort(self, messages: Sequence[TaskFiles | None], batchId: int) -> None:
@@ -221,43 +211,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
                 # An abort may follow a successful commit (spec spark SP-54), and a committed table keeps its
                 # files under their staged names.
                 if self._kind is LakeFormat.PARQUET:
-                    discard_files(self._root, message.files)
+                    discard_files(self.root, message.files)
                 discard_files(self._bad_root, message.bad_files)
-
-
-class LazyStager:
-    """Starts staging files when the first rows arrive."""
-
-    def __init__(
-        self, root: Path, batch_id: int, partition_id: int, plan: Callable[[Sequence[str]], ParquetOptions]
-    ) -> None:
-        self._root = root
-        self._batch_id = batch_id
-        self._partition_id = partition_id
-        self._plan = plan
-        self._stager: ParquetStager | None = None
-
-    def write(self, batch: Any) -> None:
-        if not batch.num_rows:
-            return
-        if self._stager is None:
-            from tandemmq.spark.lake.parquet import ParquetStager
-
-            self._stager = ParquetStager(
-                self._root,
-                batch_id=self._batch_id,
-                partition_id=self._partition_id,
-                schema=batch.schema,
-                options=self._plan(batch.schema.names),
-            )
-        self._stager.write(batch)
-
-    def finish(self) -> tuple[StagedFile, ...]:
-        return self._stager.finish() if self._stager is not None else ()
-
-    def discard(self) -> None:
-        if self._stager is not None:
-            self._stager.discard()
 
 
 def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:
@@ -268,10 +223,3 @@ def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:
         return None
     chosen = {key: value for key, value in given.items() if key in _SENDING}
     return parse_sink_options({**chosen, "topic": topic, "emptyBodies": "skip"})
-
-
-def _invert(mask: Any) -> Any:
-    """Returns the inverse of a boolean column."""
-    import pyarrow.compute as pc
-
-    return pc.invert(mask)

@@ -95,22 +95,19 @@ class _Findings:
     shown: list[Difference] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
 class Audit:
     """One audit in a session; `run` returns True if all sides are equal."""
 
-    def __init__(self, place: Workplace, options: AuditOptions) -> None:
-        self._options = options
-        self._spark = place.spark
-        self._reporter = place.reporter
-        self._stop = place.stop
-        self._jobs = place.jobs
+    place: Workplace
+    options: AuditOptions
 
     def run(self) -> bool:
         """Returns True if every side contains every message of the ranges exactly once and unchanged."""
-        options = self._options
+        options = self.options
         sides = self._find_sides()
-        form = self._jobs.run(lambda: choose_form(self._spark, options.lakes))
-        frames = Frames(self._spark, form, options)
+        form = self.place.jobs.run(lambda: choose_form(self.place.spark, options.lakes))
+        frames = Frames(self.place.spark, form, options)
         ranges = self._find_ranges(sides[0], frames)
         self._await_ends([side for side in sides if side.replica is not None], ranges)
         self._report_start(sides, form, ranges)
@@ -121,7 +118,7 @@ class Audit:
         readable = [side for side in sides if side.name in digests]
         is_equal = self._compare_sides(readable, digests, frames, ranges)
         bars = tuple((side, float(sum(d.rows for d in found.values()))) for side, found in digests.items())
-        self._reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
+        self.place.reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
         if options.count_repeated_keys:
             self._report_repeated_keys(readable[0], frames, ranges)
         return is_equal and len(readable) == len(sides)
@@ -131,8 +128,8 @@ class Audit:
     ) -> bool:
         """Compares all sides with the first one and reports each verdict; returns True if all are equal."""
         reference = sides[0]
-        parts = cut_parts(ranges, self._options.piece_size)
-        expected = self._jobs.run(lambda: frames.expect(parts))
+        parts = cut_parts(ranges, self.options.piece_size)
+        expected = self.place.jobs.run(lambda: frames.expect(parts))
         is_equal = True
         for side in sides:
             found = compare(digests[reference.name], digests[side.name], parts, expected, ranges)
@@ -142,12 +139,14 @@ class Audit:
 
     def _report_repeated_keys(self, side: Side, frames: Frames, ranges: Ranges) -> None:
         frame = frames.read(side, ranges)
-        messages, keys, example = self._jobs.run(lambda: frames.repeated_keys(frame))
-        self._reporter.report(RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example))
+        messages, keys, example = self.place.jobs.run(lambda: frames.repeated_keys(frame))
+        self.place.reporter.report(
+            RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example)
+        )
 
     def _find_sides(self) -> list[Side]:
         """Returns the sides, the reference first: the master, else the first one that was named."""
-        options = self._options
+        options = self.options
         sides = []
         if options.name_servers:
             source = self._source_options()
@@ -162,34 +161,34 @@ class Audit:
         return sides
 
     def _source_options(self, replica: int | None = None) -> SourceOptions:
-        raw = {"nameServer": self._options.name_servers, "subscribe": ",".join(self._options.topics)}
+        raw = {"nameServer": self.options.name_servers, "subscribe": ",".join(self.options.topics)}
         if replica is not None:
             raw["replica"] = str(replica)
-        raw |= dict(self._options.source)
+        raw |= dict(self.options.source)
         return parse_options(raw, is_streaming=False)
 
     def _find_ranges(self, reference: Side, frames: Frames) -> Ranges:
         if reference.replica is None:
-            return self._jobs.run(lambda: frames.find_ranges(reference))
+            return self.place.jobs.run(lambda: frames.find_ranges(reference))
         source = self._source_options(reference.replica)
         _, bounds = describe_all(QueriedCluster(source), source)
         return {queue: (limits.begin, limits.end) for queue, limits in sorted(bounds.items())}
 
     def _await_ends(self, replicas: Sequence[Side], ranges: Ranges) -> None:
         """Waits until the replicas have reached the ends of `ranges`, or the time for it is over."""
-        deadline = time.monotonic() + self._options.settle_s
+        deadline = time.monotonic() + self.options.settle_s
         for side in replicas:
             cluster = QueriedCluster(self._source_options(side.replica))
-            while not self._stop.is_set and time.monotonic() < deadline:
+            while not self.place.stop.is_set and time.monotonic() < deadline:
                 bounds = cluster.read_bounds(cluster.describe())
                 if _has_reached(bounds, ranges):
                     break
                 time.sleep(POLL_S)
 
     def _report_start(self, sides: Sequence[Side], form: Form, ranges: Ranges) -> None:
-        self._reporter.report(
+        self.place.reporter.report(
             AuditStarted(
-                topic=self._options.topic,
+                topic=self.options.topic,
                 reference=sides[0].name,
                 sides=tuple(side.name for side in sides),
                 columns=form.compared,
@@ -207,13 +206,13 @@ class Audit:
         def tick(done: int, total: int) -> None:
             seconds = round(time.monotonic() - began, 1)
             names = ", ".join(side.name for side in sides)
-            self._reporter.report(SideReading(side=names, tasks_done=done, tasks=total, seconds=seconds))
+            self.place.reporter.report(SideReading(side=names, tasks_done=done, tasks=total, seconds=seconds))
 
         def read(side: Side) -> tuple[dict[PieceKey, Digest], float]:
-            found = frames.digest(frames.read(side, ranges), self._options.piece_size)
+            found = frames.digest(frames.read(side, ranges), self.options.piece_size)
             return found, max(time.monotonic() - began, 0.001)
 
-        results = self._jobs.run_all([partial(read, side) for side in sides], tick)
+        results = self.place.jobs.run_all([partial(read, side) for side in sides], tick)
         return [self._report_read(side, result) for side, result in zip(sides, results, strict=True)]
 
     def _report_read(
@@ -223,11 +222,11 @@ class Audit:
             raise result
         if isinstance(result, BaseException):
             detail = explain_failure(str(result))
-            self._reporter.report(Difference(side=side.name, problem="unreadable", detail=detail))
+            self.place.reporter.report(Difference(side=side.name, problem="unreadable", detail=detail))
             return None
         digests, seconds = result
         rows = sum(digest.rows for digest in digests.values())
-        self._reporter.report(
+        self.place.reporter.report(
             SideRead(side=side.name, rows=rows, seconds=round(seconds, 3), rate=round(rows / seconds))
         )
         return digests
@@ -236,9 +235,9 @@ class Audit:
         searched = comparison.suspects[:SEARCHED_PIECES_MAX]
         findings = self._search(side, reference, searched, frames) if searched else _Findings()
         for difference in findings.shown:
-            self._reporter.report(difference)
+            self.place.reporter.report(difference)
         for late in comparison.behind:
-            self._reporter.report(
+            self.place.reporter.report(
                 Difference(
                     side=side.name,
                     problem="behind",
@@ -249,12 +248,14 @@ class Audit:
                     detail=f"{late.messages:,} messages, {late.seconds:.1f} s",
                 )
             )
-        self._reporter.report(_conclude(side, comparison, findings, len(comparison.suspects) - len(searched)))
+        self.place.reporter.report(
+            _conclude(side, comparison, findings, len(comparison.suspects) - len(searched))
+        )
 
     def _search(self, side: Side, reference: Side, parts: Sequence[RangePart], frames: Frames) -> _Findings:
         """Compares some parts row by row."""
         theirs, ours = frames.read_parts(reference, parts), frames.read_parts(side, parts)
-        rows = self._jobs.run(
+        rows = self.place.jobs.run(
             lambda: frames.differences(theirs, ours).orderBy(*PLACE).limit(ROWS_PER_SEARCH).collect()
         )
         findings = _Findings()

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -260,15 +260,15 @@ def read_lake(spark: SparkSession, lake: Path) -> DataFrame:
     return frame
 
 
+@dataclass(slots=True)
 class Frames:
     """Reads the sides as DataFrames, bounded by `ranges` in each queue."""
 
-    def __init__(self, spark: SparkSession, form: Form, options: AuditOptions) -> None:
-        self._spark = spark
-        self._form = form
-        self._options = options
-        self._lakes: dict[Path, DataFrame] = {}
-        """One view per lake, so that all queries see the same rows."""
+    spark: SparkSession
+    form: Form
+    options: AuditOptions
+    lakes: dict[Path, DataFrame] = field(default_factory=dict)
+    """One view per lake, so that all queries see the same rows."""
 
     def read(self, side: Side, ranges: Ranges) -> DataFrame:
         """Returns the rows of one side within `ranges`."""
@@ -322,7 +322,7 @@ class Frames:
         if not rows:
             return {}
         found = (
-            self._spark.createDataFrame(rows, "part int, first bigint, last bigint")
+            self.spark.createDataFrame(rows, "part int, first bigint, last bigint")
             .select("part", f.explode(f.sequence("first", "last")).alias("id"))
             .groupBy("part")
             .agg(f.count("*").alias("rows"), f.expr("bit_xor(xxhash64(id))").alias("offset_xor"))
@@ -347,7 +347,7 @@ class Frames:
         """
         from pyspark.sql import functions as f
 
-        names = self._form.compared
+        names = self.form.compared
 
         def fold(frame: DataFrame, prefix: str) -> DataFrame:
             hashes = [
@@ -378,55 +378,55 @@ class Frames:
         """Returns the compared columns in hashable form: Spark does not hash maps."""
         from pyspark.sql import functions as f
 
-        is_map = self._form.types["properties"].startswith("map")
+        is_map = self.form.types["properties"].startswith("map")
         return [
             f.array_sort(f.map_entries(name)) if name == "properties" and is_map else f.col(name)
-            for name in self._form.compared
+            for name in self.form.compared
         ]
 
     def _load(self, side: Side, ranges: Ranges) -> DataFrame:
-        columns = (*PLACE, *self._form.read_columns())
+        columns = (*PLACE, *self.form.read_columns())
         if side.lake is not None:
-            if side.lake not in self._lakes:
-                self._lakes[side.lake] = read_lake(self._spark, side.lake)
-            frame = self._lakes[side.lake]
+            if side.lake not in self.lakes:
+                self.lakes[side.lake] = read_lake(self.spark, side.lake)
+            frame = self.lakes[side.lake]
             absent = [name for name in columns if name not in frame.columns]
             for name in absent:
-                frame = frame.selectExpr("*", f"cast(NULL AS {self._form.types[name]}) AS `{name}`")
+                frame = frame.selectExpr("*", f"cast(NULL AS {self.form.types[name]}) AS `{name}`")
         elif side.store is not None:
             frame = (
-                self._spark.read.format("commitlog")
-                .schema(f"{self._form.schema()}, damage string")
-                .options(topic=",".join(self._options.topics), brokerName=side.broker)
+                self.spark.read.format("commitlog")
+                .schema(f"{self.form.schema()}, damage string")
+                .options(topic=",".join(self.options.topics), brokerName=side.broker)
                 .load(str(side.store.absolute()))
                 .where("queueOffset IS NOT NULL AND body IS NOT NULL")
             )
         else:
             frame = (
-                self._spark.read.format("tandemmq")
-                .schema(self._form.schema())
+                self.spark.read.format("tandemmq")
+                .schema(self.form.schema())
                 .options(**self._source_options(side, ranges))
                 .load()
             )
-        return frame.select(*columns).where(frame["topic"].isin(*self._options.topics))
+        return frame.select(*columns).where(frame["topic"].isin(*self.options.topics))
 
     def _source_options(self, side: Side, ranges: Ranges) -> dict[str, str]:
         return {
-            "nameServer": self._options.name_servers,
-            "subscribe": ",".join(self._options.topics),
+            "nameServer": self.options.name_servers,
+            "subscribe": ",".join(self.options.topics),
             "replica": str(side.replica),
             "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
             "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
             # Finding missing messages is the purpose of an audit, so they must not fail the read.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
-            **dict(self._options.source),
+            **dict(self.options.source),
         }
 
     def _within(self, frame: DataFrame, bounds: Sequence[tuple[str, str, int, int, int]]) -> DataFrame:
         from pyspark.sql import functions as f
 
-        table = self._spark.createDataFrame(
+        table = self.spark.createDataFrame(
             list(bounds), "topic string, brokerName string, queueId int, begin bigint, end bigint"
         )
         joined = frame.join(f.broadcast(table), on=list(PLACE[:3]))

@@ -104,41 +104,41 @@ def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
         return DeadLetters(Workplace(spark, reporter, stop), options, state).run()
 
 
+@dataclass(slots=True)
 class DeadLetters:
     """The dead letters of one group in a session."""
 
-    def __init__(self, place: Workplace, options: DeadLetterOptions, state: ReplayState | None) -> None:
-        self._place = place
-        self._options = options
-        self._state = state
-        self._seen = 0
+    place: Workplace
+    options: DeadLetterOptions
+    state: ReplayState | None
+    seen: int = 0
 
     def run(self) -> int:
         """Shows the dead letters, and resends them if requested; returns the exit code."""
-        options, reporter = self._options, self._place.reporter
+        options, reporter = self.options, self.place.reporter
         target = (options.to_topic or "their topics") if options.resend else "a list"
-        done = self._state.total if self._state else Totals(rows=0, size_bytes=0)
+        done = self.state.total if self.state else Totals(rows=0, size_bytes=0)
         report_start(reporter, options.topic, target, done)
-        reason, error = self._place.repeat(
+        reason, error = self.place.repeat(
             # A refused round is reported like a failed one: the next round may differ.
             lambda: attempt(self._report_groups, refused=()),
             options.every_s if options.is_continuous else None,
         )
-        total = self._state.total if self._state else Totals(rows=self._seen, size_bytes=0)
+        total = self.state.total if self.state else Totals(rows=self.seen, size_bytes=0)
         return report_end(reporter, reason, total, error)
 
     def _report_groups(self) -> None:
-        self._seen = 0
-        source = parse_options(self._options.source_options(), is_streaming=False)
+        self.seen = 0
+        source = parse_options(self.options.source_options(), is_streaming=False)
         if not QueriedCluster(source).describe().queues:
             # The topic is created with the first dead letter.
-            self._place.reporter.report(DeadLettersSeen(group=self._options.group, messages=0, kinds=0))
+            self.place.reporter.report(DeadLettersSeen(group=self.options.group, messages=0, kinds=0))
             return
         # Persisted, so that showing, grouping and resending see the same dead letters.
         frame = self.read().persist()
         try:
             self._browse(frame)
-            if self._options.resend:
+            if self.options.resend:
                 self._resend(frame)
         finally:
             with suppress(Exception):
@@ -146,12 +146,12 @@ class DeadLetters:
 
     def read(self) -> DataFrame:
         """Returns the selected dead letters with their `error`, `age`, `origin` topic and `originId`."""
-        options = self._options
-        frame = self._place.spark.read.format("tandemmq").options(**options.source_options()).load()
+        options = self.options
+        frame = self.place.spark.read.format("tandemmq").options(**options.source_options()).load()
         return choose(describe(frame, options.error_property), options)
 
     def _browse(self, frame: DataFrame) -> None:
-        groups = self._place.jobs.run(
+        groups = self.place.jobs.run(
             lambda: (
                 frame.groupBy("origin", "error", "age")
                 .agg(*_counts())
@@ -160,53 +160,53 @@ class DeadLetters:
                 .collect()
             )
         )
-        first = self._place.jobs.run(
-            lambda: frame.orderBy("storeTimestamp", *PLACE).limit(self._options.shown).collect()
+        first = self.place.jobs.run(
+            lambda: frame.orderBy("storeTimestamp", *PLACE).limit(self.options.shown).collect()
         )
-        self._seen = sum(row["count"] for row in groups)
-        self._place.reporter.report(
-            DeadLettersSeen(group=self._options.group, messages=self._seen, kinds=len(groups))
+        self.seen = sum(row["count"] for row in groups)
+        self.place.reporter.report(
+            DeadLettersSeen(group=self.options.group, messages=self.seen, kinds=len(groups))
         )
-        self._place.reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
-        self._place.reporter.report(_error_charts(groups))
-        for row in first if self._options.shown else ():
-            self._place.reporter.report(_make_letter(row))
+        self.place.reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
+        self.place.reporter.report(_error_charts(groups))
+        for row in first if self.options.shown else ():
+            self.place.reporter.report(_make_letter(row))
 
     def _resend(self, frame: DataFrame) -> None:
         """Sends the dead letters that were not sent before, a bounded number at a time, oldest first in each
         queue.
         """
-        assert self._state is not None
+        assert self.state is not None
         round_number = 0
         while True:
-            rows = self._place.jobs.run(lambda: self._next_origins(frame))
+            rows = self.place.jobs.run(lambda: self._next_origins(frame))
             if not rows:
                 return
             began = time.monotonic()
-            size_bytes = self._place.jobs.run(partial(self._send, frame, rows))
+            size_bytes = self.place.jobs.run(partial(self._send, frame, rows))
             share, rest = divmod(size_bytes, len(rows))
             for index, row in enumerate(rows):
-                self._state.done[_render_origin(row)] = (1, share + (index < rest))
-            self._state.write()
+                self.state.done[_render_origin(row)] = (1, share + (index < rest))
+            self.state.write()
             done, seconds = Totals(rows=len(rows), size_bytes=size_bytes), time.monotonic() - began
-            event = make_batch_done(round_number, done, self._state.total, lag=None, seconds=seconds)
-            self._place.reporter.report(event)
+            event = make_batch_done(round_number, done, self.state.total, lag=None, seconds=seconds)
+            self.place.reporter.report(event)
             round_number += 1
             if len(rows) < RESEND_ROWS:
                 return
 
     def _next_origins(self, frame: DataFrame) -> list[Any]:
         """Returns positions and origins of the next dead letters to send."""
-        assert self._state is not None
+        assert self.state is not None
         frame = frame.select(*PLACE, "origin")
-        done = [_parse_origin(name) for name in self._state.done]
+        done = [_parse_origin(name) for name in self.state.done]
         if done:
-            sent = self._place.spark.createDataFrame(
+            sent = self.place.spark.createDataFrame(
                 done, "topic string, brokerName string, queueId int, queueOffset bigint"
             )
             frame = frame.join(sent, on=list(PLACE), how="left_anti")
         rows: list[Any] = frame.orderBy(*PLACE).limit(RESEND_ROWS).collect()
-        lost = [row for row in rows if not (self._options.to_topic or row["origin"])]
+        lost = [row for row in rows if not (self.options.to_topic or row["origin"])]
         if lost:
             raise ConfigError(
                 f"dead letter {_render_origin(lost[0])} has no topic of origin; exclude it with --where, or "
@@ -218,8 +218,8 @@ class DeadLetters:
         """Sends the dead letters at these positions; returns the bytes of their bodies."""
         from pyspark.sql import functions as f
 
-        options = self._options
-        places = self._place.spark.createDataFrame(
+        options = self.options
+        places = self.place.spark.createDataFrame(
             [tuple(row[name] for name in PLACE) for row in rows],
             "topic string, brokerName string, queueId int, queueOffset bigint",
         )

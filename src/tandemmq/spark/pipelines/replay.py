@@ -47,26 +47,26 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         return Replay(Workplace(spark, reporter, stop), options, state).run()
 
 
+@dataclass(frozen=True, slots=True)
 class Replay:
     """One replay in a session."""
 
-    def __init__(self, place: Workplace, options: ReplayOptions, state: ReplayState) -> None:
-        self._place = place
-        self._options = options
-        self._state = state
+    place: Workplace
+    options: ReplayOptions
+    state: ReplayState
 
     def run(self) -> int:
         """Sends the messages of the lake, and newly landed ones if requested; returns the exit code."""
-        options, place = self._options, self._place
+        options, place = self.options, self.place
 
         def send_new() -> tuple[str, str]:
             end = attempt(lambda: self._send_all(view_lake(options.lake)))
             place.stop.is_set |= end[0] != "done"
             return end
 
-        report_start(place.reporter, str(options.lake), options.to_topic, self._state.total)
+        report_start(place.reporter, str(options.lake), options.to_topic, self.state.total)
         reason, error = place.repeat(send_new, options.every_s if options.is_continuous else None)
-        return report_end(place.reporter, reason, self._state.total, error)
+        return report_end(place.reporter, reason, self.state.total, error)
 
     def _send_all(self, view: LakeView) -> None:
         """Sends the parts of a lake that are not done.
@@ -74,16 +74,16 @@ class Replay:
         Raises:  ConfigError for a lake that was compacted meanwhile: parts would be sent twice, or not at
                  all.
         """
-        waiting = [piece for piece in view.pieces if piece.name not in self._state.done]
-        gone = set(self._state.done) - {piece.name for piece in view.pieces}
+        waiting = [piece for piece in view.pieces if piece.name not in self.state.done]
+        gone = set(self.state.done) - {piece.name for piece in view.pieces}
         if gone and any(not piece.is_batch for piece in waiting):
             raise ConfigError(
                 f"{view.root} was compacted since this replay began, so continuing would send messages twice"
             )
         # Batches are sent in order, so all up to the last done one are done.
-        last_done = max((int(name) for name in self._state.done if name.isdecimal()), default=-1)
+        last_done = max((int(name) for name in self.state.done if name.isdecimal()), default=-1)
         for piece in view.pieces:
-            if piece.name in self._state.done and piece.last > last_done >= 0:
+            if piece.name in self.state.done and piece.last > last_done >= 0:
                 raise ConfigError(
                     f"{view.root} was compacted since this replay began: batch {piece.name}, which is sent,"
                     f" now holds those up to {piece.last}, which are not. Begin anew with another --state:"
@@ -94,21 +94,21 @@ class Replay:
 
     def _send(self, view: LakeView, piece: LakePiece, number: int, *, left: int) -> None:
         began = time.monotonic()
-        rows, size_bytes = self._place.jobs.run(lambda: self._write(view, piece))
-        self._state.mark(piece.name, rows, size_bytes)
+        rows, size_bytes = self.place.jobs.run(lambda: self._write(view, piece))
+        self.state.mark(piece.name, rows, size_bytes)
         batch = int(piece.name) if piece.is_batch else number
         done, seconds = Totals(rows=rows, size_bytes=size_bytes), time.monotonic() - began
-        event = make_batch_done(batch, done, self._state.total, lag=left, seconds=seconds)
-        self._place.reporter.report(event)
+        event = make_batch_done(batch, done, self.state.total, lag=left, seconds=seconds)
+        self.place.reporter.report(event)
 
     def _write(self, view: LakeView, piece: LakePiece) -> tuple[int, int]:
-        frame = read_rows(self._place.spark, view, [piece])
+        frame = read_rows(self.place.spark, view, [piece])
         if frame is None:
             return 0, 0
-        return send_frame(self._select(self._filter(frame)), self._options.sink_options())
+        return send_frame(self._select(self._filter(frame)), self.options.sink_options())
 
     def _filter(self, frame: DataFrame) -> DataFrame:
-        options = self._options
+        options = self.options
         absent = [name for name in PLACE if name not in frame.columns]
         if absent or "body" not in frame.columns:
             raise ConfigError(f"the lake has no column {(*absent, 'body')[0]}: it cannot be replayed")
@@ -118,7 +118,7 @@ class Replay:
         """Returns the columns of the sink; messages of one queue stay in order, in one task."""
         from pyspark.sql import functions as f
 
-        options = self._options
+        options = self.options
         ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
         key = f.col("msgId") if options.keys is Keys.KEEP else make_key(options.to_topic)
         columns: list[Any] = [

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -178,6 +179,7 @@ class RowShipment:
     last_key: str = ""
 
 
+@dataclass
 class BatchEncoder:
     """Encodes the rows of one task, in their order.
 
@@ -186,28 +188,24 @@ class BatchEncoder:
     send.
     """
 
-    def __init__(
-        self,
-        columns: SinkColumns,
-        options: SinkOptions,
-        *,
-        key_prefix: bytes,
-        queues: Queues,
-        spread: int | None = None,
-        is_singly: bool = False,
-    ) -> None:
-        self._columns = columns
-        self._options = options
-        # A slow task sends small batches; otherwise its rate would be met in bursts.
-        limit = options.task_rows_per_s
-        self._batch_count = min(BATCH_COUNT_MAX, max(1, limit // 10)) if limit else BATCH_COUNT_MAX
-        self._key_prefix = key_prefix
-        self._queues = queues
-        self._spread = spread
-        self._is_singly = is_singly
-        self.row_count = 0
-        self.empty_count = 0
-        """The number of rows without a body that were skipped or diverted."""
+    columns: SinkColumns
+    options: SinkOptions
+    _: KW_ONLY
+    key_prefix: bytes
+    queues: Queues
+    spread: int | None = None
+    is_singly: bool = False
+    row_count: int = 0
+    empty_count: int = 0
+    """The number of rows without a body that were skipped or diverted."""
+
+    @cached_property
+    def _batch_count(self) -> int:
+        """The maximum number of rows per send: a slow task sends small batches, because otherwise its rate
+        would be met in bursts.
+        """
+        limit = self.options.task_rows_per_s
+        return min(BATCH_COUNT_MAX, max(1, limit // 10)) if limit else BATCH_COUNT_MAX
 
     def encode(self, batch: Any) -> Iterator[RowShipment]:
         """Yields the sends of one RecordBatch; rows for the same queue keep their order.
@@ -219,16 +217,16 @@ class BatchEncoder:
             return
         first_row, self.row_count = self.row_count, self.row_count + count
         body, is_empty = self._read_bodies(batch, first_row)
-        keys = make_keys(self._key_prefix, first_row, count)
-        properties, is_delayed = encode_row_properties(batch, self._columns, keys, first_row)
+        keys = make_keys(self.key_prefix, first_row, count)
+        properties, is_delayed = encode_row_properties(batch, self.columns, keys, first_row)
         flags = self._read_flags(batch)
         groups = self._group(batch, is_empty)
-        if self._spread is not None:
-            groups = [part for group in groups for part in self._fix(group, first_row, count, self._spread)]
-        is_single = np.ones_like(is_delayed) if self._is_singly else is_delayed
+        if self.spread is not None:
+            groups = [part for group in groups for part in self._fix(group, first_row, count, self.spread)]
+        is_single = np.ones_like(is_delayed) if self.is_singly else is_delayed
         if is_single.any():
             yield from self._encode_singly(groups, is_single, body, properties, flags, first_row)
-            groups = [] if self._is_singly else [group.without(is_single) for group in groups]
+            groups = [] if self.is_singly else [group.without(is_single) for group in groups]
         messages = _join(body, properties, flags)
         for group in groups:
             if group.rows is None:
@@ -238,13 +236,13 @@ class BatchEncoder:
 
     def _read_bodies(self, batch: Any, first_row: int) -> tuple[Any, NDArray[np.bool_] | None]:
         """Returns the bodies, and a mask of the rows without one; None if all rows have one."""
-        place = self._columns.place("body")
+        place = self.columns.place("body")
         assert place is not None
         body = batch.column(place).cast(pa.binary())
         is_missing = pc.fill_null(pc.equal(pc.binary_length(body), 0), True)
         if not pc.any(is_missing).as_py():
             return body, None
-        if self._options.empty_bodies is EmptyBodies.FAIL:
+        if self.options.empty_bodies is EmptyBodies.FAIL:
             row = first_row + pc.index(is_missing, True).as_py()
             raise MessageIllegal(
                 f"row {row} of the task has no body: at least one byte is needed; the option emptyBodies"
@@ -259,25 +257,25 @@ class BatchEncoder:
 
     def _diverted_body(self, batch: Any, row: int, is_valid: bool) -> bytes:
         """Returns the body of a diverted message: the row's topic, and whether its body was empty or null."""
-        place = self._columns.place("topic")
-        topic = self._options.topic or (None if place is None else batch.column(place)[row].as_py())
+        place = self.columns.place("topic")
+        topic = self.options.topic or (None if place is None else batch.column(place)[row].as_py())
         return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
 
     def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[RowGroup]:
         """Groups the rows by queue; rows without a body are diverted to their own topic, or skipped."""
         if is_empty is None:
-            return group_rows(batch, self._columns, self._options.topic, self._queues)
+            return group_rows(batch, self.columns, self.options.topic, self.queues)
         chosen, empty = np.flatnonzero(~is_empty), np.flatnonzero(is_empty)
         whole = batch.take(pa.array(chosen))
-        topic = self._options.topic
-        groups = group_rows(whole, self._columns, topic, self._queues) if len(chosen) else []
+        topic = self.options.topic
+        groups = group_rows(whole, self.columns, topic, self.queues) if len(chosen) else []
         groups = [group.of(chosen) for group in groups]
-        if self._options.empty_bodies is EmptyBodies.DIVERT:
-            groups.append(RowGroup(self._options.empty_bodies_topic, None, empty))
+        if self.options.empty_bodies is EmptyBodies.DIVERT:
+            groups.append(RowGroup(self.options.empty_bodies_topic, None, empty))
         return groups
 
     def _read_flags(self, batch: Any) -> NDArray[np.int32]:
-        place = self._columns.place("flag")
+        place = self.columns.place("flag")
         if place is None:
             return np.zeros(batch.num_rows, dtype=np.int32)
         numbers = pc.fill_null(batch.column(place), 0).cast(pa.int32())
@@ -313,14 +311,14 @@ class BatchEncoder:
             yield group
             return
         rows = np.arange(count) if group.rows is None else group.rows
-        known = self._queues(group.topic)
+        known = self.queues(group.topic)
         slots = ((rows + first_row) // SPREAD_ROWS + turn) % len(known)
         for slot in np.unique(slots).tolist():
             chosen = rows[slots == slot]
             yield RowGroup(group.topic, known[slot], None if len(chosen) == count else chosen)
 
     def _key(self, row: int) -> str:
-        return f"{self._key_prefix.decode()}{row:012X}"
+        return f"{self.key_prefix.decode()}{row:012X}"
 
     def _cut(self, group: RowGroup, messages: Any, first_row: int) -> Iterator[RowShipment]:
         """Yields the messages of a group in pieces of about `batch_bytes`."""
@@ -329,7 +327,7 @@ class BatchEncoder:
         view = memoryview(data)
         at = 0
         while at < len(messages):
-            room = int(bounds[at]) + self._options.batch_bytes
+            room = int(bounds[at]) + self.options.batch_bytes
             stop = int(np.searchsorted(bounds, room, side="right")) - 1
             stop = min(max(stop, at + 1), at + self._batch_count, len(messages))
             size = int(bounds[stop] - bounds[at])
