@@ -30,11 +30,11 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.record_layout import RecordOutcome
 from tandemmq.protocol.record_scan import Boundaries, read_columns, scan_boundaries
 from tandemmq.protocol.requests.consume import PullResponse
-from tandemmq.spark.metadata import QueriedCluster, make_pull, order_replicas, wait_before
+from tandemmq.spark.metadata import Bounds, QueriedCluster, make_pull, order_replicas
 from tandemmq.spark.offsets import OffsetRange, render_queues
 from tandemmq.spark.options import ReadPreference, SourceOptions
 from tandemmq.spark.resolve import report_gone, report_loss
-from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection
+from tandemmq.spark.wire import POOL, UNREACHABLE, WireConnection, wait_before
 from tandemmq.telemetry import events
 from tandemmq.units import MASTER_ID, MIB, Buffer
 
@@ -143,7 +143,7 @@ class RangeReader:
             if attempt > self._options.retry_count:
                 self._end_read(failure)
                 continue
-            wait_before(attempt, self._options)
+            wait_before(attempt, self._options.retry_interval_s)
             self._refresh_replicas()
 
     def _try_replicas(self) -> Generator[Chunk, None, Exception | None]:
@@ -309,8 +309,8 @@ class RangeReader:
 
     def _report_loss(self, position: int, seen: PullResponse, resumes_at: int) -> None:
         """Reports messages that the broker of `seen` no longer has; see `report_loss`."""
-        bounds = (seen.min_offset, seen.max_offset)
-        report_loss(self._queue, position, *bounds, self._options, resumes_at=resumes_at)
+        bounds = Bounds(seen.min_offset, seen.max_offset, is_master=True)
+        report_loss(self._queue, position, bounds, self._options, resumes_at=resumes_at)
 
     def _skip_gone(self) -> bool:
         """Returns True, at the end of the range, if the queue is gone and lost messages are allowed.

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import logging
 import re
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
-from tandemmq.errors import BadRequest, NoRoute, RequestRejected, TopicNotFound
+from tandemmq.errors import BadRequest, NoRoute, RemoteProtocolError, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies.codec import decode_kv_table
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -164,12 +163,21 @@ class QueriedCluster:
         )
 
     def read_marks(self, topology: Topology, places: Positions) -> dict[QueueKey, ReplicaMark]:
-        """Returns the message at one queue offset of each queue."""
+        """Returns the message at one queue offset of each queue.
+
+        A compacted topic has no message at some offsets; the broker answers with the next one.
+        """
+        return {
+            queue: seen if seen.mark and seen.mark.queue_offset == places[queue] else seen._replace(mark=None)
+            for queue, seen in self._pull_marks(topology, places).items()
+        }
+
+    def _pull_marks(self, topology: Topology, places: Positions) -> dict[QueueKey, ReplicaMark]:
+        """Returns the first message at or after one queue offset of each queue."""
 
         def ask(queue: QueueKey) -> list[Command]:
-            return [
-                Command.request(RequestCode.PULL_MESSAGE, make_pull(self._options, queue, places[queue], 1))
-            ]
+            header = make_pull(self._options, queue, places[queue], 1)
+            return [Command.request(RequestCode.PULL_MESSAGE, header)]
 
         def read(answers: Sequence[Command], is_master: bool) -> ReplicaMark:
             if answers[0].code != ResponseCode.SUCCESS:
@@ -180,12 +188,7 @@ class QueriedCluster:
                 return ReplicaMark(None, is_master)
             return ReplicaMark(Mark(record.queue_offset, record.log_offset, record.stored_at_ms), is_master)
 
-        found = self._query_each(topology, sorted(places), ask, read)
-        # A compacted topic has no message at some offsets; the broker answers with the next one.
-        return {
-            queue: seen if seen.mark and seen.mark.queue_offset == places[queue] else seen._replace(mark=None)
-            for queue, seen in found.items()
-        }
+        return self._query_each(topology, sorted(places), ask, read)
 
     def find_gone(self, queues: Collection[QueueKey]) -> set[QueueKey]:
         """Returns those of `queues` that no longer exist: their topic has fewer queues now, or their master
@@ -212,16 +215,18 @@ class QueriedCluster:
         address = self._name_servers.find_broker(broker).get(MASTER_ID)
         if address is None:
             return False
-        request = Command.request(
-            RequestCode.PULL_MESSAGE, make_pull(self._options, QueueKey(topic, broker, 0), 0, 1)
-        )
+        header = make_pull(self._options, QueueKey(topic, broker, 0), 0, 1)
+        answer = self._ask(broker, address, Command.request(RequestCode.PULL_MESSAGE, header))
+        return answer is not None and answer.code == ResponseCode.TOPIC_NOT_EXIST
+
+    def _ask(self, broker: str, address: str, request: Command) -> Command | None:
+        """Returns the answer of one broker; None if it does not answer."""
         try:
             with POOL.borrow(address, self._options.security) as connection:
-                answer = connection.request(request, self._options.pull_timeout_s)
+                return connection.request(request, self._options.pull_timeout_s)
         except UNREACHABLE as error:
             log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
-            return False
-        return answer.code == ResponseCode.TOPIC_NOT_EXIST
+            return None
 
     def search(self, topology: Topology, times_ms: Mapping[QueueKey, int]) -> dict[QueueKey, int]:
         """Returns for each queue the offset of the first message stored at or after its time; the end of the
@@ -238,27 +243,10 @@ class QueriedCluster:
             return accept(answers[0]).decode(SearchOffsetResponse).offset
 
         found = self._query_each(topology, sorted(times_ms), ask, read)
-        return found | self._skip_older(topology, found, times_ms)
-
-    def _skip_older(
-        self, topology: Topology, found: Positions, times_ms: Mapping[QueueKey, int]
-    ) -> dict[QueueKey, int]:
-        """Returns the next offset for each queue whose found message is older than its time: brokers of 4.9
-        answer with the nearest message.
-        """
-
-        def ask(queue: QueueKey) -> list[Command]:
-            return [
-                Command.request(RequestCode.PULL_MESSAGE, make_pull(self._options, queue, found[queue], 1))
-            ]
-
-        def read(answers: Sequence[Command], is_master: bool) -> int | None:
-            if answers[0].code != ResponseCode.SUCCESS:
-                return None
-            return decode_record(answers[0].body, 0).stored_at_ms
-
-        stored = self._query_each(topology, sorted(found), ask, read)
-        return {queue: found[queue] + 1 for queue, at in stored.items() if at and at < times_ms[queue]}
+        # Brokers of 4.9 answer with the nearest message, which may be older than the time.
+        marks = ((queue, seen.mark) for queue, seen in self._pull_marks(topology, found).items())
+        older = {queue for queue, mark in marks if mark and mark.stored_at_ms < times_ms[queue]}
+        return {queue: at + (queue in older) for queue, at in found.items()}
 
     def find_by_key(self, topology: Topology, topic: str, broker: str, key: str) -> KeyMatches | None:
         """Returns the matches of the master's key index; None if it does not answer or its answer may be
@@ -270,16 +258,12 @@ class QueriedCluster:
         header = QueryMessageRequest(
             topic=topic, key=key, count_max=KEY_MATCHES_MAX, begin_at_ms=0, end_at_ms=2**63 - 1
         )
+        answer = self._ask(broker, address, Command.request(RequestCode.QUERY_MESSAGE, header))
+        if answer is None or answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
+            return None
         try:
-            with POOL.borrow(address, self._options.security) as connection:
-                request = Command.request(RequestCode.QUERY_MESSAGE, header)
-                answer = connection.request(request, self._options.pull_timeout_s)
-            if answer.code not in (ResponseCode.SUCCESS, ResponseCode.QUERY_NOT_FOUND):
-                return None
-            response = answer.decode(QueryMessageResponse)
-            records = list(decode_records(answer.body))
-        except (*UNREACHABLE, RequestRejected, RecordError) as error:
-            log.debug(events.REPLICA_UNREACHABLE, extra={"broker": broker, "error": str(error)})
+            response, records = answer.decode(QueryMessageResponse), list(decode_records(answer.body))
+        except RemoteProtocolError:
             return None
         # An answer near the broker's limits may be truncated.
         if len(records) >= KEY_MATCHES_MAX // 2 or len(answer.body) >= KEY_ANSWER_BYTES_MAX:
@@ -297,7 +281,9 @@ class QueriedCluster:
             return topology
         replicas: dict[str, Mapping[int, str]] = {}
         for broker, addresses in topology.replicas.items():
-            ends = {broker_id: self._read_log_end(address) for broker_id, address in addresses.items()}
+            ends = {
+                broker_id: self._read_log_end(broker, address) for broker_id, address in addresses.items()
+            }
             master_end = ends.get(MASTER_ID)
             replicas[broker] = {
                 broker_id: address
@@ -306,15 +292,12 @@ class QueriedCluster:
             }
         return Topology(queues=topology.queues, replicas=replicas)
 
-    def _read_log_end(self, address: str) -> int | None:
+    def _read_log_end(self, broker: str, address: str) -> int | None:
         """Returns the end of the broker's CommitLog; None if the broker does not answer or does not report
         it.
         """
-        try:
-            with POOL.borrow(address, self._options.security) as connection:
-                request = Command.request(RequestCode.GET_BROKER_RUNTIME_INFO)
-                answer = accept(connection.request(request, self._options.pull_timeout_s))
-        except (*UNREACHABLE, RequestRejected):
+        answer = self._ask(broker, address, Command.request(RequestCode.GET_BROKER_RUNTIME_INFO))
+        if answer is None or answer.code != ResponseCode.SUCCESS:
             return None
         end = decode_kv_table(answer.body).get("commitLogMaxOffset", "")
         return int(end) if end.isdecimal() else None
@@ -505,11 +488,6 @@ def require_named(topology: Topology, options: SourceOptions) -> None:
         f"no readable queue of {', '.join(missing)} is known to {', '.join(options.name_servers)}: the query"
         " names it, so its messages would be missing. Set failOnDataLoss=false to continue without it."
     )
-
-
-def wait_before(attempt: int, options: SourceOptions) -> None:
-    """Sleeps before a retry (1 is the first): the interval doubles, up to 16 times its initial value."""
-    time.sleep(options.retry_interval_s * min(2 ** (attempt - 1), 16))
 
 
 def batched(items: Sequence[T], width: int) -> Iterator[Sequence[T]]:

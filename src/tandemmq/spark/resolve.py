@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange, TopicNotFound
-from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology, require_queues, wait_before
+from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology, require_queues
 from tandemmq.spark.offsets import (
     ANY_BROKER,
     EARLIEST,
@@ -28,9 +28,12 @@ from tandemmq.spark.offsets import (
 )
 from tandemmq.spark.options import PositionRule, SourceOptions, StartKind
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS
+from tandemmq.spark.wire import wait_before
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
+
+_REPLACED = ", but the message before it is not the one that was read"
 
 
 def describe_all(
@@ -58,7 +61,7 @@ def describe_all(
                     f"the name servers list {render_queues(refused)}, but the masters do not know them"
                 )
             raise BrokerUnreachable(f"no broker answers for {render_queues(silent - refused)}")
-        wait_before(attempt, options)
+        wait_before(attempt, options.retry_interval_s)
 
 
 def resolve_start(
@@ -212,7 +215,7 @@ def find_losses(
     # The clock of a promoted slave may be behind; reading some messages twice is better than missing one.
     since = {queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0) for queue, mark in replaced.items()}
     for queue, at in cluster.search(topology, since).items():
-        report_replaced(queue, here[queue], bounds[queue], options, resumes_at=at)
+        report_loss(queue, here[queue], bounds[queue], options, resumes_at=at, but=_REPLACED)
         moved[queue] = at
     asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
     missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
@@ -244,11 +247,11 @@ def find_lost(
     for queue in {queue for each in marks for queue in find_replaced(cluster, topology, bounds, each)[0]}:
         limits = bounds[queue]
         if queue in items:
-            report_replaced(queue, items[queue].begin, limits, options, resumes_at=limits.begin)
+            report_loss(queue, items[queue].begin, limits, options, resumes_at=limits.begin, but=_REPLACED)
             resume_at[queue] = items[queue].end
     for queue, limits in bounds.items():
         if queue not in resume_at and limits.is_master and items[queue].begin < limits.begin:
-            report_loss(queue, items[queue].begin, limits.begin, limits.end, options)
+            report_loss(queue, items[queue].begin, limits, options, resumes_at=limits.begin)
             resume_at[queue] = min(limits.begin, items[queue].end)
     return resume_at
 
@@ -282,25 +285,8 @@ def checked_position(queue: QueueKey, position: int, bounds: Bounds, options: So
     """
     if bounds.begin <= position <= bounds.end or (position > bounds.end and not bounds.is_master):
         return position
-    report_loss(queue, position, bounds.begin, bounds.end, options)
+    report_loss(queue, position, bounds, options, resumes_at=bounds.begin)
     return bounds.begin
-
-
-def report_loss(
-    queue: QueueKey,
-    position: int,
-    begin: int,
-    end: int,
-    options: SourceOptions,
-    *,
-    resumes_at: int | None = None,
-) -> None:
-    """Raises OffsetOutOfRange, or, if failOnDataLoss is false, logs the old and the new position of the
-    query.
-
-    The new position is `resumes_at`, by default `begin`.
-    """
-    _report_move(queue, position, begin if resumes_at is None else resumes_at, (begin, end), "", options)
 
 
 def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: SourceOptions) -> None:
@@ -321,30 +307,20 @@ def report_gone(gone: Mapping[QueueKey, tuple[int, int | None]], options: Source
         )
 
 
-def report_replaced(
-    queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, resumes_at: int
+def report_loss(
+    queue: QueueKey, position: int, bounds: Bounds, options: SourceOptions, *, resumes_at: int, but: str = ""
 ) -> None:
-    """Reports a position that exists, but is preceded by another message than the one that was read."""
-    _report_move(
-        queue,
-        position,
-        resumes_at,
-        (bounds.begin, bounds.end),
-        ", but the message before it is not the one that was read",
-        options,
-    )
-
-
-def _report_move(
-    queue: QueueKey, position: int, resumes_at: int, has: tuple[int, int], but: str, options: SourceOptions
-) -> None:
-    facts = {"from_offset": position, "to_offset": resumes_at, "min_offset": has[0], "max_offset": has[1]}
+    """Raises OffsetOutOfRange, or, if failOnDataLoss is false, logs the old and the new position of the
+    query.
+    """
+    facts = {"from_offset": position, "to_offset": resumes_at}
+    facts |= {"min_offset": bounds.begin, "max_offset": bounds.end}
     if resumes_at > position:
         facts["messages"] = resumes_at - position
     _report_or_raise(
         queue,
-        f"the query is at queue offset {position}, the broker has [{has[0]}, {has[1]}){but}: messages were "
-        "deleted, or the topic was made anew",
+        f"the query is at queue offset {position}, the broker has [{bounds.begin}, {bounds.end}){but}: "
+        "messages were deleted, or the topic was made anew",
         f"continue at queue offset {resumes_at}",
         facts,
         options,

@@ -412,3 +412,8 @@ def accept(answer: Command) -> Command:
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
     return answer
+
+
+def wait_before(attempt: int, interval_s: float) -> None:
+    """Sleeps before a retry (1 is the first): the interval doubles, up to 16 times its initial value."""
+    time.sleep(interval_s * min(2 ** (attempt - 1), 16))

@@ -23,5 +23,5 @@ def net(monkeypatch: pytest.MonkeyPatch) -> FakeNet:
     monkeypatch.setattr(tandemmq.spark.fetch, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.sink.sender, "POOL", fake)
     monkeypatch.setattr(tandemmq.spark.sink.transaction, "POOL", fake)
-    monkeypatch.setattr(tandemmq.spark.metadata.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(tandemmq.spark.wire.time, "sleep", lambda seconds: None)
     return fake

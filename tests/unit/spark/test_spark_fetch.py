@@ -7,7 +7,7 @@ import logging
 import pytest
 from spark_fakes import FakeNet, FakeQueue
 
-import tandemmq.spark.metadata
+import tandemmq.spark.wire
 from tandemmq.errors import BrokerUnreachable, NotPermitted, OffsetOutOfRange
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.record import decode_record
@@ -184,7 +184,7 @@ def test_the_pauses_between_attempts_double_from_the_interval_of_the_options(
     net: FakeNet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr(tandemmq.spark.metadata.time, "sleep", pauses.append)
+    monkeypatch.setattr(tandemmq.spark.wire.time, "sleep", pauses.append)
     net.add_master(T_0=FakeQueue(0, 100)).is_down = True
     several = {"fetchOffset.numRetries": "4", "fetchOffset.retryIntervalMs": "30"}
     with pytest.raises(BrokerUnreachable):

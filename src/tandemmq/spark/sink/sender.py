@@ -34,14 +34,13 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC
 from tandemmq.spark.sink.encode import RowShipment
 from tandemmq.spark.sink.halves import HalfLog
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, accept
+from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, accept, wait_before
 
 Pins = dict[str, tuple[MessageQueue, ...]]
 """The queues of each topic, in a fixed order."""
 
 
 NEW_TOPIC_QUEUES = 4
-PAUSE_FACTOR_MAX = 16
 
 _TRANSIENT = (*UNREACHABLE, NoRoute, SendNotConfirmed)
 
@@ -110,7 +109,7 @@ class RowSender:
                 attempt += 1
                 if attempt > self._options.retry_count:
                     raise
-                self._pause(attempt)
+                wait_before(attempt, self._options.retry_interval_s)
 
     def send(self, shipment: RowShipment) -> None:
         """Sends a shipment; first waits for earlier ones if too many are in flight.
@@ -202,10 +201,7 @@ class RowSender:
         if not is_transient or item.attempts > self._options.retry_count:
             raise error
         self._views.pop(item.shipment.topic, None)
-        self._pause(item.attempts)
-
-    def _pause(self, attempt: int) -> None:
-        time.sleep(self._options.retry_interval_s * min(2 ** (attempt - 1), PAUSE_FACTOR_MAX))
+        wait_before(item.attempts, self._options.retry_interval_s)
 
     def _next_queue(self, view: RouteView) -> MessageQueue:
         """Returns the next queue in rotation, preferring masters that did not fail recently."""

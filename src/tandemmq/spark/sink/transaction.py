@@ -42,8 +42,7 @@ from tandemmq.spark.sink.halves import (
     too_many_rows,
 )
 from tandemmq.spark.sink.options import SinkOptions
-from tandemmq.spark.sink.sender import PAUSE_FACTOR_MAX
-from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection
+from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, WireConnection, wait_before
 from tandemmq.telemetry import events
 
 WINDOW = 256
@@ -187,8 +186,7 @@ class Ender:
         lane.attempts += 1
         if lane.attempts > self._options.retry_count:
             raise error
-        factor = min(2 ** (lane.attempts - 1), PAUSE_FACTOR_MAX)
-        time.sleep(self._options.retry_interval_s * factor)
+        wait_before(lane.attempts, self._options.retry_interval_s)
 
     def _connect(self, lane: _EndingLane) -> WireConnection:
         part = lane.part
