@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -60,18 +59,6 @@ from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
 
 
 def topic_request(topic: str, **changes: object) -> CreateTopicRequest:

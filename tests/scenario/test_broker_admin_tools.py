@@ -59,12 +59,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
-
-
 async def ask_json(peer: Peer, code: int, header: object = None, body: bytes = b"") -> Any:
     answer = await peer.ask(code, header, body=body)
     assert answer.code == ResponseCode.SUCCESS, answer.remark

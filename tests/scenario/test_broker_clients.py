@@ -50,12 +50,6 @@ class Listening(Peer):
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
 async def first(broker: Broker) -> AsyncIterator[Listening]:
     async with Listening(broker) as peer:
         yield peer

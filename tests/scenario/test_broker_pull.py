@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -40,18 +39,6 @@ SUSPEND = 0x2
 WITH_SUBSCRIPTION = 0x4
 HELD_MS = 100_000
 """Longer than a request's timeout: an answer therefore never comes from the end of the hold."""
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
 
 
 async def test_only_a_reader_that_asks_for_it_gets_more_than_32_messages(peer: Peer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import msgspec
@@ -23,18 +22,6 @@ from tandemmq.protocol.requests.consume import ViewMessageRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequest, SendResponse
 from tandemmq.store import BrokerRole
 from waits import until
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
 
 
 async def test_send_answers_with_the_place_of_the_message(broker: Broker, peer: Peer) -> None:

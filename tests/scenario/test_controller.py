@@ -26,14 +26,6 @@ from waits import until
 
 
 @pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    rig = Rig()
-    await rig.start()
-    yield rig
-    await rig.close()
-
-
-@pytest.fixture
 async def three() -> AsyncIterator[Rig]:
     rig = Rig(3)
     await rig.start()

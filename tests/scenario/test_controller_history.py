@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import logging
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import Coroutine
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,14 +26,6 @@ from tandemmq.telemetry import events
 from waits import until
 
 OTHER_ID = "cd" * 16
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    rig = Rig()
-    await rig.start()
-    yield rig
-    await rig.close()
 
 
 def group_of(rig: Rig, name: str = "n0") -> ReplicaGroup:

@@ -32,12 +32,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
-
-
 async def wait_for_bodies(peer: Peer, topic: str, count: int, queue_id: int = 0) -> list[Record]:
     """Returns the first `count` messages of a queue; long polling waits for them."""
     records: list[Record] = []

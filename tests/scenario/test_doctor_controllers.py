@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -16,14 +15,6 @@ from tandemmq.shell import local
 from tandemmq.shell.doctor import Checkup, DoctorLine, examine, find_controllers, judge_controllers
 
 OTHER_ID = "cd" * 16
-
-
-@pytest.fixture
-async def rig() -> AsyncIterator[Rig]:
-    rig = Rig()
-    await rig.start()
-    yield rig
-    await rig.close()
 
 
 async def judged(rig: Rig, *addresses: str) -> list[DoctorLine]:

@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
 from broker_rig import Peer, records_of
-from replica_group import Group, rows_at, running_group
+from replica_group import Group, rows_at
 from replica_pair import log_bytes, queue_contents
 
 from tandemmq.api.broker_admin import create_topic, delete_topic
 from tandemmq.api.broker_consume import commit_offset
 from tandemmq.protocol.bodies.tables import TopicConfig
 from waits import until
-
-
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[Group]:
-    async with running_group(tmp_path) as subject:
-        yield subject
 
 
 async def test_a_slave_is_made_master_and_the_old_master_its_slave(group: Group) -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -33,18 +32,6 @@ from tandemmq.protocol.requests.consume import (
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
 from waits import PATIENCE_S, until
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
 
 
 def bodies(messages: list[Popped]) -> list[bytes]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
@@ -31,18 +31,6 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.store.options import FlushMode
 from waits import until
-
-
-@pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
 
 
 async def fill(peer: Peer, count: int, queue_id: int = 0) -> None:

@@ -29,12 +29,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
-
-
 def in_order(queue_id: int, attempt_id: str = "") -> dict[str, object]:
     return {"is_ordered": True, "queue_id": queue_id, "count_max": 1, "attempt_id": attempt_id}
 

@@ -60,12 +60,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
-
-
 def committed(broker: Broker) -> int | None:
     return broker._tables.offsets.committed("CG", "T", 0)
 

@@ -7,7 +7,6 @@ reject before writing, and those are not covered here.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,13 +23,6 @@ SYNC = BrokerRole.SYNC_MASTER
 MACHINE = MachineFacts(
     host_name="m", address="10.0.0.1", memory_bytes=1 << 30, home=Path("/home/m"), name_servers=""
 )
-
-
-@pytest.fixture
-async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
-    subject = Peers(tmp_path)
-    yield subject
-    await subject.stop()
 
 
 def test_counts_that_admit_nothing_in_plain_mode_are_taken() -> None:

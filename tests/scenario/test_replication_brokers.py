@@ -5,13 +5,11 @@ Source: spec replication 4.10, 6, 7.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from broker_rig import Peer, pull_response, records_of
-from replica_group import REPLICATION, Group, rows_at, running_group
+from replica_group import REPLICATION, Group, rows_at
 from replica_pair import log_bytes, wait_for_slaves
 
 from ports import free_port
@@ -31,12 +29,6 @@ from tandemmq.replication.core.verifier import TailOutcome
 from tandemmq.replication.shell import ReplicationSlaveStatus
 from tandemmq.store import BrokerRole
 from waits import until
-
-
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[Group]:
-    async with running_group(tmp_path) as subject:
-        yield subject
 
 
 async def held_topics(peer: Peer) -> dict[str, TopicConfig]:

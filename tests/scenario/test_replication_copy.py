@@ -22,13 +22,6 @@ from waits import until
 
 
 @pytest.fixture
-async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
-    subject = Peers(tmp_path)
-    yield subject
-    await subject.stop()
-
-
-@pytest.fixture
 async def proxy(peers: Peers) -> AsyncIterator[Proxy]:
     await peers.start_master()
     subject = Proxy(peers.address)

@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
-import pytest
 from replica_pair import Peers, send
 
 from tandemmq.broker.replica.ha_status import describe_master
 from tandemmq.replication.core.progress import SlaveName, SlaveNotice, SlaveState
 from waits import until
-
-
-@pytest.fixture
-async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
-    subject = Peers(tmp_path)
-    yield subject
-    await subject.stop()
 
 
 def rows(peers: Peers) -> list[tuple[str | None, str | None]]:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from replica_pair import FAST, Peers, log_bytes, send
@@ -20,13 +18,6 @@ from waits import until
 SECRET = replace(FAST, shared_secret="correct horse battery", connect_timeout_ms=300)
 OTHER = replace(SECRET, shared_secret="wrong horse battery staple")
 SYNC = BrokerRole.SYNC_MASTER
-
-
-@pytest.fixture
-async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
-    subject = Peers(tmp_path)
-    yield subject
-    await subject.stop()
 
 
 async def test_slave_that_knows_the_secret_follows_and_confirms(peers: Peers) -> None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
-from pathlib import Path
 
-import pytest
 from broker_rig import Peer
-from replica_group import Group, rows_at, running_group
+from replica_group import Group, rows_at
 from replica_pair import log_bytes
 
 from tandemmq.api.broker_admin import create_topic, query_ha_status
@@ -17,12 +14,6 @@ from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.replication.core.progress import SlaveState
 from waits import until
-
-
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[Group]:
-    async with running_group(tmp_path) as subject:
-        yield subject
 
 
 async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group: Group) -> None:

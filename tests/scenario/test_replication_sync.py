@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +34,6 @@ class HeldDisk(RealDisk):
     async def offload(self, fn: Callable[..., Any], *args: Any) -> Any:
         await self.may_sync.wait()
         return await super().offload(fn, *args)
-
-
-@pytest.fixture
-async def peers(tmp_path: Path) -> AsyncIterator[Peers]:
-    subject = Peers(tmp_path)
-    yield subject
-    await subject.stop()
 
 
 async def subscribed(peers: Peers, count: int = 1) -> None:

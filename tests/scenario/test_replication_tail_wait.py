@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -25,12 +24,6 @@ from tandemmq.store import BrokerRole
 from waits import until
 
 SYNC = {"role": BrokerRole.SYNC_MASTER, "in_sync_replicas": 2, "slave_timeout_ms": 300}
-
-
-@pytest.fixture
-async def group(tmp_path: Path) -> AsyncIterator[Group]:
-    async with running_group(tmp_path) as subject:
-        yield subject
 
 
 def state_of(slave: Broker) -> SlaveState:

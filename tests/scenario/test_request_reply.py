@@ -33,12 +33,6 @@ class Requester(Peer):
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
 async def requester(broker: Broker) -> AsyncIterator[Requester]:
     async with Requester(broker) as requester:
         await requester.heartbeat("asker", producers=("PG",))

@@ -32,12 +32,6 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
         yield broker
 
 
-@pytest.fixture
-async def peer(broker: Broker) -> AsyncIterator[Peer]:
-    async with Peer(broker) as peer:
-        yield peer
-
-
 def sql_consumer(group: str, expression: str, version: int = VERSION) -> ConsumerData:
     subscription = SubscriptionData(
         topic="T1", expression=expression, expression_type="SQL92", version=version

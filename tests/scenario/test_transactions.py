@@ -24,12 +24,6 @@ from waits import until
 
 
 @pytest.fixture
-async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
-    async with running_broker(tmp_path) as broker:
-        yield broker
-
-
-@pytest.fixture
 async def peer(broker: Broker) -> AsyncIterator[TransactionPeer]:
     async with TransactionPeer(broker) as peer:
         yield peer
