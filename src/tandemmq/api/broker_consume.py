@@ -11,7 +11,7 @@ import msgspec
 
 from tandemmq.api.calls import Call, absent, body, call, call_raw, done, value
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol import rejections
+from tandemmq.protocol import pop_receipts, rejections
 from tandemmq.protocol.bodies.client import (
     Assignments,
     decode_consumer_list,
@@ -21,40 +21,10 @@ from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
-from tandemmq.protocol.pop_receipts import (
-    Handle,
-    flag_of,
-    parse_handle,
-    real_topic,
-    render_handle,
-    split_items,
-)
 from tandemmq.protocol.properties import POP_CK
 from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests import consume as headers
 from tandemmq.protocol.requests.admin import CloneGroupOffsetRequest
-from tandemmq.protocol.requests.consume import (
-    AckRequest,
-    ChangeInvisibleRequest,
-    ChangeInvisibleResponse,
-    EarliestStoreTimeRequest,
-    EarliestStoreTimeResponse,
-    GetMaxOffsetRequest,
-    GetMaxOffsetResponse,
-    GetMinOffsetRequest,
-    GetMinOffsetResponse,
-    NotificationRequest,
-    NotificationResponse,
-    PopRequest,
-    PopResponse,
-    PullRequest,
-    PullResponse,
-    QueryOffsetRequest,
-    QueryOffsetResponse,
-    SearchOffsetRequest,
-    SearchOffsetResponse,
-    SeenRecord,
-    UpdateOffsetRequest,
-)
 from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import Buffer, EpochMs
@@ -102,11 +72,11 @@ class Pulled(msgspec.Struct, frozen=True, gc=False):
     max_offset: int
     suggested_broker_id: int
     body: Buffer
-    passed: SeenRecord | None = None
+    passed: headers.SeenRecord | None = None
 
 
 async def pull(
-    client: RemotingClient, address: str, header: PullRequest, *, timeout_s: float = PULL_TIMEOUT_S
+    client: RemotingClient, address: str, header: headers.PullRequest, *, timeout_s: float = PULL_TIMEOUT_S
 ) -> Pulled:
     """Returns messages from an offset on; the broker may hold the request if the header allows it."""
     return read_pull_answer(
@@ -122,7 +92,7 @@ def read_pull_answer(answer: Command) -> Pulled:
     status = _STATUS_OF_CODE.get(answer.code)
     if status is None:
         raise rejections.to_error(answer)
-    header = answer.decode(PullResponse)
+    header = answer.decode(headers.PullResponse)
     return Pulled(
         status,
         header.next_offset,
@@ -144,7 +114,7 @@ NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCo
 
 
 async def pop(
-    client: RemotingClient, address: str, broker_name: str, header: PopRequest
+    client: RemotingClient, address: str, broker_name: str, header: headers.PopRequest
 ) -> list[PoppedMessage]:
     """Returns messages that no other member of the group gets for `invisible_ms`; an empty list when none
     came in time.
@@ -169,22 +139,24 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
 
     Raises:  RemoteProtocolError when a message is in no list, or a handle cannot be decoded.
     """
-    header = answer.decode(PopResponse)
-    starts = {item[:2]: int(item[2]) for item in split_items(header.start_offset_info)}
-    offsets = {item[:2]: iter(item[2].split(",")) for item in split_items(header.message_offset_info)}
+    header = answer.decode(headers.PopResponse)
+    starts = {item[:2]: int(item[2]) for item in pop_receipts.split_items(header.start_offset_info)}
+    offsets = {
+        item[:2]: iter(item[2].split(",")) for item in pop_receipts.split_items(header.message_offset_info)
+    }
     firsts: dict[tuple[str, ...], int] = {}
     found: list[PoppedMessage] = []
     for record in decode_records(answer.body, check_crc=False):
         text = record.properties.get(POP_CK, "")
-        key = (flag_of(record.topic, group, topic), str(record.queue_id))
+        key = (pop_receipts.flag_of(record.topic, group, topic), str(record.queue_id))
         if not text:
             offset = int(next(offsets[key], record.queue_offset)) if key in offsets else record.queue_offset
             # A broker that returns no list has its check point at the first message of the queue.
             start = starts.get(key, firsts.setdefault(key, record.queue_offset))
             if starts and key not in starts:
                 raise RemoteProtocolError(f"the answer to a pop does not say where its queue {key} begins")
-            text = render_handle(
-                Handle(
+            text = pop_receipts.render_handle(
+                pop_receipts.Handle(
                     start,
                     header.pop_time_ms,
                     header.invisible_ms,
@@ -200,20 +172,20 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
     return found
 
 
-async def wait_for_message(client: RemotingClient, address: str, header: NotificationRequest) -> bool:
+async def wait_for_message(client: RemotingClient, address: str, header: headers.NotificationRequest) -> bool:
     """Waits for a message to pop, at most for the header's time; returns True if there is one. No message is
     received.
     """
     timeout_s = header.poll_ms / 1000 + POP_MARGIN_S
     answer = await call(client, address, RequestCode.NOTIFICATION, header, timeout_s=timeout_s)
-    return answer.decode(NotificationResponse).has_message
+    return answer.decode(headers.NotificationResponse).has_message
 
 
-def _name_popped(group: str, topic: str, handle_text: str) -> AckRequest:
-    handle = parse_handle(handle_text)
-    return AckRequest(
+def _name_popped(group: str, topic: str, handle_text: str) -> headers.AckRequest:
+    handle = pop_receipts.parse_handle(handle_text)
+    return headers.AckRequest(
         consumer_group=group,
-        topic=real_topic(handle.flag, group, topic),
+        topic=pop_receipts.real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
         extra_info=handle_text,
         offset=handle.offset,
@@ -230,18 +202,18 @@ async def change_invisible(
     """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
     acknowledging it.
     """
-    handle = parse_handle(handle_text)
-    header = ChangeInvisibleRequest(
+    handle = pop_receipts.parse_handle(handle_text)
+    header = headers.ChangeInvisibleRequest(
         consumer_group=group,
-        topic=real_topic(handle.flag, group, topic),
+        topic=pop_receipts.real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
         extra_info=handle_text,
         offset=handle.offset,
         invisible_ms=invisible_ms,
     )
     answer = await call(client, address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
-    new = answer.decode(ChangeInvisibleResponse)
-    return render_handle(
+    new = answer.decode(headers.ChangeInvisibleResponse)
+    return pop_receipts.render_handle(
         handle._replace(
             start_offset=handle.offset,
             pop_time_ms=new.pop_time_ms,
@@ -260,17 +232,17 @@ class GroupProgress(NamedTuple):
     """
 
     offset: int
-    seen: SeenRecord | None = None
+    seen: headers.SeenRecord | None = None
 
 
 def _read_progress(answer: Command) -> GroupProgress:
-    response = answer.decode(QueryOffsetResponse)
+    response = answer.decode(headers.QueryOffsetResponse)
     return GroupProgress(response.offset, response.seen_record())
 
 
 query_progress = Call(
     RequestCode.QUERY_CONSUMER_OFFSET,
-    QueryOffsetRequest,
+    headers.QueryOffsetRequest,
     _read_progress,
     outcomes={ResponseCode.QUERY_NOT_FOUND: absent},
 )
@@ -281,12 +253,12 @@ False (5.x; older brokers ignore it).
 """
 query_committed_offset = Call(
     RequestCode.QUERY_CONSUMER_OFFSET,
-    QueryOffsetRequest,
-    lambda answer: answer.decode(QueryOffsetResponse).offset,
+    headers.QueryOffsetRequest,
+    lambda answer: answer.decode(headers.QueryOffsetResponse).offset,
     outcomes={ResponseCode.QUERY_NOT_FOUND: absent},
 )
 """Returns the offset of `query_progress`."""
-commit_offset = Call(RequestCode.UPDATE_CONSUMER_OFFSET, UpdateOffsetRequest, done)
+commit_offset = Call(RequestCode.UPDATE_CONSUMER_OFFSET, headers.UpdateOffsetRequest, done)
 """Stores the group's committed offset; returns once the broker has it.
 
 With `client_id` and `seen` (`SeenRecord.render`) a TandemMQ broker can check if the offset belongs to its
@@ -294,37 +266,39 @@ log; other brokers ignore them.
 """
 query_max_offset = Call(
     RequestCode.GET_MAX_OFFSET,
-    GetMaxOffsetRequest,
-    lambda answer: answer.decode(GetMaxOffsetResponse).offset,
+    headers.GetMaxOffsetRequest,
+    lambda answer: answer.decode(headers.GetMaxOffsetResponse).offset,
 )
 """Returns the offset that the next message of the queue will get."""
 query_min_offset = Call(
     RequestCode.GET_MIN_OFFSET,
-    GetMinOffsetRequest,
-    lambda answer: answer.decode(GetMinOffsetResponse).offset,
+    headers.GetMinOffsetRequest,
+    lambda answer: answer.decode(headers.GetMinOffsetResponse).offset,
 )
 """Returns the offset of the oldest message that the queue still has."""
 
 
-def _name_time(topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False) -> SearchOffsetRequest:
-    return SearchOffsetRequest(topic, queue_id, time_ms, "UPPER" if is_upper else "LOWER")
+def _name_time(
+    topic: str, queue_id: int, time_ms: int, *, is_upper: bool = False
+) -> headers.SearchOffsetRequest:
+    return headers.SearchOffsetRequest(topic, queue_id, time_ms, "UPPER" if is_upper else "LOWER")
 
 
 search_offset = Call(
     RequestCode.SEARCH_OFFSET_BY_TIMESTAMP,
     _name_time,
-    lambda answer: answer.decode(SearchOffsetResponse).offset,
+    lambda answer: answer.decode(headers.SearchOffsetResponse).offset,
 )
 """Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before it."""
 
 
 def _read_store_time(answer: Command) -> EpochMs | None:
-    time_ms = answer.decode(EarliestStoreTimeResponse).timestamp_ms
+    time_ms = answer.decode(headers.EarliestStoreTimeResponse).timestamp_ms
     return None if time_ms < 0 else EpochMs(time_ms)
 
 
 query_earliest_store_time = Call(
-    RequestCode.GET_EARLIEST_MSG_STORETIME, EarliestStoreTimeRequest, _read_store_time
+    RequestCode.GET_EARLIEST_MSG_STORETIME, headers.EarliestStoreTimeRequest, _read_store_time
 )
 """Returns the store time of the queue's oldest message; None when the queue is empty."""
 clone_offsets = Call(RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequest, done)

@@ -19,32 +19,11 @@ from tandemmq.api.calls import (
     value,
 )
 from tandemmq.errors import ClientError, NotLeader, RequestRejected
+from tandemmq.protocol.bodies import replica
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
-from tandemmq.protocol.bodies.replica import (
-    BrokerEpochs,
-    ControllerMember,
-    GroupSyncState,
-    SyncStateData,
-    SyncStateSetAnswer,
-)
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.controller import (
-    AlterSyncStateSetRequest,
-    ApplyBrokerIdRequest,
-    ChangeControllersRequest,
-    CleanBrokerDataRequest,
-    ControllerMetadataResponse,
-    ElectMasterRequest,
-    HandOverRequest,
-    MasterResponse,
-    NextBrokerIdRequest,
-    NextBrokerIdResponse,
-    RegisterReplicaRequest,
-    ReplicaInfoRequest,
-    VouchRequest,
-    VouchResponse,
-)
+from tandemmq.protocol.requests import controller as headers
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
@@ -139,7 +118,9 @@ class ControllerHeartbeat:
     group_id: str | None = None
 
 
-query_metadata = Call(RequestCode.CONTROLLER_GET_METADATA_INFO, empty, header(ControllerMetadataResponse))
+query_metadata = Call(
+    RequestCode.CONTROLLER_GET_METADATA_INFO, empty, header(headers.ControllerMetadataResponse)
+)
 """Returns the controller's view of its own Raft group."""
 
 
@@ -157,19 +138,19 @@ async def find_leader(client: RemotingClient, address: str, *, timeout_s: float 
 
 change_controllers = Call(
     RequestCode.TANDEM_CHANGE_CONTROLLERS,
-    ChangeControllersRequest,
-    value(list[ControllerMember]),
+    headers.ChangeControllersRequest,
+    value(list[replica.ControllerMember]),
     timeout_s=CHANGE_TIMEOUT_S,
 )
 """Runs the action `list`, `add`, `remove` or `handOver`; returns the members afterwards."""
 next_broker_id = Call(
     RequestCode.CONTROLLER_GET_NEXT_BROKER_ID,
-    NextBrokerIdRequest,
-    lambda answer: answer.decode(NextBrokerIdResponse).next_id,
+    headers.NextBrokerIdRequest,
+    lambda answer: answer.decode(headers.NextBrokerIdResponse).next_id,
 )
 """Returns the id for which a new broker of the group applies."""
 apply_broker_id = Call(
-    RequestCode.CONTROLLER_APPLY_BROKER_ID, ApplyBrokerIdRequest, done, timeout_s=DECIDE_TIMEOUT_S
+    RequestCode.CONTROLLER_APPLY_BROKER_ID, headers.ApplyBrokerIdRequest, done, timeout_s=DECIDE_TIMEOUT_S
 )
 """Claims the id. Repeating the request with the same check code does nothing.
 
@@ -185,8 +166,10 @@ def _timed(kind: type[H]) -> Callable[[H, int], RequestContent]:
 
 
 def _read_master(answer: Command) -> MasterFacts:
-    header = answer.decode(MasterResponse)
-    answered = decode_body(answer.body, SyncStateSetAnswer) if answer.body else SyncStateSetAnswer()
+    header = answer.decode(headers.MasterResponse)
+    answered = (
+        decode_body(answer.body, replica.SyncStateSetAnswer) if answer.body else replica.SyncStateSetAnswer()
+    )
     return MasterFacts(
         master_id=header.master_id if header.master_address else None,
         master_address=header.master_address or "",
@@ -200,21 +183,21 @@ def _read_master(answer: Command) -> MasterFacts:
 
 register_at_controller = Call(
     RequestCode.CONTROLLER_REGISTER_BROKER,
-    _timed(RegisterReplicaRequest),
+    _timed(headers.RegisterReplicaRequest),
     _read_master,
     timeout_s=DECIDE_TIMEOUT_S,
 )
 """Registers the address of a broker that has started."""
 elect_master = Call(
     RequestCode.CONTROLLER_ELECT_MASTER,
-    _timed(ElectMasterRequest),
+    _timed(headers.ElectMasterRequest),
     _read_master,
     outcomes={ResponseCode.CONTROLLER_MASTER_STILL_EXIST: _read_master},
     timeout_s=DECIDE_TIMEOUT_S,
 )
 """Requests an election and returns the master afterwards; the answer may be the current master."""
 clean_brokers = Call(
-    RequestCode.CLEAN_BROKER_DATA, _timed(CleanBrokerDataRequest), done, timeout_s=DECIDE_TIMEOUT_S
+    RequestCode.CLEAN_BROKER_DATA, _timed(headers.CleanBrokerDataRequest), done, timeout_s=DECIDE_TIMEOUT_S
 )
 """Makes the controllers forget brokers of a group."""
 query_config = Call(RequestCode.GET_CONTROLLER_CONFIG, empty, text)
@@ -223,11 +206,11 @@ change_config = Call(RequestCode.UPDATE_CONTROLLER_CONFIG, one_setting, remark)
 """Changes one setting of one running controller. Returns the reason why the change was not saved in its
 file; an empty text when it was.
 """
-query_epochs = Call(RequestCode.GET_BROKER_EPOCH_CACHE, empty, value(BrokerEpochs))
+query_epochs = Call(RequestCode.GET_BROKER_EPOCH_CACHE, empty, value(replica.BrokerEpochs))
 """Returns the terms of a broker's log."""
 
 
-def _succeed(header: ElectMasterRequest, now_ms: int, *, master_epoch: int) -> RequestContent:
+def _succeed(header: headers.ElectMasterRequest, now_ms: int, *, master_epoch: int) -> RequestContent:
     return RequestContent(header, fields={"invokeTime": str(now_ms), "tmHandover": str(master_epoch)})
 
 
@@ -237,12 +220,12 @@ elect_successor = Call(
 """Requests an election as `elect_master`, on behalf of the master itself: it accepts no more requests under
 `master_epoch`, so the election need not wait for the end of its lease.
 """
-hand_over = Call(RequestCode.TANDEM_HAND_OVER, HandOverRequest, _read_master)
+hand_over = Call(RequestCode.TANDEM_HAND_OVER, headers.HandOverRequest, _read_master)
 """Asks a master to hand over to another broker of its set; returns the new master.
 
 ClientError may also follow a success, because the old master closes its connections.
 """
-send_peer_lease = Call(RequestCode.TANDEM_VOUCH, given(VouchRequest), header(VouchResponse))
+send_peer_lease = Call(RequestCode.TANDEM_VOUCH, given(headers.VouchRequest), header(headers.VouchResponse))
 """Informs a master that this broker is its slave, optionally with a promise to stay one for a while."""
 
 
@@ -253,23 +236,26 @@ def _name_all_groups(names: list[str]) -> RequestContent:
 read_sync_states = Call(
     RequestCode.CONTROLLER_GET_SYNC_STATE_DATA,
     encode_body,
-    lambda answer: decode_body(answer.body, SyncStateData).groups,
+    lambda answer: decode_body(answer.body, replica.SyncStateData).groups,
 )
 """Returns the masters and sets of those groups (a list of names) that the controllers know."""
 read_all_sync_states = Call(
-    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, _name_all_groups, value(SyncStateData)
+    RequestCode.CONTROLLER_GET_SYNC_STATE_DATA, _name_all_groups, value(replica.SyncStateData)
 )
 """Returns the state of all groups that the controllers know or hear of; RocketMQ's controllers describe the
 named ones.
 """
 read_master = Call(
-    RequestCode.CONTROLLER_GET_REPLICA_INFO, ReplicaInfoRequest, _read_master, timeout_s=READ_TIMEOUT_S
+    RequestCode.CONTROLLER_GET_REPLICA_INFO,
+    headers.ReplicaInfoRequest,
+    _read_master,
+    timeout_s=READ_TIMEOUT_S,
 )
 """Returns the recorded master and set of a group."""
 
 
 def _describe_set(
-    header: AlterSyncStateSetRequest, wanted: SyncStateSetAnswer, now_ms: int
+    header: headers.AlterSyncStateSetRequest, wanted: replica.SyncStateSetAnswer, now_ms: int
 ) -> RequestContent:
     return RequestContent(header, encode_body(wanted), {"invokeTime": str(now_ms)})
 
@@ -277,7 +263,7 @@ def _describe_set(
 alter_sync_set = Call(
     RequestCode.CONTROLLER_ALTER_SYNC_STATE_SET,
     _describe_set,
-    value(SyncStateSetAnswer),
+    value(replica.SyncStateSetAnswer),
     timeout_s=DECIDE_TIMEOUT_S,
 )
 """Changes the group's set and returns it with its new epoch; `wanted` has the epoch of the set that it
@@ -305,7 +291,7 @@ send_controller_heartbeat = Call(RequestCode.BROKER_HEARTBEAT, _describe_beat, _
 
 async def hand_over_group(
     client: RemotingClient, controller: str, name: str, target: int | None, *, clock: Clock
-) -> tuple[GroupSyncState, GroupSyncState]:
+) -> tuple[replica.GroupSyncState, replica.GroupSyncState]:
     """Hands the group's master role over to `target`, or to any other member of its set; returns the group
     before and after.
 

@@ -27,25 +27,7 @@ from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.route import (
-    AddWritePermissionRequest,
-    AddWritePermissionResponse,
-    DeleteKvRequest,
-    DeleteTopicInNameServerRequest,
-    GetKvRequest,
-    GetKvResponse,
-    MemberGroupRequest,
-    PutKvRequest,
-    QueryDataVersionRequest,
-    QueryDataVersionResponse,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
-    RouteRequest,
-    TopicsByClusterRequest,
-    UnregisterBrokerRequest,
-    WipeWritePermissionRequest,
-    WipeWritePermissionResponse,
-)
+from tandemmq.protocol.requests import route as headers
 from tandemmq.remoting.client import RemotingClient
 
 REGISTER_TIMEOUT_S = 24.0
@@ -80,7 +62,7 @@ class Registered:
 
 def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> RequestContent:
     raw = encode_register_broker_body(topics)
-    header = RegisterBrokerRequest(
+    header = headers.RegisterBrokerRequest(
         cluster_name=broker.cluster_name,
         broker_name=broker.broker_name,
         broker_id=broker.broker_id,
@@ -92,7 +74,7 @@ def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> Requ
 
 
 def _read_registered(answer: Command) -> Registered:
-    response = answer.decode(RegisterBrokerResponse)
+    response = answer.decode(headers.RegisterBrokerResponse)
     return Registered(
         master_address=response.master_address or None,
         master_ha_address=response.ha_address or None,
@@ -106,8 +88,8 @@ register_broker = NameServerCall(
 """Registers or refreshes a broker with its topics (all, or only the changed ones)."""
 
 
-def _name_broker(broker: BrokerIdentity) -> UnregisterBrokerRequest:
-    return UnregisterBrokerRequest(
+def _name_broker(broker: BrokerIdentity) -> headers.UnregisterBrokerRequest:
+    return headers.UnregisterBrokerRequest(
         cluster_name=broker.cluster_name,
         broker_name=broker.broker_name,
         broker_id=broker.broker_id,
@@ -120,7 +102,7 @@ unregister_broker = NameServerCall(Code.UNREGISTER_BROKER, _name_broker, done)
 
 
 def _describe_version(broker: BrokerIdentity, version: DataVersion) -> RequestContent:
-    header = QueryDataVersionRequest(
+    header = headers.QueryDataVersionRequest(
         cluster_name=broker.cluster_name,
         broker_name=broker.broker_name,
         broker_id=broker.broker_id,
@@ -132,15 +114,15 @@ def _describe_version(broker: BrokerIdentity, version: DataVersion) -> RequestCo
 has_data_version_changed = NameServerCall(
     Code.QUERY_DATA_VERSION,
     _describe_version,
-    lambda answer: answer.decode(QueryDataVersionResponse).is_changed,
+    lambda answer: answer.decode(headers.QueryDataVersionResponse).is_changed,
 )
 """Returns True if the name server does not have exactly this version of the broker's topics; counts as a
 heartbeat.
 """
 
 
-def _name_topic(topic: str) -> RouteRequest:
-    return RouteRequest(topic=topic, accepts_standard_json=True)
+def _name_topic(topic: str) -> headers.RouteRequest:
+    return headers.RouteRequest(topic=topic, accepts_standard_json=True)
 
 
 query_route = NameServerCall(
@@ -156,7 +138,7 @@ query_cluster_info = NameServerCall(Code.GET_BROKER_CLUSTER_INFO, empty, value(C
 """Returns all registered brokers, by cluster and name."""
 _query_members = NameServerCall(
     Code.GET_BROKER_MEMBER_GROUP,
-    MemberGroupRequest,
+    headers.MemberGroupRequest,
     body(decode_member_group),
     outcomes={ResponseCode.REQUEST_CODE_NOT_SUPPORTED: absent},
 )
@@ -183,33 +165,35 @@ def _read_topics(answer: Command) -> list[str]:
 
 query_topics = NameServerCall(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, empty, _read_topics)
 """Returns the names of all registered topics, including system topics, sorted."""
-query_topics_of_cluster = NameServerCall(Code.GET_TOPICS_BY_CLUSTER, TopicsByClusterRequest, _read_topics)
+query_topics_of_cluster = NameServerCall(
+    Code.GET_TOPICS_BY_CLUSTER, headers.TopicsByClusterRequest, _read_topics
+)
 """Returns the topics that have queues on a broker of the cluster, sorted; an empty list for an unknown
 cluster.
 """
-delete_topic = NameServerCall(Code.DELETE_TOPIC_IN_NAMESRV, DeleteTopicInNameServerRequest, done)
+delete_topic = NameServerCall(Code.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameServerRequest, done)
 """Removes a topic from the routes; a broker that still has it adds it again at its next registration."""
-put_kv = NameServerCall(Code.PUT_KV_CONFIG, PutKvRequest, done)
+put_kv = NameServerCall(Code.PUT_KV_CONFIG, headers.PutKvRequest, done)
 get_kv = NameServerCall(
     Code.GET_KV_CONFIG,
-    GetKvRequest,
-    lambda answer: answer.decode(GetKvResponse).value,
+    headers.GetKvRequest,
+    lambda answer: answer.decode(headers.GetKvResponse).value,
     outcomes={ResponseCode.QUERY_NOT_FOUND: absent},
 )
-delete_kv = NameServerCall(Code.DELETE_KV_CONFIG, DeleteKvRequest, done)
+delete_kv = NameServerCall(Code.DELETE_KV_CONFIG, headers.DeleteKvRequest, done)
 """Deletes a value of the key-value configuration; a missing value is not an error."""
 wipe_write_permission = NameServerCall(
     Code.WIPE_WRITE_PERM_OF_BROKER,
-    WipeWritePermissionRequest,
-    lambda answer: answer.decode(WipeWritePermissionResponse).topic_count,
+    headers.WipeWritePermissionRequest,
+    lambda answer: answer.decode(headers.WipeWritePermissionResponse).topic_count,
 )
 """Makes this name server's routes offer the broker's queues to no producer; returns the number of topics
 concerned.
 """
 add_write_permission = NameServerCall(
     Code.ADD_WRITE_PERM_OF_BROKER,
-    AddWritePermissionRequest,
-    lambda answer: answer.decode(AddWritePermissionResponse).topic_count,
+    headers.AddWritePermissionRequest,
+    lambda answer: answer.decode(headers.AddWritePermissionResponse).topic_count,
 )
 """Reverts `wipe_write_permission`; returns the number of topics concerned."""
 query_config = NameServerCall(Code.GET_NAMESRV_CONFIG, empty, text)

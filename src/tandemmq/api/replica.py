@@ -13,33 +13,13 @@ from typing import Generic, TypeVar
 
 from tandemmq.api.calls import Call, call, done, empty, given, remark, value
 from tandemmq.errors import RemoteProtocolError, RequestRejected, RequestTimeout
+from tandemmq.protocol.bodies import tables
 from tandemmq.protocol.bodies.client import RequestModes
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
 from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
-from tandemmq.protocol.bodies.tables import (
-    ReplicatedTopics,
-    SubscriptionGroupConfig,
-    SubscriptionGroupTable,
-    TopicConfig,
-)
 from tandemmq.protocol.codes import OUR_LANGUAGE, RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.replica import (
-    AllGroupConfigRequest,
-    AllGroupConfigResponse,
-    AllTopicConfigRequest,
-    AllTopicConfigResponse,
-    AwaitTablesRequest,
-    ExchangeHaInfoRequest,
-    ExchangeHaInfoResponse,
-    HistoryRequest,
-    HistoryResponse,
-    LogChecksumRequest,
-    LogChecksumResponse,
-    ReadLogRequest,
-    ReadLogResponse,
-    TellSlaveStateRequest,
-)
+from tandemmq.protocol.requests import replica as headers
 from tandemmq.remoting.client import RemotingClient
 
 PAGE_ENTRY_COUNT = 2_000
@@ -93,19 +73,21 @@ class _Page(Generic[T]):
 _FetchPage = Callable[[int, str], Awaitable[_Page[T]]]
 
 
-async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) -> FetchedTable[TopicConfig]:
+async def fetch_topics(
+    client: RemotingClient, address: str, held: HeldTable
+) -> FetchedTable[tables.TopicConfig]:
     """Returns all topics of the master.
 
     Raises:  RequestRejected, BrokerUnreachable, RequestTimeout, RemoteProtocolError.
     """
 
-    async def fetch_page(first: int, version: str) -> _Page[TopicConfig]:
-        header = AllTopicConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
+    async def fetch_page(first: int, version: str) -> _Page[tables.TopicConfig]:
+        header = headers.AllTopicConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
         answer = await call(
             client, address, RequestCode.GET_ALL_TOPIC_CONFIG, header, timeout_s=PAGE_TIMEOUT_S
         )
-        table = decode_body(answer.body, ReplicatedTopics)
-        total = answer.decode(AllTopicConfigResponse).topic_count
+        table = decode_body(answer.body, tables.ReplicatedTopics)
+        total = answer.decode(headers.AllTopicConfigResponse).topic_count
         is_ours = answer.language == OUR_LANGUAGE
         return _Page(table.topics, table.data_version, total, is_ours, table.deleted)
 
@@ -114,16 +96,16 @@ async def fetch_topics(client: RemotingClient, address: str, held: HeldTable) ->
 
 async def fetch_groups(
     client: RemotingClient, address: str, held: HeldTable
-) -> FetchedTable[SubscriptionGroupConfig]:
+) -> FetchedTable[tables.SubscriptionGroupConfig]:
     """Returns all subscription groups of the master; raises as `fetch_topics` does."""
 
-    async def fetch_page(first: int, version: str) -> _Page[SubscriptionGroupConfig]:
-        header = AllGroupConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
+    async def fetch_page(first: int, version: str) -> _Page[tables.SubscriptionGroupConfig]:
+        header = headers.AllGroupConfigRequest(page=first, count_max=PAGE_ENTRY_COUNT, data_version=version)
         answer = await call(
             client, address, RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG, header, timeout_s=PAGE_TIMEOUT_S
         )
-        table = decode_body(answer.body, SubscriptionGroupTable)
-        total = answer.decode(AllGroupConfigResponse).group_count
+        table = decode_body(answer.body, tables.SubscriptionGroupTable)
+        total = answer.decode(headers.AllGroupConfigResponse).group_count
         is_ours = answer.language == OUR_LANGUAGE
         return _Page(table.groups, table.data_version, total, is_ours, table.deleted or {})
 
@@ -174,7 +156,7 @@ async def await_tables(
     Raises:  RequestRejected with code REQUEST_CODE_NOT_SUPPORTED from any other broker; BrokerUnreachable,
              RequestTimeout.
     """
-    header = AwaitTablesRequest(
+    header = headers.AwaitTablesRequest(
         topics=encode_body(topics).decode(),
         groups=encode_body(groups).decode(),
         wait_ms=wait_ms,
@@ -184,21 +166,21 @@ async def await_tables(
     await call(client, address, RequestCode.TANDEM_AWAIT_TABLES, header, timeout_s=timeout_s)
 
 
-report_slave_state = Call(RequestCode.TANDEM_TELL_SLAVE_STATE, given(TellSlaveStateRequest), done)
+report_slave_state = Call(RequestCode.TANDEM_TELL_SLAVE_STATE, given(headers.TellSlaveStateRequest), done)
 """Reports the state of this slave; returns once the master at the address knows it. A broker other than
 TandemMQ rejects the request with REQUEST_CODE_NOT_SUPPORTED, as it does the next ones.
 """
 
 
-def _read_checksum(answer: Command) -> LogChecksumResponse:
-    checksum = answer.decode(LogChecksumResponse)
+def _read_checksum(answer: Command) -> headers.LogChecksumResponse:
+    checksum = answer.decode(headers.LogChecksumResponse)
     if not 0 <= checksum.min_offset <= checksum.max_offset:
         raise RemoteProtocolError(f"invalid ends of a log: [{checksum.min_offset}, {checksum.max_offset})")
     return checksum
 
 
 read_log_checksum = Call(
-    RequestCode.TANDEM_READ_LOG_CHECKSUM, LogChecksumRequest, _read_checksum, timeout_s=10.0
+    RequestCode.TANDEM_READ_LOG_CHECKSUM, headers.LogChecksumRequest, _read_checksum, timeout_s=10.0
 )
 """Returns the range of a TandemMQ broker's log, and the checksum of a part of it.
 
@@ -206,11 +188,11 @@ Raises also Busy when too many clients ask, and RemoteProtocolError for impossib
 """
 
 
-def _read_history(answer: Command) -> tuple[HistoryResponse, list[tuple[int, int, int]]]:
-    return answer.decode(HistoryResponse), decode_body(answer.body, list[tuple[int, int, int]])
+def _read_history(answer: Command) -> tuple[headers.HistoryResponse, list[tuple[int, int, int]]]:
+    return answer.decode(headers.HistoryResponse), decode_body(answer.body, list[tuple[int, int, int]])
 
 
-read_history = Call(RequestCode.TANDEM_HISTORY, given(HistoryRequest), _read_history)
+read_history = Call(RequestCode.TANDEM_HISTORY, given(headers.HistoryRequest), _read_history)
 """Returns the history of a TandemMQ broker, and the terms of its log: epoch, first byte, random id."""
 
 
@@ -233,11 +215,11 @@ async def read_log(
              clients ask; BrokerUnreachable, RequestTimeout; RemoteProtocolError for more bytes than
              requested.
     """
-    header = ReadLogRequest(log_offset=log_offset, size_bytes=size_bytes)
+    header = headers.ReadLogRequest(log_offset=log_offset, size_bytes=size_bytes)
     answer = await call(client, address, RequestCode.TANDEM_READ_LOG, header, timeout_s=timeout_s)
     if len(answer.body) > size_bytes:
         raise RemoteProtocolError(f"received {len(answer.body)} bytes of a log, requested {size_bytes}")
-    ends = answer.decode(ReadLogResponse)
+    ends = answer.decode(headers.ReadLogResponse)
     return LogPart(data=bytes(answer.body), min_log_offset=ends.min_offset, max_log_offset=ends.max_offset)
 
 
@@ -302,10 +284,10 @@ class MasterHaInfo:
 def _read_ha_info(answer: Command) -> MasterHaInfo:
     epoch = answer.fields.get("tmEpoch", "")
     return MasterHaInfo(
-        answer.decode(ExchangeHaInfoResponse).master_ha_address or "",
+        answer.decode(headers.ExchangeHaInfoResponse).master_ha_address or "",
         int(epoch) if epoch.isascii() and epoch.isdecimal() else None,
     )
 
 
-fetch_master_ha_info = Call(RequestCode.EXCHANGE_BROKER_HA_INFO, ExchangeHaInfoRequest, _read_ha_info)
+fetch_master_ha_info = Call(RequestCode.EXCHANGE_BROKER_HA_INFO, headers.ExchangeHaInfoRequest, _read_ha_info)
 """Asks a broker for its own replication address."""

@@ -14,34 +14,8 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandemmq.broker.options import MetricsExporter, RequestModeName
-from tandemmq.config.kinds import (
-    ADDRESS,
-    ADDRESSES,
-    CODES,
-    CREDENTIALS,
-    DELAY_LEVELS,
-    DIRECTORY,
-    FILE,
-    FLAG,
-    HOURS,
-    IP,
-    LIST,
-    NAME,
-    NETWORKS,
-    OPTIONAL_FILE,
-    OPTIONAL_IP,
-    PASSWORD,
-    PORT,
-    POSITIVE,
-    POSITIVE_LONG,
-    SECRET,
-    TEXT,
-    USER,
-    ValueKind,
-    choice,
-    clamped,
-    whole,
-)
+from tandemmq.config import kinds
+from tandemmq.config.kinds import FLAG, POSITIVE, ValueKind, choice, whole
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
@@ -69,16 +43,16 @@ def _key(kind: ValueKind, *fields: str) -> Key:
 
 TLS_KEYS: Final[dict[str, Key]] = {
     "tls.server.mode": _key(choice(TlsMode), "tls.mode"),
-    "tls.server.certPath": _key(OPTIONAL_FILE, "tls.cert_path"),
-    "tls.server.keyPath": _key(OPTIONAL_FILE, "tls.key_path"),
-    "tls.server.keyPassword": _key(PASSWORD, "tls.key_password"),
-    "tls.server.trustCertPath": _key(OPTIONAL_FILE, "tls.trust_path"),
+    "tls.server.certPath": _key(kinds.OPTIONAL_FILE, "tls.cert_path"),
+    "tls.server.keyPath": _key(kinds.OPTIONAL_FILE, "tls.key_path"),
+    "tls.server.keyPassword": _key(kinds.PASSWORD, "tls.key_password"),
+    "tls.server.trustCertPath": _key(kinds.OPTIONAL_FILE, "tls.trust_path"),
     "tls.server.need.client.auth": _key(choice(ClientAuth), "tls.client_auth"),
     "useTLS": _key(FLAG, "tls.dials_tls"),
-    "tls.client.certPath": _key(OPTIONAL_FILE, "tls.client_cert_path"),
-    "tls.client.keyPath": _key(OPTIONAL_FILE, "tls.client_key_path"),
-    "tls.client.keyPassword": _key(PASSWORD, "tls.client_key_password"),
-    "tls.client.trustCertPath": _key(OPTIONAL_FILE, "tls.client_trust_path"),
+    "tls.client.certPath": _key(kinds.OPTIONAL_FILE, "tls.client_cert_path"),
+    "tls.client.keyPath": _key(kinds.OPTIONAL_FILE, "tls.client_key_path"),
+    "tls.client.keyPassword": _key(kinds.PASSWORD, "tls.client_key_password"),
+    "tls.client.trustCertPath": _key(kinds.OPTIONAL_FILE, "tls.client_trust_path"),
     "tls.client.authServer": _key(FLAG, "tls.verifies_server"),
 }
 """Keys of brokers and name servers; in RocketMQ they are system properties or are in tls.config.file."""
@@ -89,26 +63,26 @@ TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 BROKER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     # Identity and addresses
-    "brokerClusterName": _key(NAME, "broker.cluster_name"),
-    "brokerName": _key(NAME, "broker.broker_name"),
+    "brokerClusterName": _key(kinds.NAME, "broker.cluster_name"),
+    "brokerName": _key(kinds.NAME, "broker.broker_name"),
     "brokerId": _key(whole(0), "broker.broker_id"),
     "brokerRole": _key(choice(BrokerRole), "store.role"),
     "brokerPermission": _key(whole(0, 7), "broker.broker_permission"),
-    "bindAddress": _key(IP, "broker.listen_host"),
-    "listenPort": _key(PORT, "broker.listen_port"),
+    "bindAddress": _key(kinds.IP, "broker.listen_host"),
+    "listenPort": _key(kinds.PORT, "broker.listen_port"),
     "fastListen": _key(FLAG, "broker.fast_listen"),  # ours
-    "brokerIP1": _key(IP, "broker.advertised_host"),
-    "brokerIP2": _key(IP, "broker.ha_advertised_host"),
-    "haListenPort": _key(PORT, "broker.ha_listen_port"),
-    "haMasterAddress": _key(ADDRESS, "broker.ha_master_address"),
+    "brokerIP1": _key(kinds.IP, "broker.advertised_host"),
+    "brokerIP2": _key(kinds.IP, "broker.ha_advertised_host"),
+    "haListenPort": _key(kinds.PORT, "broker.ha_listen_port"),
+    "haMasterAddress": _key(kinds.ADDRESS, "broker.ha_master_address"),
     "refuseSecondMaster": _key(FLAG, "broker.refuse_second_master"),  # ours
-    "haMasterRemotingAddress": _key(ADDRESS, "broker.ha_master_remoting_address"),
-    "namesrvAddr": _key(ADDRESSES, "broker.name_servers"),
+    "haMasterRemotingAddress": _key(kinds.ADDRESS, "broker.ha_master_remoting_address"),
+    "namesrvAddr": _key(kinds.ADDRESSES, "broker.name_servers"),
     "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
     "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
     "metricsExporterType": _key(choice(MetricsExporter), "broker.metrics_exporter"),
-    "metricsPromExporterHost": _key(OPTIONAL_IP, "broker.metrics_host"),
-    "metricsPromExporterPort": _key(PORT, "broker.metrics_port"),
+    "metricsPromExporterHost": _key(kinds.OPTIONAL_IP, "broker.metrics_host"),
+    "metricsPromExporterPort": _key(kinds.PORT, "broker.metrics_port"),
     # Topics and groups
     "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
     "autoCreatePerAddressMax": _key(whole(), "broker.created_per_address_max"),  # ours
@@ -116,17 +90,17 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "clusterTopicEnable": _key(FLAG, "broker.cluster_topic_enable"),
     "brokerTopicEnable": _key(FLAG, "broker.broker_topic_enable"),
     "traceTopicEnable": _key(FLAG, "broker.trace_topic_enable"),
-    "msgTraceTopicName": _key(NAME, "broker.trace_topic_name"),
+    "msgTraceTopicName": _key(kinds.NAME, "broker.trace_topic_name"),
     "validateSystemTopicWhenUpdateTopic": _key(FLAG, "broker.validate_system_topic_when_update"),
     "enableMixedMessageType": _key(FLAG, "broker.mixed_message_type_enable"),
     "autoCreateSubscriptionGroup": _key(FLAG, "broker.auto_create_group"),
     "enableCreateSysGroup": _key(FLAG, "broker.create_system_groups"),
     # Sends
-    "regionId": _key(TEXT, "broker.region_id"),
+    "regionId": _key(kinds.TEXT, "broker.region_id"),
     "traceOn": _key(FLAG, "broker.trace_on"),
     "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
     "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
-    "messageDelayLevel": _key(DELAY_LEVELS, "store.delay_levels_ms"),
+    "messageDelayLevel": _key(kinds.DELAY_LEVELS, "store.delay_levels_ms"),
     "timerWheelEnable": _key(FLAG, "broker.timer_wheel_enable"),
     "timerMaxDelaySec": _key(whole(1, 10**9), "broker.timer_delay_s_max"),
     "recallMessageEnable": _key(FLAG, "broker.recall_enable"),
@@ -141,8 +115,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
     "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
     "coldDataFlowControlEnable": _key(FLAG, "broker.cold_control_enable"),
-    "cgColdReadThreshold": _key(POSITIVE_LONG, "broker.cold_bytes_per_group_max"),
-    "globalColdReadThreshold": _key(POSITIVE_LONG, "broker.cold_bytes_max"),
+    "cgColdReadThreshold": _key(kinds.POSITIVE_LONG, "broker.cold_bytes_per_group_max"),
+    "globalColdReadThreshold": _key(kinds.POSITIVE_LONG, "broker.cold_bytes_max"),
     "rejectPullConsumerEnable": _key(FLAG, "broker.reject_pull_consumers"),
     "longPollingEnable": _key(FLAG, "broker.long_polling_enable"),
     "shortPollingTimeMills": _key(POSITIVE, "broker.short_polling_ms"),
@@ -176,10 +150,10 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "notifyConsumerIdsChangedEnable": _key(FLAG, "broker.notify_consumer_ids_changed"),
     "realTimeNotifyConsumerChange": _key(FLAG, "broker.notify_at_once"),
     "channelExpiredTimeout": _key(POSITIVE, "broker.channel_expired_ms"),
-    "configBlackList": _key(LIST, "broker.config_black_list"),
+    "configBlackList": _key(kinds.LIST, "broker.config_black_list"),
     # Files
-    "storePathRootDir": _key(DIRECTORY, "store.root"),
-    "storePathCommitLog": _key(DIRECTORY, "store.commit_log_dir"),
+    "storePathRootDir": _key(kinds.DIRECTORY, "store.root"),
+    "storePathCommitLog": _key(kinds.DIRECTORY, "store.commit_log_dir"),
     "mappedFileSizeCommitLog": _key(whole(256), "store.commit_log_file_bytes"),
     "mappedFileSizeConsumeQueue": _key(whole(20), "store.consume_queue_file_bytes"),
     "messageIndexEnable": _key(FLAG, "store.key_index_enable"),
@@ -210,38 +184,38 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "commitCommitLogThoroughInterval": _key(POSITIVE, "store.commit_thorough_interval_ms"),
     # Retention
     "fileReservedTime": _key(whole(1, 24 * 36_500), "store.file_reserved_hours"),
-    "deleteWhen": _key(HOURS, "store.delete_at_hours"),
+    "deleteWhen": _key(kinds.HOURS, "store.delete_at_hours"),
     "cleanResourceInterval": _key(POSITIVE, "store.clean_interval_ms"),
     "deleteFileBatchMax": _key(whole(1, 2**20), "store.delete_file_count_max"),
     "cleanFileForciblyEnable": _key(FLAG, "store.clean_forcibly_enable"),
-    "diskMaxUsedSpaceRatio": _key(clamped(10, 95), "store.disk_used_percent_max"),
-    "diskSpaceCleanForciblyRatio": _key(clamped(30, 85), "store.disk_forcible_percent"),
-    "diskSpaceWarningLevelRatio": _key(clamped(35, 90), "store.disk_warning_percent"),
+    "diskMaxUsedSpaceRatio": _key(kinds.clamped(10, 95), "store.disk_used_percent_max"),
+    "diskSpaceCleanForciblyRatio": _key(kinds.clamped(30, 85), "store.disk_forcible_percent"),
+    "diskSpaceWarningLevelRatio": _key(kinds.clamped(35, 90), "store.disk_warning_percent"),
     # Replication
     "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
     "totalReplicas": _key(whole(1, 100), "store.total_replicas"),
     "minInSyncReplicas": _key(whole(1, 100), "election.copy_count_min"),
     "slaveTimeout": _key(POSITIVE, "store.slave_timeout_ms"),
     "haMaxGapNotInSync": _key(
-        POSITIVE_LONG, "store.replica_gap_bytes_max", "replication.in_sync_gap_bytes_max"
+        kinds.POSITIVE_LONG, "store.replica_gap_bytes_max", "replication.in_sync_gap_bytes_max"
     ),
     "haSendHeartbeatInterval": _key(POSITIVE, "replication.heartbeat_interval_ms"),
     "haHousekeepingInterval": _key(POSITIVE, "replication.silence_ms_max"),
     "haTransferBatchSize": _key(POSITIVE, "replication.transfer_bytes_max"),
     "haFlowControlEnable": _key(FLAG, "replication.flow_control"),
-    "maxHaTransferByteInSecond": _key(POSITIVE_LONG, "replication.sent_bytes_per_second_max"),
+    "maxHaTransferByteInSecond": _key(kinds.POSITIVE_LONG, "replication.sent_bytes_per_second_max"),
     "haFirstTransfer": _key(choice(FirstTransfer), "replication.first_transfer"),  # ours
-    "haAllowedSlaves": _key(NETWORKS, "replication.allowed_slaves"),  # ours
-    "haSharedSecret": _key(SECRET, "replication.shared_secret"),  # ours
+    "haAllowedSlaves": _key(kinds.NETWORKS, "replication.allowed_slaves"),  # ours
+    "haSharedSecret": _key(kinds.SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
     "divergentKeepBytes": _key(whole(0, 2**63 - 1), "store.divergent_bytes_max"),  # ours
     "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Elected masters
     "enableControllerMode": _key(FLAG, "election.is_enabled"),
-    "controllerAddr": _key(ADDRESSES, "election.controllers", "broker.controllers"),
-    "storePathBrokerIdentity": _key(FILE, "election.identity_path"),
-    "storePathEpochFile": _key(FILE, "election.epoch_path"),
+    "controllerAddr": _key(kinds.ADDRESSES, "election.controllers", "broker.controllers"),
+    "storePathBrokerIdentity": _key(kinds.FILE, "election.identity_path"),
+    "storePathEpochFile": _key(kinds.FILE, "election.epoch_path"),
     "brokerHeartbeatInterval": _key(POSITIVE, "election.heartbeat_ms"),
     "sendHeartbeatTimeoutMillis": _key(POSITIVE, "election.heartbeat_timeout_ms"),
     "controllerHeartBeatTimeoutMills": _key(POSITIVE, "election.silence_ms_max"),
@@ -256,22 +230,22 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "asyncLearner": _key(FLAG, "election.is_learner"),
     "syncFromLastFile": _key(FLAG, "election.from_last_file"),
     "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours
-    "controllerSharedSecret": _key(SECRET, "election.shared_secret"),  # ours
+    "controllerSharedSecret": _key(kinds.SECRET, "election.shared_secret"),  # ours
     # Access control
     "aclEnable": _key(FLAG, "access.acl_enable"),
-    "aclConfigDir": _key(DIRECTORY, "access.acl_directory"),  # ours
+    "aclConfigDir": _key(kinds.DIRECTORY, "access.acl_directory"),  # ours
     "authenticationEnabled": _key(FLAG, "access.authentication_enabled"),
     "authorizationEnabled": _key(FLAG, "access.authorization_enabled"),
-    "authenticationWhitelist": _key(CODES, "access.authentication_white_codes"),
-    "authorizationWhitelist": _key(CODES, "access.authorization_white_codes"),
-    "initAuthenticationUser": _key(USER, "access.first_user"),
-    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "access.inner_credentials"),
+    "authenticationWhitelist": _key(kinds.CODES, "access.authentication_white_codes"),
+    "authorizationWhitelist": _key(kinds.CODES, "access.authorization_white_codes"),
+    "initAuthenticationUser": _key(kinds.USER, "access.first_user"),
+    "innerClientAuthenticationCredentials": _key(kinds.CREDENTIALS, "access.inner_credentials"),
     "weakSignatureEnable": _key(FLAG, "access.weak_signatures"),  # ours
     # Bounds; all of them are ours
     "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
-    "mappedBytesMax": _key(POSITIVE_LONG, "store.mapped_bytes_max"),
-    "memoryBytes": _key(POSITIVE_LONG, "store.memory_bytes"),
-    "frameBytesHeldMax": _key(POSITIVE_LONG, "broker.frame_bytes_held_max"),
+    "mappedBytesMax": _key(kinds.POSITIVE_LONG, "store.mapped_bytes_max"),
+    "memoryBytes": _key(kinds.POSITIVE_LONG, "store.memory_bytes"),
+    "frameBytesHeldMax": _key(kinds.POSITIVE_LONG, "broker.frame_bytes_held_max"),
     "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
 }
 
@@ -281,12 +255,12 @@ def _kind_of(option: Field[Any]) -> ValueKind:
     if isinstance(option.default, bool):
         return FLAG
     if isinstance(option.default, int):
-        return PORT if option.name == "listen_port" else POSITIVE
+        return kinds.PORT if option.name == "listen_port" else POSITIVE
     if isinstance(option.default, Path):
-        return DIRECTORY if option.name == "store_path" else FILE
+        return kinds.DIRECTORY if option.name == "store_path" else kinds.FILE
     if not option.repr:
-        return SECRET
-    return IP if option.name == "listen_host" else TEXT
+        return kinds.SECRET
+    return kinds.IP if option.name == "listen_host" else kinds.TEXT
 
 
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
@@ -296,7 +270,9 @@ NAMESERVER_KEYS: Final[dict[str, Key]] = {
         for name, option in nameserver_option_keys().items()
     },
     "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
-    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
+    "innerClientAuthenticationCredentials": _key(
+        kinds.CREDENTIALS, "caller.credentials"
+    ),  # ours, as the brokers'
 }
 
 CONTROLLER_KEYS: Final[dict[str, Key]] = {
@@ -305,7 +281,9 @@ CONTROLLER_KEYS: Final[dict[str, Key]] = {
         name: _key(_kind_of(option), f"controller.{option.name}")
         for name, option in option_keys(ControllerOptions).items()
     },
-    "innerClientAuthenticationCredentials": _key(CREDENTIALS, "caller.credentials"),  # ours, as the brokers'
+    "innerClientAuthenticationCredentials": _key(
+        kinds.CREDENTIALS, "caller.credentials"
+    ),  # ours, as the brokers'
 }
 """The keys of a controller. A name server with enableControllerInNamesrv also accepts those that are not its
 own keys.

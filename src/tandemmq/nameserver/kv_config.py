@@ -16,13 +16,7 @@ from tandemmq.protocol.bodies.codec import decode_plain, encode_body, encode_kv_
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import LARGE_TEXT, text_map
-from tandemmq.protocol.requests.route import (
-    DeleteKvRequest,
-    GetKvRequest,
-    GetKvResponse,
-    KvListRequest,
-    PutKvRequest,
-)
+from tandemmq.protocol.requests import route as headers
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
@@ -111,27 +105,27 @@ class KvConfig:
 
     async def handle_put(self, channel: Channel, command: Command) -> Command:
         """Handles PUT_KV_CONFIG (100); answers once the value is on disk."""
-        header = command.decode(PutKvRequest)
+        header = command.decode(headers.PutKvRequest)
         await self._change(lambda table: table.put(header.namespace, header.key, header.value))
         return command.reply()
 
     async def handle_delete(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_KV_CONFIG (102); a missing key is not an error."""
-        header = command.decode(DeleteKvRequest)
+        header = command.decode(headers.DeleteKvRequest)
         await self._change(lambda table: table.delete(header.namespace, header.key))
         return command.reply()
 
     def handle_get(self, channel: Channel, command: Command) -> Command:
         """Handles GET_KV_CONFIG (101). Raises RequestRejected (QUERY_NOT_FOUND)."""
-        header = command.decode(GetKvRequest)
+        header = command.decode(headers.GetKvRequest)
         value = self.table.get(header.namespace, header.key)
         if value is None:
             raise _not_found(f"no key {header.key} in namespace {header.namespace}")
-        return command.reply(header=GetKvResponse(value=value))
+        return command.reply(header=headers.GetKvResponse(value=value))
 
     def handle_list(self, channel: Channel, command: Command) -> Command:
         """Handles GET_KVLIST_BY_NAMESPACE (219). Raises RequestRejected (QUERY_NOT_FOUND)."""
-        header = command.decode(KvListRequest)
+        header = command.decode(headers.KvListRequest)
         table = self.table.namespace(header.namespace)
         if table is None:
             raise _not_found(f"no namespace {header.namespace}")

@@ -23,16 +23,7 @@ from tandemmq.protocol.bodies.route import encode_cluster_info, encode_member_gr
 from tandemmq.protocol.bodies.tables import encode_topic_list
 from tandemmq.protocol.codes import VERSION_STANDARD_JSON, RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.route import (
-    AddWritePermissionRequest,
-    AddWritePermissionResponse,
-    DeleteTopicInNameServerRequest,
-    MemberGroupRequest,
-    RouteRequest,
-    TopicsByClusterRequest,
-    WipeWritePermissionRequest,
-    WipeWritePermissionResponse,
-)
+from tandemmq.protocol.requests import route as headers
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
@@ -77,7 +68,7 @@ class RouteHandlers:
         """Handles GET_ROUTEINFO_BY_TOPIC (105), in the JSON dialect that the client's version or request asks
         for.
         """
-        header = command.decode(RouteRequest)
+        header = command.decode(headers.RouteRequest)
         options = self._options()
         age_s = self._clock.monotonic() - self.started_at_s
         if options.wait_for_service and age_s < options.wait_for_service_s:
@@ -99,7 +90,7 @@ class RouteHandlers:
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
-        header = command.decode(MemberGroupRequest)
+        header = command.decode(headers.MemberGroupRequest)
         group = self._table.member_group(header.cluster_name, header.broker_name)
         return command.reply(body=encode_member_group(group))
 
@@ -111,7 +102,7 @@ class RouteHandlers:
 
     def handle_topics_of_cluster(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPICS_BY_CLUSTER (224)."""
-        header = command.decode(TopicsByClusterRequest)
+        header = command.decode(headers.TopicsByClusterRequest)
         return self._topic_list(command, self._table.topics_of_cluster(header.cluster))
 
     def handle_system_topics(self, channel: Channel, command: Command) -> Command:
@@ -136,21 +127,21 @@ class RouteHandlers:
 
     def handle_delete_topic(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_TOPIC_IN_NAMESRV (216): deletes from one cluster, or from all when none is named."""
-        header = command.decode(DeleteTopicInNameServerRequest)
+        header = command.decode(headers.DeleteTopicInNameServerRequest)
         self._table.delete_topic(header.topic, header.cluster_name or None)
         return command.reply()
 
     def handle_wipe_write_permission(self, channel: Channel, command: Command) -> Command:
         """Handles WIPE_WRITE_PERM_OF_BROKER (205); answers with the number of the broker's topics."""
-        header = command.decode(WipeWritePermissionRequest)
+        header = command.decode(headers.WipeWritePermissionRequest)
         count = self._table.wipe_write_permission(header.broker_name)
-        return command.reply(header=WipeWritePermissionResponse(topic_count=count))
+        return command.reply(header=headers.WipeWritePermissionResponse(topic_count=count))
 
     def handle_add_write_permission(self, channel: Channel, command: Command) -> Command:
         """Handles ADD_WRITE_PERM_OF_BROKER (327); answers with the number of the broker's topics."""
-        header = command.decode(AddWritePermissionRequest)
+        header = command.decode(headers.AddWritePermissionRequest)
         count = self._table.add_write_permission(header.broker_name)
-        return command.reply(header=AddWritePermissionResponse(topic_count=count))
+        return command.reply(header=headers.AddWritePermissionResponse(topic_count=count))
 
     def _topic_list(self, command: Command, topics: Iterable[str]) -> Command:
         if not self._options().topic_list_enable:

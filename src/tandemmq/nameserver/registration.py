@@ -22,16 +22,7 @@ from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.route import (
-    BrokerHeartbeatRequest,
-    MinBrokerIdChange,
-    QueryDataVersionRequest,
-    QueryDataVersionResponse,
-    RegisterBrokerRequest,
-    RegisterBrokerResponse,
-    RegisterTopicRequest,
-    UnregisterBrokerRequest,
-)
+from tandemmq.protocol.requests import route as headers
 from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
@@ -71,7 +62,7 @@ class RegistrationHandlers:
 
         Raises:  BadRequest for a wrong check sum; RequestRejected as `RouteTable.register`.
         """
-        header = command.decode(RegisterBrokerRequest)
+        header = command.decode(headers.RegisterBrokerRequest)
         registration = _read_registration(channel, command, header)
         is_new = self._table.data_version(registration.key) is None
         options = self._options()
@@ -88,7 +79,7 @@ class RegistrationHandlers:
             log.info(events.BROKER_REGISTERED, extra=_describe(header))
         orders = self._orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
         return command.reply(
-            header=RegisterBrokerResponse(
+            header=headers.RegisterBrokerResponse(
                 ha_address=master.ha_address if master else None,
                 master_address=master.address if master else None,
             ),
@@ -99,7 +90,7 @@ class RegistrationHandlers:
         """Handles UNREGISTER_BROKER (104); an unknown broker, or one that has another id by now, is not an
         error.
         """
-        header = command.decode(UnregisterBrokerRequest)
+        header = command.decode(headers.UnregisterBrokerRequest)
         is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
         smallest = self._table.smallest(header.broker_name)
         is_removed = self._table.unregister(
@@ -112,7 +103,7 @@ class RegistrationHandlers:
 
     def handle_register_topic(self, channel: Channel, command: Command) -> Command:
         """Handles REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
-        header = command.decode(RegisterTopicRequest)
+        header = command.decode(headers.RegisterTopicRequest)
         if len(command.body):
             self._table.register_topic(header.topic, decode_body(command.body, TopicRoute).queues)
         return command.reply()
@@ -121,19 +112,19 @@ class RegistrationHandlers:
         """Handles QUERY_DATA_VERSION (322); answers if the broker must register again. Also counts as a
         heartbeat.
         """
-        header = command.decode(QueryDataVersionRequest)
+        header = command.decode(headers.QueryDataVersionRequest)
         key = header.cluster_name, header.broker_address
         held = self._table.data_version(key)
         self._table.touch(key, self._clock.monotonic())
         is_changed = held is None or held != decode_body(command.body, DataVersion)
         return command.reply(
-            header=QueryDataVersionResponse(is_changed=is_changed),
+            header=headers.QueryDataVersionResponse(is_changed=is_changed),
             body=b"" if held is None else encode_body(held),
         )
 
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
         """Handles BROKER_HEARTBEAT (904); ignored for an unknown broker."""
-        header = command.decode(BrokerHeartbeatRequest)
+        header = command.decode(headers.BrokerHeartbeatRequest)
         self._table.touch((header.cluster_name, header.broker_address), self._clock.monotonic())
         return command.reply()
 
@@ -173,7 +164,9 @@ class RegistrationHandlers:
                 self._notices.after_leaving(name, smallest)
 
 
-def _read_registration(channel: Channel, command: Command, header: RegisterBrokerRequest) -> RegisteredBroker:
+def _read_registration(
+    channel: Channel, command: Command, header: headers.RegisterBrokerRequest
+) -> RegisteredBroker:
     """Decodes the registration of a broker.
 
     Raises:  BadRequest for a wrong check sum; RemoteProtocolError for a body that cannot be decoded.
@@ -199,7 +192,7 @@ def _read_registration(channel: Channel, command: Command, header: RegisterBroke
     )
 
 
-def _describe(header: RegisterBrokerRequest | UnregisterBrokerRequest) -> dict[str, object]:
+def _describe(header: headers.RegisterBrokerRequest | headers.UnregisterBrokerRequest) -> dict[str, object]:
     return {
         "cluster": header.cluster_name,
         "broker": header.broker_name,
@@ -244,7 +237,7 @@ class MinIdNotices:
         now = self._table.smallest(name)
         if now is None or len(self._scope) >= TASKS_MAX:
             return
-        header = MinBrokerIdChange(
+        header = headers.MinBrokerIdChange(
             min_broker_id=now.broker_id,
             broker_name=name,
             min_broker_address=now.address,
@@ -253,7 +246,7 @@ class MinIdNotices:
         )
         self._scope.start(f"tell-{name}", self._send(addresses, header))
 
-    async def _send(self, addresses: list[str], header: MinBrokerIdChange) -> None:
+    async def _send(self, addresses: list[str], header: headers.MinBrokerIdChange) -> None:
         for address in addresses:
             command = Command.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header, oneway=True)
             try:

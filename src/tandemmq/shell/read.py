@@ -29,19 +29,7 @@ from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
-from tandemmq.shell.session import (
-    PLAIN,
-    LineForm,
-    Meta,
-    NameServers,
-    Topic,
-    check_name,
-    find_name_servers,
-    is_reader_gone,
-    note,
-    run,
-    write_messages,
-)
+from tandemmq.shell import session
 from tandemmq.units import MASTER_ID
 
 PULL_COUNT_MAX: Final = 32
@@ -88,9 +76,9 @@ WHEN: Final = Text(lambda text, _: parse_when(text))
 
 @grouped
 def consume(
-    topic: Topic,
+    topic: session.Topic,
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    namesrv: NameServers = "",
+    namesrv: session.NameServers = "",
     tag: Tag = "*",
     start: Annotated[
         str, typer.Option("--from", help="Where a new group starts: first or last.", metavar="WHERE")
@@ -102,13 +90,13 @@ def consume(
         float | None,
         typer.Option("--wait", help="Stop after N idle seconds.", min=0.1, metavar="N"),
     ] = None,
-    form: LineForm = PLAIN,
+    form: session.LineForm = session.PLAIN,
 ) -> None:
     """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
-    check_name(topic)
+    session.check_name(topic)
     if start not in ("first", "last"):
         raise typer.BadParameter(f"--from {start}: must be first or last")
-    servers = find_name_servers(namesrv)
+    servers = session.find_name_servers(namesrv)
     options = ConsumerOptions(
         client=tools_options(),
         start_from=StartFrom.FIRST if start == "first" else StartFrom.LAST,
@@ -126,10 +114,10 @@ def consume(
             while left is None or left > 0:
                 most = 256 if left is None else min(left, 256)
                 messages = await consumer.poll(most, timeout_s=min(_READER_CHECK_S, wait or _READER_CHECK_S))
-                if is_reader_gone():
+                if session.is_reader_gone():
                     break
                 if messages:
-                    write_messages(messages, form)
+                    session.write_messages(messages, form)
                     consumer.ack(*messages)
                     last_at = time.monotonic()
                     left = None if left is None else left - len(messages)
@@ -137,7 +125,7 @@ def consume(
                     break
         return 0
 
-    run(work)
+    session.run(work)
 
 
 # Reading without a group
@@ -212,7 +200,9 @@ class TopicPuller:
                 pulled, found, broker_id = await self.pull(queue, offset, suspend_ms=SUSPEND_MS)
             except TandemError as error:
                 if not is_unreadable:
-                    note(f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; retrying")
+                    session.note(
+                        f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; retrying"
+                    )
                 is_unreadable = True
                 await asyncio.sleep(_RETRY_S)
                 await self._refresh_route()
@@ -248,8 +238,8 @@ def sort_by_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
 
 @grouped
 def tail(
-    topic: Topic,
-    namesrv: NameServers = "",
+    topic: session.Topic,
+    namesrv: session.NameServers = "",
     last: Annotated[
         int | None,
         typer.Option(
@@ -271,16 +261,16 @@ def tail(
         bool, typer.Option("--follow/--no-follow", help="Keep printing new messages, or exit at the end.")
     ] = True,
     tag: Tag = "*",
-    form: LineForm = PLAIN,
+    form: session.LineForm = session.PLAIN,
 ) -> None:
     """Show the last messages of all queues and new ones, without a group; continues while brokers restart."""
-    check_name(topic)
+    session.check_name(topic)
     if last and since_ms is not None:
         raise typer.BadParameter("--last and --since exclude each other: give only one")
     if last is None:
         last = 0 if since_ms is not None else _LAST
     subscription = parse_subscription(topic, tag, 0)
-    servers = find_name_servers(namesrv)
+    servers = session.find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
@@ -291,11 +281,11 @@ def tail(
                 await _follow(reader, offsets, form)
         return 0
 
-    run(work)
+    session.run(work)
 
 
 async def _print_last(
-    reader: TopicPuller, last: int, since_ms: int | None, form: LineForm
+    reader: TopicPuller, last: int, since_ms: int | None, form: session.LineForm
 ) -> dict[MessageQueue, int]:
     """Prints the messages since a time, or the last ones; returns the offsets behind them, by queue."""
     admin, topic = reader.tools.cluster_admin, reader.topic
@@ -311,18 +301,18 @@ async def _print_last(
         end = offsets.get(queue, begin)
         old += await reader.read(queue, begin, max(0, end - begin))
     old = sort_by_time(old)
-    write_messages(old[-last:] if last else old, form)
+    session.write_messages(old[-last:] if last else old, form)
     for message in old:
         place = MessageQueue(topic, message.broker_name, message.queue_id)
         offsets[place] = max(offsets.get(place, 0), message.queue_offset + 1)
     return offsets
 
 
-async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: LineForm) -> None:
+async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: session.LineForm) -> None:
     found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
     tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
     try:
-        while not is_reader_gone():
+        while not session.is_reader_gone():
             for task in tasks:
                 if task.done():
                     task.result()
@@ -331,7 +321,7 @@ async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: L
                     messages = await found.get()
             except TimeoutError:
                 continue
-            write_messages(messages, form)
+            session.write_messages(messages, form)
     finally:
         for task in tasks:
             task.cancel()
@@ -359,16 +349,16 @@ class Lookup:
 
 
 @dataclass(frozen=True, slots=True)
-class MetaForm(LineForm):
+class MetaForm(session.LineForm):
     """The form of messages of `browse`, which prints their facts by default."""
 
-    has_meta: Meta = True
+    has_meta: session.Meta = True
 
 
 @grouped
 def browse(
-    topic: Topic,
-    namesrv: NameServers = "",
+    topic: session.Topic,
+    namesrv: session.NameServers = "",
     position: Lookup = Lookup(),  # frozen
     tag: Tag = "*",
     count: Annotated[
@@ -377,9 +367,9 @@ def browse(
     form: MetaForm = MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
-    check_name(topic)
+    session.check_name(topic)
     subscription = parse_subscription(topic, tag, 0)
-    servers = find_name_servers(namesrv)
+    servers = session.find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
@@ -399,12 +389,12 @@ def browse(
                     ):
                         continue
                     messages += await reader.read(one, begins.get(one, position.offset or 0), count)
-            write_messages(sort_by_time(messages)[:count], form)
+            session.write_messages(sort_by_time(messages)[:count], form)
         if not messages:
-            note("no message found")
+            session.note("no message found")
         return 0 if messages else 1
 
-    run(work)
+    session.run(work)
 
 
 async def _look_up(tools: Tools, topic: str, position: Lookup, count: int) -> Sequence[Record]:

@@ -32,22 +32,8 @@ from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
+from tandemmq.shell import session
 from tandemmq.shell.read import TopicPuller
-from tandemmq.shell.session import (
-    ROUTE_PATIENCE_S,
-    AsJson,
-    Explained,
-    LineForm,
-    NameServers,
-    Topic,
-    check_name,
-    explain,
-    explained_errors,
-    find_name_servers,
-    note,
-    run,
-    write_messages,
-)
 from tandemmq.units import MIB
 
 if TYPE_CHECKING:
@@ -59,8 +45,8 @@ _ROUTE_POLL_S: Final = 0.1
 
 
 def produce(
-    topic: Topic,
-    namesrv: NameServers = "",
+    topic: session.Topic,
+    namesrv: session.NameServers = "",
     file: Annotated[
         Path | None,
         typer.Option("--file", "-f", help="Read this file instead of standard input.", metavar="FILE"),
@@ -76,10 +62,10 @@ def produce(
     batch: Annotated[
         int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
     ] = 1_000,
-    as_json: AsJson = False,
+    as_json: session.AsJson = False,
 ) -> None:
     """Send each line as one message, without its line end. Empty lines are skipped."""
-    check_name(topic)
+    session.check_name(topic)
     pairs = dict(_pair(text) for text in properties or ())
     options = ProducerOptions(client=tools_options(), batch_count_max=batch)
     keys = key or ()
@@ -87,22 +73,22 @@ def produce(
     def make(line: bytes) -> Message:
         return Message(topic, line, tags=tag, keys=keys, properties=pairs)
 
-    with explained_errors(), ExitStack() as stack:
+    with session.explained_errors(), ExitStack() as stack:
         producer = stack.enter_context(
-            BlockingProducer("TANDEMMQ_PRODUCE", find_name_servers(namesrv), options=options)
+            BlockingProducer("TANDEMMQ_PRODUCE", session.find_name_servers(namesrv), options=options)
         )
         _wait_for_route(producer, topic)
         source = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
         if file is not None:
             stack.callback(os.close, source)
         if os.isatty(source):
-            note("each line that you type becomes a message; Ctrl-D ends the input")
+            session.note("each line that you type becomes a message; Ctrl-D ends the input")
         sending = Sending(stack.enter_context(_progress(source)))
         try:
             for lines in read_lines(source):
                 sending.send(producer, [make(line) for line in lines if line], len(lines))
         except KeyboardInterrupt:
-            note("interrupted")
+            session.note("interrupted")
             sending.print_summary(topic, as_json=as_json)
             raise typer.Exit(130) from None
         except TandemError as error:
@@ -166,12 +152,14 @@ class Sending:
             word = "message" if self.sent_count == 1 else "messages"
             typer.echo(f"{self.sent_count} {word} sent to {topic}")
         if self.alone_count:
-            note(f"{self.alone_count} of them are not replicated yet: `tandemmq doctor` looks for the reason")
+            session.note(
+                f"{self.alone_count} of them are not replicated yet: `tandemmq doctor` looks for the reason"
+            )
 
-    def explain(self, error: TandemError) -> Explained:
+    def explain(self, error: TandemError) -> session.Explained:
         """Returns the error with the way to resume."""
-        return Explained(
-            f"{explain(error)}. {self.sent_count} messages are stored; all lines up to {self.lines_before}"
+        return session.Explained(
+            f"{session.explain(error)}. {self.sent_count} messages are stored; all lines up to {self.lines_before}"
             f" are among them, so `tail -n +{self.lines_before + 1}` gives those to send again"
         )
 
@@ -185,7 +173,7 @@ RESEND_COUNT: Final = 256
 
 def resend(
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
-    namesrv: NameServers = "",
+    namesrv: session.NameServers = "",
     to: Annotated[
         str,
         typer.Option(
@@ -207,16 +195,16 @@ def resend(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the dead letters instead of sending them.")
     ] = False,
-    as_json: AsJson = False,
+    as_json: session.AsJson = False,
 ) -> None:
     """Redeliver a group's dead letters; only that group receives them, unless --to names a topic.
 
     Without --key and --id all dead letters are sent, and the next run continues after them.
     """
-    check_name(retry_topic(group))
+    session.check_name(retry_topic(group))
     if to:
-        check_name(to)
-    servers = find_name_servers(namesrv)
+        session.check_name(to)
+    servers = session.find_name_servers(namesrv)
     wanted = frozenset(key or ()), frozenset(message_id or ())
 
     async def work() -> int:
@@ -226,19 +214,19 @@ def resend(
                 await letters.open(again=again)
                 async for messages in letters.read():
                     if dry_run:
-                        write_messages(messages, LineForm(has_meta=True, as_json=as_json))
+                        session.write_messages(messages, session.LineForm(has_meta=True, as_json=as_json))
                     else:
                         await letters.send(messages)
             except TandemError as error:
                 sent = f"; {letters.sent_count} dead letters were already sent" if letters.sent_count else ""
-                raise Explained(f"{explain(error)}{sent}") from error
+                raise session.Explained(f"{session.explain(error)}{sent}") from error
         if not dry_run:
             facts = {"group": group, "topic": letters.target, "sent": letters.sent_count}
             sentence = f"{letters.sent_count} dead letters of {group} sent to {letters.target}"
             typer.echo(json.dumps(facts) if as_json else sentence)
         return 0
 
-    run(work)
+    session.run(work)
 
 
 class DeadLetterGroup:
@@ -271,7 +259,7 @@ class DeadLetterGroup:
         try:
             queues = await self._reader.queues()
         except TopicNotFound:
-            note(f"topic {self._topic} does not exist: the group never had a dead letter")
+            session.note(f"topic {self._topic} does not exist: the group never had a dead letter")
             return
         if not queues:
             raise NotPermitted(
@@ -310,7 +298,7 @@ class DeadLetterGroup:
             answer = await self._send_one(message, address)
             self.sent_count += 1
             if answer.status is not SendStatus.SEND_OK:
-                note(f"{message.message_id} is not replicated yet: {answer.status.value}")
+                session.note(f"{message.message_id} is not replicated yet: {answer.status.value}")
 
     async def _send_one(self, message: ReceivedMessage, address: str) -> broker_send.SendAnswer:
         """Sends one message; if the broker has no room for its properties, without its origin, as the dead
@@ -377,7 +365,7 @@ _DELIVERY_PROPERTIES: Final = frozenset(
 
 
 def _wait_for_route(producer: BlockingProducer, topic: str) -> None:
-    end = time.monotonic() + ROUTE_PATIENCE_S
+    end = time.monotonic() + session.ROUTE_PATIENCE_S
     while True:
         try:
             producer.queues(topic)
