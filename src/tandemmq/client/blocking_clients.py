@@ -30,7 +30,7 @@ from typing import Protocol, Self, TypeVar
 from tandemmq.client.admin import Admin
 from tandemmq.client.blocking import AsyncClient, Facade, blocking, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
-from tandemmq.client.consumer.membership import queue_of
+from tandemmq.client.consumer.membership import GroupMember, queue_of
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.subscription import ALL
@@ -184,23 +184,8 @@ class Subscriber(AsyncClient, Protocol):
     def unsubscribe(self, topic: str) -> None: ...
 
 
-class AsyncGroupMember(Subscriber, Protocol):
-    """The operations of consumers whose group shares the queues of its topics."""
-
-    def pause(self, *queues: MessageQueue) -> None: ...
-
-    def resume(self, *queues: MessageQueue) -> None: ...
-
-    async def reply(
-        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
-    ) -> None: ...
-
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]: ...
-
-
 S = TypeVar("S", bound=Subscriber)
-M = TypeVar("M", bound=AsyncGroupMember)
+M = TypeVar("M", bound=GroupMember)
 
 
 class _BlockingSubscriber(Facade[S]):

@@ -159,8 +159,9 @@ class Sending:
     def explain(self, error: TandemError) -> session.Explained:
         """Returns the error with the way to resume."""
         return session.Explained(
-            f"{session.explain(error)}. {self.sent_count} messages are stored; all lines up to {self.lines_before}"
-            f" are among them, so `tail -n +{self.lines_before + 1}` gives those to send again"
+            f"{session.explain(error)}. {self.sent_count} messages are stored; all lines up to"
+            f" {self.lines_before} are among them, so `tail -n +{self.lines_before + 1}` gives those to send"
+            " again"
         )
 
 

@@ -18,20 +18,20 @@ member reads the queue meanwhile. `suspend` puts a failed message back, and its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable
 from contextlib import suppress
 from typing import Self
 
-from tandemmq.api import broker_send
 from tandemmq.client.consumer.inbox import Received
-from tandemmq.client.consumer.membership import Membership, queue_of
-from tandemmq.client.consumer.subscription import ALL
-from tandemmq.client.instance import Client, ClientInstance
+from tandemmq.client.consumer.membership import GroupMember, Membership, queue_of
+from tandemmq.client.consumer.offsets import find_offset
+from tandemmq.client.consumer.subscription import ALL, make_subscription
+from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ConsumerOptions, ServerNames, StartFrom
-from tandemmq.client.producer.request_reply import send_reply
-from tandemmq.errors import ClientError
+from tandemmq.errors import ClientError, OffsetOutOfRange
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.topic_names import retry_topic
 from tandemmq.runtime.ports import Disk
 
 YIELD_EVERY = 256
@@ -40,7 +40,7 @@ not starve.
 """
 
 
-class Consumer(Client):
+class Consumer(GroupMember):
     """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
@@ -56,32 +56,12 @@ class Consumer(Client):
         instance open.
         """
         self.options = options or ConsumerOptions()
-        self._member = Membership(group, namesrv, self.options, instance=instance, disk=disk)
-        self.group = self._member.group
-        """The group's name as brokers know it."""
-        self._instance = self._member.instance
+        super().__init__(Membership(group, namesrv, self.options, instance=instance, disk=disk))
         self._inbox = self._member.inbox
-        self._assignment = self._member.assignment
         self._handed_out: list[Received] = []
         self._since_yield = 0
 
     # Starting and closing
-
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
-        matching a SQL92 expression over their properties (`sql="price > 100 AND region = 'EU'"`).
-
-        May be called before the start, later to add a topic, and again to change the tags. If the topic does
-        not exist yet, reading begins when it appears.
-
-        Raises:  BadRequest for an invalid topic name, an expression without a tag, an invalid SQL92
-                 expression, or both tags and SQL.
-        """
-        self._member.subscribe(topic, tags, sql=sql)
-
-    def unsubscribe(self, topic: str) -> None:
-        """Ends the subscription to a topic; its queues go to the other members."""
-        self._member.unsubscribe(topic)
 
     async def start(self) -> Self:
         """Joins the group and begins to read its queues, as far as they can be reached now.
@@ -203,24 +183,6 @@ class Consumer(Client):
         self._handed_out = [one for one in self._handed_out if not is_behind(one.message, message)]
         await self._member.suspend(message, delay_s=delay_s)
 
-    async def reply(
-        self,
-        request: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout_s: float = broker_send.SEND_TIMEOUT_S,
-    ) -> None:
-        """Answers a message that was sent by `Producer.request`; returns once the requester has received the
-        reply.
-
-        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
-                 longer waits.
-        """
-        await send_reply(
-            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
-        )
-
     def assign(self, *queues: MessageQueue, tags: str = ALL) -> None:
         """Reads exactly these queues instead of a share of the subscribed topics; a further call replaces the
         queues.
@@ -229,14 +191,22 @@ class Consumer(Client):
 
         Raises:  ClientError when topics are subscribed.
         """
-        self._member.assign(queues, tags)
+        others = {one.topic for one in self._assignment.subscriptions} - {retry_topic(self.group)}
+        if others and not self._assignment.is_fixed:
+            raise ClientError("this consumer has subscriptions: it cannot also be assigned queues")
+        self._member.has_subscribed = True
+        now_ms = self._instance.clock.now_ms()
+        wrapped = [self._namespace.wrap_queue(queue) for queue in queues]
+        topics = sorted({queue.topic for queue in wrapped})
+        self._assignment.assign(wrapped, [make_subscription(topic, tags, None, now_ms) for topic in topics])
+        self._instance.beat_soon()
 
     async def queues(self, topic: str) -> tuple[MessageQueue, ...]:
         """Returns the queues of a topic that can be read now; none when the topic is unknown.
 
         Raises:  BrokerUnreachable, RequestTimeout when no name server answers.
         """
-        routes, namespace = self._instance.routes, self._instance.namespace
+        routes, namespace = self._instance.routes, self._namespace
         wrapped = namespace.wrap(topic)
         view = routes.get(wrapped) or await routes.refresh(wrapped)
         return () if view is None else tuple(map(namespace.unwrap_queue, view.subscribe_queues))
@@ -249,32 +219,27 @@ class Consumer(Client):
         Raises:  ClientError when the queue is not read here now; OffsetOutOfRange; the error of a query to
                  the broker.
         """
-        return await self._member.seek(queue, to, time_ms)
-
-    def pause(self, *queues: MessageQueue) -> None:
-        """Stops reading these queues, or all queues if none are named; messages that have arrived are still
-        delivered.
-        """
-        self._member.pause(queues)
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Resumes reading these queues, or all queues if none are named."""
-        self._member.resume(queues)
+        if not isinstance(to, int | StartFrom):
+            raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
+        queue = self._namespace.wrap_queue(queue)
+        self._assignment.require(queue)
+        if isinstance(to, StartFrom):
+            if to is StartFrom.TIMESTAMP and time_ms is None:
+                raise ClientError("seek to a TIMESTAMP needs time_ms")
+            offset = await find_offset(queue, to, time_ms, self._instance)
+        else:
+            offset = to
+            low = await find_offset(queue, StartFrom.FIRST, None, self._instance)
+            high = await find_offset(queue, StartFrom.LAST, None, self._instance)
+            if not low <= offset <= high:
+                raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, the offsets of {queue}")
+        await self._assignment.move(queue, offset)
+        return offset
 
     @property
     def instance(self) -> ClientInstance:
         """The client instance of this consumer."""
         return self._instance
-
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, sorted."""
-        return self._member.assigned
-
-    @property
-    def positions(self) -> dict[MessageQueue, int]:
-        """The offset that a commit would write now, per queue."""
-        return self._member.positions
 
     # Inside
 

@@ -1,14 +1,15 @@
 """Membership in a consumer group, independent of the way in which messages reach the application.
 
 `Membership` joins the group, reads the member's share of the queues into an inbox, commits, and leaves.
-`Consumer` and `PushConsumer` own one each, and take the messages out of the inbox. `hand_back` sends a
+`Consumer` and `PushConsumer` are each a `GroupMember` with such a membership, and take the messages out of
+the inbox. `hand_back` sends a
 message back to the group; `BrokerRequests` answers requests of brokers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Protocol
@@ -17,21 +18,20 @@ from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.inbox import Inbox
-from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore, find_offset
+from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, received
 from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
-from tandemmq.client.instance import ClientInstance, InstanceUse
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import (
     ConsumerOptions,
     MessageModel,
     ServerNames,
-    StartFrom,
 )
+from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     ClientError,
-    OffsetOutOfRange,
     RemoteProtocolError,
     RequestRejected,
     TandemError,
@@ -107,63 +107,11 @@ class Membership:
         self.ended = asyncio.Event()
         """Set when the consumer is closed, or a background task has died."""
         self._is_started = False
-        self._has_subscribed = False
+        self.has_subscribed = False
+        """True once a topic was subscribed to, or a queue assigned."""
         self._end_route_watch: Callable[[], None] | None = None
 
     # Starting and closing
-
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """Subscribes as `Consumer.subscribe` does."""
-        if self.assignment.is_fixed:
-            raise ClientError("this consumer has assigned queues: it cannot also subscribe to topics")
-        self._has_subscribed = True
-        now_ms = self.instance.clock.now_ms()
-        self.assignment.subscribe(make_subscription(self._namespace.wrap(topic), tags, sql, now_ms))
-        self.instance.beat_soon()
-
-    def unsubscribe(self, topic: str) -> None:
-        """Unsubscribes as `Consumer.unsubscribe` does."""
-        self.assignment.unsubscribe(self._namespace.wrap(topic))
-        self.instance.beat_soon()
-
-    def assign(self, queues: Collection[MessageQueue], tags: str) -> None:
-        """Assigns queues as `Consumer.assign` does."""
-        others = {one.topic for one in self.assignment.subscriptions} - {retry_topic(self.group)}
-        if others and not self.assignment.is_fixed:
-            raise ClientError("this consumer has subscriptions: it cannot also be assigned queues")
-        self._has_subscribed = True
-        now_ms = self.instance.clock.now_ms()
-        queues = [self._namespace.wrap_queue(queue) for queue in queues]
-        topics = sorted({queue.topic for queue in queues})
-        self.assignment.assign(queues, [make_subscription(topic, tags, None, now_ms) for topic in topics])
-        self.instance.beat_soon()
-
-    async def seek(self, queue: MessageQueue, to: int | StartFrom, time_ms: int | None) -> int:
-        """Moves a queue as `Consumer.seek` does."""
-        if not isinstance(to, int | StartFrom):
-            raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
-        queue = self._namespace.wrap_queue(queue)
-        self.assignment.require(queue)
-        if isinstance(to, StartFrom):
-            if to is StartFrom.TIMESTAMP and time_ms is None:
-                raise ClientError("seek to a TIMESTAMP needs time_ms")
-            offset = await find_offset(queue, to, time_ms, self.instance)
-        else:
-            offset = to
-            low = await find_offset(queue, StartFrom.FIRST, None, self.instance)
-            high = await find_offset(queue, StartFrom.LAST, None, self.instance)
-            if not low <= offset <= high:
-                raise OffsetOutOfRange(f"offset {offset} is outside {low}..{high}, the offsets of {queue}")
-        await self.assignment.move(queue, offset)
-        return offset
-
-    def pause(self, queues: Collection[MessageQueue]) -> None:
-        """Pauses queues as `Consumer.pause` does."""
-        self.assignment.pause([self._namespace.wrap_queue(queue) for queue in queues])
-
-    def resume(self, queues: Collection[MessageQueue]) -> None:
-        """Resumes queues as `Consumer.resume` does."""
-        self.assignment.resume([self._namespace.wrap_queue(queue) for queue in queues])
 
     async def start(self) -> None:
         """Joins as `Consumer.start` does."""
@@ -222,7 +170,7 @@ class Membership:
     def check_reading(self) -> None:
         """Raises as `check_alive`, and also ClientError when nothing was ever subscribed or assigned."""
         self.check_alive()
-        if not self._has_subscribed:
+        if not self.has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe or assign first")
 
     # Delivered messages
@@ -262,17 +210,6 @@ class Membership:
             reader.gate.put_back(message.queue_offset, delay_s)
         return True
 
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, sorted."""
-        return tuple(map(self._namespace.unwrap_queue, sorted(self.assignment.readers)))
-
-    @property
-    def positions(self) -> dict[MessageQueue, int]:
-        """The offset that a commit would write now, per queue."""
-        unwrap = self._namespace.unwrap_queue
-        return {unwrap(queue): reader.committed_offset for queue, reader in self.assignment.readers.items()}
-
     # Called by the instance
 
     def describe(self) -> ConsumerData:
@@ -310,6 +247,81 @@ class Membership:
         self._failure = error
         self.ended.set()
         self.inbox.close()
+
+
+class GroupMember(Client):
+    """The operations of every consumer whose group shares the queues of its topics. The application's names
+    of topics and queues become those of the brokers here.
+    """
+
+    def __init__(self, member: Membership) -> None:
+        self._member = member
+        self._instance = member.instance
+        self._namespace = member.instance.namespace
+        self._assignment = member.assignment
+        self.group = member.group
+        """The group's name as brokers know it."""
+
+    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
+        matching a SQL92 expression over their properties (`sql="price > 100 AND region = 'EU'"`).
+
+        May be called before the start, later to add a topic, and again to change the tags. If the topic does
+        not exist yet, reading begins when it appears.
+
+        Raises:  BadRequest for an invalid topic name, an expression without a tag, an invalid SQL92
+                 expression, or both tags and SQL.
+        """
+        if self._assignment.is_fixed:
+            raise ClientError("this consumer has assigned queues: it cannot also subscribe to topics")
+        self._member.has_subscribed = True
+        now_ms = self._instance.clock.now_ms()
+        self._assignment.subscribe(make_subscription(self._namespace.wrap(topic), tags, sql, now_ms))
+        self._instance.beat_soon()
+
+    def unsubscribe(self, topic: str) -> None:
+        """Ends the subscription to a topic; its queues go to the other members."""
+        self._assignment.unsubscribe(self._namespace.wrap(topic))
+        self._instance.beat_soon()
+
+    def pause(self, *queues: MessageQueue) -> None:
+        """Stops reading these queues, or all queues if none are named; messages that have arrived are still
+        delivered.
+        """
+        self._assignment.pause([self._namespace.wrap_queue(queue) for queue in queues])
+
+    def resume(self, *queues: MessageQueue) -> None:
+        """Resumes reading these queues, or all queues if none are named."""
+        self._assignment.resume([self._namespace.wrap_queue(queue) for queue in queues])
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = broker_send.SEND_TIMEOUT_S,
+    ) -> None:
+        """Answers a message that was sent by `Producer.request`; returns once the requester has received the
+        reply.
+
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
+                 longer waits.
+        """
+        await send_reply(
+            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
+        )
+
+    @property
+    def assigned(self) -> tuple[MessageQueue, ...]:
+        """The queues that this consumer reads now, sorted."""
+        return tuple(map(self._namespace.unwrap_queue, sorted(self._assignment.readers)))
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The offset that a commit would write now, per queue."""
+        unwrap = self._namespace.unwrap_queue
+        return {unwrap(queue): reader.committed_offset for queue, reader in self._assignment.readers.items()}
 
 
 def queue_of(message: ReceivedMessage) -> MessageQueue:

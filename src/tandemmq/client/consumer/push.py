@@ -16,23 +16,17 @@ tried again before its queue continues. Offsets are committed up to the lowest u
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
 from typing import Self
 
-from tandemmq.api import broker_send
-from tandemmq.client.consumer.membership import Membership
-from tandemmq.client.consumer.subscription import ALL
+from tandemmq.client.consumer.membership import GroupMember, Membership
 from tandemmq.client.consumer.workers import Handler, Workers
-from tandemmq.client.instance import Client, ClientInstance
+from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import PushOptions, ServerNames
-from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.errors import ClientError
-from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.runtime.ports import Disk
 
 
-class PushConsumer(Client):
+class PushConsumer(GroupMember):
     """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
@@ -52,20 +46,10 @@ class PushConsumer(Client):
             raise ClientError(f"the handler must be a function of one message, not {handler!r:.64}")
         self.options = options or PushOptions()
         self._workers = Workers(handler, self.options)
-        self._member = Membership(
-            group, namesrv, self.options, instance=instance, disk=disk, listener=self._workers
+        super().__init__(
+            Membership(group, namesrv, self.options, instance=instance, disk=disk, listener=self._workers)
         )
-        self.group = self._member.group
-        """The group's name as brokers know it."""
         self._closed = asyncio.Event()
-
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """Subscribes as `Consumer.subscribe` does."""
-        self._member.subscribe(topic, tags, sql=sql)
-
-    def unsubscribe(self, topic: str) -> None:
-        """Ends the subscription to a topic; its queues go to the other members."""
-        self._member.unsubscribe(topic)
 
     async def start(self) -> Self:
         """Joins the group and begins to handle messages. Raises as `Consumer.start`."""
@@ -104,34 +88,3 @@ class PushConsumer(Client):
         await self._member.ended.wait()
         self._member.check_alive()
         await self._closed.wait()
-
-    async def reply(
-        self,
-        request: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout_s: float = broker_send.SEND_TIMEOUT_S,
-    ) -> None:
-        """Replies as `Consumer.reply` does."""
-        await send_reply(
-            self._member.instance, self.group, request, body, properties=properties, timeout_s=timeout_s
-        )
-
-    def pause(self, *queues: MessageQueue) -> None:
-        """Stops reading these queues, or all queues; messages that have been read are handled."""
-        self._member.pause(queues)
-
-    def resume(self, *queues: MessageQueue) -> None:
-        """Resumes reading these queues, or all queues."""
-        self._member.resume(queues)
-
-    @property
-    def assigned(self) -> tuple[MessageQueue, ...]:
-        """The queues that this consumer reads now, sorted."""
-        return self._member.assigned
-
-    @property
-    def positions(self) -> dict[MessageQueue, int]:
-        """The offset that a commit would write now, per queue."""
-        return self._member.positions
