@@ -30,7 +30,7 @@ from typing import Protocol, Self, TypeVar
 from tandemmq.client.admin import Admin
 from tandemmq.client.blocking import AsyncClient, Facade, blocking, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
-from tandemmq.client.consumer.membership import GroupMember, queue_of
+from tandemmq.client.consumer.membership import GroupConsumer, queue_of
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.consumer.subscription import ALL
@@ -185,7 +185,7 @@ class Subscriber(AsyncClient, Protocol):
 
 
 S = TypeVar("S", bound=Subscriber)
-M = TypeVar("M", bound=GroupMember)
+M = TypeVar("M", bound=GroupConsumer)
 
 
 class _BlockingSubscriber(Facade[S]):

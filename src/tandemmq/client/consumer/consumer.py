@@ -23,7 +23,7 @@ from contextlib import suppress
 from typing import Self
 
 from tandemmq.client.consumer.inbox import Received
-from tandemmq.client.consumer.membership import GroupMember, Membership, queue_of
+from tandemmq.client.consumer.membership import GroupConsumer, Membership, queue_of
 from tandemmq.client.consumer.offsets import find_offset
 from tandemmq.client.consumer.subscription import ALL, make_subscription
 from tandemmq.client.instance import ClientInstance
@@ -40,7 +40,7 @@ not starve.
 """
 
 
-class Consumer(GroupMember):
+class Consumer(GroupConsumer):
     """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(

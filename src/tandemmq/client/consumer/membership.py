@@ -1,7 +1,7 @@
 """Membership in a consumer group, independent of the way in which messages reach the application.
 
 `Membership` joins the group, reads the member's share of the queues into an inbox, commits, and leaves.
-`Consumer` and `PushConsumer` are each a `GroupMember` with such a membership, and take the messages out of
+`Consumer` and `PushConsumer` are each a `GroupConsumer` with such a membership, and take the messages out of
 the inbox. `hand_back` sends a
 message back to the group; `BrokerRequests` answers requests of brokers.
 """
@@ -249,7 +249,7 @@ class Membership:
         self.inbox.close()
 
 
-class GroupMember(Client):
+class GroupConsumer(Client):
     """The operations of every consumer whose group shares the queues of its topics. The application's names
     of topics and queues become those of the brokers here.
     """

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 from typing import Self
 
-from tandemmq.client.consumer.membership import GroupMember, Membership
+from tandemmq.client.consumer.membership import GroupConsumer, Membership
 from tandemmq.client.consumer.workers import Handler, Workers
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import PushOptions, ServerNames
@@ -26,7 +26,7 @@ from tandemmq.errors import ClientError
 from tandemmq.runtime.ports import Disk
 
 
-class PushConsumer(GroupMember):
+class PushConsumer(GroupConsumer):
     """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
