@@ -229,7 +229,7 @@ class ClientInstance:
         low, high = OUTAGE_PAUSE_MS
         while True:
             try:
-                address = self._master_of(topic, broker_name)
+                address = self.routes.master_address(topic, broker_name)
                 if address is None:
                     raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
                 remaining_s = max(0.0, deadline_s - self.clock.monotonic())
@@ -256,15 +256,11 @@ class ClientInstance:
                     if error is not None:
                         raise error
                     return cast(T, answer)
-                if self._master_of(topic, broker_name) not in (None, address):
+                if self.routes.master_address(topic, broker_name) not in (None, address):
                     raise BrokerUnreachable(f"broker {broker_name!r} has another master now")
                 self.routes.refresh_soon(topic)
         finally:
             task.cancel()
-
-    def _master_of(self, topic: str, broker_name: str) -> str | None:
-        view = self.routes.get(topic)
-        return None if view is None else view.master_address(broker_name)
 
     def report_undecoded(self, message: ReceivedMessage) -> None:
         """Counts a message that is delivered with its stored body, and logs the count now and then."""

@@ -195,6 +195,15 @@ class RouteCache:
         """Returns the last known view, without a query."""
         return self._views.get(topic)
 
+    def replicas(self, topic: str, broker_name: str) -> Mapping[int, str]:
+        """Returns the last known addresses of a broker group, by broker id."""
+        view = self._views.get(topic)
+        return {} if view is None else view.addresses.get(broker_name, {})
+
+    def master_address(self, topic: str, broker_name: str) -> str | None:
+        """Returns the last known address of a broker group's master."""
+        return self.replicas(topic, broker_name).get(MASTER_ID)
+
     def watch(self, listener: OnChange) -> Callable[[], None]:
         """Calls `listener` with each new or changed view; calling the result ends that."""
         self._listeners.append(listener)

@@ -216,8 +216,8 @@ class SendObserver:
         if not result.is_traced:
             return
         keys = tuple(message.keys.split(" ")) if isinstance(message.keys, str) else tuple(message.keys)
-        view = self._instance.routes.get(self._instance.namespace.wrap(message.topic))
-        address = view.master_address(result.queue.broker_name) if view is not None else None
+        topic = self._instance.namespace.wrap(message.topic)
+        address = self._instance.routes.master_address(topic, result.queue.broker_name)
         tracer.add(
             message.topic,
             result.region,

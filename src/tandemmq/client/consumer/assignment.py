@@ -13,7 +13,7 @@ from typing import Final, TypeVar
 
 from tandemmq.api import broker_consume
 from tandemmq.client.consumer.offsets import OffsetStore, StartOffsets
-from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext
+from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, queue_facts
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.options import MessageModel
@@ -26,7 +26,6 @@ from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import event_logger
-from tandemmq.units import MASTER_ID
 
 log = event_logger(__name__)
 
@@ -464,14 +463,7 @@ class Assignment:
                 if queue in granted:
                     self._lost_locks.add(queue)
                 if reader.gate.is_locked or not reader.gate.is_lock_lost:
-                    log.warning(
-                        events.QUEUE_LOCK_LOST,
-                        extra={
-                            "topic": queue.topic,
-                            "broker": queue.broker_name,
-                            "queue_id": queue.queue_id,
-                        },
-                    )
+                    log.warning(events.QUEUE_LOCK_LOST, extra=queue_facts(queue))
                 reader.gate.on_lock_lost()
                 reader.gate.requeue()
 
@@ -547,12 +539,7 @@ class Assignment:
         self._context.instance.outages.record_success(events.COMMIT_FAILED, queue.broker_name)
 
     def _log_commit_failure(self, queue: MessageQueue, error: TandemError) -> None:
-        facts = {
-            "topic": queue.topic,
-            "broker": queue.broker_name,
-            "queue_id": queue.queue_id,
-            "error": str(error),
-        }
+        facts = {**queue_facts(queue), "error": str(error)}
         self._context.instance.outages.record_failure(log, events.COMMIT_FAILED, queue.broker_name, facts)
 
 
@@ -601,7 +588,7 @@ class QueueLockKeeper:
         """Releases the locks for the next member; a broker that cannot be reached frees them after 60 s."""
         instance = self._context.instance
         for broker_name, released in _by_broker(queues).items():
-            address = self._master_of(released[0])
+            address = instance.routes.master_address(released[0].topic, broker_name)
             if address is None:
                 continue
             try:
@@ -617,7 +604,7 @@ class QueueLockKeeper:
     ) -> frozenset[MessageQueue] | None:
         """Returns the locked queues; None when the broker has no master now."""
         instance = self._context.instance
-        address = self._master_of(queues[0])
+        address = instance.routes.master_address(queues[0].topic, broker_name)
         if address is None:
             instance.routes.refresh_soon(queues[0].topic)
             return None
@@ -631,10 +618,6 @@ class QueueLockKeeper:
             consumer_group=self._context.group,
             queues=tuple(queues),
         )
-
-    def _master_of(self, queue: MessageQueue) -> str | None:
-        view = self._context.instance.routes.get(queue.topic)
-        return None if view is None else view.addresses.get(queue.broker_name, {}).get(MASTER_ID)
 
     def _report_failure(self, broker_name: str, error: TandemError) -> None:
         """Logs one line per outage."""

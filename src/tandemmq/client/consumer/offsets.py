@@ -110,8 +110,7 @@ class BrokerOffsets:
             self._instance.routes.refresh_soon(queue.topic)
 
     def _address(self, queue: MessageQueue) -> str:
-        view = self._instance.routes.get(queue.topic)
-        addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
+        addresses = self._instance.routes.replicas(queue.topic, queue.broker_name)
         avoided = self._faulty.avoided(self._instance.clock.monotonic())
         replica = choose_replica(addresses, MASTER_ID, avoided)
         if replica is None:
@@ -342,16 +341,13 @@ async def find_offset(
 
     Raises:  any TandemError of the query; NoRoute without an address.
     """
-    view = instance.routes.get(queue.topic)
-    for is_last in (False, True):
-        addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
-        replica = choose_replica(addresses, MASTER_ID, avoided)
-        if replica is not None:
-            break
-        if is_last:
-            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-        view = await instance.routes.refresh(queue.topic)
-    assert replica is not None
+    routes = instance.routes
+    replica = choose_replica(routes.replicas(queue.topic, queue.broker_name), MASTER_ID, avoided)
+    if replica is None:
+        await routes.refresh(queue.topic)
+        replica = choose_replica(routes.replicas(queue.topic, queue.broker_name), MASTER_ID, avoided)
+    if replica is None:
+        raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
     remoting, address = instance.remoting, replica.address
     match start_from:
         case StartFrom.FIRST:

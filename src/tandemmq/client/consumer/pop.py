@@ -339,8 +339,7 @@ class PopConsumer(Client):
         """Returns the master's address: only a master serves requests about popped messages. Raises NoRoute
         while there is none.
         """
-        view = self._instance.routes.get(topic)
-        address = None if view is None else view.master_address(broker_name)
+        address = self._instance.routes.master_address(topic, broker_name)
         if address is None:
             self._instance.routes.refresh_soon(topic)
             raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")

@@ -35,7 +35,6 @@ from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PU
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import event_logger
-from tandemmq.units import MASTER_ID
 
 log = event_logger(__name__)
 
@@ -210,8 +209,7 @@ class QueueReader:
         context = self._context
         routes, queue = context.instance.routes, self.queue
         for is_last in (False, True):
-            view = routes.get(queue.topic)
-            addresses = view.addresses.get(queue.broker_name, {}) if view is not None else {}
+            addresses = routes.replicas(queue.topic, queue.broker_name)
             now = context.instance.clock.monotonic()
             replica = self._policy.choose(addresses, context.faulty.avoided(now), now)
             if replica is not None:
@@ -252,10 +250,8 @@ class QueueReader:
         is_at_end = pulled.status is not PullStatus.FOUND and pulled.next_offset >= pulled.max_offset
         if not self._policy.must_compare(replica, is_at_end=is_at_end):
             return False
-        view = self._context.instance.routes.get(self.queue.topic)
-        addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
-        master, faulty = addresses.get(MASTER_ID), self._context.faulty
-        instance = self._context.instance
+        instance, faulty = self._context.instance, self._context.faulty
+        master = instance.routes.master_address(self.queue.topic, self.queue.broker_name)
         now = instance.clock.monotonic()
         if master is None or master in faulty.avoided(now):
             return False  # without its master the slave is the best choice
@@ -291,9 +287,7 @@ class QueueReader:
             log.warning(
                 events.OFFSET_MOVED,
                 extra={
-                    "topic": self.queue.topic,
-                    "broker": self.queue.broker_name,
-                    "queue_id": self.queue.queue_id,
+                    **queue_facts(self.queue),
                     "from_offset": self.in_flight.next_offset,
                     "to_offset": pulled.next_offset,
                 },
@@ -360,9 +354,7 @@ class QueueReader:
         """Returns the pause after a failure, after recording the failure."""
         context = self._context
         facts = {
-            "topic": self.queue.topic,
-            "broker": self.queue.broker_name,
-            "queue_id": self.queue.queue_id,
+            **queue_facts(self.queue),
             "address": replica.address if replica else "",
             "error": str(error),
         }
@@ -384,10 +376,14 @@ class QueueReader:
 
     def _has_other_replica(self, replica: ReadReplica) -> bool:
         """Returns True if another replica of the broker is not avoided now."""
-        view = self._context.instance.routes.get(self.queue.topic)
-        addresses = view.addresses.get(self.queue.broker_name, {}) if view is not None else {}
+        addresses = self._context.instance.routes.replicas(self.queue.topic, self.queue.broker_name)
         avoided = self._context.faulty.avoided(self._context.instance.clock.monotonic())
         return any(address not in avoided for address in addresses.values())
+
+
+def queue_facts(queue: MessageQueue) -> dict[str, object]:
+    """Returns the fields of log lines that name a queue."""
+    return {"topic": queue.topic, "broker": queue.broker_name, "queue_id": queue.queue_id}
 
 
 def received(record: Record, broker_name: str, namespace: Namespace) -> ReceivedMessage:

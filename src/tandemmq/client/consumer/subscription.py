@@ -28,7 +28,7 @@ async def check_filters(instance: ClientInstance, group: str, subscriptions: Ite
             continue
         view = instance.routes.get(subscription.topic)
         for name in sorted({queue.broker_name for queue in view.subscribe_queues} if view else ()):
-            address = view.master_address(name) if view is not None else None
+            address = instance.routes.master_address(subscription.topic, name)
             if address is None:
                 continue
             check = ClientConfigCheck(

@@ -183,9 +183,8 @@ class Sender:
         for shipment, (_, address, sent_s) in self._in_flight.items():
             if now_s - sent_s < SILENT_S:
                 break
-            view = self._routes.get(shipment.topic)
             assert shipment.queue is not None
-            master = None if view is None else view.master_address(shipment.queue.broker_name)
+            master = self._routes.master_address(shipment.topic, shipment.queue.broker_name)
             if master is not None and master != address:
                 left.append(shipment)
             else:
