@@ -15,9 +15,9 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
 
@@ -145,7 +145,7 @@ def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
     typer.echo("the settings are valid")
 
 
-def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
+def _run(main: Callable[[], Coroutine[Any, Any, int]], log_level: str) -> NoReturn:
     from tandemmq.telemetry.log_lines import LEVELS, configure_logging
 
     level = log_level.upper()
@@ -163,7 +163,7 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
     configure_logging(level)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(_as_coroutine(main))
+            code = runner.run(main())
     except TandemError as error:
         _fail(str(error))
     except OSError as error:
@@ -171,10 +171,6 @@ def _run(main: Callable[[], Awaitable[int]], log_level: str) -> NoReturn:
     finally:
         gc.enable()
     raise typer.Exit(code)
-
-
-async def _as_coroutine(main: Callable[[], Awaitable[int]]) -> int:
-    return await main()
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -261,20 +257,20 @@ def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_ma
     )
 
 
+@dataclass(frozen=True, slots=True)
 class _Both:
     """Two servers in one process, started and stopped together."""
 
-    def __init__(self, first: ServedProcess, second: ServedProcess) -> None:
-        self._first = first
-        self._second = second
+    first: ServedProcess
+    second: ServedProcess
 
     async def start(self) -> None:
-        await self._first.start()
-        await self._second.start()
+        await self.first.start()
+        await self.second.start()
 
     async def stop(self) -> None:
-        await self._second.stop()
-        await self._first.stop()
+        await self.second.stop()
+        await self.first.stop()
 
 
 async def _broker(config: Path | None, overrides: list[str]) -> int:

@@ -272,59 +272,6 @@ class TlsTransport(asyncio.Transport):
         self._connection.abort()
 
 
-def make_server_context(
-    cert_path: Path,
-    key_path: Path,
-    *,
-    key_password: str = "",
-    trust_path: Path | None = None,
-    needs_client: bool = False,
-) -> ssl.SSLContext:
-    """Creates the context for accepted connections.
-
-    With `trust_path` clients are asked for a certificate; with `needs_client` they must present one.
-
-    Raises:  ConfigError naming the file that cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    _restrict(context)
-    _load_chain(context, cert_path, key_path, key_password)
-    if trust_path is not None:
-        _load_trust(context, trust_path)
-        context.verify_mode = ssl.CERT_REQUIRED if needs_client else ssl.CERT_OPTIONAL
-    return context
-
-
-def make_client_context(
-    *,
-    trust_path: Path | None = None,
-    certificate_path: Path | None = None,
-    key_path: Path | None = None,
-    key_password: str = "",
-    verifies_peer: bool = True,
-    checks_name: bool = True,
-) -> ssl.SSLContext:
-    """Creates the context for outgoing connections.
-
-    A peer is verified against `trust_path`, else against the machine's own certificates. `certificate_path`:
-    the certificate presented to peers.
-
-    Raises:  ConfigError naming the file that cannot be used.
-    """
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    _restrict(context)
-    context.check_hostname = verifies_peer and checks_name
-    if not verifies_peer:
-        context.verify_mode = ssl.CERT_NONE
-    elif trust_path is not None:
-        _load_trust(context, trust_path)
-    else:
-        context.load_default_certs()
-    if certificate_path is not None:
-        _load_chain(context, certificate_path, key_path or certificate_path, key_password)
-    return context
-
-
 def _restrict(context: ssl.SSLContext) -> None:
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
@@ -396,16 +343,20 @@ class TlsAcceptor:
         return [self._disk.read_bytes(path) for path in paths if path is not None]
 
     def _make(self) -> ssl.SSLContext:
+        """Creates the context for accepted connections. Raises ConfigError naming the file that cannot be
+        used.
+        """
         options = self.options
         assert options.cert_path is not None
         assert options.key_path is not None
-        return make_server_context(
-            options.cert_path,
-            options.key_path,
-            key_password=options.key_password,
-            trust_path=None if options.client_auth is ClientAuth.NONE else options.trust_path,
-            needs_client=options.client_auth is ClientAuth.REQUIRE,
-        )
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        _restrict(context)
+        _load_chain(context, options.cert_path, options.key_path, options.key_password)
+        if options.client_auth is not ClientAuth.NONE and options.trust_path is not None:
+            is_needed = options.client_auth is ClientAuth.REQUIRE
+            _load_trust(context, options.trust_path)
+            context.verify_mode = ssl.CERT_REQUIRED if is_needed else ssl.CERT_OPTIONAL
+        return context
 
 
 def make_client_tls(options: TlsClientOptions | None) -> ssl.SSLContext | None:
@@ -415,14 +366,19 @@ def make_client_tls(options: TlsClientOptions | None) -> ssl.SSLContext | None:
     """
     if options is None:
         return None
-    return make_client_context(
-        trust_path=options.trust_path,
-        certificate_path=options.certificate_path,
-        key_path=options.key_path,
-        key_password=options.key_password,
-        verifies_peer=options.verifies_peer,
-        checks_name=options.checks_name,
-    )
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    _restrict(context)
+    context.check_hostname = options.verifies_peer and options.checks_name
+    if not options.verifies_peer:
+        context.verify_mode = ssl.CERT_NONE
+    elif options.trust_path is not None:
+        _load_trust(context, options.trust_path)
+    else:
+        context.load_default_certs()
+    if options.certificate_path is not None:
+        key_path = options.key_path or options.certificate_path
+        _load_chain(context, options.certificate_path, key_path, options.key_password)
+    return context
 
 
 class FirstByte(asyncio.Protocol):

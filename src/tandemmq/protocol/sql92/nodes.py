@@ -117,44 +117,39 @@ def _not(node: Node) -> Node:
 def _all(parts: tuple[Node, ...]) -> Node:
     if len(parts) == 1:
         return parts[0]
-    conditions = [as_boolean(part).evaluate for part in parts]
-
-    def evaluate(lookup: Lookup) -> Value:
-        result: Value = True
-        for condition in conditions:
-            value = condition(lookup)
-            if value is False:
-                return False
-            if value is None:
-                result = None
-        return result
-
     known = [part.tags for part in parts if part.tags is not None]
     tags = frozenset.intersection(*known) if known else None
     pairs = min((part.pairs for part in parts if part.pairs is not None), key=len, default=None)
-    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags, pairs=pairs)
+    return _join(NodeKind.BOOLEAN, _until(parts, decisive=False), *parts, tags=tags, pairs=pairs)
 
 
 def _any(parts: tuple[Node, ...]) -> Node:
     if len(parts) == 1:
         return parts[0]
-    conditions = [as_boolean(part).evaluate for part in parts]
-
-    def evaluate(lookup: Lookup) -> Value:
-        result: Value = False
-        for condition in conditions:
-            value = condition(lookup)
-            if value is True:
-                return True
-            if value is None:
-                result = None
-        return result
-
     known = [part.tags for part in parts if part.tags is not None]
     tags = frozenset().union(*known) if len(known) == len(parts) else None
     all_pairs = [part.pairs for part in parts if part.pairs is not None]
     pairs = frozenset().union(*all_pairs) if len(all_pairs) == len(parts) else None
-    return _join(NodeKind.BOOLEAN, evaluate, *parts, tags=tags, pairs=pairs)
+    return _join(NodeKind.BOOLEAN, _until(parts, decisive=True), *parts, tags=tags, pairs=pairs)
+
+
+def _until(parts: tuple[Node, ...], *, decisive: bool) -> Evaluate:
+    """Returns the evaluation of conditions up to the first one with the decisive value. Without one, the
+    result is unknown if a condition is unknown, else the other value.
+    """
+    conditions = [as_boolean(part).evaluate for part in parts]
+
+    def evaluate(lookup: Lookup) -> Value:
+        result: Value = not decisive
+        for condition in conditions:
+            value = condition(lookup)
+            if value is decisive:
+                return decisive
+            if value is None:
+                result = None
+        return result
+
+    return evaluate
 
 
 def _with_needs(node: Node, of: Node, texts: Iterable[str]) -> Node:
@@ -297,21 +292,37 @@ def _present(node: Node) -> Present:
     return node.constant
 
 
+def _rule(build: Callable[..., Node], *arguments: object, **options: object) -> Callable[..., Node]:
+    """Returns a method of the builder: `build` with the nodes of a rule, then with these arguments."""
+    return lambda self, *parts: build(*parts, *arguments, **options)
+
+
 @v_args(inline=True)
 class Builder(Transformer[Token, Node]):
     """One method per rule of the grammar."""
 
-    def start(self, root: Node) -> Node:
-        return as_boolean(root)
+    start = _rule(as_boolean)
+    equal = _rule(_equal)
+    greater = _rule(_ordered, operator.gt)
+    greater_equal = _rule(_ordered, operator.ge)
+    less = _rule(_ordered, operator.lt)
+    less_equal = _rule(_ordered, operator.le)
+    contains = _rule(_search, str.__contains__, expected=True)
+    not_contains = _rule(_search, str.__contains__, expected=False)
+    starts_with = _rule(_search, str.startswith, expected=True)
+    not_starts_with = _rule(_search, str.startswith, expected=False)
+    ends_with = _rule(_search, str.endswith, expected=True)
+    not_ends_with = _rule(_search, str.endswith, expected=False)
+    negation = _rule(_not)
+    true = _rule(_constant, True, NodeKind.BOOLEAN_CONSTANT)
+    false = _rule(_constant, False, NodeKind.BOOLEAN_CONSTANT)
+    null = _rule(_constant, None, NodeKind.BOOLEAN_CONSTANT)
 
     def disjunction(self, *parts: Node) -> Node:
         return _any(parts)
 
     def conjunction(self, *parts: Node) -> Node:
         return _all(parts)
-
-    def equal(self, left: Node, right: Node) -> Node:
-        return _equal(left, right)
 
     def not_equal(self, left: Node, right: Node) -> Node:
         return _not(_equal(left, right))
@@ -323,36 +334,6 @@ class Builder(Transformer[Token, Node]):
     def is_not_null(self, node: Node) -> Node:
         of = node.evaluate
         return _join(NodeKind.BOOLEAN, lambda lookup: of(lookup) is not None, node)
-
-    def greater(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, operator.gt)
-
-    def greater_equal(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, operator.ge)
-
-    def less(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, operator.lt)
-
-    def less_equal(self, left: Node, right: Node) -> Node:
-        return _ordered(left, right, operator.le)
-
-    def contains(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.__contains__, expected=True)
-
-    def not_contains(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.__contains__, expected=False)
-
-    def starts_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.startswith, expected=True)
-
-    def not_starts_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.startswith, expected=False)
-
-    def ends_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.endswith, expected=True)
-
-    def not_ends_with(self, left: Node, token: Token) -> Node:
-        return _search(left, token, str.endswith, expected=False)
 
     def between(self, node: Node, low: Node, high: Node) -> Node:
         _check_bounds(low, high)
@@ -381,9 +362,6 @@ class Builder(Transformer[Token, Node]):
 
         return _join(NodeKind.NUMBER, evaluate, node)
 
-    def negation(self, node: Node) -> Node:
-        return _not(node)
-
     def group(self, node: Node) -> Node:
         # One level deeper, so that the nesting of brackets is bounded.
         if node.depth >= DEPTH_MAX:
@@ -404,15 +382,6 @@ class Builder(Transformer[Token, Node]):
         if not DOUBLE_MIN <= number <= DOUBLE_MAX:
             raise SqlError(f"{str(token)[:32]} is zero or too large for a number with a point or an exponent")
         return _constant(number)
-
-    def true(self) -> Node:
-        return _constant(True, NodeKind.BOOLEAN_CONSTANT)
-
-    def false(self) -> Node:
-        return _constant(False, NodeKind.BOOLEAN_CONSTANT)
-
-    def null(self) -> Node:
-        return _constant(None, NodeKind.BOOLEAN_CONSTANT)
 
     def name(self, token: Token) -> Node:
         name = str(token)
