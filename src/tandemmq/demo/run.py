@@ -1,21 +1,20 @@
 """The demo from start to end: publish, replicate, land, aggregate, count in five ways, compare.
 
-Its cluster consists of a NameServer that includes a controller, and two brokers, of which the controller
-elects the master. Each is a process with a RocketMQ configuration file. With `--chaos` the master is killed
-while messages are published, and again while they are landed; the other broker replaces it. The pipeline is
-killed, too.
+Its cluster is planned as that of `tandemmq up`: a name server that includes a controller, and two brokers, of
+which the controller elects the master. Each is a process with a RocketMQ configuration file. With `--chaos`
+the master is killed while messages are published, and again while they are landed; the other broker replaces
+it. The pipeline is killed, too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,9 +27,10 @@ from tandemmq.client import Admin, Producer
 from tandemmq.demo.landing import LandingProcess, count_in_commit_log, count_in_table
 from tandemmq.demo.publish import Published, Publisher, flight_messages, producer_options, queue_ends
 from tandemmq.errors import NoRoute, TandemError
-from tandemmq.launcher import ProcessFailed, Server, stopping, write_properties
+from tandemmq.launcher import ProcessFailed, Server, stopping
 from tandemmq.remoting import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.shell import local
 
 TOPIC = "flights"
 QUEUE_COUNT = 8
@@ -288,7 +288,6 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
 
 CLUSTER_NAME = "DemoCluster"
 BROKER_NAME = "broker-a"
-HOST = "127.0.0.1"
 ELECTED_SECONDS_MAX = 30.0
 DOWN_SECONDS = 4.0
 
@@ -299,8 +298,8 @@ class DemoCluster:
 
     name_server: Server
     controller: str
-    brokers: tuple[Server, Server]
-    stores: tuple[Path, Path]
+    brokers: tuple[Server, ...]
+    stores: tuple[Path, ...]
 
     def broker_at(self, address: str) -> Server:
         """Returns the broker with this address."""
@@ -313,70 +312,19 @@ def running_cluster(directory: Path) -> Iterator[DemoCluster]:
 
     Raises:  ProcessFailed when a server does not start.
     """
-    names, controller, *brokers = free_ports(6)
-    settings: dict[str, object] = {
-        "listenPort": names,
-        "bindAddress": HOST,
-        "kvConfigPath": directory / "kvConfig.json",
-        "configStorePath": directory / "namesrv.properties",
-        "enableControllerInNamesrv": "true",
-        "controllerDLegerPeers": f"n0-{HOST}:{controller}",
-        "controllerDLegerSelfId": "n0",
-        "controllerStorePath": directory / "controller",
-    }
-    conf = write_properties(directory / "namesrv.conf", settings)
-    name_server = Server("name server", ["namesrv", "-c", str(conf)], directory / "namesrv.log")
-    with ExitStack() as stack:
-        stack.enter_context(stopping([name_server]))
-        name_server.start()
-        made = [
-            _broker(directory, name_server, f"{HOST}:{controller}", f"broker{number}", *brokers[at : at + 2])
-            for number, at in ((1, 0), (2, 2))
-        ]
-        servers = made[0][0], made[1][0]
-        stack.enter_context(stopping(list(servers)))
+    overrides = (f"brokerClusterName={CLUSTER_NAME}", "fastListen=false", "autoCreateTopicEnable=false")
+    plans = local.make_plan(directory, is_elected=True, port_base=local.AUTO, overrides=overrides)
+    servers = [Server(plan.directory.name, list(plan.command), plan.log_path) for plan in plans]
+    with stopping(servers):
         for server in servers:
             server.start()
+        name_server, *brokers = servers
         yield DemoCluster(
             name_server=name_server,
-            controller=f"{HOST}:{controller}",
-            brokers=servers,
-            stores=(made[0][1], made[1][1]),
+            controller=local.controller_at(name_server.address),
+            brokers=tuple(brokers),
+            stores=tuple(plan.directory / "store" for plan in plans[1:]),
         )
-
-
-def free_ports(count: int) -> list[int]:
-    """Returns distinct free ports of this machine."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind((HOST, 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def _broker(
-    directory: Path, name_server: Server, controller: str, name: str, port: int, ha_port: int
-) -> tuple[Server, Path]:
-    """Returns a broker that is not started yet, and the root of its store."""
-    store = directory / name
-    settings: dict[str, object] = {
-        "brokerClusterName": CLUSTER_NAME,
-        "brokerName": BROKER_NAME,
-        "namesrvAddr": name_server.address,
-        "enableControllerMode": "true",
-        "controllerAddr": controller,
-        "brokerIP1": HOST,
-        "bindAddress": HOST,
-        "listenPort": port,
-        "haListenPort": ha_port,
-        "fastListen": "false",
-        "storePathRootDir": store,
-        "flushDiskType": "ASYNC_FLUSH",
-        "slaveReadEnable": "true",
-        "autoCreateTopicEnable": "false",
-    }
-    conf = write_properties(directory / f"{name}.conf", settings)
-    return Server(name, ["broker", "-c", str(conf)], directory / f"{name}.log"), store
 
 
 async def find_master(admin: Admin) -> str:

@@ -449,8 +449,13 @@ def controllers_of(servers: Sequence[str]) -> list[str]:
     state = read_state(folder)
     if state is None or state.namesrv not in servers or not (folder / "namesrv" / "controller").exists():
         return []
-    host, _, port = state.namesrv.rpartition(":")
-    return [f"{host}:{int(port) + CONTROLLER_DISTANCE}"]
+    return [controller_at(state.namesrv)]
+
+
+def controller_at(name_server: str) -> str:
+    """Returns the address of the controller in the process of an elected cluster's name server."""
+    host, _, port = name_server.rpartition(":")
+    return f"{host}:{int(port) + CONTROLLER_DISTANCE}"
 
 
 @contextmanager
