@@ -12,20 +12,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import (
-    EXPORT_DIRECTORY,
-    FLAG,
-    Address,
-    BrokerAddress,
-    BrokerName,
-    Cluster,
-    ExportDirectory,
-    NewValue,
-    SettingKey,
-    command,
-    settings_changed,
-    show_settings,
-)
+from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.admin.targets import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
@@ -75,10 +62,10 @@ ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consu
 CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The cluster's name.")]
 
 
-@command(app, "clusterList", interval_s=0)
+@opt.command(app, "clusterList", interval_s=0)
 async def cluster_list(
     tools: Tools,
-    cluster: Cluster = "",
+    cluster: opt.Cluster = "",
     has_days: Annotated[
         bool, typer.Option("-m", "--moreStats", help="Show message counts of yesterday and today instead.")
     ] = False,
@@ -113,7 +100,7 @@ def _days(facts: Mapping[str, str]) -> Row:
     return tuple(counted_between(facts, way, *day) for day in days for way in ("Put", "Get"))
 
 
-@command(app, "brokerStatus")
+@opt.command(app, "brokerStatus")
 async def broker_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show all statistics of a broker."""
     found = await tools.ask(await tools.brokers(place), broker_admin.query_runtime_info)
@@ -121,7 +108,7 @@ async def broker_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswe
     return CommandAnswer.of_rows("figures", "broker name value", rows)
 
 
-@command(app, "haStatus", interval_s=0)
+@opt.command(app, "haStatus", interval_s=0)
 async def ha_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show replication lag; exit code 1 when a slave has halted or a master is not serving yet."""
     masters, slaves, copies = (
@@ -147,39 +134,41 @@ async def ha_status(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     return CommandAnswer(tables, notes, exit_code=1 if has_halted or is_waiting else 0)
 
 
-@command(app, "acceptLog", names=False)
-async def accept_log(tools: Tools, broker: Address) -> CommandAnswer:
+@opt.command(app, "acceptLog", names=False)
+async def accept_log(tools: Tools, broker: opt.Address) -> CommandAnswer:
     """Let a master serve without waiting for its slaves' logs; messages that only they hold are lost."""
     return CommandAnswer([], [await replica.accept_log(tools.remoting, broker)])
 
 
-@command(app, "getBrokerConfig")
+@opt.command(app, "getBrokerConfig")
 async def get_broker_config(tools: Tools, place: Place = EVERYWHERE) -> CommandAnswer:
     """Show the settings of a broker."""
-    return await show_settings(tools, "broker", await tools.brokers(place), broker_admin.query_broker_config)
+    return await opt.show_settings(
+        tools, "broker", await tools.brokers(place), broker_admin.query_broker_config
+    )
 
 
-@command(app, "updateBrokerConfig")
+@opt.command(app, "updateBrokerConfig")
 async def update_broker_config(
     tools: Tools,
-    key: SettingKey,
-    value: NewValue,
+    key: opt.SettingKey,
+    value: opt.NewValue,
     place: Place,
     has_slaves: Annotated[
-        bool, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too."), FLAG
+        bool, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Change a setting of a running broker, or of the masters of a cluster."""
     addresses = await (tools.brokers(place) if has_slaves else tools.masters(place))
     notes = await tools.ask(addresses, broker_admin.change_broker_config, key, value)
-    return settings_changed("broker", key, value, notes)
+    return opt.settings_changed("broker", key, value, notes)
 
 
-@command(app, "exportConfigs")
+@opt.command(app, "exportConfigs")
 async def export_configs(
     tools: Tools,
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
-    directory: ExportDirectory = EXPORT_DIRECTORY,
+    directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
 ) -> CommandAnswer:
     """Write the size of a cluster, and the main settings of its masters, to configs.json."""
     targets = await find_targets(tools, Place(cluster=cluster))
@@ -199,25 +188,25 @@ async def export_configs(
     return CommandAnswer.of_rows("exported", "path masters slaves", [row])
 
 
-@command(app, "cleanExpiredCQ")
+@opt.command(app, "cleanExpiredCQ")
 async def clean_expired_queues(
-    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+    tools: Tools, broker: opt.Address = "", cluster: CleanedCluster = ""
 ) -> CommandAnswer:
     """Delete queue files whose messages are gone; without a broker or cluster, at all brokers."""
     return await _clean(tools, Place(broker, cluster), broker_admin.clean_queues)
 
 
-@command(app, "cleanUnusedTopic")
+@opt.command(app, "cleanUnusedTopic")
 async def clean_unused_topics(
-    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+    tools: Tools, broker: opt.Address = "", cluster: CleanedCluster = ""
 ) -> CommandAnswer:
     """Delete the queues of topics that no longer exist; without a broker or cluster, at all brokers."""
     return await _clean(tools, Place(broker, cluster), broker_admin.clean_topics)
 
 
-@command(app, "deleteExpiredCommitLog")
+@opt.command(app, "deleteExpiredCommitLog")
 async def delete_expired_log(
-    tools: Tools, broker: Address = "", cluster: CleanedCluster = ""
+    tools: Tools, broker: opt.Address = "", cluster: CleanedCluster = ""
 ) -> CommandAnswer:
     """Delete log files older than fileReservedTime at once; without a broker or cluster, at all brokers."""
     return await _clean(tools, Place(broker, cluster), broker_admin.clean_log)
@@ -228,12 +217,12 @@ async def _clean(tools: Tools, place: Place, what: broker_admin.CleanUp) -> Comm
     return CommandAnswer.of_rows("cleaned", "broker", [(at,) for at, _ in cleaned])
 
 
-@command(app, "exportPopRecord")
+@opt.command(app, "exportPopRecord")
 async def export_pop_record(
     tools: Tools,
     place: Place,
     only_named: Annotated[
-        bool, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them."), FLAG
+        bool, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
@@ -245,10 +234,10 @@ async def export_pop_record(
     return CommandAnswer.of_rows("exported", "broker dry", [(at, only_named) for at in addresses])
 
 
-@command(app, "resetMasterFlushOffset", names=False)
+@opt.command(app, "resetMasterFlushOffset", names=False)
 async def reset_master_flush_offset(
     tools: Tools,
-    broker: BrokerAddress,
+    broker: opt.BrokerAddress,
     offset: Annotated[int, typer.Option("-o", "--offset", help="The new offset.", min=0)],
 ) -> CommandAnswer:
     """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
@@ -258,7 +247,7 @@ async def reset_master_flush_offset(
     return CommandAnswer.of_rows("changed", "broker offset answer", [(broker, offset, answer)])
 
 
-@command(app, "setCommitLogReadAheadMode")
+@opt.command(app, "setCommitLogReadAheadMode")
 async def set_read_ahead_mode(
     tools: Tools,
     mode: Annotated[
@@ -276,18 +265,18 @@ async def set_read_ahead_mode(
 # Name servers: each one is changed, because they do not know each other
 
 
-@command(app, "getNamesrvConfig")
+@opt.command(app, "getNamesrvConfig")
 async def get_namesrv_config(tools: Tools) -> CommandAnswer:
     """Show the settings of every given name server."""
     name_servers = tools.cluster_admin.name_servers
-    return await show_settings(tools, "name_server", name_servers, nameserver.query_config)
+    return await opt.show_settings(tools, "name_server", name_servers, nameserver.query_config)
 
 
-@command(app, "updateNamesrvConfig")
-async def update_namesrv_config(tools: Tools, key: SettingKey, value: NewValue) -> CommandAnswer:
+@opt.command(app, "updateNamesrvConfig")
+async def update_namesrv_config(tools: Tools, key: opt.SettingKey, value: opt.NewValue) -> CommandAnswer:
     """Change a setting of every given name server."""
     notes = await tools.ask(tools.cluster_admin.name_servers, nameserver.change_config, key, value)
-    return settings_changed("name_server", key, value, notes)
+    return opt.settings_changed("name_server", key, value, notes)
 
 
 Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
@@ -295,29 +284,29 @@ KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
 _KV_COLUMNS: Final = "name_server namespace key value"
 
 
-@command(app, "updateKvConfig")
-async def update_kv_config(tools: Tools, namespace: Space, key: KvKey, value: NewValue) -> CommandAnswer:
+@opt.command(app, "updateKvConfig")
+async def update_kv_config(tools: Tools, namespace: Space, key: KvKey, value: opt.NewValue) -> CommandAnswer:
     """Store a value in the key-value configuration of the name servers."""
     changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.put_kv, namespace, key, value)
     return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, value) for at, _ in changed])
 
 
-@command(app, "deleteKvConfig")
+@opt.command(app, "deleteKvConfig")
 async def delete_kv_config(tools: Tools, namespace: Space, key: KvKey) -> CommandAnswer:
     """Delete a value of the key-value configuration of the name servers."""
     changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.delete_kv, namespace, key)
     return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, None) for at, _ in changed])
 
 
-@command(app, "wipeWritePerm")
-async def wipe_write_permission(tools: Tools, name: BrokerName) -> CommandAnswer:
+@opt.command(app, "wipeWritePerm")
+async def wipe_write_permission(tools: Tools, name: opt.BrokerName) -> CommandAnswer:
     """Make a broker read-only for clients: routes offer its queues to consumers only."""
     counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.wipe_write_permission, name)
     return _permission_changed(name, counts)
 
 
-@command(app, "addWritePerm")
-async def add_write_permission(tools: Tools, name: BrokerName) -> CommandAnswer:
+@opt.command(app, "addWritePerm")
+async def add_write_permission(tools: Tools, name: opt.BrokerName) -> CommandAnswer:
     """Undo wipeWritePerm."""
     counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.add_write_permission, name)
     return _permission_changed(name, counts)
@@ -331,7 +320,7 @@ def _permission_changed(name: str, counts: list[tuple[str, int]]) -> CommandAnsw
 # Reads of old messages
 
 
-@command(app, "getColdDataFlowCtrInfo")
+@opt.command(app, "getColdDataFlowCtrInfo")
 async def get_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
     """Show each group's reads of old messages in the current 5 s, and its limit."""
     table = Table("cold_reads", ("broker", "group", "bytes", "threshold_bytes", "read_at"))
@@ -348,7 +337,7 @@ async def get_cold_reads(tools: Tools, place: Place) -> CommandAnswer:
 _THRESHOLD_COLUMNS: Final = "broker group threshold_bytes"
 
 
-@command(app, "updateColdDataFlowCtrGroupConfig")
+@opt.command(app, "updateColdDataFlowCtrGroupConfig")
 async def update_cold_threshold(
     tools: Tools,
     group: ColdGroup,
@@ -360,7 +349,7 @@ async def update_cold_threshold(
     return CommandAnswer.of_rows("changed", _THRESHOLD_COLUMNS, [(at, group, threshold) for at, _ in changed])
 
 
-@command(app, "removeColdDataFlowCtrGroupConfig")
+@opt.command(app, "removeColdDataFlowCtrGroupConfig")
 async def remove_cold_threshold(tools: Tools, group: ColdGroup, place: Place) -> CommandAnswer:
     """Remove a group's own limit for old messages; the general limit applies again."""
     changed = await tools.ask(await tools.masters(place), broker_admin.remove_cold_threshold, group)

@@ -9,21 +9,7 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.admin.options import (
-    AsJson,
-    Cluster,
-    Interval,
-    NameServers,
-    NewValue,
-    SettingKey,
-    Text,
-    Work,
-    command,
-    demand_place,
-    run,
-    settings_changed,
-    show_settings,
-)
+from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import controller
@@ -47,7 +33,7 @@ def _split(addresses: str, option: str) -> list[str]:
 ControllerAddresses = Annotated[
     list[str],
     typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
-    Text(_split),
+    opt.Text(_split),
 ]
 GroupOfBrokers = Annotated[
     str, typer.Option("-b", "--brokerName", help="The broker group's name.", metavar="NAME")
@@ -61,7 +47,7 @@ GroupOrBroker = Annotated[
 OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The broker group's name.")]
 
 
-@command(app, "controllers", names=False)
+@opt.command(app, "controllers", names=False)
 def controllers(
     address: ControllerAddress,
     add: Annotated[
@@ -74,7 +60,7 @@ def controllers(
     hand_over: Annotated[
         str, typer.Option("--hand-over", help="Make this controller the leader.", metavar="ID")
     ] = "",
-) -> Work:
+) -> opt.Work:
     """List the controllers of a group; add or remove one, or make one the leader."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
         raise typer.BadParameter("only one of --add, --remove and --hand-over is allowed")
@@ -93,7 +79,7 @@ def controllers(
     return work
 
 
-@command(app, "handover", names=False)
+@opt.command(app, "handover", names=False)
 async def handover(
     tools: Tools,
     address: ControllerAddress,
@@ -118,7 +104,7 @@ async def handover(
     return CommandAnswer.of_rows("masters", columns, rows)
 
 
-@command(app, "getControllerMetaData", names=False)
+@opt.command(app, "getControllerMetaData", names=False)
 async def get_controller_metadata(tools: Tools, address: ControllerAddress) -> CommandAnswer:
     """Show the group and the leader of a controller."""
     found = await controller.query_metadata(tools.remoting, address)
@@ -131,14 +117,14 @@ async def get_controller_metadata(tools: Tools, address: ControllerAddress) -> C
 def get_sync_state_set(
     address: ControllerAddress,
     name: GroupOfBrokers = "",
-    cluster: Cluster = "",
-    namesrv: NameServers = "",
-    interval: Interval = 0.0,
-    as_json: AsJson = False,
+    cluster: opt.Cluster = "",
+    namesrv: opt.NameServers = "",
+    interval: opt.Interval = 0.0,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show the replicas in sync of a group of brokers; exit code 1 when the group is unknown."""
-    demand_place(name, cluster)
-    run(
+    opt.demand_place(name, cluster)
+    opt.run(
         namesrv,
         lambda tools: show_sync_sets(tools, address, name, cluster),
         as_json=as_json,
@@ -147,7 +133,7 @@ def get_sync_state_set(
     )
 
 
-@command(app, "electMaster", names=False)
+@opt.command(app, "electMaster", names=False)
 async def elect_master(
     tools: Tools,
     address: ControllerAddress,
@@ -155,7 +141,7 @@ async def elect_master(
         int, typer.Option("-b", "--brokerId", help="The broker id of the new master.", min=1)
     ],
     name: OneGroup,
-    cluster: Cluster,
+    cluster: opt.Cluster,
 ) -> CommandAnswer:
     """Make a broker of a group its master; sends fail during the change (`handover` avoids that)."""
     leader = await controller.find_leader(tools.remoting, address)
@@ -171,11 +157,11 @@ async def elect_master(
     return CommandAnswer([Table("masters", columns, [row])], notes, exit_code=0 if is_wanted else 1)
 
 
-@command(app, "cleanBrokerMetadata", names=False)
+@opt.command(app, "cleanBrokerMetadata", names=False)
 def clean_broker_metadata(
     address: ControllerAddress,
     name: OneGroup,
-    cluster: Cluster = "",
+    cluster: opt.Cluster = "",
     ids: Annotated[
         str,
         typer.Option(
@@ -195,7 +181,7 @@ def clean_broker_metadata(
             help="Include a master that is alive; the group then has no failover until its brokers restart.",
         ),
     ] = False,
-) -> Work:
+) -> opt.Work:
     """Make the controllers forget brokers that will not come back."""
     if not all(one.isdecimal() for one in ids.split(";") if ids):
         raise typer.BadParameter(f"-b {ids}: must be broker ids, separated by ;")
@@ -219,34 +205,34 @@ def clean_broker_metadata(
     return work
 
 
-@command(app, "getControllerConfig", names=False)
+@opt.command(app, "getControllerConfig", names=False)
 async def get_controller_config(tools: Tools, addresses: ControllerAddresses) -> CommandAnswer:
     """Show the settings of controllers."""
-    return await show_settings(tools, "controller", addresses, controller.query_config)
+    return await opt.show_settings(tools, "controller", addresses, controller.query_config)
 
 
-@command(app, "updateControllerConfig", names=False)
+@opt.command(app, "updateControllerConfig", names=False)
 async def update_controller_config(
-    tools: Tools, addresses: ControllerAddresses, key: SettingKey, value: NewValue
+    tools: Tools, addresses: ControllerAddresses, key: opt.SettingKey, value: opt.NewValue
 ) -> CommandAnswer:
     """Change a setting of running controllers; name all of them."""
     # Controllers do not forward a change to each other.
     notes = await tools.ask(addresses, controller.change_config, key, value)
-    return settings_changed("controller", key, value, notes)
+    return opt.settings_changed("controller", key, value, notes)
 
 
 @app.command("getBrokerEpoch")
 def get_broker_epoch(
     name: GroupOrBroker = "",
-    cluster: Cluster = "",
-    namesrv: NameServers = "",
-    interval: Interval = 0.0,
-    as_json: AsJson = False,
+    cluster: opt.Cluster = "",
+    namesrv: opt.NameServers = "",
+    interval: opt.Interval = 0.0,
+    as_json: opt.AsJson = False,
 ) -> None:
     """Show the terms of the log and the byte range of each, as each broker reports them."""
-    demand_place(name, cluster)
+    opt.demand_place(name, cluster)
     is_address = ":" in name
-    run(
+    opt.run(
         namesrv,
         lambda tools: show_epochs(tools, "" if is_address else name, cluster, name if is_address else ""),
         as_json=as_json,

@@ -13,21 +13,7 @@ import msgspec
 import typer
 from msgspec import to_builtins
 
-from tandemmq.admin.options import (
-    ATTRIBUTES,
-    FLAG,
-    MOMENT,
-    Address,
-    BrokerAddress,
-    Group,
-    ListFile,
-    Text,
-    Topic,
-    Work,
-    command,
-    given,
-    read_list,
-)
+from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import Place, Tools
 from tandemmq.api import broker_admin, broker_consume
@@ -58,26 +44,26 @@ _SETTINGS: Final = (
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
 Force = Annotated[
-    bool, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect."), FLAG
+    bool, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect."), opt.FLAG
 ]
 
 
-@command(app, "consumerProgress")
+@opt.command(app, "consumerProgress")
 async def consumer_progress(
     tools: Tools,
-    group: Group = "",
+    group: opt.Group = "",
     topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
     has_clients: Annotated[
         bool,
         typer.Option("-s", "--showClientIP", help="true: with -g, show the consumer of each queue, too."),
-        FLAG,
+        opt.FLAG,
     ] = False,
 ) -> CommandAnswer:
     """Show the progress of a group in each queue; without a group, the lag of every group."""
     return await show_progress(tools, group, topic, has_clients=has_clients)
 
 
-@command(app, "startMonitoring", interval_s=60)
+@opt.command(app, "startMonitoring", interval_s=60)
 async def start_monitoring(tools: Tools) -> CommandAnswer:
     """Show each group's lag and its age, and the problems of its members, repeatedly."""
     now_ms = LoopClock().now_ms()
@@ -108,8 +94,8 @@ async def start_monitoring(tools: Tools) -> CommandAnswer:
     return CommandAnswer([table])
 
 
-@command(app, "consumerConnection")
-async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: Address = "") -> CommandAnswer:
+@opt.command(app, "consumerConnection")
+async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: opt.Address = "") -> CommandAnswer:
     """Show the members of a group and its rejected requests; exit code 1 when no member is online."""
     members = Table("members", ("broker", "client", "address", "language", "version"))
     wants = Table("subscriptions", ("broker", "topic", "expression", "type"))
@@ -131,7 +117,7 @@ async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: Addres
     return CommandAnswer(tables, notes, exit_code=0 if members.rows else 1)
 
 
-@command(app, "consumerStatus")
+@opt.command(app, "consumerStatus")
 async def consumer_status(
     tools: Tools,
     group: ConsumerGroup,
@@ -139,7 +125,7 @@ async def consumer_status(
     has_stack: Annotated[
         bool, typer.Option("-s", "--jstack", help="Include the thread stacks of Java clients.")
     ] = False,
-    broker: Address = "",
+    broker: opt.Address = "",
 ) -> CommandAnswer:
     """Show the state of a group's members, as they report it themselves; exit code 1 when no member is
     online.
@@ -171,11 +157,11 @@ async def consumer_status(
     return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
 
-@command(app, "producerConnection")
+@opt.command(app, "producerConnection")
 async def producer_connection(
     tools: Tools,
     group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
-    broker: Address = "",
+    broker: opt.Address = "",
     topic: Annotated[
         str, typer.Option("-t", "--topic", help="Accepted for mqadmin's scripts; has no effect.")
     ] = "",
@@ -196,8 +182,8 @@ async def producer_connection(
     )
 
 
-@command(app, "producer", names=False)
-async def all_producers(tools: Tools, broker: BrokerAddress) -> CommandAnswer:
+@opt.command(app, "producer", names=False)
+async def all_producers(tools: Tools, broker: opt.BrokerAddress) -> CommandAnswer:
     """Show the producers of all groups at one broker; exit code 1 when none is online."""
     found = await broker_admin.query_all_producers(tools.remoting, broker)
     return CommandAnswer.of_rows(
@@ -212,10 +198,10 @@ async def all_producers(tools: Tools, broker: BrokerAddress) -> CommandAnswer:
     )
 
 
-@command(app, "brokerConsumeStats", names=False)
+@opt.command(app, "brokerConsumeStats", names=False)
 async def broker_consume_stats(
     tools: Tools,
-    broker: BrokerAddress,
+    broker: opt.BrokerAddress,
     timeout_ms: Annotated[
         int, typer.Option("-t", "--timeoutMillis", help="Timeout of the request, in milliseconds.", min=1)
     ] = 50_000,
@@ -223,7 +209,7 @@ async def broker_consume_stats(
         int, typer.Option("-l", "--level", help="Only queues with at least this lag, in messages.", min=0)
     ] = 0,
     is_ordered: Annotated[
-        bool, typer.Option("-o", "--order", help="true: only ordered topics."), FLAG
+        bool, typer.Option("-o", "--order", help="true: only ordered topics."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Show the progress of every group in every queue of one broker."""
@@ -243,8 +229,8 @@ async def broker_consume_stats(
     return CommandAnswer([table], [f"{sum(row[6] for row in table.rows)} messages wait in these queues"])
 
 
-@command(app, "getConsumerConfig")
-async def get_consumer_config(tools: Tools, group: Group) -> CommandAnswer:
+@opt.command(app, "getConsumerConfig")
+async def get_consumer_config(tools: Tools, group: opt.Group) -> CommandAnswer:
     """Show the settings of a group at each master; exit code 1 when no master has it."""
     found = await tools.ask(await tools.masters(), broker_admin.query_group_config, group)
     rows = [
@@ -256,13 +242,13 @@ async def get_consumer_config(tools: Tools, group: Group) -> CommandAnswer:
     return CommandAnswer.of_rows("groups", columns, rows, otherwise=f"no broker has the group {group!r}")
 
 
-@command(app, "deleteSubGroup")
+@opt.command(app, "deleteSubGroup")
 async def delete_sub_group(
     tools: Tools,
-    group: Group,
+    group: opt.Group,
     place: Place,
     removes_offsets: Annotated[
-        bool, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too."), FLAG
+        bool, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
@@ -272,16 +258,16 @@ async def delete_sub_group(
     return CommandAnswer.of_rows("deleted", "broker group", [(at, group) for at, _ in deleted])
 
 
-@command(app, "resetOffsetByTime")
+@opt.command(app, "resetOffsetByTime")
 def reset_offset_by_time(
     group: ResetGroup,
-    topic: Topic,
+    topic: opt.Topic,
     time_ms: Annotated[
         int,
         typer.Option(
             "-s", "--timestamp", help="now, Unix milliseconds, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
         ),
-        MOMENT,
+        opt.MOMENT,
     ],
     force: Force = True,
     broker: Annotated[
@@ -295,7 +281,7 @@ def reset_offset_by_time(
         int | None,
         typer.Option("-o", "--offset", help="With -q: reset to this offset, not to the time.", min=0),
     ] = None,
-) -> Work:
+) -> opt.Work:
     """Move a group, online or not, to the first messages stored at or after a time."""
     if bool(broker) != (queue_id is not None):
         raise typer.BadParameter("-b and -q must be given together: they name one queue")
@@ -313,9 +299,9 @@ def reset_offset_by_time(
     return work
 
 
-@command(app, "skipAccumulatedMessage")
+@opt.command(app, "skipAccumulatedMessage")
 async def skip_accumulated(
-    tools: Tools, group: ResetGroup, topic: Topic, force: Force = True
+    tools: Tools, group: ResetGroup, topic: opt.Topic, force: Force = True
 ) -> CommandAnswer:
     """Move a group, online or not, to the end of a topic; its backlog is never consumed."""
     return _moved(await tools.cluster_admin.reset_offsets(group, topic, END_OF_QUEUE_MS))
@@ -326,14 +312,14 @@ def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
     return CommandAnswer.of_rows("queues", "broker queue offset", rows)
 
 
-@command(app, "cloneGroupOffset")
+@opt.command(app, "cloneGroupOffset")
 async def clone_group_offset(
     tools: Tools,
     source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group to copy from.")],
     target: Annotated[str, typer.Option("-d", "--destGroup", help="The group to copy to.")],
-    topic: Topic,
+    topic: opt.Topic,
     offline: Annotated[
-        bool, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect."), FLAG
+        bool, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Copy another group's offsets in a topic to a group that is not running."""
@@ -361,22 +347,24 @@ class GroupSettings:
     """The options of updateSubGroup: fields of a group's configuration; None keeps the value."""
 
     is_consume_enabled: Annotated[
-        bool | None, typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false."), FLAG
+        bool | None,
+        typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false."),
+        opt.FLAG,
     ] = None
     is_from_min_enabled: Annotated[
         bool | None,
         typer.Option("-m", "--consumeFromMinEnable", help="Start at the first offset: true or false."),
-        FLAG,
+        opt.FLAG,
     ] = None
     is_broadcast_enabled: Annotated[
         bool | None,
         typer.Option("-d", "--consumeBroadcastEnable", help="Broadcast allowed: true or false."),
-        FLAG,
+        opt.FLAG,
     ] = None
     is_orderly: Annotated[
         bool | None,
         typer.Option("-o", "--consumeMessageOrderly", help="Consume in order: true or false."),
-        FLAG,
+        opt.FLAG,
     ] = None
     retry_queue_count: Annotated[
         int | None, typer.Option("-q", "--retryQueueNums", help="Number of retry queues.", min=0)
@@ -396,26 +384,26 @@ class GroupSettings:
     notifies_members: Annotated[
         bool | None,
         typer.Option("-a", "--notifyConsumerIdsChanged", help="Notify members of changes: true or false."),
-        FLAG,
+        opt.FLAG,
     ] = None
     retry_policy: Annotated[
         GroupRetryPolicy | None,
         typer.Option("-p", "--groupRetryPolicy", help="The retry policy: JSON in mqadmin's format."),
-        Text(_retry_policy),
+        opt.Text(_retry_policy),
     ] = None
     attributes: Annotated[
         dict[str, str] | None,
         typer.Option("--attributes", help="Attribute changes: +a=b,+c=d,-e."),
-        ATTRIBUTES,
+        opt.ATTRIBUTES,
     ] = None
 
 
-@command(app, "updateSubGroup")
+@opt.command(app, "updateSubGroup")
 async def update_sub_group(
-    tools: Tools, group: Group, place: Place, settings: GroupSettings
+    tools: Tools, group: opt.Group, place: Place, settings: GroupSettings
 ) -> CommandAnswer:
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
-    changes = given(settings)
+    changes = opt.given(settings)
     table = Table("changed", ("broker", "group", "settings"))
     for at, held in await tools.ask(await tools.masters(place), broker_admin.query_group_config, group):
         config = held or SubscriptionGroupConfig(name=group)
@@ -426,10 +414,10 @@ async def update_sub_group(
     return CommandAnswer([table])
 
 
-@command(app, "updateSubGroupList")
-def update_sub_group_list(file: ListFile, place: Place) -> Work:
+@opt.command(app, "updateSubGroupList")
+def update_sub_group_list(file: opt.ListFile, place: Place) -> opt.Work:
     """Create or change all groups of a file, or none, at one broker or at every master of a cluster."""
-    configs = read_list(file, SubscriptionGroupConfig)
+    configs = opt.read_list(file, SubscriptionGroupConfig)
 
     async def work(tools: Tools) -> CommandAnswer:
         changed = await tools.ask(await tools.masters(place), broker_admin.create_groups, configs)
@@ -445,12 +433,14 @@ def _mode(text: str, option: str) -> str:
     return text.upper()
 
 
-@command(app, "setConsumeMode")
+@opt.command(app, "setConsumeMode")
 async def set_consume_mode(
     tools: Tools,
     topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
-    group: Group,
-    mode: Annotated[Literal["PULL", "POP"], typer.Option("-m", "--mode", help="PULL or POP."), Text(_mode)],
+    group: opt.Group,
+    mode: Annotated[
+        Literal["PULL", "POP"], typer.Option("-m", "--mode", help="PULL or POP."), opt.Text(_mode)
+    ],
     place: Place,
     share_count: Annotated[
         int,

@@ -13,16 +13,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import (
-    FLAG,
-    MOMENT,
-    TIMES,
-    BrokerName,
-    Span,
-    Topic,
-    Work,
-    command,
-)
+from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets, tools_options
 from tandemmq.api import broker_admin, broker_consume
@@ -53,24 +44,24 @@ BODY_CHARS_MAX = 1_000
 """The longest body shown, in characters; longer ones are truncated with an ellipsis."""
 
 ALL_TAGS: Final = "*"
-ANY_TIME: Final = Span()
+ANY_TIME: Final = opt.Span()
 PULL_COUNT_MAX: Final = 32
 """The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 
 
-PrintBody = Annotated[bool, typer.Option("-d", "--printBody", help="true: print the bodies, too."), FLAG]
+PrintBody = Annotated[bool, typer.Option("-d", "--printBody", help="true: print the bodies, too."), opt.FLAG]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """Options for the output of messages."""
 
-    is_printed: Annotated[bool, typer.Option("-p", "--printMsg", help="true: print the messages."), FLAG] = (
-        False
-    )
+    is_printed: Annotated[
+        bool, typer.Option("-p", "--printMsg", help="true: print the messages."), opt.FLAG
+    ] = False
     has_bodies: PrintBody = False
     counts_tags: Annotated[
-        bool, typer.Option("-f", "--calculate", help="true: count the messages by tag."), FLAG
+        bool, typer.Option("-f", "--calculate", help="true: count the messages by tag."), opt.FLAG
     ] = False
 
 
@@ -82,7 +73,7 @@ class MessageSelection:
     queue_id: int | None = None
     offset: int | None = None
     expression: str = ALL_TAGS
-    times: Span = ANY_TIME
+    times: opt.Span = ANY_TIME
     count_max: int
     output: Output
 
@@ -130,7 +121,7 @@ class ConsumerTarget:
 NO_CONSUMER: Final = ConsumerTarget()
 
 
-@command(app, "queryMsgById")
+@opt.command(app, "queryMsgById")
 async def query_message_by_id(
     tools: Tools,
     message_id: Annotated[
@@ -145,10 +136,10 @@ async def query_message_by_id(
     return replace(answer, tables=[*answer.tables, await _readers(tools, records)])
 
 
-@command(app, "queryMsgByUniqueKey")
+@opt.command(app, "queryMsgByUniqueKey")
 async def query_message_by_unique_key(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     unique_key: Annotated[
         str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
     ],
@@ -162,14 +153,14 @@ async def query_message_by_unique_key(
     return await _handled(tools, await tools.cluster_admin.find_by_unique_key(topic, unique_key), handler)
 
 
-@command(app, "queryMsgTraceById")
+@opt.command(app, "queryMsgTraceById")
 async def query_trace_by_id(
     tools: Tools,
     unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The unique key of the message.")],
     trace_topic: Annotated[
         str, typer.Option("-t", "--traceTopic", help="The topic of the traces.")
     ] = TRACE_TOPIC,
-    times: Span = ANY_TIME,
+    times: opt.Span = ANY_TIME,
     count_max: Annotated[
         int,
         typer.Option("-c", "--maxNum", help="Read at most N trace messages.", min=1, max=10_000, metavar="N"),
@@ -187,11 +178,11 @@ async def query_trace_by_id(
     return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
 
 
-@command(app, "queryMsgByOffset")
+@opt.command(app, "queryMsgByOffset")
 async def query_message_by_offset(
     tools: Tools,
-    topic: Topic,
-    broker_name: BrokerName,
+    topic: opt.Topic,
+    broker_name: opt.BrokerName,
     queue_id: QueueId,
     offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
 ) -> CommandAnswer:
@@ -206,9 +197,9 @@ async def query_message_by_offset(
     return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
 
 
-@command(app, "sendMessage")
+@opt.command(app, "sendMessage")
 def send_message(
-    topic: Topic,
+    topic: opt.Topic,
     body: Annotated[str, typer.Option("-p", "--body", help="The body; it is sent as UTF-8.")],
     keys: Annotated[str, typer.Option("-k", "--key", help="Its keys, separated by spaces.")] = "",
     tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
@@ -217,9 +208,9 @@ def send_message(
         int | None, typer.Option("-i", "--qid", help="With -b: send to this queue.", min=0)
     ] = None,
     is_traced: Annotated[
-        bool, typer.Option("-m", "--msgTraceEnable", help="true: trace the message."), FLAG
+        bool, typer.Option("-m", "--msgTraceEnable", help="true: trace the message."), opt.FLAG
     ] = False,
-) -> Work:
+) -> opt.Work:
     """Send one message; exit code 1 when it is stored less safely than the broker's settings promise."""
     if queue_id is not None and not broker_name:
         raise typer.BadParameter("-i also needs the broker of the queue (-b)")
@@ -247,12 +238,12 @@ def send_message(
     return work
 
 
-@command(app, "printMsg")
+@opt.command(app, "printMsg")
 async def print_messages(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     expression: Tags = ALL_TAGS,
-    times: Span = ANY_TIME,
+    times: opt.Span = ANY_TIME,
     has_bodies: PrintBody = False,
     count_max: CountMax = 10_000,
 ) -> CommandAnswer:
@@ -262,14 +253,14 @@ async def print_messages(
     return await print_topic(tools, topic, selection)
 
 
-@command(app, "printMsgByQueue")
+@opt.command(app, "printMsgByQueue")
 async def print_messages_of_queue(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
     queue_id: QueueId,
     expression: Tags = ALL_TAGS,
-    times: Span = ANY_TIME,
+    times: opt.Span = ANY_TIME,
     output: Output = Output(),
     count_max: CountMax = 10_000,
 ) -> CommandAnswer:
@@ -282,19 +273,19 @@ async def print_messages_of_queue(
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumedSpan(Span):
+class ConsumedSpan(opt.Span):
     """The span of times of consumeMessage, whose first option has another letter."""
 
     begin_ms: Annotated[
         int | None,
-        typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {TIMES}"),
-        MOMENT,
+        typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {opt.TIMES}"),
+        opt.MOMENT,
     ] = None
 
 
-@command(app, "consumeMessage")
+@opt.command(app, "consumeMessage")
 def consume_message(
-    topic: Topic,
+    topic: opt.Topic,
     broker_name: Annotated[
         str, typer.Option("-b", "--brokerName", help="Only messages of this broker.")
     ] = "",
@@ -315,7 +306,7 @@ def consume_message(
         str,
         typer.Option("-g", "--consumerGroup", help="Accepted for mqadmin's scripts; no offset is committed."),
     ] = "",
-) -> Work:
+) -> opt.Work:
     """Print messages of a topic, a broker or a queue, as a consumer would receive them; exit code 1 when
     there is none.
     """
@@ -334,7 +325,7 @@ def consume_message(
     return lambda tools: print_topic(tools, topic, selection)
 
 
-@command(app, "sendMsgStatus")
+@opt.command(app, "sendMsgStatus")
 async def send_message_status(
     tools: Tools,
     broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker to test.")],
@@ -345,10 +336,10 @@ async def send_message_status(
     return await _try_sends(tools, broker_name, count, size)
 
 
-@command(app, "checkMsgSendRT")
+@opt.command(app, "checkMsgSendRT")
 async def check_send_time(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     count: Annotated[int, typer.Option("-a", "--amount", help="Number of sends.", min=1, max=100_000)] = 100,
     size: ProbeBytes = 128,
 ) -> CommandAnswer:
@@ -356,7 +347,7 @@ async def check_send_time(
     return await _try_sends(tools, topic, count, size)
 
 
-@command(app, "clusterRT", interval_s=10)
+@opt.command(app, "clusterRT", interval_s=10)
 async def cluster_send_time(
     tools: Tools,
     count: Annotated[
@@ -376,10 +367,10 @@ async def cluster_send_time(
     return CommandAnswer([table], exit_code=1 if any(row[-1] for row in table.rows) else 0)
 
 
-@command(app, "queryCq")
+@opt.command(app, "queryCq")
 async def query_queue_entries(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue id.", min=0)],
     index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
     count: Annotated[int, typer.Option("-c", "--count", help="Number of entries.", min=1)] = 10,
@@ -412,12 +403,12 @@ async def query_queue_entries(
     return CommandAnswer([queue, entries])
 
 
-@command(app, "queryMsgByKey")
+@opt.command(app, "queryMsgByKey")
 async def query_message_by_key(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
-    times: Span = ANY_TIME,
+    times: opt.Span = ANY_TIME,
     count_max: Annotated[
         int, typer.Option("-m", "--maxNum", help="Show at most N messages.", min=1, max=10_000, metavar="N")
     ] = 64,
@@ -503,7 +494,7 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
     return found
 
 
-async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: Span) -> list[Record]:
+async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: opt.Span) -> list[Record]:
     return await tools.cluster_admin.find_by_key(
         topic,
         key,

@@ -13,22 +13,8 @@ import msgspec
 import typer
 from msgspec import to_builtins
 
+from tandemmq.admin import options as opt
 from tandemmq.admin.brokers import counted_between, first_rate, sent_rates
-from tandemmq.admin.options import (
-    ATTRIBUTES,
-    EXPORT_DIRECTORY,
-    FLAG,
-    Cluster,
-    ExportDirectory,
-    ListFile,
-    Text,
-    Topic,
-    Work,
-    command,
-    given,
-    parts,
-    read_list,
-)
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver
@@ -63,7 +49,7 @@ Force = Annotated[bool, typer.Option("--force", help="Remove read queues even if
 Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.")]
 
 
-@command(app, "topicList")
+@opt.command(app, "topicList")
 async def topic_list(
     tools: Tools,
     with_clusters: Annotated[
@@ -85,10 +71,10 @@ async def topic_list(
     return CommandAnswer.of_rows("topics", "cluster topic group", rows)
 
 
-@command(app, "topicRoute")
+@opt.command(app, "topicRoute")
 async def topic_route(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     as_list: Annotated[
         bool, typer.Option("-l", "--list", help="Accepted for mqadmin's scripts; has no effect.")
     ] = False,
@@ -106,16 +92,16 @@ async def topic_route(
     return CommandAnswer([queues, addresses])
 
 
-@command(app, "topicClusterList")
-async def topic_cluster_list(tools: Tools, topic: Topic) -> CommandAnswer:
+@opt.command(app, "topicClusterList")
+async def topic_cluster_list(tools: Tools, topic: opt.Topic) -> CommandAnswer:
     """Show the clusters of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
     names = sorted({broker.cluster for broker in route.brokers})
     return CommandAnswer.of_rows("clusters", "cluster", [(name,) for name in names])
 
 
-@command(app, "topicStatus")
-async def topic_status(tools: Tools, topic: Topic) -> CommandAnswer:
+@opt.command(app, "topicStatus")
+async def topic_status(tools: Tools, topic: opt.Topic) -> CommandAnswer:
     """Show the first and last offset of each queue of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
     table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
@@ -164,25 +150,25 @@ class TopicSettings:
         ),
     ] = None
     is_ordered: Annotated[
-        bool | None, typer.Option("-o", "--order", help="Ordered topic: true or false."), FLAG
+        bool | None, typer.Option("-o", "--order", help="Ordered topic: true or false."), opt.FLAG
     ] = None
     attributes: Annotated[
         dict[str, str] | None,
         typer.Option("-a", "--attributes", help="Attribute changes: +a=b,+c=d,-e."),
-        ATTRIBUTES,
+        opt.ATTRIBUTES,
     ] = None
-    is_unit: Annotated[bool | None, typer.Option("-u", "--unit", help="Unit topic: true or false."), FLAG] = (
-        None
-    )
+    is_unit: Annotated[
+        bool | None, typer.Option("-u", "--unit", help="Unit topic: true or false."), opt.FLAG
+    ] = None
     has_unit_subscription: Annotated[
         bool | None,
         typer.Option("-s", "--hasUnitSub", help="Has subscribers in units: true or false."),
-        FLAG,
+        opt.FLAG,
     ] = None
 
     def changes(self, sys_flag: int) -> dict[str, Any]:
         """Returns the changed fields of a topic with these flags."""
-        changes = given(self)
+        changes = opt.given(self)
         for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
             if name in changes:
                 sys_flag = sys_flag | bit if changes.pop(name) else sys_flag & ~bit
@@ -190,9 +176,9 @@ class TopicSettings:
         return changes
 
 
-@command(app, "updateTopic")
+@opt.command(app, "updateTopic")
 async def update_topic(
-    tools: Tools, topic: Topic, place: Place, settings: TopicSettings, force: Force = False
+    tools: Tools, topic: opt.Topic, place: Place, settings: TopicSettings, force: Force = False
 ) -> CommandAnswer:
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
     check_topic(topic)
@@ -221,10 +207,10 @@ async def update_topic(
     return CommandAnswer([table], notes)
 
 
-@command(app, "updateTopicList")
-def update_topic_list(file: ListFile, place: Place, force: Force = False) -> Work:
+@opt.command(app, "updateTopicList")
+def update_topic_list(file: opt.ListFile, place: Place, force: Force = False) -> opt.Work:
     """Create or change all topics of a file, or none, at one broker or at every master of a cluster."""
-    configs = read_list(file, TopicConfig)
+    configs = opt.read_list(file, TopicConfig)
 
     async def work(tools: Tools) -> CommandAnswer:
         addresses = await tools.masters(place)
@@ -248,15 +234,15 @@ async def _require_read(tools: Tools, address: str, config: TopicConfig) -> None
         raise TopicHasUnread(f"nothing was changed: topic {config.name!r} would lose {found}")
 
 
-@command(app, "updateOrderConf")
+@opt.command(app, "updateOrderConf")
 def update_order_conf(
-    topic: Topic,
+    topic: opt.Topic,
     value: Annotated[
         str,
         typer.Option("-v", "--orderConf", help="With put: the queue counts, such as broker-a:8;broker-b:8."),
     ] = "",
     method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")] = "put",
-) -> Work:
+) -> opt.Work:
     """Set, show or delete the queues per broker of an ordered topic, at all name servers."""
     if method not in ("put", "get", "delete"):
         raise typer.BadParameter(f"-m {method}: must be put, get or delete")
@@ -279,20 +265,20 @@ def update_order_conf(
 
 
 def _members(text: str, option: str) -> tuple[str, ...]:
-    ids = parts(text)
+    ids = opt.parts(text)
     if not ids:
         raise typer.BadParameter(f"{option} {text!r}: must be consumer ids, separated by commas")
     return ids
 
 
-@command(app, "allocateMQ")
+@opt.command(app, "allocateMQ")
 async def allocate_queues(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     members: Annotated[
         tuple[str, ...],
         typer.Option("-i", "--ipList", help="The consumers' ids, separated by commas."),
-        Text(_members),
+        opt.Text(_members),
     ],
 ) -> CommandAnswer:
     """Preview how queues would be divided among consumers, by the average strategy."""
@@ -305,7 +291,7 @@ async def allocate_queues(
     return CommandAnswer.of_rows("shares", "member broker queue", rows)
 
 
-@command(app, "statsAll")
+@opt.command(app, "statsAll")
 async def stats_all(
     tools: Tools,
     topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
@@ -332,10 +318,10 @@ async def stats_all(
     return CommandAnswer.of_rows("topics", "topic group lag in_tps out_tps in_24h out_24h", rows)
 
 
-@command(app, "exportMetadata")
+@opt.command(app, "exportMetadata")
 def export_metadata(
     place: Place,
-    directory: ExportDirectory = EXPORT_DIRECTORY,
+    directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
     only_topics: Annotated[
         bool, typer.Option("-t", "--topic", help="Export only topics, to topic.json.")
     ] = False,
@@ -345,7 +331,7 @@ def export_metadata(
     has_special: Annotated[
         bool, typer.Option("-s", "--specialTopic", help="Include retry and dead-letter topics.")
     ] = False,
-) -> Work:
+) -> opt.Work:
     """Write the topics and groups that users created to metadata.json, from a broker or a cluster."""
     if only_topics and only_groups:
         raise typer.BadParameter(
@@ -370,11 +356,11 @@ def export_metadata(
     return work
 
 
-@command(app, "exportMetrics")
+@opt.command(app, "exportMetrics")
 async def export_metrics(
     tools: Tools,
     cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
-    directory: ExportDirectory = EXPORT_DIRECTORY,
+    directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
 ) -> CommandAnswer:
     """Write the content and load of a cluster's masters to metrics.json."""
     report: dict[str, object] = {}
@@ -415,10 +401,10 @@ async def export_metrics(
     return CommandAnswer.of_rows("exported", "path masters", [(str(path), len(report))])
 
 
-@command(app, "updateTopicPerm")
+@opt.command(app, "updateTopicPerm")
 async def update_topic_permission(
     tools: Tools,
-    topic: Topic,
+    topic: opt.Topic,
     permission: Permission,
     place: Place,
 ) -> CommandAnswer:
@@ -435,8 +421,8 @@ async def update_topic_permission(
     return CommandAnswer.of_rows("changed", "broker topic old_permission permission", rows)
 
 
-@command(app, "deleteTopic")
-async def delete_topic(tools: Tools, topic: Topic, cluster: Cluster) -> CommandAnswer:
+@opt.command(app, "deleteTopic")
+async def delete_topic(tools: Tools, topic: opt.Topic, cluster: opt.Cluster) -> CommandAnswer:
     """Delete a topic at all brokers of a cluster and at the name servers."""
     await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
     return CommandAnswer.of_rows("deleted", "topic", [(topic,)])
