@@ -233,7 +233,8 @@ class PlainDocstrings(griffe.Extension):
 
     def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
         """Shows the methods of the blocking clients, `send = blocking(Producer.send)`, as functions."""
-        for facade in pkg["client.blocking_clients"].classes.values():
+        homes = (pkg[name] for name in ("client.blocking_clients", "testing.blocking"))
+        for facade in (one for home in homes for one in home.classes.values()):
             for name, member in list(facade.attributes.items()):
                 made = re.fullmatch(r"blocking\((\w+)\.(\w+)\)", str(member.value))
                 if made is None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, ProducerOptions
-from tandemmq.client.blocking import Facade
+from tandemmq.client.blocking import Facade, blocking
 from tandemmq.testing.cluster import CLIENT, Cluster, consumer_options
 
 
@@ -64,46 +64,25 @@ class BlockingCluster(Facade[Cluster]):
         consumer.subscribe(topic)
         return consumer
 
-    def create_topic(self, topic: str, *, queue_count: int = 4) -> None:
-        """Creates a topic; returns once it is in the routes, and on the slave if that runs."""
-        self._call(self._running.create_topic(topic, queue_count=queue_count))
-
-    def lose_master(self) -> None:
-        """Ends the master as SIGKILL would."""
-        self._call(self._running.lose_master())
-
-    def restart_master(self) -> None:
-        """Stops the master, if it runs, and starts it again."""
-        self._call(self._running.restart_master())
-
-    def stop_slave(self) -> None:
-        """Stops the slave in an orderly way."""
-        self._call(self._running.stop_slave())
-
-    def start_slave(self) -> None:
-        """Starts the slave; returns once it has caught up."""
-        self._call(self._running.start_slave())
-
-    def delay_acks(self, seconds: float) -> None:
-        """Delays the slave's acknowledgements to the master by `seconds`; 0 ends the delay."""
-        self._call(self._running.delay_acks(seconds))
-
-    def delay_answers(self, seconds: float) -> None:
-        """Delays the brokers' answers by `seconds`; 0 ends the delay."""
-        self._call(self._running.delay_answers(seconds))
-
-    def cut_connections(self) -> None:
-        """Breaks every connection of every server once."""
-        self._call(self._running.cut_connections())
-
-    def fill_disk(self) -> None:
-        """Makes the brokers' disks full."""
-        self._call(self._running.fill_disk())
-
-    def free_disk(self) -> None:
-        """Gives the disks room again."""
-        self._call(self._running.free_disk())
-
-    def heal(self) -> None:
-        """Ends every fault."""
-        self._call(self._running.heal())
+    create_topic = blocking(Cluster.create_topic)
+    """Creates a topic; returns once it is in the routes, and on the slave if that runs."""
+    lose_master = blocking(Cluster.lose_master)
+    """Ends the master as SIGKILL would."""
+    restart_master = blocking(Cluster.restart_master)
+    """Stops the master, if it runs, and starts it again."""
+    stop_slave = blocking(Cluster.stop_slave)
+    """Stops the slave in an orderly way."""
+    start_slave = blocking(Cluster.start_slave)
+    """Starts the slave; returns once it has caught up."""
+    delay_acks = blocking(Cluster.delay_acks)
+    """Delays the slave's acknowledgements to the master by `seconds`; 0 ends the delay."""
+    delay_answers = blocking(Cluster.delay_answers)
+    """Delays the brokers' answers by `seconds`; 0 ends the delay."""
+    cut_connections = blocking(Cluster.cut_connections)
+    """Breaks every connection of every server once."""
+    fill_disk = blocking(Cluster.fill_disk)
+    """Makes the brokers' disks full."""
+    free_disk = blocking(Cluster.free_disk)
+    """Gives the disks room again."""
+    heal = blocking(Cluster.heal)
+    """Ends every fault."""

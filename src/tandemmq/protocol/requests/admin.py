@@ -73,17 +73,6 @@ class CorrectionOffsetRequest(Header, frozen=True, kw_only=True):
     filter_groups: str | None = field(name="filterGroups", default=None)
 
 
-class ResetOffsetRequest(Header, frozen=True, kw_only=True):
-    """INVOKE_BROKER_TO_RESET_OFFSET (222): resets to a time (-1 is the end), or one queue to an offset."""
-
-    topic: str
-    group: str
-    timestamp_ms: Int64 = field(name="timestamp")
-    is_forced: bool = field(name="isForce")
-    queue_id: Int32 | None = field(name="queueId", default=None)
-    offset: Int64 | None = None
-
-
 class ResetClientOffsetRequest(Header, frozen=True, kw_only=True):
     """RESET_CONSUMER_CLIENT_OFFSET (220), broker to consumer, oneway; the body holds the offsets."""
 
@@ -92,6 +81,12 @@ class ResetClientOffsetRequest(Header, frozen=True, kw_only=True):
     timestamp_ms: Int64 = field(name="timestamp")
     is_forced: bool = field(name="isForce")
     queue_id: Int32 | None = field(name="queueId", default=None)
+
+
+class ResetOffsetRequest(ResetClientOffsetRequest, frozen=True, kw_only=True):
+    """INVOKE_BROKER_TO_RESET_OFFSET (222): resets to a time (-1 is the end), or one queue to an offset."""
+
+    offset: Int64 | None = None
 
 
 class ConsumerStatusRequest(Header, frozen=True, kw_only=True):

@@ -36,12 +36,25 @@ def parse_seen(text: str | None) -> SeenRecord | None:
     return SeenRecord(*map(int, parts))
 
 
-class PullRequest(Header, frozen=True, kw_only=True):
-    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+class GroupQueueHeader(Header, frozen=True):
+    """The first fields of requests of a group about a queue."""
 
     consumer_group: str = field(name="consumerGroup")
     topic: str
     queue_id: Int32 = field(name="queueId")
+
+
+class QueueHeader(Header, frozen=True):
+    """The fields of questions about a queue."""
+
+    topic: str
+    queue_id: Int32 = field(name="queueId")
+    broker_name: str | None = field(name="bname", default=None)
+
+
+class PullRequest(GroupQueueHeader, frozen=True, kw_only=True):
+    """PULL_MESSAGE (11) and LITE_PULL_MESSAGE (361)."""
+
     queue_offset: Int64 = field(name="queueOffset")
     count_max: Int32 = field(name="maxMsgNums")
     sys_flag: Int32 = field(name="sysFlag")
@@ -137,12 +150,9 @@ class QueryMessageResponse(Header, frozen=True, kw_only=True):
 # Offsets.
 
 
-class QueryOffsetRequest(Header, frozen=True):
+class QueryOffsetRequest(GroupQueueHeader, frozen=True):
     """QUERY_CONSUMER_OFFSET (14). `zero_if_missing` None means yes."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     zero_if_missing: bool | None = field(name="setZeroIfNotFound", default=None)
     broker_name: str | None = field(name="bname", default=None)
 
@@ -158,12 +168,9 @@ class QueryOffsetResponse(Header, frozen=True, kw_only=True):
         return parse_seen(self.seen)
 
 
-class UpdateOffsetRequest(Header, frozen=True):
+class UpdateOffsetRequest(GroupQueueHeader, frozen=True):
     """UPDATE_CONSUMER_OFFSET (15), mostly oneway; lowering is allowed."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     committed_offset: Int64 = field(name="commitOffset")
     broker_name: str | None = field(name="bname", default=None)
     # Ours: as in PullRequest.
@@ -212,12 +219,8 @@ class GetMaxOffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class GetMinOffsetRequest(Header, frozen=True):
+class GetMinOffsetRequest(QueueHeader, frozen=True):
     """GET_MIN_OFFSET (31)."""
-
-    topic: str
-    queue_id: Int32 = field(name="queueId")
-    broker_name: str | None = field(name="bname", default=None)
 
 
 class GetMinOffsetResponse(Header, frozen=True, kw_only=True):
@@ -226,12 +229,8 @@ class GetMinOffsetResponse(Header, frozen=True, kw_only=True):
     offset: Int64
 
 
-class EarliestStoreTimeRequest(Header, frozen=True):
+class EarliestStoreTimeRequest(QueueHeader, frozen=True):
     """GET_EARLIEST_MSG_STORETIME (32)."""
-
-    topic: str
-    queue_id: Int32 = field(name="queueId")
-    broker_name: str | None = field(name="bname", default=None)
 
 
 class EarliestStoreTimeResponse(Header, frozen=True, kw_only=True):
@@ -247,15 +246,12 @@ INIT_MIN = 0
 INIT_MAX = 1
 
 
-class PopRequest(Header, frozen=True, kw_only=True):
+class PopRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """POP_MESSAGE (200050). `queue_id` -1: any queue.
 
     `poll_ms` counts from `born_at_ms`, or from the arrival if that is 0: RocketMQ's proxy sends none.
     """
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     count_max: Int32 = field(name="maxMsgNums")
     invisible_ms: Int64 = field(name="invisibleTime")
     poll_ms: Int64 = field(name="pollTime", default=0)
@@ -279,33 +275,22 @@ class PopResponse(Header, frozen=True, kw_only=True):
     order_count_info: str | None = field(name="orderCountInfo", default=None)
 
 
-class PeekRequest(Header, frozen=True, kw_only=True):
+class PeekRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """PEEK_MESSAGE (200052)."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     count_max: Int32 = field(name="maxMsgNums")
 
 
-class AckRequest(Header, frozen=True, kw_only=True):
+class AckRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """ACK_MESSAGE (200051). `topic` is the topic that the message was read from, even a retry topic."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     extra_info: str = field(name="extraInfo")
     offset: Int64
 
 
-class ChangeInvisibleRequest(Header, frozen=True, kw_only=True):
+class ChangeInvisibleRequest(AckRequest, frozen=True, kw_only=True):
     """CHANGE_MESSAGE_INVISIBLETIME (200053)."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
-    extra_info: str = field(name="extraInfo")
-    offset: Int64
     invisible_ms: Int64 = field(name="invisibleTime")
     is_suspended: bool = field(name="suspend", default=False)
     """5.5: True if the message was not tried, so its next delivery does not count as a retry."""
@@ -319,12 +304,9 @@ class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
     revive_queue_id: Int32 = field(name="reviveQid", default=0)
 
 
-class NotificationRequest(Header, frozen=True, kw_only=True):
+class NotificationRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """NOTIFICATION (200054): asks if a message can be popped; waits like a pop, with the same times."""
 
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
     poll_ms: Int64 = field(name="pollTime", default=0)
     born_at_ms: Int64 = field(name="bornTime", default=0)
     is_ordered: bool | None = field(name="order", default=None)
@@ -340,12 +322,8 @@ class NotificationResponse(Header, frozen=True, kw_only=True):
     is_polling_full: bool = field(name="pollingFull", default=False)
 
 
-class PollingInfoRequest(Header, frozen=True, kw_only=True):
+class PollingInfoRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """POLLING_INFO (200055)."""
-
-    consumer_group: str = field(name="consumerGroup")
-    topic: str
-    queue_id: Int32 = field(name="queueId")
 
 
 class PollingInfoResponse(Header, frozen=True, kw_only=True):

@@ -112,36 +112,33 @@ class CleanBrokerDataRequest(Header, frozen=True, kw_only=True):
     forgets_living_master: bool | None = field(name="tmCleanLivingMaster", default=None)  # ours
 
 
-class NextBrokerIdRequest(Header, frozen=True):
+class BrokerGroupHeader(Header, frozen=True):
+    """The fields that name a group of brokers."""
+
+    cluster_name: str = field(name="clusterName")
+    broker_name: str = field(name="brokerName")
+
+
+class NextBrokerIdRequest(BrokerGroupHeader, frozen=True):
     """CONTROLLER_GET_NEXT_BROKER_ID (1012)."""
 
-    cluster_name: str = field(name="clusterName")
-    broker_name: str = field(name="brokerName")
 
-
-class NextBrokerIdResponse(Header, frozen=True, kw_only=True):
+class NextBrokerIdResponse(BrokerGroupHeader, frozen=True, kw_only=True):
     """The answer to CONTROLLER_GET_NEXT_BROKER_ID."""
 
-    cluster_name: str = field(name="clusterName")
-    broker_name: str = field(name="brokerName")
     next_id: Int64 = field(name="nextBrokerId")
 
 
-class ApplyBrokerIdRequest(Header, frozen=True):
+class ApplyBrokerIdRequest(BrokerGroupHeader, frozen=True):
     """CONTROLLER_APPLY_BROKER_ID (1013); the check code identifies the same broker in a repeated request."""
 
-    cluster_name: str = field(name="clusterName")
-    broker_name: str = field(name="brokerName")
     broker_id: Int64 = field(name="appliedBrokerId")
     check_code: str = field(name="registerCheckCode")
     group_id: str | None = field(name="tmGroup", default=None)
 
 
-class ApplyBrokerIdResponse(Header, frozen=True, kw_only=True):
+class ApplyBrokerIdResponse(BrokerGroupHeader, frozen=True, kw_only=True):
     """The answer to CONTROLLER_APPLY_BROKER_ID."""
-
-    cluster_name: str = field(name="clusterName")
-    broker_name: str = field(name="brokerName")
 
 
 class HandOverRequest(Header, frozen=True):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from msgspec import field
 
 from tandemmq.protocol.header_codec import Header, Int32, Int64
-from tandemmq.protocol.requests.controller import HistoryFacts
+from tandemmq.protocol.requests.controller import BrokerGroupHeader, HistoryFacts
 
 
 class RouteRequest(Header, frozen=True, kw_only=True):
@@ -87,11 +87,8 @@ class RegisterTopicRequest(Header, frozen=True, kw_only=True):
     topic: str
 
 
-class MemberGroupRequest(Header, frozen=True, kw_only=True):
+class MemberGroupRequest(BrokerGroupHeader, frozen=True):
     """GET_BROKER_MEMBER_GROUP (901)."""
-
-    cluster_name: str = field(name="clusterName")
-    broker_name: str = field(name="brokerName")
 
 
 class PutKvRequest(Header, frozen=True):
