@@ -209,7 +209,7 @@ class Admin(Client):
         """Returns the offset range of each queue of the topic, in queue order. Queries the masters, or a
         slave where a broker has no master.
         """
-        view = build_view(topic, await self.topic_route(topic))
+        view = await self._view(topic)
         ranges = await asyncio.gather(*(self._queue_range(view, queue) for queue in view.subscribe_queues))
         return dict(zip(view.subscribe_queues, ranges, strict=True))
 
@@ -219,27 +219,25 @@ class Admin(Client):
 
     async def offsets_at(self, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Returns, per queue, the offset of the first message stored at or after `time_ms`."""
-        view = build_view(topic, await self.topic_route(topic))
-        offsets: dict[MessageQueue, int] = {}
-        for queue in view.subscribe_queues:
-            address = _address_of(view, queue)
-            offsets[queue] = await broker_consume.search_offset(
-                self._remoting, address, topic, queue.queue_id, time_ms
+        view = await self._view(topic)
+        return {
+            queue: await broker_consume.search_offset(
+                self._remoting, _address_of(view, queue), topic, queue.queue_id, time_ms
             )
-        return offsets
+            for queue in view.subscribe_queues
+        }
 
     # Groups
 
     async def committed_offsets(self, group: str, topic: str) -> dict[MessageQueue, int | None]:
         """Returns, per queue, the committed offset of the group; None for a queue without a commit."""
-        view = build_view(topic, await self.topic_route(topic))
-        offsets: dict[MessageQueue, int | None] = {}
-        for queue in view.subscribe_queues:
-            address = _address_of(view, queue)
-            offsets[queue] = await broker_consume.query_committed_offset(
-                self._remoting, address, group, topic, queue.queue_id, zero_if_missing=False
+        view = await self._view(topic)
+        return {
+            queue: await broker_consume.query_committed_offset(
+                self._remoting, _address_of(view, queue), group, topic, queue.queue_id, zero_if_missing=False
             )
-        return offsets
+            for queue in view.subscribe_queues
+        }
 
     async def lag(self, group: str, topic: str) -> int:
         """Returns the number of messages of the topic that the group has not consumed yet. A queue without a
@@ -258,7 +256,7 @@ class Admin(Client):
 
     async def set_offset(self, group: str, queue: MessageQueue, offset: int) -> None:
         """Stores the committed offset of one queue. The group must not be running."""
-        view = build_view(queue.topic, await self.topic_route(queue.topic))
+        view = await self._view(queue.topic)
         address = _address_of(view, queue)
         await broker_consume.commit_offset(
             self._remoting, address, group, queue.topic, queue.queue_id, offset
@@ -266,7 +264,7 @@ class Admin(Client):
 
     async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
         """Moves a group, running or not, to a time (-1: to the end). Returns the new offset per queue."""
-        view = build_view(topic, await self.topic_route(topic))
+        view = await self._view(topic)
         offsets: dict[MessageQueue, int] = {}
         for broker_name in sorted({queue.broker_name for queue in view.subscribe_queues}):
             address = view.master_address(broker_name)
@@ -317,7 +315,7 @@ class Admin(Client):
         is_unique_key: bool,
         span: tuple[int, int] = (0, broker_admin.END_OF_TIME_MS),
     ) -> list[Record]:
-        view = build_view(topic, await self.topic_route(topic))
+        view = await self._view(topic)
         header = QueryMessageRequest(
             topic=topic,
             key=key,
@@ -327,21 +325,19 @@ class Admin(Client):
             is_unique_key=is_unique_key,
         )
         records: list[Record] = []
-        for _, replicas in sorted(view.addresses.items()):
-            replica = choose_replica(replicas, MASTER_ID)
-            if replica is not None:
-                records += await broker_admin.query_messages(self._remoting, replica.address, header)
+        for address in _serving(view):
+            records += await broker_admin.query_messages(self._remoting, address, header)
         return records[:count_max]
+
+    async def _view(self, topic: str) -> RouteView:
+        return build_view(topic, await self.topic_route(topic))
 
     async def _masters(self, cluster: str | None) -> dict[str, str]:
         """Returns broker name -> address, for every master of the cluster."""
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
-        masters: dict[str, str] = {}
-        for broker_name in info.clusters[name]:
-            address = info.brokers[broker_name].addresses.get(MASTER_ID)
-            if address is not None:
-                masters[broker_name] = address
+        addresses = ((one, info.brokers[one].addresses.get(MASTER_ID)) for one in info.clusters[name])
+        masters = {one: address for one, address in addresses if address is not None}
         if not masters:
             raise NoRoute(f"cluster {name!r} has no master")
         return masters
@@ -364,12 +360,9 @@ class Admin(Client):
             await clock.sleep(ROUTE_POLL_S)
 
     async def _require_group(self, group: str, topic: str) -> None:
-        view = build_view(topic, await self.topic_route(topic))
-        for _, replicas in sorted(view.addresses.items()):
-            replica = choose_replica(replicas, MASTER_ID)
-            if replica is not None and group in await broker_admin.query_groups_of_topic(
-                self._remoting, replica.address, topic
-            ):
+        view = await self._view(topic)
+        for address in _serving(view):
+            if group in await broker_admin.query_groups_of_topic(self._remoting, address, topic):
                 return
         raise GroupNotFound(f"group {group!r} has no offset in topic {topic!r}, and no member reads it")
 
@@ -412,6 +405,12 @@ def _cluster_name(info: ClusterInfo, cluster: str | None) -> str:
     if len(info.clusters) != 1:
         raise BadRequest(f"several clusters exist: name one of {sorted(info.clusters)}")
     return next(iter(info.clusters))
+
+
+def _serving(view: RouteView) -> list[str]:
+    """Returns, per broker of the topic, the address of its master, or of a slave while it has no master."""
+    replicas = (choose_replica(addresses, MASTER_ID) for _, addresses in sorted(view.addresses.items()))
+    return [replica.address for replica in replicas if replica is not None]
 
 
 def _address_of(view: RouteView, queue: MessageQueue) -> str:

@@ -73,43 +73,24 @@ def choice(options: type[Enum]) -> ValueKind:
     return ValueKind("one of " + ", ".join(options.__members__), parse)
 
 
-def _parse_flag(text: str) -> bool:
-    if text.lower() not in ("true", "false"):
-        raise ValueError
-    return text.lower() == "true"
+def _checked(is_allowed: Callable[[str], bool], make: Callable[[str], Any] = str) -> Callable[[str], Any]:
+    """Returns a parser that makes the value of a text if the text is allowed."""
+
+    def parse(text: str) -> Any:
+        if not is_allowed(text):
+            raise ValueError
+        return make(text)
+
+    return parse
 
 
-def _parse_text(text: str) -> str:
-    if not text or not text.isprintable():
-        raise ValueError
-    return text
-
-
-def _parse_name(text: str) -> str:
-    # A cluster's or broker's name also names a topic.
-    if topic_fault(text):
-        raise ValueError
-    return text
-
-
-def _parse_directory(text: str) -> Path:
-    if not text or "\0" in text or "," in text:
-        raise ValueError
-    return Path(text)
-
-
-def _parse_file(text: str) -> Path:
-    if not text or "\0" in text:
-        raise ValueError
-    return Path(text)
+def _or_empty(parse: Callable[[str], Any], empty: Any = "") -> Callable[[str], Any]:
+    """Returns a parser that also allows an empty text, whose value is `empty`."""
+    return lambda text: parse(text) if text else empty
 
 
 def _parse_ip(text: str) -> str:
     return str(ip_address(text))
-
-
-def _parse_optional_ip(text: str) -> str:
-    return _parse_ip(text) if text else ""
 
 
 def _parse_address(text: str) -> str:
@@ -121,10 +102,6 @@ def _parse_address(text: str) -> str:
 
 def _parse_addresses(text: str) -> tuple[str, ...]:
     return tuple(_parse_address(piece.strip()) for piece in text.split(";") if piece.strip())
-
-
-def _parse_optional_address(text: str) -> str:
-    return _parse_address(text) if text else ""
 
 
 def _parse_hours(text: str) -> tuple[int, ...]:
@@ -148,15 +125,7 @@ def _parse_networks(text: str) -> tuple[str, ...]:
     return networks
 
 
-def _parse_secret(text: str) -> str:
-    if 0 < len(text) < SECRET_CHARS_MIN:
-        raise ValueError
-    return text
-
-
-def _parse_credentials(name_key: str, secret_key: str, text: str) -> Credentials | None:
-    if not text:
-        return None
+def _parse_credentials(name_key: str, secret_key: str, text: str) -> Credentials:
     value = msgspec.json.decode(text, type=dict[str, str])
     if set(value) != {name_key, secret_key} or not all(value.values()):
         raise ValueError
@@ -167,40 +136,51 @@ def _parse_codes(text: str) -> frozenset[int]:
     return frozenset(int(piece) for piece in text.split(",") if piece.strip())
 
 
-def _parse_optional_file(text: str) -> Path | None:
-    return Path(text).expanduser() if text else None
-
-
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
 
-FLAG: Final = ValueKind("true or false", _parse_flag)
-TEXT: Final = ValueKind("text that is not empty", _parse_text)
-NAME: Final = ValueKind("1 to 127 of the characters %, |, -, _, digits and ASCII letters", _parse_name)
-DIRECTORY: Final = ValueKind("one directory (lists with a comma are not supported)", _parse_directory)
-FILE: Final = ValueKind("the path of a file", _parse_file)
+FLAG: Final = ValueKind(
+    "true or false",
+    _checked(lambda text: text.lower() in ("true", "false"), lambda text: text.lower() == "true"),
+)
+TEXT: Final = ValueKind("text that is not empty", _checked(lambda text: text != "" and text.isprintable()))
+NAME: Final = ValueKind(  # a cluster's or broker's name also names a topic
+    "1 to 127 of the characters %, |, -, _, digits and ASCII letters",
+    _checked(lambda text: not topic_fault(text)),
+)
+DIRECTORY: Final = ValueKind(
+    "one directory (lists with a comma are not supported)",
+    _checked(lambda text: text != "" and not {"\0", ","} & set(text), Path),
+)
+FILE: Final = ValueKind("the path of a file", _checked(lambda text: text != "" and "\0" not in text, Path))
 IP: Final = ValueKind("a numeric IPv4 or IPv6 address", _parse_ip)
-OPTIONAL_IP: Final = ValueKind("a numeric IPv4 or IPv6 address, or empty", _parse_optional_ip)
-ADDRESS: Final = ValueKind("host:port, or empty", _parse_optional_address)
+OPTIONAL_IP: Final = ValueKind("a numeric IPv4 or IPv6 address, or empty", _or_empty(_parse_ip))
+ADDRESS: Final = ValueKind("host:port, or empty", _or_empty(_parse_address))
 ADDRESSES: Final = ValueKind("host:port, several separated by ;", _parse_addresses)
 HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)
 DELAY_LEVELS: Final = ValueKind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
 NETWORKS: Final = ValueKind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
-SECRET: Final = ValueKind(f"at least {SECRET_CHARS_MIN} characters, or empty", _parse_secret, is_secret=True)
+SECRET: Final = ValueKind(
+    f"at least {SECRET_CHARS_MIN} characters, or empty",
+    _checked(lambda text: not 0 < len(text) < SECRET_CHARS_MIN),
+    is_secret=True,
+)
 PASSWORD: Final = ValueKind("a text, or empty", str, is_secret=True)
 USER: Final = ValueKind(
     'JSON such as {"username":"admin","password":"..."}',
-    partial(_parse_credentials, "username", "password"),
+    _or_empty(partial(_parse_credentials, "username", "password"), None),
     is_secret=True,
 )
 CREDENTIALS: Final = ValueKind(
     'JSON such as {"accessKey":"inner","secretKey":"..."}',
-    partial(_parse_credentials, "accessKey", "secretKey"),
+    _or_empty(partial(_parse_credentials, "accessKey", "secretKey"), None),
     is_secret=True,
 )
 CODES: Final = ValueKind("request codes (numbers), separated by commas", _parse_codes)
-OPTIONAL_FILE: Final = ValueKind("the path of a file, or empty", _parse_optional_file)
+OPTIONAL_FILE: Final = ValueKind(
+    "the path of a file, or empty", _or_empty(lambda text: Path(text).expanduser(), None)
+)
 LIST: Final = ValueKind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)
 POSITIVE: Final = whole(1)

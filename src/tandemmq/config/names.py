@@ -317,56 +317,48 @@ BROKER_INERT: Final = _parse_inert(
     """
     accessMessageInMemoryHotRatio=26 accountStatsEnable=true accountStatsPrintZeroValues=true
     ackMessageThreadPoolNums ackThreadPoolQueueCapacity=100000 adminBrokerThreadPoolNums
-    adminBrokerThreadPoolQueueCapacity=10000
-    allowRecallWhenBrokerNotWriteable=true appendAckAsync=false appendCkAsync=false
-    asyncSendEnable=true authConfigPath authenticationProvider authorizationProvider
+    adminBrokerThreadPoolQueueCapacity=10000 allowRecallWhenBrokerNotWriteable=true appendAckAsync=false
+    appendCkAsync=false asyncSendEnable=true authConfigPath authenticationProvider authorizationProvider
     autoDeleteUnusedStats=true autoMessageVersionOnTopicLen=true batchDispatchRequestThreadPoolNums
     bitMapLengthConsumeQueueExt=112 bottomMostCompressionTypeForConsumeQueueStore=zstd
     broadcastOffsetExpireMaxSecond=300 broadcastOffsetExpireSecond=120 brokerConfigPath
-    brokerFastFailureEnable=true
-    brokerMetadataPath brokerNotActiveTimeoutMillis=10000
+    brokerFastFailureEnable=true brokerMetadataPath brokerNotActiveTimeoutMillis=10000
     channelNotActiveInterval=60000 checkSyncStateSetPeriod=5000 cleanOfflineBrokerInterval=30000
     cleanRocksDBDirtyCQIntervalMin=60 cleanSwapedMapInterval=300000 clearRetryTopicWhenDeleteTopic=true
     clientAsyncSemaphoreValue=65535 clientCallbackExecutorThreads clientChannelMaxIdleTimeSeconds=120
     clientCloseSocketIfTimeout=true clientManageThreadPoolNums clientManagerThreadPoolQueueCapacity=1000000
     clientOnewaySemaphoreValue=65535 clientPooledByteBufAllocatorEnable=false clientSocketRcvBufSize=0
-    clientSocketSndBufSize=0 clientWorkerThreads=4 coldCtrStrategyEnable=false
-    coldDataScanEnable=false commercialBaseCount=1 commercialBigCount
-    commercialEnable commercialSizePerMsg=4096 commercialTimerCount commercialTransCount
-    commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
-    commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760
-    compactionMappedFileSize=104857600 compactionScheduleInternal=900000 compactionThreadNum=6
-    compatibleWithOldNameSrv=true compressedRegister=false configManagerVersion=v1 connectTimeoutMillis=3000
+    clientSocketSndBufSize=0 clientWorkerThreads=4 coldCtrStrategyEnable=false coldDataScanEnable=false
+    commercialBaseCount=1 commercialBigCount commercialEnable commercialSizePerMsg=4096 commercialTimerCount
+    commercialTransCount commitLogForceSwapMapInterval=43200000 commitLogSwapMapInterval=3600000
+    commitLogSwapMapReserveFileNum=100 compactionCqMappedFileSize=10485760 compactionMappedFileSize=104857600
+    compactionScheduleInternal=900000 compactionThreadNum=6 compatibleWithOldNameSrv=true
+    compressedRegister=false configManagerVersion=v1 connectTimeoutMillis=3000
     consumerFallbehindThreshold=17179869184 consumerManageThreadPoolNums
-    consumerManagerThreadPoolQueueCapacity=1000000
-    correctLogicMinOffsetForceInterval=300000 correctLogicMinOffsetSleepInterval=1 dLegerGroup dLegerPeers
-    dLegerSelfId debugLockEnable=false
-    defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100
-    deleteConsumeQueueFilesInterval=100 destroyMapedFileIntervalForcibly=120000
-    disableCallbackExecutor=false disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false
-    disappearTimeAfterStart=-1 diskFallRecorded=true dispatchCqCacheNum=4096 dispatchCqThreads=10
-    dispatchFromSenderThread=false enableAsyncReput=true enableAutoInSyncReplicas=false
-    enableBatchPush=false enableBroadcastOffsetStore=true enableBuildConsumeQueueConcurrently=false
-    enableCalcFilterBitMap=false enableCleanExpiredOffset=false enableCompaction=true
-    enableConsumeQueueExt=false enableDetailStat=true enableFastChannelEventProcess=false enableLmq=false
-    enableLmqStats=false enableMultiDispatch=false enableNetWorkFlowControl=false
-    enableNotifyAfterPopOrderLockRelease=true enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false
-    enablePopBufferMerge=false enablePopLog=false enablePopMessageThreshold=false
-    enableReconnectForGoAway=true enableRegisterProducer=true enableRemoteEscape=false
-    enableRocksDBLog=false enableRunningFlagsInFlush
+    consumerManagerThreadPoolQueueCapacity=1000000 correctLogicMinOffsetForceInterval=300000
+    correctLogicMinOffsetSleepInterval=1 dLegerGroup dLegerPeers dLegerSelfId debugLockEnable=false
+    defaultQueryMaxNum=32 deleteCommitLogFilesInterval=100 deleteConsumeQueueFilesInterval=100
+    destroyMapedFileIntervalForcibly=120000 disableCallbackExecutor=false
+    disableConsumeIfConsumerReadSlowly=false disableNettyWorkerGroup=false disappearTimeAfterStart=-1
+    diskFallRecorded=true dispatchCqCacheNum=4096 dispatchCqThreads=10 dispatchFromSenderThread=false
+    enableAsyncReput=true enableAutoInSyncReplicas=false enableBatchPush=false enableBroadcastOffsetStore=true
+    enableBuildConsumeQueueConcurrently=false enableCalcFilterBitMap=false enableCleanExpiredOffset=false
+    enableCompaction=true enableConsumeQueueExt=false enableDetailStat=true
+    enableFastChannelEventProcess=false enableLmq=false enableLmqStats=false enableMultiDispatch=false
+    enableNetWorkFlowControl=false enableNotifyAfterPopOrderLockRelease=true
+    enableNotifyBeforePopCalculateLag=true enablePopBatchAck=false enablePopBufferMerge=false
+    enablePopLog=false enablePopMessageThreshold=false enableReconnectForGoAway=true
+    enableRegisterProducer=true enableRemoteEscape=false enableRocksDBLog=false enableRunningFlagsInFlush
     enableScheduleAsyncDeliver=false enableScheduleMessageStats=true enableShutdownGracefully=false
     enableSingleTopicRegister=false enableSkipLongAwaitingAck=false enableSlaveActingMaster=false
     enableSplitMetadata enableSplitRegistration=false enabledAppendPropCRC=false
     endTransactionPoolQueueCapacity=100000 endTransactionThreadPoolNums estimateAccumulation=true
-    expectConsumerNumUseFilter=32 fetchControllerAddrByDnsLookup=false
-    fetchNameSrvAddrByDnsLookup=false fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000
-    filterDataCleanTimeSpan=86400000 filterServerNums filterSupportRetry=false flushCommitLogTimed=true
-    flushConsumerOffsetHistoryInterval=60000 forceRegister=true
-    forceVerifyPropCRC=false forwardTimeout=3000
-    heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000
-    highSpeedMode=false
-    isBrokerContainer=false isInBrokerContainer=false
-    isScanAvailableNameSrv=true isolateLogEnable=false litePullMessageThreadPoolNums
+    expectConsumerNumUseFilter=32 fetchControllerAddrByDnsLookup=false fetchNameSrvAddrByDnsLookup=false
+    fetchNamesrvAddrByAddressServer=false fetchNamesrvAddrInterval=10000 filterDataCleanTimeSpan=86400000
+    filterServerNums filterSupportRetry=false flushCommitLogTimed=true
+    flushConsumerOffsetHistoryInterval=60000 forceRegister=true forceVerifyPropCRC=false forwardTimeout=3000
+    heartbeatThreadPoolNums heartbeatThreadPoolQueueCapacity=50000 highSpeedMode=false isBrokerContainer=false
+    isInBrokerContainer=false isScanAvailableNameSrv=true isolateLogEnable=false litePullMessageThreadPoolNums
     litePullThreadPoolQueueCapacity=100000 loadBalancePollNameServerInterval=30000
     loadBalanceProcessorThreadPoolNums loadBalanceThreadPoolQueueCapacity=100000 lockInStrictMode=false
     logicQueueForceSwapMapInterval=43200000 logicQueueSwapMapInterval=3600000
@@ -374,58 +366,49 @@ BROKER_INERT: Final = _parse_inert(
     mappedFileSizeConsumeQueueExt=50331648 mappedFileSizeTimerLog=104857600 mappedFileSwapEnable=true
     mapperFileSizeBatchConsumeQueue=13800000 maxAsyncPutMessageRequests=5000 maxBatchDeleteFilesNum=50
     maxChecksumRange=1073741824 maxConsumeQueueScan=20000 maxDelayTime maxErrorRateOfBloomFilter=20
-    maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600
-    maxReconnectIntervalTimeSeconds=60 maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456
-    maxStatsIdleTimeInMinutes=-1 maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false
-    messageStorePlugIn= metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
-    metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader=
-    metricsGrpcExporterTarget= metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000
-    migrateAuthFromV1Enabled notifyBrokerRoleChanged
-    notifyMinBrokerIdChanged
-    popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000 popCkStayBufferTimeOut=3000
-    popConsumerFSServiceInit=true popConsumerKVServiceEnable=false popConsumerKVServiceInit=false
-    popConsumerKVServiceLog=false popInflightMessageThreshold=10000
-    popLongPollingForceNotifyInterval=800 popPollingMapSize=100000
-    popReviveMaxAttemptTimes=16 popReviveMaxReturnSizePerRead=16384
-    preferredLeader printChannelGroups=false printChannelGroupsMinNum=5 processReplyMessageThreadPoolNums
-    pullBatchMaxMessageCount=160 pullMessageThreadPoolNums pullThreadPoolQueueCapacity=100000
-    putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums putMessageTimeout=8000
-    putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000 queryMessageThreadPoolNums
-    queryThreadPoolQueueCapacity=20000 readUnCommitted=false realTimePersistRocksDBConfig=true
-    recheckReputOffsetFromCq=false recoverConcurrently=false recoverThreadPoolNums
-    redeleteHangedFileInterval=120000 replicasPerDiskPartition=1
-    replyThreadPoolQueueCapacity=10000 reviveAckWaitMs=180000
-    reviveInterval=1000 reviveMaxSlow=3 reviveScanTime=10000 rocketmqHome
-    rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4 rocksdbFlushWalFrequency=1024
-    rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000 sampleSteps=32
-    scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
-    searchBcqByCacheEnable=true sendMessageThreadPoolNums
-    sendThreadPoolQueueCapacity=10000 serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
-    serverChannelMaxIdleTimeSeconds=120 serverNettyWorkerGroupEnable=true
-    serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3
-    serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8
-    shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false socksProxyConfig={}
-    spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize splitRegistrationSize=800
-    statRocksDBCQIntervalSec=10 storePathDLedgerCommitLog
-    subscriptionExpiredTimeout=600000 syncBrokerMemberGroupPeriod=1000
-    syncControllerMetadataPeriod=10000
-    syncMasterFlushOffsetWhenStartup=false timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000
-    timerCongestNumEachSlot=2147483647 timerEnableCheckMetrics=true timerEnableDisruptor=false
-    timerEnableRetryUntilSuccess=false timerFlushIntervalMs=1000 timerGetMessageThreadNum=3
-    timerInterceptDelayLevel=false timerMetricSmallThreshold=1000000
-    timerPrecisionMs=1000 timerProgressLogIntervalMs=10000 timerPutMessageThreadNum=3
-    timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false timerStopEnqueue=false
-    timerWarmEnable=false topicQueueLockNum=32
-    tls.server.authClient=false tls.test.mode.enable=true
-    transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
-    transactionOpMsgMaxSize=4096 transferMsgByHeap=true
-    travelCqFileNumWhenGetMessage=1
-    updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false
-    usePIDColdCtrStrategy=true useReentrantLockWhenPutMessage=true useStaticSubscription=false
-    waitTimeMillsInAckQueue=3000 waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInHeartbeatQueue=31000
-    waitTimeMillsInLitePullQueue=5000 waitTimeMillsInPullQueue=5000 waitTimeMillsInSendQueue=200
-    waitTimeMillsInTransactionQueue=3000 wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false
-    writeBufferHighWaterMark=0 writeBufferLowWaterMark=0 writeWithoutMmap
+    maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600 maxReconnectIntervalTimeSeconds=60
+    maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1
+    maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false messageStorePlugIn=
+    metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
+    metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
+    metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 migrateAuthFromV1Enabled
+    notifyBrokerRoleChanged notifyMinBrokerIdChanged popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000
+    popCkStayBufferTimeOut=3000 popConsumerFSServiceInit=true popConsumerKVServiceEnable=false
+    popConsumerKVServiceInit=false popConsumerKVServiceLog=false popInflightMessageThreshold=10000
+    popLongPollingForceNotifyInterval=800 popPollingMapSize=100000 popReviveMaxAttemptTimes=16
+    popReviveMaxReturnSizePerRead=16384 preferredLeader printChannelGroups=false printChannelGroupsMinNum=5
+    processReplyMessageThreadPoolNums pullBatchMaxMessageCount=160 pullMessageThreadPoolNums
+    pullThreadPoolQueueCapacity=100000 putConsumeQueueDataByFileChannel=true putMessageFutureThreadPoolNums
+    putMessageTimeout=8000 putMsgIndexHightWater=600000 putThreadPoolQueueCapacity=10000
+    queryMessageThreadPoolNums queryThreadPoolQueueCapacity=20000 readUnCommitted=false
+    realTimePersistRocksDBConfig=true recheckReputOffsetFromCq=false recoverConcurrently=false
+    recoverThreadPoolNums redeleteHangedFileInterval=120000 replicasPerDiskPartition=1
+    replyThreadPoolQueueCapacity=10000 reviveAckWaitMs=180000 reviveInterval=1000 reviveMaxSlow=3
+    reviveScanTime=10000 rocketmqHome rocksdbCQDoubleWriteEnable=false rocksdbCompressionType=lz4
+    rocksdbFlushWalFrequency=1024 rocksdbWalFileRollingThreshold=1073741824 sampleCountThreshold=5000
+    sampleSteps=32 scheduleAsyncDeliverMaxPendingLimit=2000 scheduleAsyncDeliverMaxResendNum2Blocked=3
+    searchBcqByCacheEnable=true sendMessageThreadPoolNums sendThreadPoolQueueCapacity=10000
+    serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0 serverChannelMaxIdleTimeSeconds=120
+    serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true
+    serverSelectorThreads=3 serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0
+    serverWorkerThreads=8 shutdownWaitTimeSeconds=30 skipPreOnline=false skipWhenCKRePutReachMaxTimes=false
+    socksProxyConfig={} spinLockCollisionRetreatOptimalDegree=1000 splitMetadataSize splitRegistrationSize=800
+    statRocksDBCQIntervalSec=10 storePathDLedgerCommitLog subscriptionExpiredTimeout=600000
+    syncBrokerMemberGroupPeriod=1000 syncControllerMetadataPeriod=10000 syncMasterFlushOffsetWhenStartup=false
+    timerCheckMetricsWhen=05 timerColdDataCheckIntervalMs=60000 timerCongestNumEachSlot=2147483647
+    timerEnableCheckMetrics=true timerEnableDisruptor=false timerEnableRetryUntilSuccess=false
+    timerFlushIntervalMs=1000 timerGetMessageThreadNum=3 timerInterceptDelayLevel=false
+    timerMetricSmallThreshold=1000000 timerPrecisionMs=1000 timerProgressLogIntervalMs=10000
+    timerPutMessageThreadNum=3 timerRollWindowSlot=172800 timerSkipUnknownError=false timerStopDequeue=false
+    timerStopEnqueue=false timerWarmEnable=false topicQueueLockNum=32 tls.server.authClient=false
+    tls.test.mode.enable=true transactionMetricFlushInterval=3000 transactionOpBatchInterval=3000
+    transactionOpMsgMaxSize=4096 transferMsgByHeap=true travelCqFileNumWhenGetMessage=1
+    updateNameServerAddrPeriod=120000 useABSLock=false useEpollNativeSelector=false usePIDColdCtrStrategy=true
+    useReentrantLockWhenPutMessage=true useStaticSubscription=false waitTimeMillsInAckQueue=3000
+    waitTimeMillsInAdminBrokerQueue=5000 waitTimeMillsInHeartbeatQueue=31000 waitTimeMillsInLitePullQueue=5000
+    waitTimeMillsInPullQueue=5000 waitTimeMillsInSendQueue=200 waitTimeMillsInTransactionQueue=3000
+    wakeCommitWhenPutMessage=true wakeFlushWhenPutMessage=false writeBufferHighWaterMark=0
+    writeBufferLowWaterMark=0 writeWithoutMmap
     """
 )
 
@@ -433,19 +416,16 @@ NAMESERVER_INERT: Final = _parse_inert(
     """
     clientRequestThreadPoolNums clientRequestThreadPoolQueueCapacity=50000 clusterTest=false
     controllerRequestThreadPoolQueueCapacity=50000 controllerThreadPoolNums=16
-    controllerThreadPoolQueueCapacity=50000 controllerType=DLedger
-    defaultThreadPoolNums defaultThreadPoolQueueCapacity=10000 electMasterMaxRetryCount=3
-    enableShutdownGracefully=false
+    controllerThreadPoolQueueCapacity=50000 controllerType=DLedger defaultThreadPoolNums
+    defaultThreadPoolQueueCapacity=10000 electMasterMaxRetryCount=3 enableShutdownGracefully=false
     isProcessReadEvent=false jRaftControllerRPCAddr jRaftElectionTimeoutMs jRaftGroupId jRaftInitConf
-    jRaftScanWaitTimeoutMs jRaftServerId jRaftSnapshotIntervalSecs
-    mappedFileSize productEnvName=center rocketmqHome
-    serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
-    serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256
-    serverPooledByteBufAllocatorEnable=true serverSelectorThreads=3 serverSocketBacklog=1024
-    serverSocketRcvBufSize=0 serverSocketSndBufSize=0 serverWorkerThreads=8 shutdownWaitTimeSeconds=30
-    tls.server.authClient=false tls.test.mode.enable=true
-    unRegisterBrokerQueueCapacity=3000 useEpollNativeSelector=false
-    writeBufferHighWaterMark=0 writeBufferLowWaterMark=0
+    jRaftScanWaitTimeoutMs jRaftServerId jRaftSnapshotIntervalSecs mappedFileSize productEnvName=center
+    rocketmqHome serverAsyncSemaphoreValue=64 serverCallbackExecutorThreads=0
+    serverNettyWorkerGroupEnable=true serverOnewaySemaphoreValue=256 serverPooledByteBufAllocatorEnable=true
+    serverSelectorThreads=3 serverSocketBacklog=1024 serverSocketRcvBufSize=0 serverSocketSndBufSize=0
+    serverWorkerThreads=8 shutdownWaitTimeSeconds=30 tls.server.authClient=false tls.test.mode.enable=true
+    unRegisterBrokerQueueCapacity=3000 useEpollNativeSelector=false writeBufferHighWaterMark=0
+    writeBufferLowWaterMark=0
     """
 )
 
