@@ -12,7 +12,7 @@ import asyncio
 import importlib.util
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -101,30 +101,21 @@ def producer_options() -> ProducerOptions:
     )
 
 
+@dataclass(slots=True, eq=False)
 class Publisher:
     """One producer, and the state of its messages."""
 
-    def __init__(
-        self,
-        producer: Producer,
-        admin: Admin,
-        client: RemotingClient,
-        *,
-        broker: str,
-        topic: str,
-        queue_count: int,
-        on_progress: Callable[[int], None],
-    ) -> None:
-        self.published = Published()
-        self._producer = producer
-        self._admin = admin
-        self._client = client
-        self._broker = broker
-        self._topic = topic
-        self._queue_count = queue_count
-        self._on_progress = on_progress
-        self._unknown: list[Message] = []
-        self._silent_since_s: float | None = None
+    producer: Producer
+    admin: Admin
+    client: RemotingClient
+    _: KW_ONLY
+    broker: str
+    topic: str
+    queue_count: int
+    on_progress: Callable[[int], None]
+    published: Published = field(default_factory=Published)
+    _unknown: list[Message] = field(default_factory=list)
+    _silent_since_s: float | None = None
 
     async def publish(self, messages: Iterable[Message]) -> Published:
         """Sends all messages; returns the outcome."""
@@ -132,17 +123,17 @@ class Publisher:
             await self._send(message)
             if self._unknown:
                 await self._resolve_unknown()
-        await self._producer.flush()
+        await self.producer.flush()
         # Callbacks of the last answers run in the turn after flush() saw them.
         await asyncio.sleep(0)
         while self._unknown and not self.published.failures:
             await self._resolve_unknown()
-        self._on_progress(self.published.acknowledged)
+        self.on_progress(self.published.acknowledged)
         return self.published
 
     async def _send(self, message: Message) -> None:
         try:
-            future = await self._producer.start_send(message)
+            future = await self.producer.start_send(message)
         except TandemError:
             self._unknown.append(message)
         else:
@@ -162,12 +153,12 @@ class Publisher:
             self._silent_since_s = None
         published.last_ok_s = now_s
         if published.confirmed % 1024 == 0:
-            self._on_progress(published.acknowledged)
+            self.on_progress(published.acknowledged)
 
     async def _resolve_unknown(self) -> None:
         """Searches the queues for the unanswered messages, and sends the missing ones again."""
         published = self.published
-        await self._producer.flush()
+        await self.producer.flush()
         await asyncio.sleep(0)
         since = dict(published.ends)
         if self._silent_since_s is None:
@@ -188,7 +179,7 @@ class Publisher:
         published.sent_again += len(missing)
         for message in missing:
             await self._send(message)
-        await self._producer.flush()
+        await self.producer.flush()
         await asyncio.sleep(0)
         if self._unknown:
             await asyncio.sleep(_PAUSE_SECONDS)
@@ -197,19 +188,19 @@ class Publisher:
         """Returns the bodies in the master's queues beyond these ends. Raises TandemError while there is no
         master.
         """
-        info = await self._admin.cluster_info()
-        data = info.brokers.get(self._broker)
+        info = await self.admin.cluster_info()
+        data = info.brokers.get(self.broker)
         master = None if data is None else data.addresses.get(0)
         if master is None:
-            raise NoRoute(f"{self._broker} has no master")
+            raise NoRoute(f"{self.broker} has no master")
         bodies: set[bytes] = set()
-        for queue_id in range(self._queue_count):
+        for queue_id in range(self.queue_count):
             offset = ends.get(queue_id, 0)
-            end = await broker_consume.query_max_offset(self._client, master, self._topic, queue_id)
+            end = await broker_consume.query_max_offset(self.client, master, self.topic, queue_id)
             while offset < end:
                 header = PullRequest(
                     consumer_group="demo-look",
-                    topic=self._topic,
+                    topic=self.topic,
                     queue_id=queue_id,
                     queue_offset=offset,
                     count_max=_PULL_COUNT,
@@ -219,9 +210,9 @@ class Publisher:
                     subscription_version=0,
                     subscription="*",
                     expression_type="TAG",
-                    broker_name=self._broker,
+                    broker_name=self.broker,
                 )
-                pulled = await broker_consume.pull(self._client, master, header)
+                pulled = await broker_consume.pull(self.client, master, header)
                 bodies.update(bytes(record.content) for record in decode_records(pulled.body))
                 if pulled.next_offset <= offset:
                     break

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 
 from msgspec.structs import replace
 
@@ -45,39 +46,33 @@ FLAG_UNIT_SUB = 2
 FIRST_SCAN_S = 5.0
 
 
+@dataclass(slots=True, eq=False)
 class RouteHandlers:
     """The handlers that read the route table; `started_at_s` is the monotonic time at which the server began
     to listen.
     """
 
-    def __init__(
-        self,
-        table: RouteTable,
-        orders: KvTable,
-        *,
-        clock: Clock,
-        options: Callable[[], NameServerOptions],
-    ) -> None:
-        self.started_at_s = clock.monotonic()
-        self._table = table
-        self._orders = orders
-        self._clock = clock
-        self._options = options
+    table: RouteTable
+    orders: KvTable
+    _: KW_ONLY
+    clock: Clock
+    options: Callable[[], NameServerOptions]
+    started_at_s: float = 0.0
 
     def handle_route(self, channel: Channel, command: Command) -> Command:
         """Handles GET_ROUTEINFO_BY_TOPIC (105), in the JSON dialect that the client's version or request asks
         for.
         """
         header = command.decode(headers.RouteRequest)
-        options = self._options()
-        age_s = self._clock.monotonic() - self.started_at_s
+        options = self.options()
+        age_s = self.clock.monotonic() - self.started_at_s
         if options.wait_for_service and age_s < options.wait_for_service_s:
             raise RequestRejected("the name server waits for brokers to register")
-        route = self._table.route(header.topic, shows_acting_master=options.acting_master_enable)
+        route = self.table.route(header.topic, shows_acting_master=options.acting_master_enable)
         if route is None:
             raise TopicNotFound(f"no route of topic {header.topic}: no broker has registered it")
         if options.order_message_enable:
-            route = replace(route, order_topic_conf=self._orders.get(ORDER_TOPICS, header.topic))
+            route = replace(route, order_topic_conf=self.orders.get(ORDER_TOPICS, header.topic))
         if header.is_zone_mode and header.zone_name and header.zone_name.strip():
             route = select_zone(route, header.zone_name)
         is_strict = _reads_strict_json(command) or bool(header.accepts_standard_json)
@@ -85,66 +80,66 @@ class RouteHandlers:
 
     def handle_cluster_info(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_CLUSTER_INFO (106)."""
-        info = self._table.cluster_info()
+        info = self.table.cluster_info()
         return command.reply(body=encode_cluster_info(info, is_strict=_reads_strict_json(command)))
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
         header = command.decode(headers.MemberGroupRequest)
-        group = self._table.member_group(header.cluster_name, header.broker_name)
+        group = self.table.member_group(header.cluster_name, header.broker_name)
         return command.reply(body=encode_member_group(group))
 
     def handle_all_topics(self, channel: Channel, command: Command) -> Command:
         """Handles GET_ALL_TOPIC_LIST_FROM_NAMESERVER (206)."""
-        if not self._options().all_topic_list_enable:
+        if not self.options().all_topic_list_enable:
             raise RequestRejected("enableAllTopicList is false")
-        return command.reply(body=encode_topic_list(self._table.topics()))
+        return command.reply(body=encode_topic_list(self.table.topics()))
 
     def handle_topics_of_cluster(self, channel: Channel, command: Command) -> Command:
         """Handles GET_TOPICS_BY_CLUSTER (224)."""
         header = command.decode(headers.TopicsByClusterRequest)
-        return self._topic_list(command, self._table.topics_of_cluster(header.cluster))
+        return self._topic_list(command, self.table.topics_of_cluster(header.cluster))
 
     def handle_system_topics(self, channel: Channel, command: Command) -> Command:
         """Handles GET_SYSTEM_TOPIC_LIST_FROM_NS (304): clusters, brokers, and the address of one broker for
         further queries.
         """
-        names, broker_address = self._table.system_topics()
+        names, broker_address = self.table.system_topics()
         return command.reply(body=encode_topic_list(names, broker_address))
 
     def handle_unit_topics(self, channel: Channel, command: Command) -> Command:
         """Handles GET_UNIT_TOPIC_LIST (311)."""
-        return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT))
+        return self._topic_list(command, self.table.topics_with_flag(set_bits=FLAG_UNIT))
 
     def handle_unit_sub_topics(self, channel: Channel, command: Command) -> Command:
         """Handles GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return self._topic_list(command, self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB))
+        return self._topic_list(command, self.table.topics_with_flag(set_bits=FLAG_UNIT_SUB))
 
     def handle_unit_sub_topics_outside_units(self, channel: Channel, command: Command) -> Command:
         """Handles GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        topics = self._table.topics_with_flag(set_bits=FLAG_UNIT_SUB, clear_bits=FLAG_UNIT)
+        topics = self.table.topics_with_flag(set_bits=FLAG_UNIT_SUB, clear_bits=FLAG_UNIT)
         return self._topic_list(command, topics)
 
     def handle_delete_topic(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_TOPIC_IN_NAMESRV (216): deletes from one cluster, or from all when none is named."""
         header = command.decode(headers.DeleteTopicInNameServerRequest)
-        self._table.delete_topic(header.topic, header.cluster_name or None)
+        self.table.delete_topic(header.topic, header.cluster_name or None)
         return command.reply()
 
     def handle_wipe_write_permission(self, channel: Channel, command: Command) -> Command:
         """Handles WIPE_WRITE_PERM_OF_BROKER (205); answers with the number of the broker's topics."""
         header = command.decode(headers.WipeWritePermissionRequest)
-        count = self._table.wipe_write_permission(header.broker_name)
+        count = self.table.wipe_write_permission(header.broker_name)
         return command.reply(header=headers.WipeWritePermissionResponse(topic_count=count))
 
     def handle_add_write_permission(self, channel: Channel, command: Command) -> Command:
         """Handles ADD_WRITE_PERM_OF_BROKER (327); answers with the number of the broker's topics."""
         header = command.decode(headers.AddWritePermissionRequest)
-        count = self._table.add_write_permission(header.broker_name)
+        count = self.table.add_write_permission(header.broker_name)
         return command.reply(header=headers.AddWritePermissionResponse(topic_count=count))
 
     def _topic_list(self, command: Command, topics: Iterable[str]) -> Command:
-        if not self._options().topic_list_enable:
+        if not self.options().topic_list_enable:
             raise RequestRejected("enableTopicList is false")
         return command.reply(body=encode_topic_list(topics))
 

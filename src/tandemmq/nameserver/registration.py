@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
 from tandemmq.errors import BadRequest, TandemError
@@ -35,26 +36,19 @@ log = logging.getLogger(__name__)
 TASKS_MAX: Final = 256
 
 
+@dataclass(slots=True, eq=False)
 class RegistrationHandlers:
     """The handlers that maintain brokers in the route table, and the connections that prove that they are
     alive.
     """
 
-    def __init__(
-        self,
-        table: RouteTable,
-        orders: KvTable,
-        *,
-        clock: Clock,
-        options: Callable[[], NameServerOptions],
-        notices: MinIdNotices,
-    ) -> None:
-        self._table = table
-        self._orders = orders
-        self._clock = clock
-        self._options = options
-        self._notices = notices
-        self._watched: set[Channel] = set()
+    table: RouteTable
+    orders: KvTable
+    _: KW_ONLY
+    clock: Clock
+    options: Callable[[], NameServerOptions]
+    notices: MinIdNotices
+    _watched: set[Channel] = field(default_factory=set)
 
     def handle_register_broker(self, channel: Channel, command: Command) -> Command:
         """Handles REGISTER_BROKER (103); answers with the master's addresses, and the fixed queue lists of
@@ -64,20 +58,20 @@ class RegistrationHandlers:
         """
         header = command.decode(headers.RegisterBrokerRequest)
         registration = _read_registration(channel, command, header)
-        is_new = self._table.data_version(registration.key) is None
-        options = self._options()
-        smallest = self._table.smallest(header.broker_name)
-        master = self._table.register(
+        is_new = self.table.data_version(registration.key) is None
+        options = self.options()
+        smallest = self.table.smallest(header.broker_name)
+        master = self.table.register(
             registration,
-            self._clock.monotonic(),
+            self.clock.monotonic(),
             drops_missing_topics=options.delete_topics_by_registration,
         )
         self._watch(channel)
         if options.notify_min_id_change:
-            self._notices.after_registration(header.broker_name, smallest)
+            self.notices.after_registration(header.broker_name, smallest)
         if is_new:
             log.info(events.BROKER_REGISTERED, extra=_describe(header))
-        orders = self._orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
+        orders = self.orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
         return command.reply(
             header=headers.RegisterBrokerResponse(
                 ha_address=master.ha_address if master else None,
@@ -91,9 +85,9 @@ class RegistrationHandlers:
         error.
         """
         header = command.decode(headers.UnregisterBrokerRequest)
-        is_known = self._table.data_version((header.cluster_name, header.broker_address)) is not None
-        smallest = self._table.smallest(header.broker_name)
-        is_removed = self._table.unregister(
+        is_known = self.table.data_version((header.cluster_name, header.broker_address)) is not None
+        smallest = self.table.smallest(header.broker_name)
+        is_removed = self.table.unregister(
             header.cluster_name, header.broker_name, header.broker_address, header.broker_id
         )
         self._after_leaving({header.broker_name: smallest})
@@ -105,7 +99,7 @@ class RegistrationHandlers:
         """Handles REGISTER_TOPIC_IN_NAMESRV (217); without a body nothing is registered."""
         header = command.decode(headers.RegisterTopicRequest)
         if len(command.body):
-            self._table.register_topic(header.topic, decode_body(command.body, TopicRoute).queues)
+            self.table.register_topic(header.topic, decode_body(command.body, TopicRoute).queues)
         return command.reply()
 
     def handle_query_data_version(self, channel: Channel, command: Command) -> Command:
@@ -114,8 +108,8 @@ class RegistrationHandlers:
         """
         header = command.decode(headers.QueryDataVersionRequest)
         key = header.cluster_name, header.broker_address
-        held = self._table.data_version(key)
-        self._table.touch(key, self._clock.monotonic())
+        held = self.table.data_version(key)
+        self.table.touch(key, self.clock.monotonic())
         is_changed = held is None or held != decode_body(command.body, DataVersion)
         return command.reply(
             header=headers.QueryDataVersionResponse(is_changed=is_changed),
@@ -125,13 +119,13 @@ class RegistrationHandlers:
     def handle_heartbeat(self, channel: Channel, command: Command) -> Command:
         """Handles BROKER_HEARTBEAT (904); ignored for an unknown broker."""
         header = command.decode(headers.BrokerHeartbeatRequest)
-        self._table.touch((header.cluster_name, header.broker_address), self._clock.monotonic())
+        self.table.touch((header.cluster_name, header.broker_address), self.clock.monotonic())
         return command.reply()
 
     def expire(self) -> None:
         """Removes silent brokers and closes their connections."""
         smallest = self._smallest_of_all()
-        for live in self._table.expire(self._clock.monotonic()):
+        for live in self.table.expire(self.clock.monotonic()):
             log.warning(events.BROKER_EXPIRED, extra=_describe_live(live))
             if isinstance(live.connection, Channel):
                 live.connection.close(f"broker silent for {live.timeout_s:g} s")
@@ -146,7 +140,7 @@ class RegistrationHandlers:
         """Removes the brokers of a closed connection, except those that registered again over a newer one."""
         self._watched.discard(channel)
         smallest = self._smallest_of_all()
-        for live in self._table.drop_connection(channel):
+        for live in self.table.drop_connection(channel):
             log.info(
                 events.BROKER_UNREGISTERED, extra={**_describe_live(live), "reason": channel.close_reason}
             )
@@ -154,14 +148,14 @@ class RegistrationHandlers:
 
     def _smallest_of_all(self) -> dict[str, Smallest | None]:
         """Returns the smallest broker by name; empty if notifications are off."""
-        if not self._options().notify_min_id_change:
+        if not self.options().notify_min_id_change:
             return {}
-        return {name: self._table.smallest(name) for name in self._table.broker_names()}
+        return {name: self.table.smallest(name) for name in self.table.broker_names()}
 
     def _after_leaving(self, before: Mapping[str, Smallest | None]) -> None:
-        if self._options().notify_min_id_change:
+        if self.options().notify_min_id_change:
             for name, smallest in before.items():
-                self._notices.after_leaving(name, smallest)
+                self.notices.after_leaving(name, smallest)
 
 
 def _read_registration(
@@ -205,37 +199,38 @@ def _describe_live(live: LiveBroker) -> dict[str, object]:
     return {"cluster": live.cluster, "broker": live.broker_name, "address": live.address}
 
 
+@dataclass(slots=True, eq=False)
 class MinIdNotices:
     """Notifies the brokers, over separate connections of the name server."""
 
-    def __init__(self, table: RouteTable, *, client: RemotingClient, scope: TaskScope) -> None:
-        self._table = table
-        self._client = client
-        self._scope = scope
+    table: RouteTable
+    _: KW_ONLY
+    client: RemotingClient
+    scope: TaskScope
 
     def after_registration(self, name: str, before: Smallest | None) -> None:
         """Sends a notification if an id smaller than all others registered: to the others, or to the broker
         itself when it is alone.
         """
-        now = self._table.smallest(name)
+        now = self.table.smallest(name)
         if now is None or before is None or now.broker_id >= before.broker_id:
             return
-        others = [address for address in self._table.addresses(name) if address != now.address]
+        others = [address for address in self.table.addresses(name) if address != now.address]
         self._send_to_all(name, others or [now.address], offline_address=None)
 
     def after_leaving(self, name: str, before: Smallest | None) -> None:
         """Sends a notification if the smallest broker left: to all that remain, if they support acting
         masters.
         """
-        now = self._table.smallest(name)
+        now = self.table.smallest(name)
         if before is None or now is None or now.address == before.address:
             return
-        if self._table.has_acting_master(name):
-            self._send_to_all(name, self._table.addresses(name), offline_address=before.address)
+        if self.table.has_acting_master(name):
+            self._send_to_all(name, self.table.addresses(name), offline_address=before.address)
 
     def _send_to_all(self, name: str, addresses: list[str], *, offline_address: str | None) -> None:
-        now = self._table.smallest(name)
-        if now is None or len(self._scope) >= TASKS_MAX:
+        now = self.table.smallest(name)
+        if now is None or len(self.scope) >= TASKS_MAX:
             return
         header = headers.MinBrokerIdChange(
             min_broker_id=now.broker_id,
@@ -244,12 +239,12 @@ class MinIdNotices:
             offline_address=offline_address,
             ha_address=now.ha_address,
         )
-        self._scope.start(f"tell-{name}", self._send(addresses, header))
+        self.scope.start(f"tell-{name}", self._send(addresses, header))
 
     async def _send(self, addresses: list[str], header: headers.MinBrokerIdChange) -> None:
         for address in addresses:
             command = Command.request(RequestCode.NOTIFY_MIN_BROKER_ID_CHANGE, header, oneway=True)
             try:
-                await self._client.send_oneway(address, command)
+                await self.client.send_oneway(address, command)
             except TandemError as error:
                 log.info(events.BROKER_NOT_NOTIFIED, extra={"address": address, "reason": str(error)})

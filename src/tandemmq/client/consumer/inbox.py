@@ -23,6 +23,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict, deque
 from collections.abc import Iterable
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from tandemmq.errors import TandemError
@@ -216,46 +217,33 @@ broker keeps it.
 """
 
 
+@dataclass(slots=True, eq=False)
 class OrderlyGate:
     """Controls delivery between the reader of one queue and the inbox."""
 
-    __slots__ = (
-        "_backlog",
-        "_batch_count_max",
-        "_clock",
-        "_inbox",
-        "_locked_at_s",
-        "_needs_lock",
-        "_out",
-        "_pause",
-        "_source",
-    )
-
-    def __init__(
-        self, source: MessageSource, inbox: Inbox, clock: Clock, *, batch_count_max: int, needs_lock: bool
-    ) -> None:
-        """Creates the gate. `needs_lock` is False where no other member can have the queue (broadcasting)."""
-        self._source = source
-        self._inbox = inbox
-        self._clock = clock
-        self._batch_count_max = batch_count_max
-        self._needs_lock = needs_lock
-        self._locked_at_s: float | None = None
-        self._backlog: deque[Received] = deque()
-        self._out: dict[int, Received] = {}
-        self._pause: TimerHandle | None = None
+    source: MessageSource
+    inbox: Inbox
+    clock: Clock
+    _: KW_ONLY
+    batch_count_max: int
+    needs_lock: bool
+    """False where no other member can have the queue (broadcasting)."""
+    _locked_at_s: float | None = None
+    _backlog: deque[Received] = field(default_factory=deque)
+    _out: dict[int, Received] = field(default_factory=dict)
+    _pause: TimerHandle | None = None
 
     @property
     def is_locked(self) -> bool:
         """True if the lock was confirmed within `LOCK_VALID_S`, or no lock is needed."""
-        if not self._needs_lock:
+        if not self.needs_lock:
             return True
-        return self._locked_at_s is not None and self._clock.monotonic() - self._locked_at_s < LOCK_VALID_S
+        return self._locked_at_s is not None and self.clock.monotonic() - self._locked_at_s < LOCK_VALID_S
 
     @property
     def is_lock_lost(self) -> bool:
         """True if the lock is known to be lost."""
-        return self._needs_lock and self._locked_at_s is None
+        return self.needs_lock and self._locked_at_s is None
 
     @property
     def is_idle(self) -> bool:
@@ -264,7 +252,7 @@ class OrderlyGate:
 
     def on_locked(self) -> None:
         """Records that the broker has confirmed the lock now, and resumes delivery."""
-        self._locked_at_s = self._clock.monotonic()
+        self._locked_at_s = self.clock.monotonic()
         self._feed()
 
     def on_lock_lost(self) -> None:
@@ -273,7 +261,7 @@ class OrderlyGate:
 
     def put(self, deliveries: list[Received], size_bytes: int) -> None:
         """Adds messages after all earlier ones."""
-        self._inbox.put((), size_bytes)
+        self.inbox.put((), size_bytes)
         self._backlog.extend(deliveries)
         self._feed()
 
@@ -297,12 +285,12 @@ class OrderlyGate:
         message.note_retry()
         self._return([offset for offset in self._out if offset >= queue_offset])
         self._end_pause()
-        self._pause = self._clock.call_later(delay_s, self._end_delay)
+        self._pause = self.clock.call_later(delay_s, self._end_delay)
         return message.retry_count
 
     def requeue(self) -> None:
         """Moves the messages in the inbox back to the backlog; delivered ones stay with the application."""
-        taken = {delivery.message.queue_offset for delivery in self._inbox.requeue(self._source)}
+        taken = {delivery.message.queue_offset for delivery in self.inbox.requeue(self.source)}
         self._return([offset for offset in self._out if offset in taken])
 
     def forget(self) -> None:
@@ -318,9 +306,9 @@ class OrderlyGate:
     def _feed(self) -> None:
         if self._out or self._pause is not None or not self._backlog or not self.is_locked:
             return
-        batch = [self._backlog.popleft() for _ in range(min(self._batch_count_max, len(self._backlog)))]
+        batch = [self._backlog.popleft() for _ in range(min(self.batch_count_max, len(self._backlog)))]
         self._out = {delivery.message.queue_offset: delivery for delivery in batch}
-        self._inbox.put(batch, 0)
+        self.inbox.put(batch, 0)
 
     def _end_delay(self) -> None:
         self._pause = None

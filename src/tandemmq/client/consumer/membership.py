@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -464,34 +465,26 @@ class PushHandler(Protocol):
     def status(self) -> dict[str, TopicStatus]: ...
 
 
+@dataclass(slots=True, eq=False)
 class BrokerRequests:
     """Answers the brokers' requests to one consumer, inside the read of a socket. Only a handler's result is
     awaited.
     """
 
-    def __init__(
-        self,
-        assignment: Assignment,
-        *,
-        name_servers: str,
-        started_at_ms: int,
-        namespace: Namespace,
-        is_orderly: bool = False,
-        listener: PushHandler | None = None,
-    ) -> None:
-        """Creates the object. `listener` is None for a consumer whose application polls for messages."""
-        self._listener = listener
-        self._is_orderly = is_orderly
-        self._assignment = assignment
-        self._name_servers = name_servers
-        self._started_at_ms = started_at_ms
-        self._namespace = namespace
+    assignment: Assignment
+    _: KW_ONLY
+    name_servers: str
+    started_at_ms: int
+    namespace: Namespace
+    is_orderly: bool
+    listener: PushHandler | None
+    """None for a consumer whose application polls for messages."""
 
     def handle(self, command: Command) -> Command | Waiting | None:
         """Returns the answer; None for a one-way request."""
         match command.code:
             case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-                self._assignment.rebalance_soon()
+                self.assignment.rebalance_soon()
                 return None
             case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
                 self._reset_offsets(command)
@@ -500,8 +493,8 @@ class BrokerRequests:
                 return command.reply(body=self._status(command.fields.get("topic", "")))
             case RequestCode.GET_CONSUMER_RUNNING_INFO:
                 return command.reply(body=self._running_info())
-            case _ if self._listener is not None:
-                return self._consume_directly(self._listener, command)
+            case _ if self.listener is not None:
+                return self._consume_directly(self.listener, command)
             case _:
                 # This consumer has no handler that a broker could call: the application polls.
                 return command.reply(
@@ -515,11 +508,11 @@ class BrokerRequests:
         if len(records) != 1:
             raise RemoteProtocolError(f"expected one message, got {len(records)}")
         broker_name = command.decode(ConsumeDirectlyRequest).broker_name or ""
-        message = received(records[0], broker_name, self._namespace)
+        message = received(records[0], broker_name, self.namespace)
         outcome = await listener.consume_directly(message)
         answer = DirectlyConsumed(
             result=outcome.name,
-            is_ordered=self._is_orderly,
+            is_ordered=self.is_orderly,
             remark=outcome.remark,
             took_ms=round(outcome.took_s * 1000),
         )
@@ -534,14 +527,14 @@ class BrokerRequests:
         except RemoteProtocolError:
             return
         for queue, offset in offsets.items():
-            reader = self._assignment.readers.get(queue)
+            reader = self.assignment.readers.get(queue)
             if reader is not None and offset >= 0:
                 reader.move_to(offset)
 
     def _status(self, topic: str) -> bytes:
         queues = {
             queue: reader.committed_offset
-            for queue, reader in self._assignment.readers.items()
+            for queue, reader in self.assignment.readers.items()
             if not topic or queue.topic == topic
         }
         return encode_consumer_status(ConsumerStatus(queues=queues))
@@ -549,16 +542,16 @@ class BrokerRequests:
     def _running_info(self) -> bytes:
         """Returns RocketMQ's ConsumerRunningInfo, as far as it applies here (spec remoting 11.12)."""
         properties = {
-            "PROP_NAMESERVER_ADDR": self._name_servers,
+            "PROP_NAMESERVER_ADDR": self.name_servers,
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CLIENT_VERSION": render_version(OUR_VERSION),
-            "PROP_CONSUMEORDERLY": "true" if self._is_orderly else "false",
-            "PROP_THREADPOOL_CORE_SIZE": str(self._listener.worker_count if self._listener else 1),
-            "PROP_CONSUMER_START_TIMESTAMP": str(self._started_at_ms),
+            "PROP_CONSUMEORDERLY": "true" if self.is_orderly else "false",
+            "PROP_THREADPOOL_CORE_SIZE": str(self.listener.worker_count if self.listener else 1),
+            "PROP_CONSUMER_START_TIMESTAMP": str(self.started_at_ms),
         }
-        subscriptions = [subscription.describe() for subscription in self._assignment.subscriptions]
+        subscriptions = [subscription.describe() for subscription in self.assignment.subscriptions]
         rows: dict[MessageQueue, dict[str, int | bool]] = {}
-        for queue, reader in self._assignment.readers.items():
+        for queue, reader in self.assignment.readers.items():
             in_flight = reader.in_flight
             rows[queue] = {
                 "commitOffset": reader.committed_offset,
@@ -578,7 +571,7 @@ class BrokerRequests:
                 "droped": False,
             }
         statuses = {
-            self._namespace.wrap(topic): {
+            self.namespace.wrap(topic): {
                 "consumeFailedMsgs": status.failed_count,
                 "consumeFailedTPS": status.failed_per_s,
                 "consumeOKTPS": status.good_per_s,
@@ -586,7 +579,7 @@ class BrokerRequests:
                 "pullRT": 0.0,
                 "pullTPS": status.good_per_s + status.failed_per_s,
             }
-            for topic, status in (self._listener.status() if self._listener else {}).items()
+            for topic, status in (self.listener.status() if self.listener else {}).items()
         }
         return b"".join(
             (

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from tandemmq.api import broker_send
@@ -45,20 +46,18 @@ class BatchKey(NamedTuple):
     wait_stored: bool
 
 
+@dataclass(slots=True, eq=False)
 class OpenBatch:
     """Messages that wait to be sent together."""
 
-    __slots__ = ("bytes", "deadline_s", "first", "items", "key", "room_bytes", "unique_keys", "waiters")
-
-    def __init__(self, key: BatchKey, first: Message, deadline_s: float) -> None:
-        self.key = key
-        self.first = first
-        self.deadline_s = deadline_s
-        self.items: list[bytes] = []
-        self.unique_keys: list[str] = []
-        self.waiters: list[Waiter] = []
-        self.bytes = 0
-        self.room_bytes = 0
+    key: BatchKey
+    first: Message
+    deadline_s: float
+    items: list[bytes] = field(default_factory=list)
+    unique_keys: list[str] = field(default_factory=list)
+    waiters: list[Waiter] = field(default_factory=list)
+    bytes: int = 0
+    room_bytes: int = 0
 
 
 class Accumulator:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tandemmq.api.broker_send import SendAnswer
@@ -29,6 +30,7 @@ Waiter = asyncio.Future[Any]
 """A future of a caller: for a SendResult of one message, or for the list of results of a whole batch."""
 
 
+@dataclass(slots=True, eq=False)
 class Shipment:
     """A send request: its content, queue, deadline and waiters, and the room that it occupies in the window.
 
@@ -36,60 +38,30 @@ class Shipment:
     be absent.
     """
 
-    __slots__ = (
-        "attempts",
-        "avoid",
-        "body",
-        "born_at_ms",
-        "deadline_s",
-        "flag",
-        "is_batch",
-        "is_pinned",
-        "list_waiter",
-        "properties",
-        "queue",
-        "room_bytes",
-        "room_count",
-        "shown_topic",
-        "sys_flag",
-        "topic",
-        "unique_keys",
-        "waiters",
-    )
+    topic: str
+    body: bytes
+    properties: str
+    unique_keys: Sequence[str]
+    _: KW_ONLY
+    shown_topic: str
+    """The topic's name as the sender uses it."""
+    queue: MessageQueue | None
+    """The only queue to try; None for any queue of the topic, until one is chosen."""
+    deadline_s: float
+    born_at_ms: int
+    is_pinned: bool = field(init=False)
+    flag: int = 0
+    sys_flag: int = 0
+    is_batch: bool = False
+    waiters: Sequence[Waiter] = ()
+    list_waiter: Waiter | None = None
+    room_bytes: int = 0
+    room_count: int = 0
+    attempts: int = 0
+    avoid: str = ""
 
-    def __init__(
-        self,
-        topic: str,
-        body: bytes,
-        properties: str,
-        unique_keys: Sequence[str],
-        *,
-        shown_topic: str,
-        queue: MessageQueue | None,
-        deadline_s: float,
-        born_at_ms: int,
-    ) -> None:
-        """Creates a shipment. `shown_topic` is the topic's name as the sender uses it. `queue` is the only
-        queue to try; None for any queue of the topic.
-        """
-        self.topic = topic
-        self.shown_topic = shown_topic
-        self.body = body
-        self.properties = properties
-        self.unique_keys = unique_keys
-        self.queue = queue
-        self.is_pinned = queue is not None
-        self.deadline_s = deadline_s
-        self.born_at_ms = born_at_ms
-        self.flag = 0
-        self.sys_flag = 0
-        self.is_batch = False
-        self.waiters: Sequence[Waiter] = ()
-        self.list_waiter: Waiter | None = None
-        self.room_bytes = 0
-        self.room_count = 0
-        self.attempts = 0
-        self.avoid = ""
+    def __post_init__(self) -> None:
+        self.is_pinned = self.queue is not None
 
     def header(self, group: str, options: ProducerOptions) -> SendRequestV2:
         """Returns the request's header for the chosen queue."""
