@@ -27,7 +27,7 @@ from tandemmq.protocol.requests import consume as headers
 from tandemmq.protocol.requests.admin import CloneGroupOffsetRequest
 from tandemmq.protocol.requests.route import ConsumerListRequest, UnregisterClientRequest
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.units import Buffer, EpochMs
+from tandemmq.units import Buffer
 
 # Pulling: messages from an offset on, with long polling (spec remoting 9.3).
 
@@ -292,15 +292,6 @@ search_offset = Call(
 """Returns the first message stored at or after `time_ms`; with `is_upper` the last one at or before it."""
 
 
-def _read_store_time(answer: Command) -> EpochMs | None:
-    time_ms = answer.decode(headers.EarliestStoreTimeResponse).timestamp_ms
-    return None if time_ms < 0 else EpochMs(time_ms)
-
-
-query_earliest_store_time = Call(
-    RequestCode.GET_EARLIEST_MSG_STORETIME, headers.EarliestStoreTimeRequest, _read_store_time
-)
-"""Returns the store time of the queue's oldest message; None when the queue is empty."""
 clone_offsets = Call(RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequest, done)
 """Copies the source group's offsets in the topic to the target group, on this broker."""
 

@@ -159,18 +159,10 @@ async def query_members(
     return {} if data is None else data.addresses
 
 
-def _read_topics(answer: Command) -> list[str]:
-    return sorted(decode_topic_list(answer.body))
-
-
-query_topics = NameServerCall(Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, empty, _read_topics)
-"""Returns the names of all registered topics, including system topics, sorted."""
-query_topics_of_cluster = NameServerCall(
-    Code.GET_TOPICS_BY_CLUSTER, headers.TopicsByClusterRequest, _read_topics
+query_topics = NameServerCall(
+    Code.GET_ALL_TOPIC_LIST_FROM_NAMESERVER, empty, lambda answer: sorted(decode_topic_list(answer.body))
 )
-"""Returns the topics that have queues on a broker of the cluster, sorted; an empty list for an unknown
-cluster.
-"""
+"""Returns the names of all registered topics, including system topics, sorted."""
 delete_topic = NameServerCall(Code.DELETE_TOPIC_IN_NAMESRV, headers.DeleteTopicInNameServerRequest, done)
 """Removes a topic from the routes; a broker that still has it adds it again at its next registration."""
 put_kv = NameServerCall(Code.PUT_KV_CONFIG, headers.PutKvRequest, done)

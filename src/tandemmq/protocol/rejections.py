@@ -62,11 +62,6 @@ def to_error(command: Command) -> RequestRejected:
     return rejected(remark, code=command.code)
 
 
-def from_error(error: RequestRejected) -> tuple[int, str]:
-    """Returns code and remark of the response that refuses a request."""
-    return error.code, error.remark
-
-
 def _describe(code: int) -> str:
     try:
         return ResponseCode(code).name

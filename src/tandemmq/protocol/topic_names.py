@@ -23,7 +23,6 @@ broker.
 """
 RETRY_PREFIX: Final = "%RETRY%"
 DLQ_PREFIX: Final = "%DLQ%"
-LMQ_PREFIX: Final = "%LMQ%"
 SYSTEM_TOPIC_PREFIX: Final = "rmq_sys_"
 SYSTEM_GROUP_PREFIX: Final = "CID_RMQ_SYS_"
 
@@ -61,8 +60,6 @@ NOT_SENDABLE_TOPICS: Final = frozenset(
 TIMER_TOPIC: Final = SYSTEM_TOPIC_PREFIX + "wheel_timer"
 REVIVE_TOPIC_PREFIX: Final = SYSTEM_TOPIC_PREFIX + "REVIVE_LOG_"
 
-DEFAULT_PRODUCER_GROUP: Final = "DEFAULT_PRODUCER"
-DEFAULT_CONSUMER_GROUP: Final = "DEFAULT_CONSUMER"
 INNER_PRODUCER_GROUP: Final = "CLIENT_INNER_PRODUCER"
 TOOLS_GROUP: Final = "TOOLS_CONSUMER"
 SYSTEM_GROUPS: Final = frozenset(
@@ -202,7 +199,6 @@ def check_group(group: str) -> None:
 # Delay levels: the time from storing a message to its delivery.
 
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
-UNKNOWN_LEVEL_DELAY_MS: Final = 1000
 
 DELAY_LEVELS_TEXT: Final = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 

@@ -208,15 +208,3 @@ def render_address(address: Address) -> str:
     """Returns `host:port`, with brackets around an IPv6 host."""
     host, port = address
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-
-
-def parse_address_list(text: str) -> tuple[str, ...]:
-    """Returns the addresses of a `namesrvAddr` value (spec nameserver 1), each checked; duplicates and blanks
-    are dropped.
-
-    Raises:  ConfigError quoting the first invalid one.
-    """
-    addresses = dict.fromkeys(part.strip() for part in text.replace(",", ";").split(";") if part.strip())
-    for address in addresses:
-        parse_address(address)
-    return tuple(addresses)

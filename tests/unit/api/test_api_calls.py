@@ -134,7 +134,6 @@ async def test_unknown_topic_is_no_route_and_not_an_error(peer: Peer):
 async def test_name_server_lists_and_values(peer: Peer):
     peer.answers(body=encode_topic_list(["b", "a"]))
     assert await nameserver.query_topics(peer.client, peer.address) == ["a", "b"]
-    assert await nameserver.query_topics_of_cluster(peer.client, peer.address, "C") == ["a", "b"]
     peer.answers(22)
     assert await nameserver.get_kv(peer.client, peer.address, "n", "k") is None
     peer.answers(value="v")
@@ -205,7 +204,6 @@ async def test_offsets(peer: Peer):
     assert await broker_consume.query_min_offset(peer.client, peer.address, "T", 0) == 7
     assert await broker_consume.search_offset(peer.client, peer.address, "T", 0, 5, is_upper=True) == 7
     assert peer.asked.fields["boundaryType"] == "UPPER"
-    assert await broker_consume.query_earliest_store_time(peer.client, peer.address, "T", 0) is None
     await broker_consume.commit_offset(peer.client, peer.address, "g", "T", 0, 9)
     assert peer.asked.fields["commitOffset"] == "9"
 

@@ -1,7 +1,7 @@
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.remoting.options import parse_address, parse_address_list, render_address
+from tandemmq.remoting.options import parse_address, render_address
 
 
 @pytest.mark.parametrize(
@@ -41,10 +41,3 @@ def test_other_texts_are_refused_by_name(text: str) -> None:
 def test_rendering_brackets_ipv6() -> None:
     assert render_address(("::1", 1)) == "[::1]:1"
     assert render_address(("h", 1)) == "h:1"
-
-
-def test_lists_are_split_checked_and_made_unique() -> None:
-    assert parse_address_list("a:1;b:2; ;a:1,c:3;") == ("a:1", "b:2", "c:3")
-    assert parse_address_list("") == ()
-    with pytest.raises(ConfigError, match="'b'"):
-        parse_address_list("a:1;b")
