@@ -11,7 +11,7 @@ from typing import Any
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.delay.delivery import make_deliveries
 from tandemmq.broker.delay.postpone import DelayRule
-from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits
+from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits, plan_timer
 from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.tables import Tables
@@ -114,7 +114,7 @@ class Machine:
     def time(self, name: str, timer_properties: Mapping[str, str], *, topic: str = "T") -> None:
         """Sends a message for a given time; one that is already due is stored at once."""
         record = self._record(name, topic, timer_properties)
-        slot_ms = self.rule.plan_timer(timer_properties, self.clock.now_ms())
+        slot_ms = plan_timer(timer_properties, self.clock.now_ms(), self.rule.timers)
         if slot_ms is not None:
             self.rule.postpone_until(record, slot_ms)
         self._append(record)
