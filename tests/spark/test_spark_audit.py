@@ -13,7 +13,7 @@ from pipeline_recorder import Recorder
 from spark_lakes import follow_topic, land
 
 from tandemmq.spark.pipelines.audit import Audit
-from tandemmq.spark.pipelines.audit_events import AuditStarted, Difference, RepeatedKeys, SideJudged
+from tandemmq.spark.pipelines.events import AuditStarted, Difference, RepeatedKeys, SideJudged
 from tandemmq.spark.pipelines.options import DEFAULT_COLUMNS, AuditOptions
 from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 

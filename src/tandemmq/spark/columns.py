@@ -10,11 +10,11 @@ Needs pyarrow for `arrow_schema` only; must not import pyspark.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.option_table import suggest
 from tandemmq.spark.options import KAFKA, PropertiesAs
 
 
@@ -97,8 +97,7 @@ def find_column(name: str, known_columns: Sequence[Column] = SOURCE_COLUMNS) -> 
     by_name = {column.name.lower(): column for column in known_columns}
     column = by_name.get(name.lower())
     if column is None:
-        near = difflib.get_close_matches(name.lower(), list(by_name), n=1, cutoff=0.4)
-        hint = f"; did you mean {by_name[near[0]].name}?" if near else "."
+        hint = suggest(name, {lower: column.name for lower, column in by_name.items()})
         known = ", ".join(column.name for column in known_columns)
         raise ConfigError(f"unknown column {name!r}{hint} There are {known}")
     return column

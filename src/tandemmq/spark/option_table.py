@@ -154,6 +154,14 @@ def refuse_table(raw: Mapping[str, str]) -> None:
     )
 
 
+def suggest(name: str, known: Mapping[str, str]) -> str:
+    """Returns the question whether the nearest known name was meant; `known`: the spellings by their lower
+    case.
+    """
+    near = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    return f"; did you mean {known[near[0]]}?" if near else "."
+
+
 def parse_rows(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, Any]:
     """Returns the value of each row by its field.
 
@@ -167,10 +175,9 @@ def parse_rows(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, 
         if name is None and key.lower().startswith("kafka"):
             raise ConfigError(f"option {key}: {_OF_KAFKA.get(key.lower(), _OTHER_OF_KAFKA)}")
         if name is None:
-            near = difflib.get_close_matches(key.lower(), list(names), n=1, cutoff=0.5)
-            hint = f"; did you mean {names[near[0]]}?" if near else "."
             raise ConfigError(
-                f"unknown option {key!r}{hint} Known options: {', '.join(r.name for r in table)}"
+                f"unknown option {key!r}{suggest(key, names)} Known options: "
+                f"{', '.join(r.name for r in table)}"
             )
         if name in texts:
             raise ConfigError(f"option {name} is given twice under different names")

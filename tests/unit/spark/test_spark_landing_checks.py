@@ -26,7 +26,7 @@ from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
 from tandemmq.spark.pipelines.options import LandingOptions
-from tandemmq.spark.pipelines.runner import Job, Totals
+from tandemmq.spark.pipelines.runner import Totals
 from tandemmq.spark.session import hush_pandas, share_python_path
 
 
@@ -172,19 +172,10 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
         signal.raise_signal(signal.SIGINT)
         return query
 
-    nothing = Totals(rows=0, size_bytes=0)
-    job = Job(
-        topic="T",
-        out="",
-        start=start,
-        measure_batch=lambda batch_id: nothing,
-        measure_all=lambda: nothing,
-        restarts_max=None,
-    )
     monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", build_session)
     monkeypatch.setattr(tandemmq.spark.pipelines.runner, "register_formats", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "warm_up", lambda spark: None)
-    monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_make_job", lambda *args: job)
+    monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_start_query", lambda *args: start())
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda *args: None)
     stream = io.StringIO()
     assert run_landing(_options(tmp_path), JsonReporter(stream, stream)) == 0

@@ -11,14 +11,15 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command_watch import Watch, _render_command, build_reporters
-from tandemmq.spark.pipelines.audit_events import AuditDone, SideJudged
 from tandemmq.spark.pipelines.events import (
+    AuditDone,
     BarChart,
     BatchDone,
     Line,
     LineChart,
     ReportTable,
     Restarted,
+    SideJudged,
     Started,
     Stopped,
 )

@@ -18,13 +18,16 @@ from rich.console import Console
 import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
 from tandemmq.spark.offsets import measure_lag
-from tandemmq.spark.pipelines.audit_events import AuditDone, Difference, SideJudged, SideReading
 from tandemmq.spark.pipelines.events import (
+    AuditDone,
     BatchDone,
+    Difference,
     Event,
     JsonReporter,
     Restarted,
     ResultReporter,
+    SideJudged,
+    SideReading,
     Started,
     Stopped,
     TextReporter,

@@ -17,15 +17,6 @@ from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.metadata import Bounds, QueriedCluster, require_named
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
-from tandemmq.spark.pipelines.audit_events import (
-    AuditDone,
-    AuditStarted,
-    Difference,
-    RepeatedKeys,
-    SideJudged,
-    SideRead,
-    SideReading,
-)
 from tandemmq.spark.pipelines.audit_frames import (
     PLACE,
     Comparison,
@@ -41,7 +32,17 @@ from tandemmq.spark.pipelines.audit_frames import (
     compare,
     cut_parts,
 )
-from tandemmq.spark.pipelines.events import BarChart, Reporter
+from tandemmq.spark.pipelines.events import (
+    AuditDone,
+    AuditStarted,
+    BarChart,
+    Difference,
+    RepeatedKeys,
+    Reporter,
+    SideJudged,
+    SideRead,
+    SideReading,
+)
 from tandemmq.spark.pipelines.options import AuditOptions
 from tandemmq.spark.pipelines.runner import Interrupted, Workplace, attempt, explain_failure, open_session
 from tandemmq.spark.resolve import describe_all

@@ -50,8 +50,13 @@ Measure = Callable[[Path, int], Summary]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTarget:
-    """The target of a stream. `sink`: further options of the lake's sink."""
+    """The target of a stream. `name`, `topic`: of the job, for people. `sink`: further options of the lake's
+    sink.
+    """
 
+    name: str
+    topic: str
+    master: str
     out: Path
     checkpoint_dir: Path
     is_continuous: bool
@@ -60,9 +65,6 @@ class LakeTarget:
 
 
 def run_lake_job(
-    name: str,
-    topic: str,
-    master: str,
     target: LakeTarget,
     make_stream: Callable[[SparkSession], DataFrame],
     reporter: Reporter,
@@ -77,14 +79,21 @@ def run_lake_job(
     """
     with hold_directory(target.out):
         check_checkpoint(target)
-        log_file = target.out / CONTROL_DIR / LOG_FILE
-        is_long = target.is_continuous
-        with open_session(f"{name} {topic}", master, log_file, is_long=is_long) as (spark, stop):
+        name, log_file = f"{target.name} {target.topic}", target.out / CONTROL_DIR / LOG_FILE
+        with open_session(name, target.master, log_file, is_long=target.is_continuous) as (spark, stop):
             warm_up(spark)
-            streams = _make_streams(lambda: make_stream(spark))
+            # The first stream is made at once, so that an unusable one is rejected early.
+            streams = chain([make_stream(spark)], (make_stream(spark) for _ in count()))
             meter = LakeMeter(target.out, measure)
-            check = None if is_outdated is None else partial(is_outdated, spark)
-            job = _make_job(f"{name} {topic}", topic, target, streams, meter, check)
+            job = Job(
+                topic=target.topic,
+                out=str(target.out),
+                start=lambda: _start_query(name, target, next(streams)),
+                measure_batch=meter.measure_batch,
+                measure_all=meter.measure_all,
+                restarts_max=None if target.is_continuous else ONCE_RESTARTS_MAX,
+                is_outdated=None if is_outdated is None else partial(is_outdated, spark),
+            )
             return Runner(job, reporter, stop).run()
 
 
@@ -112,42 +121,18 @@ def read_query_id(checkpoint: Path) -> str | None:
     return None if document is None else str(document["id"])
 
 
-def _make_streams(make: Callable[[], DataFrame]) -> Iterator[DataFrame]:
-    """Returns the streams of a job; the first is made at once, so that an unusable one is rejected early."""
-    return chain([make()], (make() for _ in count()))
-
-
-def _make_job(
-    name: str,
-    topic: str,
-    target: LakeTarget,
-    streams: Iterator[DataFrame],
-    meter: LakeMeter,
-    is_outdated: Callable[[int], bool] | None,
-) -> Job:
-    def start() -> Any:
-        writer = (
-            next(streams)
-            .writeStream.format("tandemmq_lake")
-            .queryName(name)
-            .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
-            .options(**target.sink)
-        )
-        if target.is_continuous:
-            writer = writer.trigger(processingTime=f"{round(target.trigger_s * 1000)} milliseconds")
-        else:
-            writer = writer.trigger(availableNow=True)
-        return writer.start(str(target.out.absolute()))
-
-    return Job(
-        topic=topic,
-        out=str(target.out),
-        start=start,
-        measure_batch=meter.measure_batch,
-        measure_all=meter.measure_all,
-        restarts_max=None if target.is_continuous else ONCE_RESTARTS_MAX,
-        is_outdated=is_outdated,
+def _start_query(name: str, target: LakeTarget, stream: DataFrame) -> Any:
+    writer = (
+        stream.writeStream.format("tandemmq_lake")
+        .queryName(name)
+        .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
+        .options(**target.sink)
     )
+    if target.is_continuous:
+        writer = writer.trigger(processingTime=f"{round(target.trigger_s * 1000)} milliseconds")
+    else:
+        writer = writer.trigger(availableNow=True)
+    return writer.start(str(target.out.absolute()))
 
 
 class LakeMeter:

@@ -90,6 +90,9 @@ class Landing:
             sink |= {name: value for name, value in options.source if name.lower() in SECURITY_NAMES}
             sink |= {"badTopic": options.bad_topic, "nameServer": options.name_servers}
         return LakeTarget(
+            name="landing",
+            topic=options.topic,
+            master=options.master,
             out=options.out,
             checkpoint_dir=options.checkpoint or options.out / CHECKPOINT_DIR,
             is_continuous=options.is_continuous,
@@ -150,9 +153,6 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
     """
     landing = plan_landing(options)
     code = run_lake_job(
-        "landing",
-        options.topic,
-        options.master,
         landing.target(),
         lambda spark: _make_stream(spark, landing, reporter),
         reporter,

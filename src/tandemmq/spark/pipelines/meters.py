@@ -11,8 +11,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.pipelines.audit_events import SideJudged
-from tandemmq.spark.pipelines.events import BatchDone, Event, Restarted, Started, Stopped
+from tandemmq.spark.pipelines.events import BatchDone, Event, Restarted, SideJudged, Started, Stopped
 from tandemmq.telemetry.metrics import Metric, MetricKind, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 

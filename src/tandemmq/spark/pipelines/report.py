@@ -17,8 +17,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from tandemmq.spark.pipelines.audit_events import AuditDone
 from tandemmq.spark.pipelines.events import (
+    AuditDone,
     BarChart,
     BatchDone,
     Cell,

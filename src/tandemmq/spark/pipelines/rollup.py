@@ -435,17 +435,21 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
 
     parse_options(options.source_options(), is_streaming=True)
     live_since_ms = round(time.time() * 1000) if options.is_continuous else None
-
-    def make(spark: SparkSession) -> DataFrame:
-        return make_stream(spark, options.source_options(), live_since_ms)
-
     target = LakeTarget(
+        name="rollup",
+        topic=options.subject,
+        master=options.master,
         out=options.out,
         checkpoint_dir=options.out / CHECKPOINT_DIR,
         is_continuous=options.is_continuous,
         trigger_s=options.trigger_s,
     )
-    code = run_lake_job("rollup", options.subject, options.master, target, make, reporter, measure_batch)
+    code = run_lake_job(
+        target,
+        lambda spark: make_stream(spark, options.source_options(), live_since_ms),
+        reporter,
+        measure_batch,
+    )
     for exhibit in rollup_charts(read_sums(options.out)):
         reporter.report(exhibit)
     return code
@@ -454,15 +458,8 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
 def make_stream(spark: SparkSession, source: dict[str, str], live_since_ms: int | None) -> DataFrame:
     """Returns the partial sums of a stream; see `fold_messages`."""
 
-    messages = spark.readStream.format("tandemmq").options(**source, columns=",".join(INPUT_COLUMNS)).load()
-    return messages.mapInArrow(make_fold(live_since_ms), PARTIAL_DDL)
-
-
-def make_fold(live_since_ms: int | None) -> Callable[[Iterable[Any]], Iterator[Any]]:
-    """Returns the function that each task applies to its rows."""
-
     def fold(batches: Iterable[Any]) -> Iterator[Any]:
-
         return fold_messages(batches, now_ms=lambda: round(time.time() * 1000), live_since_ms=live_since_ms)
 
-    return fold
+    messages = spark.readStream.format("tandemmq").options(**source, columns=",".join(INPUT_COLUMNS)).load()
+    return messages.mapInArrow(fold, PARTIAL_DDL)

@@ -4,7 +4,6 @@ rows, and the wire form of their properties. Pure: numpy and pyarrow.
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from tandemmq.errors import ConfigError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, RESERVED, TRANSIENT_PREFIX
 from tandemmq.spark.columns import HEADERS_TYPE, MAP_TYPE, SOURCE_COLUMNS
+from tandemmq.spark.option_table import suggest
 from tandemmq.spark.properties import build_map, scan_properties
 
 # The columns.
@@ -57,8 +57,9 @@ class SinkColumns:
 
     places: dict[str, int]
 
-    def place(self, name: str) -> int | None:
-        return self.places.get(name)
+    def read(self, batch: Any, name: str) -> Any:
+        """Returns the column of a RecordBatch; None if the rows lack it."""
+        return batch.column(self.places[name]) if name in self.places else None
 
 
 def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bool) -> SinkColumns:
@@ -79,8 +80,7 @@ def find_sink_columns(fields: Sequence[tuple[str, str]], *, has_topic_option: bo
         if spelled is None:
             if label.lower() in _READ_ONLY:
                 continue
-            near = difflib.get_close_matches(label.lower(), list(known), n=1, cutoff=0.5)
-            hint = f"; did you mean {known[near[0]]}?" if near else "."
+            hint = suggest(label, known)
             raise ConfigError(f"the sink knows no column {label!r}{hint} There are {', '.join(SINK_COLUMNS)}")
         name = _ALIASES.get(spelled, spelled)
         if name in places:
@@ -170,18 +170,14 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
         head = pa.scalar(f"{name}\x01".encode(), pa.binary())
         parts.append(pc.binary_join_element_wise(head, values, pa.scalar(_PAIR_END, pa.binary()), _EMPTY))
 
-    def column(name: str) -> Any:
-        place = columns.place(name)
-        return None if place is None else batch.column(place)
-
-    own = column("properties")
+    own = columns.read(batch, "properties")
     if own is not None:
         parts.append(_encode_map(own, first_row))
     for name, wire_name in (("shardingKey", names.SHARDING_KEY), ("keys", names.KEYS), ("tags", names.TAGS)):
-        values = column(name)
+        values = columns.read(batch, name)
         if values is not None:
             add(wire_name, _to_binary(values))
-    levels, times = column("delayLevel"), column("deliverAt")
+    levels, times = columns.read(batch, "delayLevel"), columns.read(batch, "deliverAt")
     is_delayed = np.zeros(count, dtype=bool)
     if levels is not None:
         levels = _drop_zeros(levels.cast(pa.int64()))
@@ -191,7 +187,7 @@ def encode_row_properties(batch: Any, columns: SinkColumns, keys: Any, first_row
         times = _drop_zeros(_milliseconds(times))
         add(DELIVER_AT, times.cast(pa.string()).cast(pa.binary()))
         is_delayed |= times.is_valid().to_numpy(zero_copy_only=False)
-    given = column("uniqueKey")
+    given = columns.read(batch, "uniqueKey")
     add(names.UNIQ_KEY, keys if given is None else pc.coalesce(_to_binary(given), keys))
     encoded = pc.binary_join_element_wise(*parts, _EMPTY, null_handling="replace", null_replacement="")
     _refuse(

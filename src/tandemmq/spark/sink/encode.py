@@ -82,10 +82,10 @@ def check_topic(topic: str) -> None:
 
 
 def _split_by_topic(batch: Any, columns: SinkColumns, topic: str) -> list[tuple[str, Ints | None]]:
-    place = columns.place("topic")
-    if topic or place is None:
+    names_of_rows = columns.read(batch, "topic")
+    if topic or names_of_rows is None:
         return [(topic, None)]
-    encoded = batch.column(place).dictionary_encode()
+    encoded = names_of_rows.dictionary_encode()
     if encoded.null_count:
         raise MessageIllegal("a row has no topic; set the option topic, or fill the column")
     names = encoded.dictionary.to_pylist()
@@ -107,13 +107,10 @@ def _choose_slots(
     """
     slots: Ints | None = None
     for name, find in (("shardingKey", _slot_of_key), ("queueId", _slot_of_queue)):
-        place = columns.place(name)
-        if place is None:
-            continue
-        values = batch.column(place)
-        if rows is not None:
+        values = columns.read(batch, name)
+        if values is not None and rows is not None:
             values = values.take(rows)
-        if values.null_count == len(values):
+        if values is None or values.null_count == len(values):
             continue
         if pa.types.is_binary(values.type) or pa.types.is_large_binary(values.type):
             values = _decode_keys(values)
@@ -236,9 +233,7 @@ class BatchEncoder:
 
     def _read_bodies(self, batch: Any, first_row: int) -> tuple[Any, NDArray[np.bool_] | None]:
         """Returns the bodies, and a mask of the rows without one; None if all rows have one."""
-        place = self.columns.place("body")
-        assert place is not None
-        body = batch.column(place).cast(pa.binary())
+        body = self.columns.read(batch, "body").cast(pa.binary())
         is_missing = pc.fill_null(pc.equal(pc.binary_length(body), 0), True)
         if not pc.any(is_missing).as_py():
             return body, None
@@ -257,8 +252,8 @@ class BatchEncoder:
 
     def _diverted_body(self, batch: Any, row: int, is_valid: bool) -> bytes:
         """Returns the body of a diverted message: the row's topic, and whether its body was empty or null."""
-        place = self.columns.place("topic")
-        topic = self.options.topic or (None if place is None else batch.column(place)[row].as_py())
+        names = self.columns.read(batch, "topic")
+        topic = self.options.topic or (None if names is None else names[row].as_py())
         return json.dumps({"topic": topic, "body": "" if is_valid else None}).encode()
 
     def _group(self, batch: Any, is_empty: NDArray[np.bool_] | None) -> list[RowGroup]:
@@ -275,10 +270,10 @@ class BatchEncoder:
         return groups
 
     def _read_flags(self, batch: Any) -> NDArray[np.int32]:
-        place = self.columns.place("flag")
-        if place is None:
+        given = self.columns.read(batch, "flag")
+        if given is None:
             return np.zeros(batch.num_rows, dtype=np.int32)
-        numbers = pc.fill_null(batch.column(place), 0).cast(pa.int32())
+        numbers = pc.fill_null(given, 0).cast(pa.int32())
         flags: NDArray[np.int32] = numbers.to_numpy(zero_copy_only=False)
         return flags
 

@@ -121,14 +121,14 @@ class _RowWriter:
         self._pins: Pins | None = None
         self._decided: frozenset[tuple[str, int]] = frozenset()
         if options.is_exactly_once:
-            if columns.place("uniqueKey") is not None:
+            if "uniqueKey" in columns.places:
                 raise ConfigError(
                     "semantics exactly-once makes the unique keys itself: drop the column uniqueKey"
                 )
             self._pins = pin_queues(options)
         if options.is_transactional:
             for column in ("delayLevel", "deliverAt"):
-                if columns.place(column) is not None:
+                if column in columns.places:
                     raise ConfigError(
                         f"semantics transactional: brokers delay no half messages; drop the column {column}"
                     )
