@@ -49,7 +49,7 @@ so they get the usual number.
 """
 
 
-@dataclass(slots=True)
+@dataclass
 class Controllers:
     """Requests about one broker to the leader of the controllers. An `IdGiver`."""
 
