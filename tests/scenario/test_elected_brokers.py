@@ -50,7 +50,7 @@ from tandemmq.protocol.requests.controller import MasterResponse
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
-from tandemmq.remoting import RemotingClient
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole

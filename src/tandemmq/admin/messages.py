@@ -14,12 +14,13 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.admin.targets import Place, Tools, find_targets, tools_options
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
-from tandemmq.client.route_cache import build_view
+from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.tracing import split_records
 from tandemmq.errors import (
     BadRequest,
@@ -30,11 +31,9 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
-from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
-from tandemmq.protocol.requests.consume import PullRequest
-from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
-from tandemmq.protocol.topic_names import TOOLS_GROUP, TRACE_TOPIC
+from tandemmq.protocol.topic_names import TRACE_TOPIC
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
 
@@ -45,8 +44,6 @@ BODY_CHARS_MAX = 1_000
 
 ALL_TAGS: Final = "*"
 ANY_TIME: Final = opt.Span()
-PULL_COUNT_MAX: Final = 32
-"""The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 
 
 PrintBody = Annotated[bool, typer.Option("-d", "--printBody", help="true: print the bodies, too."), opt.FLAG]
@@ -76,10 +73,6 @@ class MessageSelection:
     times: opt.Span = ANY_TIME
     count_max: int
     output: Output
-
-    @property
-    def tags(self) -> frozenset[str]:
-        return frozenset(tag.strip() for tag in self.expression.split("||"))
 
 
 MESSAGE_KINDS: Final = {"0": "normal", "1": "half", "2": "commit", "3": "delayed", "4": "ordered"}
@@ -187,14 +180,12 @@ async def query_message_by_offset(
     offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
 ) -> CommandAnswer:
     """Show the message at an offset of a queue; exit code 1 when there is none."""
-    queue = MessageQueue(topic, broker_name, queue_id)
-    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
-    addresses = view.addresses.get(broker_name)
-    if not addresses:
+    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL_TAGS, 0))
+    await reader.queues()
+    if not reader.addresses.get(broker_name):
         raise NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
-    header = _pull_header(queue, offset, 1, ALL_TAGS)
-    pulled = await broker_consume.pull(tools.remoting, addresses[min(addresses)], header)
-    return _answer([one for one in decode_records(pulled.body) if one.queue_offset == offset])
+    _, found, _ = await reader.pull(MessageQueue(topic, broker_name, queue_id), offset, count_max=1)
+    return _answer([one.record for one in found if one.queue_offset == offset])
 
 
 @opt.command(app, "sendMessage")
@@ -547,10 +538,10 @@ def _number(text: str) -> int:
 
 async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:
     """Shows the messages of a topic, queue by queue. Exit code 1 when there is none."""
-    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    reader = TopicPuller(tools, topic, parse_subscription(topic, selection.expression, 0))
     queues = [
         queue
-        for queue in view.subscribe_queues
+        for queue in await reader.queues()
         if selection.broker_name in ("", queue.broker_name) and selection.queue_id in (None, queue.queue_id)
     ]
     if not queues:
@@ -560,10 +551,7 @@ async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> 
         )
     records: list[Record] = []
     for queue in queues:
-        addresses = view.addresses.get(queue.broker_name)
-        if not addresses:
-            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-        await _read_queue(tools, addresses[min(addresses)], queue, selection, records)
+        await _read_queue(reader, queue, selection, records)
     has_more = len(records) > selection.count_max
     answer = _answer(records[: selection.count_max], has_bodies=selection.output.has_bodies)
     notes = [
@@ -582,12 +570,13 @@ async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> 
 
 
 async def _read_queue(
-    tools: Tools, address: str, queue: MessageQueue, selection: MessageSelection, records: list[Record]
+    reader: TopicPuller, queue: MessageQueue, selection: MessageSelection, records: list[Record]
 ) -> None:
     """Adds the selected messages of one queue to `records`, `count_max + 1` at most in total: the last one
     shows that more exist.
     """
-    remoting, topic, queue_id = tools.remoting, queue.topic, queue.queue_id
+    remoting, topic, queue_id = reader.tools.remoting, queue.topic, queue.queue_id
+    address = reader.replica(queue).address
     offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
     end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
     if selection.times.begin_ms is not None:
@@ -597,33 +586,15 @@ async def _read_queue(
     if selection.offset is not None:
         offset = max(offset, selection.offset)
     while offset < end and len(records) <= selection.count_max:
-        header = _pull_header(queue, offset, PULL_COUNT_MAX, selection.expression)
-        pulled = await broker_consume.pull(remoting, address, header)
-        for one in decode_records(pulled.body):
-            is_wanted = selection.expression == ALL_TAGS or (one.tags or "") in selection.tags
+        pulled, found, _ = await reader.pull(queue, offset)
+        for one in found:
             if selection.times.end_ms is not None and one.stored_at_ms > selection.times.end_ms:
                 return  # store times increase with the offset
-            if is_wanted and offset <= one.queue_offset < end and len(records) <= selection.count_max:
-                records.append(one)
+            if one.queue_offset < end and len(records) <= selection.count_max:
+                records.append(one.record)
         if pulled.next_offset <= offset:
             break
         offset = pulled.next_offset
-
-
-def _pull_header(queue: MessageQueue, offset: int, count_max: int, expression: str) -> PullRequest:
-    return PullRequest(
-        consumer_group=TOOLS_GROUP,
-        topic=queue.topic,
-        queue_id=queue.queue_id,
-        queue_offset=offset,
-        count_max=count_max,
-        sys_flag=PULL_SUBSCRIPTION,
-        committed_offset=0,
-        suspend_timeout_ms=0,
-        subscription_version=0,
-        subscription=expression,
-        broker_name=queue.broker_name,
-    )
 
 
 @asynccontextmanager

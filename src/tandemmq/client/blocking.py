@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import update_wrapper
@@ -77,10 +76,6 @@ class LoopThread:
             with self._lock:
                 if not self._is_ending:
                     self._loop.call_soon_threadsafe(function, *args)
-
-    def monotonic(self) -> float:
-        """Returns the seconds of a monotonic clock, for the calling thread."""
-        return time.monotonic()
 
     def stop(self) -> None:
         """Ends the thread and waits for its end."""
@@ -150,16 +145,7 @@ class _SharedThread:
 
 
 _shared = _SharedThread()
-
-
-def acquire_thread() -> LoopThread:
-    """Returns the client thread of the process; the first user starts it."""
-    return _shared.acquire()
-
-
-def release_thread(thread: LoopThread) -> None:
-    """Releases the thread; the last user stops it."""
-    _shared.release(thread)
+"""The client thread of the process: the first facade starts it, and the last one stops it."""
 
 
 class AsyncClient(Protocol):
@@ -183,11 +169,11 @@ class Facade(Generic[C]):
         """Starts the client. Raises BrokerUnreachable when no name server accepts a connection."""
         if self._client is not None:
             raise ClientError("the client is already started")
-        thread = acquire_thread()
+        thread = _shared.acquire()
         try:
             self._client = thread.call(self._make_started())
         except BaseException:
-            release_thread(thread)
+            _shared.release(thread)
             raise
         self._thread = thread
         return self
@@ -202,7 +188,7 @@ class Facade(Generic[C]):
             if thread.is_usable:
                 thread.call(client.close())
         finally:
-            release_thread(thread)
+            _shared.release(thread)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -226,9 +212,6 @@ class Facade(Generic[C]):
         if self._client is None:
             raise ClientError("the client is not started, or it is closed")
         return self._client
-
-    def _monotonic(self) -> float:
-        return 0.0 if self._thread is None else self._thread.monotonic()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         thread = self._thread

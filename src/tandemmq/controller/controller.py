@@ -15,6 +15,7 @@ from __future__ import annotations
 import hmac
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import KW_ONLY, dataclass, field
 
 from tandemmq.consensus.core.messages import Message, decode_message, encode_message
 from tandemmq.consensus.shell.files import RaftFiles
@@ -226,33 +227,23 @@ class Controller:
         }
 
 
+@dataclass(slots=True, eq=False)
 class Peers:
     """Sends and receives the messages of `RaftServer`."""
 
-    def __init__(
-        self,
-        options: ControllerOptions,
-        *,
-        address_of: Callable[[str], str | None],
-        raft: Callable[[], RaftServer],
-        client: RemotingClient,
-        scope: TaskScope,
-        clock: Clock,
-    ) -> None:
-        """`address_of` returns the address of a controller of the group; None for any other name."""
-        self._group = options.group
-        self._name = options.self_id
-        self._secret = options.shared_secret
-        self._address_of = address_of
-        self._raft = raft
-        self._client = client
-        self._scope = scope
-        self._clock = clock
-        self._connecting: set[str] = set()
-        self._connected_s: dict[str, float] = {}
-        self._heard_s: dict[str, float] = {}
-        self._refused: set[str] = set()
-        self._capabilities: dict[str, bool] = {}
+    options: ControllerOptions
+    _: KW_ONLY
+    address_of: Callable[[str], str | None]
+    """Returns the address of a controller of the group; None for any other name."""
+    raft: Callable[[], RaftServer]
+    client: RemotingClient
+    scope: TaskScope
+    clock: Clock
+    _connecting: set[str] = field(default_factory=set)
+    _connected_s: dict[str, float] = field(default_factory=dict)
+    _heard_s: dict[str, float] = field(default_factory=dict)
+    _refused: set[str] = field(default_factory=set)
+    _capabilities: dict[str, bool] = field(default_factory=dict)
 
     def supports_history(self, name: str, *, otherwise: bool) -> bool:
         """Returns True if the newest message of the controller announced the capability; `otherwise` if there
@@ -261,11 +252,11 @@ class Peers:
         return self._capabilities.get(name, otherwise)
 
     def send(self, to: str, message: Message) -> None:
-        address = self._address_of(to)
+        address = self.address_of(to)
         if address is None:
             return
-        channel = self._client.open_channel(address)
-        now_s = self._clock.monotonic()
+        channel = self.client.open_channel(address)
+        now_s = self.clock.monotonic()
         if channel is not None:
             since_s = max(self._connected_s.get(to, 0.0), self._heard_s.get(to, 0.0))
             if now_s - since_s < SILENT_S:
@@ -274,12 +265,12 @@ class Peers:
             channel.abort(f"no message from {to} for {now_s - since_s:.0f} s")
         if to not in self._connecting:
             self._connecting.add(to)
-            self._scope.start(f"connect-{to}", self._connect(to, address, message))
+            self.scope.start(f"connect-{to}", self._connect(to, address, message))
 
     async def _connect(self, to: str, address: str, message: Message) -> None:
         try:
-            channel = await self._client.channel(address, CONNECT_TIMEOUT_S)
-            self._connected_s[to] = self._clock.monotonic()
+            channel = await self.client.channel(address, CONNECT_TIMEOUT_S)
+            self._connected_s[to] = self.clock.monotonic()
             channel.send(self._command(message))
         except TandemError:
             pass  # lost, as any message may be; the next one tries again
@@ -288,7 +279,7 @@ class Peers:
 
     def is_heard(self, name: str) -> bool:
         """True if the peer has sent a message recently."""
-        return self._clock.monotonic() - self._heard_s.get(name, -SILENT_S) < SILENT_S
+        return self.clock.monotonic() - self._heard_s.get(name, -SILENT_S) < SILENT_S
 
     def handle_message(self, channel: Channel, command: Command) -> None:
         """TANDEM_RAFT_MESSAGE (30001).
@@ -299,23 +290,23 @@ class Peers:
         body = bytes(command.body)
         proof = self._prove(header.sender, body)
         if (
-            header.group != self._group
-            or header.sender == self._name
-            or self._address_of(header.sender) is None
+            header.group != self.options.group
+            or header.sender == self.options.self_id
+            or self.address_of(header.sender) is None
             or not hmac.compare_digest(header.proof.encode(), proof.encode())
         ):
             self._refuse(channel, header)
-        own = self._raft().identity
+        own = self.raft().identity
         if own and header.controllers_id not in (None, own):
             self._refuse(channel, header, f"the sender's group has the id {header.controllers_id}, not {own}")
         message = decode_message(body)
         if message.sender != header.sender:
             self._refuse(channel, header)
-        if self._secret:
+        if self.options.shared_secret:
             channel.make_known()
         self._capabilities[header.sender] = HISTORY in (header.caps or "").split(",")
-        self._heard_s[header.sender] = self._clock.monotonic()
-        self._raft().receive(message)
+        self._heard_s[header.sender] = self.clock.monotonic()
+        self.raft().receive(message)
 
     def _refuse(self, channel: Channel, header: RaftMessageHeader, reason: str = "") -> None:
         """Refuses the message; each name is logged once."""
@@ -336,16 +327,16 @@ class Peers:
     def _command(self, message: Message) -> Command:
         body = encode_message(message)
         header = RaftMessageHeader(
-            group=self._group,
-            sender=self._name,
-            proof=self._prove(self._name, body),
+            group=self.options.group,
+            sender=self.options.self_id,
+            proof=self._prove(self.options.self_id, body),
             caps=HISTORY,
-            controllers_id=self._raft().identity or None,
+            controllers_id=self.raft().identity or None,
         )
         return Command.request(Code.TANDEM_RAFT_MESSAGE, header, body=body, oneway=True)
 
     def _prove(self, sender: str, body: bytes) -> str:
-        if not self._secret:
+        if not self.options.shared_secret:
             return ""
-        text = f"{self._group}\0{sender}\0".encode() + body
-        return hmac.new(self._secret.encode(), text, "sha256").hexdigest()
+        text = f"{self.options.group}\0{sender}\0".encode() + body
+        return hmac.new(self.options.shared_secret.encode(), text, "sha256").hexdigest()

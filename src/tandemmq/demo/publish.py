@@ -24,7 +24,7 @@ from tandemmq.errors import NoRoute, TandemError
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
-from tandemmq.remoting import RemotingClient
+from tandemmq.remoting.client import RemotingClient
 
 ROW_COUNT = 336_776
 _CHUNK_ROWS = 8_192

@@ -28,7 +28,7 @@ from tandemmq.demo.landing import LandingProcess, count_in_commit_log, count_in_
 from tandemmq.demo.publish import Published, Publisher, flight_messages, producer_options, queue_ends
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.launcher import ProcessFailed, Server, stopping
-from tandemmq.remoting import RemotingClient
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell import local
 

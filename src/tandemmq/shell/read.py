@@ -10,30 +10,24 @@ import asyncio
 import re
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final
 
 import typer
 
 from tandemmq.admin.options import Text, grouped
+from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.targets import Tools, open_tools, tools_options
-from tandemmq.api import broker_consume
-from tandemmq.api.broker_consume import Pulled, PullStatus
+from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
-from tandemmq.client.consumer.replica_choice import choose_replica
-from tandemmq.client.consumer.subscription import Subscription, parse_subscription
-from tandemmq.client.route_cache import build_view
-from tandemmq.errors import NoRoute, TandemError
-from tandemmq.protocol.record import Record, decode_records
-from tandemmq.protocol.requests.consume import PullRequest
-from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
-from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.client.consumer.subscription import parse_subscription
+from tandemmq.errors import TandemError
+from tandemmq.protocol.record import Record
 from tandemmq.shell import session
 from tandemmq.units import MASTER_ID
 
-PULL_COUNT_MAX: Final = 32
-"""The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 SUSPEND_MS: Final = 15_000
 WAITING_PULLS_MAX: Final = 16
 """The most answers of all queues that wait to be printed to a slow reader; then pulling pauses."""
@@ -131,102 +125,35 @@ def consume(
 # Reading without a group
 
 
-@dataclass(slots=True)
-class TopicPuller:
-    """Pulls a topic's queues; uses a slave while a master is away."""
-
-    tools: Tools
-    topic: str
-    subscription: Subscription
-    addresses: dict[str, dict[int, str]] = field(default_factory=dict)
-
-    async def queues(self) -> tuple[MessageQueue, ...]:
-        """Returns the queues that can be read now. Raises TopicNotFound."""
-        view = build_view(self.topic, await self.tools.cluster_admin.topic_route(self.topic))
-        self.addresses = {name: dict(replicas) for name, replicas in view.addresses.items()}
-        return view.subscribe_queues
-
-    async def pull(
-        self, queue: MessageQueue, offset: int, *, suspend_ms: int = 0, avoided: Sequence[str] = ()
-    ) -> tuple[Pulled, list[ReceivedMessage], int]:
-        """Returns one answer, its messages that match the subscription, and the id of the answering
-        broker.
-        """
-        replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID, avoided)
-        if replica is None:
-            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-        header = PullRequest(
-            consumer_group=TOOLS_GROUP,
-            topic=self.topic,
-            queue_id=queue.queue_id,
-            queue_offset=offset,
-            count_max=PULL_COUNT_MAX,
-            sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms else 0),
-            committed_offset=0,
-            suspend_timeout_ms=suspend_ms,
-            subscription_version=self.subscription.version,
-            subscription=self.subscription.expression,
-            expression_type=self.subscription.expression_type,
-            broker_name=queue.broker_name,
-        )
-        pulled = await broker_consume.pull(self.tools.remoting, replica.address, header)
-        found = [
-            received(record, queue.broker_name)
-            for record in decode_records(pulled.body)
-            if record.queue_offset >= offset and self.subscription.matches(record.tags)
-        ]
-        return pulled, found, replica.broker_id
-
-    async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
-        """Returns up to `count` messages from the offset on, up to the current end of the queue."""
-        messages: list[ReceivedMessage] = []
-        while len(messages) < count:
-            pulled, found, _ = await self.pull(queue, offset)
-            messages += found
-            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset == offset:
-                break
-            offset = pulled.next_offset
-        return messages[:count]
-
-    async def follow(
-        self, queue: MessageQueue, offset: int, out: asyncio.Queue[list[ReceivedMessage]]
-    ) -> None:
-        """Puts all messages from the offset on into `out`, until cancelled. A series of failures is reported
-        once, and reading is retried.
-        """
-        is_unreadable = False
-        while True:
-            try:
-                pulled, found, broker_id = await self.pull(queue, offset, suspend_ms=SUSPEND_MS)
-            except TandemError as error:
-                if not is_unreadable:
-                    session.note(
-                        f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; retrying"
-                    )
-                is_unreadable = True
-                await asyncio.sleep(_RETRY_S)
-                await self._refresh_route()
-                continue
-            is_unreadable = False
-            if found:
-                await out.put(found)
-            if broker_id != MASTER_ID and pulled.next_offset < offset:
-                await asyncio.sleep(_RETRY_S)  # the slave lags: it does not have this offset yet
-            elif pulled.next_offset == offset:
-                await asyncio.sleep(0.05 if pulled.status is PullStatus.NOTHING_NEW else _RETRY_S)
-            else:
-                offset = pulled.next_offset
-
-    async def _refresh_route(self) -> None:
+async def follow_queue(
+    reader: TopicPuller, queue: MessageQueue, offset: int, out: asyncio.Queue[list[ReceivedMessage]]
+) -> None:
+    """Puts all messages from the offset on into `out`, until cancelled. A series of failures is reported
+    once, and reading is retried.
+    """
+    is_unreadable = False
+    while True:
         try:
-            await self.queues()
-        except TandemError:
-            return  # the name server is unreachable, too; keep the known addresses
-
-
-def received(record: Record, broker_name: str) -> ReceivedMessage:
-    """Returns the message of a record."""
-    return ReceivedMessage(record, broker_name=broker_name)
+            pulled, found, broker_id = await reader.pull(queue, offset, suspend_ms=SUSPEND_MS)
+        except TandemError as error:
+            if not is_unreadable:
+                session.note(
+                    f"queue {queue.queue_id} of {queue.broker_name} cannot be read: {error}; retrying"
+                )
+            is_unreadable = True
+            await asyncio.sleep(_RETRY_S)
+            with suppress(TandemError):  # the name server is unreachable, too; keep the known addresses
+                await reader.queues()
+            continue
+        is_unreadable = False
+        if found:
+            await out.put(found)
+        if broker_id != MASTER_ID and pulled.next_offset < offset:
+            await asyncio.sleep(_RETRY_S)  # the slave lags: it does not have this offset yet
+        elif pulled.next_offset == offset:
+            await asyncio.sleep(0.05 if pulled.status is PullStatus.NOTHING_NEW else _RETRY_S)
+        else:
+            offset = pulled.next_offset
 
 
 def sort_by_time(messages: list[ReceivedMessage]) -> list[ReceivedMessage]:
@@ -310,7 +237,7 @@ async def _print_last(
 
 async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: session.LineForm) -> None:
     found: asyncio.Queue[list[ReceivedMessage]] = asyncio.Queue(WAITING_PULLS_MAX)
-    tasks = [asyncio.create_task(reader.follow(queue, at, found)) for queue, at in offsets.items()]
+    tasks = [asyncio.create_task(follow_queue(reader, queue, at, found)) for queue, at in offsets.items()]
     try:
         while not session.is_reader_gone():
             for task in tasks:
@@ -375,7 +302,9 @@ def browse(
         async with open_tools(servers) as tools:
             if position.key or position.message_id:
                 records = await _look_up(tools, topic, position, count)
-                messages = [received(one, "") for one in records if subscription.matches(one.tags)]
+                messages = [
+                    ReceivedMessage(one, broker_name="") for one in records if subscription.matches(one.tags)
+                ]
             else:
                 reader = TopicPuller(tools, topic, subscription)
                 messages = []

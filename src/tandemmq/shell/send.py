@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_send
 from tandemmq.client import (
@@ -33,7 +34,6 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
 from tandemmq.shell import session
-from tandemmq.shell.read import TopicPuller
 from tandemmq.units import MIB
 
 if TYPE_CHECKING:

@@ -107,7 +107,7 @@ async def test_inbox_wakes_readers_and_the_application():
     first = inbox.take()
     assert first is not None
     assert first.message == "m1"
-    inbox.drop(source)
+    inbox.requeue(source)
     assert inbox.take() is None
 
 

@@ -81,14 +81,10 @@ class Inbox:
         self._errors.append(error)
         self._arrived.set()
 
-    def drop(self, source: MessageSource) -> None:
-        """Drops the undelivered messages of a queue, because the queue was released or is read again from
-        another offset.
-        """
-        self.requeue(source)
-
     def requeue(self, source: MessageSource) -> list[Received]:
-        """Removes and returns the undelivered messages of a queue. Their bytes are still counted."""
+        """Removes and returns the undelivered messages of a queue that was released, pauses, or is read again
+        from another offset. Their bytes are still counted.
+        """
         taken = [delivery for delivery in self._deliveries if delivery.source is source]
         kept = [delivery for delivery in self._deliveries if delivery.source is not source]
         self._deliveries.clear()

@@ -153,7 +153,7 @@ class QueueReader:
         self._generation += 1
         if self.gate is not None:
             self.gate.forget()
-        self._context.inbox.drop(self)
+        self._context.inbox.requeue(self)
         self._context.inbox.free(self.in_flight.bytes)
 
     # The task

@@ -1,0 +1,94 @@
+"""Reading a topic without a group: `TopicPuller` pulls under the group of RocketMQ's tools, which commits
+nothing, so that the commands that print messages leave no trace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from tandemmq.admin.targets import Tools
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Pulled, PullStatus
+from tandemmq.client import MessageQueue, ReceivedMessage
+from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
+from tandemmq.client.consumer.subscription import Subscription
+from tandemmq.client.route_cache import build_view
+from tandemmq.errors import NoRoute
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.units import MASTER_ID
+
+PULL_COUNT_MAX: Final = 32
+"""The most messages that RocketMQ's brokers return in one answer from memory, by default."""
+
+
+@dataclass(slots=True)
+class TopicPuller:
+    """Pulls a topic's queues; uses a slave while a master is away."""
+
+    tools: Tools
+    topic: str
+    subscription: Subscription
+    addresses: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+
+    async def queues(self) -> tuple[MessageQueue, ...]:
+        """Returns the queues that can be read now. Raises TopicNotFound."""
+        view = build_view(self.topic, await self.tools.cluster_admin.topic_route(self.topic))
+        self.addresses = view.addresses
+        return view.subscribe_queues
+
+    def replica(self, queue: MessageQueue) -> ReadReplica:
+        """Returns the replica to ask. Raises NoRoute."""
+        replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID)
+        if replica is None:
+            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
+        return replica
+
+    async def pull(
+        self,
+        queue: MessageQueue,
+        offset: int,
+        *,
+        count_max: int = PULL_COUNT_MAX,
+        suspend_ms: int = 0,
+    ) -> tuple[Pulled, list[ReceivedMessage], int]:
+        """Returns one answer, its messages that match the subscription, and the id of the answering
+        broker.
+        """
+        replica = self.replica(queue)
+        header = PullRequest(
+            consumer_group=TOOLS_GROUP,
+            topic=self.topic,
+            queue_id=queue.queue_id,
+            queue_offset=offset,
+            count_max=count_max,
+            sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if suspend_ms else 0),
+            committed_offset=0,
+            suspend_timeout_ms=suspend_ms,
+            subscription_version=self.subscription.version,
+            subscription=self.subscription.expression,
+            expression_type=self.subscription.expression_type,
+            broker_name=queue.broker_name,
+        )
+        pulled = await broker_consume.pull(self.tools.remoting, replica.address, header)
+        found = [
+            ReceivedMessage(record, broker_name=queue.broker_name)
+            for record in decode_records(pulled.body)
+            if record.queue_offset >= offset and self.subscription.matches(record.tags)
+        ]
+        return pulled, found, replica.broker_id
+
+    async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
+        """Returns up to `count` messages from the offset on, up to the current end of the queue."""
+        messages: list[ReceivedMessage] = []
+        while len(messages) < count:
+            pulled, found, _ = await self.pull(queue, offset)
+            messages += found
+            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset == offset:
+                break
+            offset = pulled.next_offset
+        return messages[:count]
