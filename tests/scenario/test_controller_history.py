@@ -360,7 +360,7 @@ async def test_controllers_of_two_versions_agree_and_use_nothing_new(monkeypatch
 
     def without_capability(peers: Peers, message: Any) -> Command:
         command = real(peers, message)
-        if peers._name != "n2":
+        if peers.options.self_id != "n2":
             return command
         header = command.decode(headers.RaftMessageHeader)
         old = msgspec.structs.replace(header, caps=None, controllers_id=None)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
+import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import update_wrapper
@@ -212,6 +213,9 @@ class Facade(Generic[C]):
         if self._client is None:
             raise ClientError("the client is not started, or it is closed")
         return self._client
+
+    def _monotonic(self) -> float:
+        return time.monotonic()
 
     def _call(self, work: Coroutine[Any, Any, T]) -> T:
         thread = self._thread

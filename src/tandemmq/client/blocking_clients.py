@@ -21,7 +21,6 @@ BlockingConsumer. Results, errors and options are those of the asyncio classes.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -303,7 +302,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
             fetched.extend(self._call(self._running.fetch(ITERATION_POLL)))
             if not fetched:
                 raise StopIteration
-        elif len(self._finished) >= ACK_COUNT or time.monotonic() - self._acked_at >= ACK_EVERY_S:
+        elif len(self._finished) >= ACK_COUNT or self._monotonic() - self._acked_at >= ACK_EVERY_S:
             self._flush_acks()
         message = fetched.popleft()
         if self._is_auto_ack:
@@ -344,7 +343,7 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         """Passes the messages that this thread has acknowledged to the consumer; called before any other
         request.
         """
-        self._acked_at = time.monotonic()
+        self._acked_at = self._monotonic()
         if self._finished and self._thread is not None and self._client is not None:
             self._thread.call_soon(self._client.ack_all, self._finished)
             self._finished = []
