@@ -11,6 +11,7 @@ Source:     spec store 3.3.
 from __future__ import annotations
 
 import errno
+import logging
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -32,8 +33,11 @@ from tandemmq.protocol.record import (
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2
 from tandemmq.runtime.ports import Disk
 from tandemmq.store.record_maker import BLANK_BYTES
-from tandemmq.store.segmented_log import SegmentedLog
+from tandemmq.store.segmented_log import Segment, SegmentedLog
+from tandemmq.telemetry import events
 from tandemmq.units import GIB, MIB, Buffer
+
+log = logging.getLogger(__name__)
 
 DAMAGED_RANGES_MAX = 1024
 COPIES_BYTES_MAX = GIB
@@ -132,6 +136,21 @@ class DamagedRanges:
         if index < len(ranges) and ranges[index].begin < end:
             return ranges[index]
         return None
+
+
+def report_damage(damaged: DamagedRange, segment: Segment, *, found_by: str) -> None:
+    """Logs a range that was found in a file."""
+    log.error(
+        events.LOG_DAMAGED,
+        extra={
+            "path": str(segment.path),
+            "file_offset": damaged.begin - segment.base,
+            "log_offset": damaged.begin,
+            "size_bytes": damaged.size,
+            "reason": damaged.reason,
+            "found_by": found_by,
+        },
+    )
 
 
 class ValidRecord(NamedTuple):

@@ -271,16 +271,6 @@ class Dispatcher:
         touched.update(dict.fromkeys(self.put_block(block, 0, len(block))))
         return block.end
 
-    def put_one(self, checked: RecordCheck, view: memoryview, at: int) -> None:
-        """Feeds the tables with the record at byte `at` of `view`; otherwise like `put_block`."""
-        assert checked.outcome is RecordOutcome.OK, checked.outcome
-        assert 0 <= at <= len(view) - checked.size, (at, checked.size, len(view))
-        queue = None
-        if self.is_queued(checked):
-            queue = self._queues.get_or_create((checked.topic, checked.queue_id))
-            self.put_checked(queue, checked, view, at)
-        self.add_keys([(queue, checked.log_offset, checked.size, checked, checked.stored_at_ms)])
-
     def put_block(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
         """Feeds the tables with records `[begin, end)` of a block and returns the queues they belong to.
 

@@ -89,6 +89,31 @@ class IndexSnapshot(NamedTuple):
                 self.file.pwrite(HEADER.size + SLOT_BYTES * begin, (part.astype(">i4").tobytes(),))
 
 
+class Chains(NamedTuple):
+    """The links of new entries: each one's older neighbour, and the newest entry of each changed slot."""
+
+    previous: NDArray[np.int32]
+    slots: Ints
+    newest: NDArray[np.int32]
+    new_slot_count: int
+
+
+def link(places: Ints, numbers: NDArray[np.int32], slots: NDArray[np.int32]) -> Chains:
+    """Returns the links of entries with ascending `numbers` that belong into the slots `places`."""
+    count = len(places)
+    order = stable_order(places)
+    ordered = places[order]
+    is_first = np.ones(count, dtype=np.bool_)
+    is_first[1:] = ordered[1:] != ordered[:-1]
+    is_last = np.ones(count, dtype=np.bool_)
+    is_last[:-1] = is_first[1:]
+    heads = slots[ordered[is_first]]
+    previous = np.empty(count, dtype=np.int32)
+    previous[order[1:]] = numbers[order[:-1]]
+    previous[order[is_first]] = heads
+    return Chains(previous, ordered[is_last], numbers[order[is_last]], int((heads == 0).sum()))
+
+
 class KeyIndex:
     """A file of `slot_count` slots and `entry_count` entries."""
 
@@ -160,14 +185,7 @@ class KeyIndex:
         assert header.next_entry == 1 or log_offsets[0] >= header.end_log_offset, (self.path, header)
         slots = self._loaded_slots()
         numbers = np.arange(header.next_entry, header.next_entry + count, dtype=np.int32)
-        slot_numbers = hashes % self._slot_count
-        order = stable_order(slot_numbers)
-        ordered = slot_numbers[order]
-        is_first = np.ones(count, dtype=np.bool_)
-        is_first[1:] = ordered[1:] != ordered[:-1]
-        previous = np.empty(count, dtype=np.int32)
-        previous[order[1:]] = numbers[order[:-1]]
-        previous[order[is_first]] = slots[ordered[is_first]]
+        chains = link(hashes % self._slot_count, numbers, slots)
 
         begin_ms = int(stored_at_ms[0]) if header.next_entry == 1 else header.begin_ms
         seconds = np.clip((stored_at_ms - begin_ms) // 1000, 0, _SECONDS_MAX) if begin_ms > 0 else 0
@@ -175,14 +193,12 @@ class KeyIndex:
         entries["hash"] = hashes
         entries["log_offset"] = log_offsets
         entries["seconds"] = seconds
-        entries["previous"] = previous
+        entries["previous"] = chains.previous
         self.file.pwrite(self._entry_at(header.next_entry), (entries.tobytes(),))
 
-        is_last = np.ones(count, dtype=np.bool_)
-        is_last[:-1] = is_first[1:]
-        header.used_slot_count += int((previous[order[is_first]] == 0).sum())
-        slots[ordered[is_last]] = numbers[order[is_last]]
-        self._dirty[ordered // SLOTS_PER_PAGE] = True
+        header.used_slot_count += chains.new_slot_count
+        slots[chains.slots] = chains.newest
+        self._dirty[chains.slots // SLOTS_PER_PAGE] = True
         if header.next_entry == 1:
             header.begin_ms = begin_ms
             header.begin_log_offset = int(log_offsets[0])

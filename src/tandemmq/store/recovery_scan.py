@@ -21,13 +21,19 @@ import numpy as np
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.store.consume_queues import OffsetVerifier
 from tandemmq.store.core import StoreCore
-from tandemmq.store.damage import BLANK_STORED_AT_MS, DamagedRange, ValidRecord, data_end, next_valid
+from tandemmq.store.damage import (
+    BLANK_STORED_AT_MS,
+    DamagedRange,
+    ValidRecord,
+    data_end,
+    next_valid,
+    report_damage,
+)
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.record_block import RecordBlock, read_block
 from tandemmq.store.record_maker import BLANK_BYTES, SECTOR_BYTES, ZERO_SECTOR
 from tandemmq.store.segmented_log import Segment
 from tandemmq.store.table_flusher import next_turn
-from tandemmq.telemetry import events
 from tandemmq.units import MIB, align_up
 
 log = logging.getLogger(__name__)
@@ -176,17 +182,7 @@ class RecoveryScan:
         if self._damage_end != begin:
             self._damage_begin = begin
         self._damage_end = end
-        log.error(
-            events.LOG_DAMAGED,
-            extra={
-                "path": str(segment.path),
-                "file_offset": begin - segment.base,
-                "log_offset": begin,
-                "size_bytes": end - begin,
-                "reason": damaged.reason,
-                "found_by": "recovery",
-            },
-        )
+        report_damage(damaged, segment, found_by="recovery")
 
     async def _scan_segment(self, segment: Segment, at: int) -> tuple[int, bool]:
         """Scans one file from `at`; returns the end of its valid records, and True if the next file continues
@@ -273,19 +269,11 @@ class RecoveryScan:
 
     def _dispatch_one(self, segment: Segment, at: int) -> RecordCheck:
         """Checks the record at `at` of the file and dispatches a valid one."""
-        position = segment.base + at
-        assert self.last_log_offset < position, (self.last_log_offset, position)
         checked = self._check(segment, at)
         if checked.outcome is not RecordOutcome.OK:
             return checked
-        distrust = self._distrust
-        if self._is_trusted and distrust is not None and checked.stored_at_ms > distrust.safe_ms:
-            self._end_trusted_part(position)
-        if self.unverified_from < 0 and self._is_unverified(checked):
-            self.unverified_from = position
-        self._dispatcher.put_one(checked, segment.view(), at)
-        self.stored_at_ms = checked.stored_at_ms
-        self.last_log_offset = position
+        view = segment.view()
+        self._dispatch_block(read_block(view, at, log_offset=segment.base, check_crc=False, count_max=1))
         return checked
 
     def _end_trusted_part(self, position: int) -> None:

@@ -17,7 +17,7 @@ from tandemmq.runtime.ports import Advice, File
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.consume_queues import QueueKey
 from tandemmq.store.core import StoreCore
-from tandemmq.store.damage import DamagedRange, next_valid
+from tandemmq.store.damage import DamagedRange, next_valid, report_damage
 from tandemmq.store.dispatcher import Dispatcher
 from tandemmq.store.reader import names_record
 from tandemmq.store.record_block import RecordBlock, read_block
@@ -194,17 +194,7 @@ class Scrubber:
         except Corrupt as error:
             self._report_failure(segment, begin, str(error))
             return None
-        log.error(
-            events.LOG_DAMAGED,
-            extra={
-                "path": str(segment.path),
-                "file_offset": at,
-                "log_offset": begin,
-                "size_bytes": damaged.size,
-                "reason": reason,
-                "found_by": "scrub",
-            },
-        )
+        report_damage(damaged, segment, found_by="scrub")
         self._on_damaged()
         return damaged.end
 

@@ -23,7 +23,7 @@ from tandemmq.store.columns import UNREADABLE, PropertyScan, TopicNumbers, has_k
 from tandemmq.store.inspect.files import OffsetFiles, map_file, read_range
 from tandemmq.store.inspect.findings import Findings, StorePart, damage_at
 from tandemmq.store.inspect.log_walk import LogWalk, Progress
-from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader, made_at
+from tandemmq.store.key_index import ENTRY, ENTRY_BYTES, HEADER, SLOT_BYTES, IndexHeader, link, made_at
 
 ENTRIES_PER_BLOCK = 16_384
 SLOTS_PER_ENTRY_DEFAULT = 4
@@ -142,27 +142,11 @@ class _OneFile:
         hashes = entries["hash"].astype(np.int64)
         self.report_entries(first, hashes < 0, "have a negative hash")
         numbers = np.arange(first, first + count, dtype=np.int32)
-        previous = self._chain(np.abs(hashes) % self._layout.slot_count, numbers)
-        self.report_entries(first, entries["previous"] != previous, "break their chain")
+        chains = link(np.abs(hashes) % self._layout.slot_count, numbers, self._slots)
+        assert (chains.previous < numbers).all(), "a chain leads to older entries"
+        self._slots[chains.slots] = chains.newest
+        self.report_entries(first, entries["previous"] != chains.previous, "break their chain")
         return entries
-
-    def _chain(self, places: Ints, numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Returns the previous entry in each entry's chain, and stores the newest of each chain in
-        `_slots`.
-        """
-        assert len(places) == len(numbers), (self._path, len(places), len(numbers))
-        assert int(places.min()) >= 0, self._path
-        order = np.argsort(places, kind="stable")
-        ordered = places[order]
-        is_first = np.ones(len(order), dtype=np.bool_)
-        is_first[1:] = ordered[1:] != ordered[:-1]
-        previous = np.empty(len(order), dtype=np.int32)
-        previous[order[1:]] = numbers[order[:-1]]
-        previous[order[is_first]] = self._slots[ordered[is_first]]
-        assert (previous < numbers).all(), "a chain leads to older entries"
-        self._slots[ordered] = numbers[order]  # numpy keeps the last of several values for a slot
-        assert (self._slots[places] >= numbers).all(), "a slot names the newest entry of its chain"
-        return previous
 
     def report_entries(
         self, first: int, is_bad: NDArray[np.bool_], what: str, *, is_expected: bool = False

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -274,8 +275,7 @@ def _find_faults(entries: Entries, rows: QueueRows) -> NDArray[np.int64]:
     return result
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QueueRows:
+class QueueRows(NamedTuple):
     """The records of one queue in a run, in log order; one array item each."""
 
     key: tuple[str, int]
@@ -288,14 +288,7 @@ class QueueRows:
     def part(self, begin: int, end: int) -> QueueRows:
         """Returns rows `[begin, end)`."""
         assert 0 <= begin <= end <= len(self.queue_offset), (self.key, begin, end)
-        return QueueRows(
-            key=self.key,
-            queue_offset=self.queue_offset[begin:end],
-            log_offset=self.log_offset[begin:end],
-            size=self.size[begin:end],
-            tag_hash=self.tag_hash[begin:end],
-            is_intact=self.is_intact[begin:end],
-        )
+        return QueueRows._make((self.key, *(column[begin:end] for column in self[1:])))
 
 
 def rows_of(
