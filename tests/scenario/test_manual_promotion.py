@@ -88,7 +88,7 @@ async def test_a_topic_made_again_is_the_same_on_a_slave_and_once_it_is_master(g
         for body in new:
             await to_master.send_ok("T", body)
         await group.caught_up()
-    await until(lambda: slave.store.deleted_topics == master.store.deleted_topics != {}, "deletions")
+    await until(lambda: slave.store.deletions.ends == master.store.deletions.ends != {}, "deletions")
     await until(lambda: tables.offsets.groups_of("T") == tables.offsets.groups_of("Gone") == [], "offsets")
     await until(lambda: tables.topics.get("T") is not None and tables.topics.get("Gone") is None, "topics")
     # A deletion is on disk, and known, before a queue is deleted.
@@ -142,7 +142,7 @@ async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_t
         await to_master.send_ok("Other")
     await group.caught_up()
     end = slave.store.max_log_offset
-    assert await slave.store.apply_deletions({"T": end + 100_000}) == ["T"]
+    assert await slave.store.deletions.apply({"T": end + 100_000}) == ["T"]
     ports = master.address[1], master.ha_address[1]
     await group.stop(0)
     master = await group.start(0, ports=ports)
@@ -155,5 +155,5 @@ async def test_a_deletion_behind_the_end_of_a_copy_hides_nothing_of_what_comes_t
     await group.stop(1)
     slave = await group.start(1)
     assert slave.store is not None
-    assert slave.store.deleted_topics == {"T": end}
+    assert slave.store.deletions.ends == {"T": end}
     assert slave.store.queue_max("T", 0) == 3

@@ -248,7 +248,7 @@ class StoreCheck:
         """Returns the records that the queues must have. A deletion during which the machine was lost has
         happened, or not at all.
         """
-        deleted = self.store.deleted_topics
+        deleted = self.store.deletions.ends
         for send in kept:
             if send.is_deleted is None:
                 send.is_deleted = send.log_offset < deleted.get(send.record.topic, 0)

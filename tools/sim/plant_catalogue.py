@@ -1175,8 +1175,8 @@ _POP: Final = (
     Plant(
         name="the log brings back what a deleted group has popped",
         path="broker/pop/lease_log.py",
-        sound="begin = max(self._store.deleted_topics.get(topic, 0), self._offsets.dropped_end(group))",
-        bug="begin = self._store.deleted_topics.get(topic, 0)",
+        sound="begin = max(self._store.deletions.ends.get(topic, 0), self._offsets.dropped_end(group))",
+        bug="begin = self._store.deletions.ends.get(topic, 0)",
         proofs=("scenario/test_pop_delivery.py",),
     ),
     Plant(
@@ -2255,7 +2255,7 @@ _ELECTED: Final = (
     Plant(
         name="a slave shows what another member lacks",
         path="replication/shell/autoswitch.py",
-        sound="        self._store.begin_copy()\n        self.on_following()",
+        sound="        self._store.deletions.begin_copy()\n        self.on_following()",
         bug="        self._store.terms.limit_reads(until=0)\n        self.on_following()",
         proofs=("scenario/test_autoswitch_channel.py",),
     ),

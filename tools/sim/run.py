@@ -396,7 +396,7 @@ class CrashRun:
         doomed = self.ledger.begin_deletion(topic)
         self._note(f"delete {topic}: {len(doomed)} messages")
         try:
-            await self.machine.drive(self._store.drop_topics([topic]))
+            await self.machine.drive(self._store.deletions.drop([topic]))
         except RequestRejected as error:
             self._note(f"  refused: {error.remark}")
         else:

@@ -72,7 +72,7 @@ async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
     then.
     """
     try:
-        await store.drop_topics(topics)
+        await store.deletions.drop(topics)
     except OSError as error:
         raise RequestRejected(
             f"the deletion cannot be written: {error.strerror or error}", code=ResponseCode.SYSTEM_ERROR

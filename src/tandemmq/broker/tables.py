@@ -120,7 +120,7 @@ class Tables:
 
         If the log has messages but a file that every broker has is missing, the file was lost.
         """
-        self.offsets.deleted_topics = lambda: store.deleted_topics
+        self.offsets.deleted_topics = lambda: store.deletions.ends
         self.offsets.log_end = lambda: store.accepted_log_offset
         if store.accepted_log_offset:
             for file, loaded in self._not_found.items():
@@ -236,7 +236,7 @@ class Tables:
 
 
 def _is_new_queue(store: MessageStore, topic: str, queue_id: int) -> bool:
-    if store.queue_min(topic, queue_id) or topic in store.deleted_topics:
+    if store.queue_min(topic, queue_id) or topic in store.deletions.ends:
         return False
     age_ms = store.dispatcher.stored_at_ms - store.reader.earliest_stored_at(topic, queue_id)
     return age_ms <= DISCOVERY_MS_MAX

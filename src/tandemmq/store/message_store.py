@@ -1,9 +1,9 @@
 """An open store directory: builds the parts of the store in order, starts and stops them.
 
 Callers use the parts, which are public attributes: they append with `store.appender`, read with
-`store.reader`, follow new messages with `store.dispatcher`, and reach the terms of an elected group with
-`store.terms`. `MessageStore` itself does only work that concerns several parts: opening, closing, changes of
-the role, failures, deleted topics. All parts share one `StoreCore`.
+`store.reader`, follow new messages with `store.dispatcher`, delete topics with `store.deletions`, and reach
+the terms of an elected group with `store.terms`. `MessageStore` itself does only work that concerns several
+parts: opening, closing, changes of the role, failures. All parts share one `StoreCore`.
 
 Invariants: min <= dispatched <= confirmed <= appended, flushed <= appended.
 Source:     spec store 12 for the order of start and stop.
@@ -12,7 +12,7 @@ Source:     spec store 12 for the order of start and stop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -44,13 +44,12 @@ from tandemmq.store.retention import Cleaner, no_room_for_first_file, require_ro
 from tandemmq.store.scrub import EntryRepair, Scrubber
 from tandemmq.store.table_flusher import TableFlusher
 from tandemmq.store.term_log import TermLog
+from tandemmq.store.topic_deletions import TopicDeletions
 from tandemmq.store.transient_pool import Committer, TransientPool
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
 log = logging.getLogger(__name__)
-
-DELETION_ROUNDS_MAX = 3
 
 _ROLE = "role"
 _UNVERIFIED = "unverified"
@@ -76,9 +75,7 @@ class MessageStore:
         self.appended, self.flushed = core.appended, core.flushed
         self.confirmed, self.dispatched = core.confirmed, core.dispatched
         self.recorder = core.recorder
-        self.log = core.log
-        self.queues = core.queues
-        self.indexes = core.indexes
+        self.log, self.queues, self.indexes = core.log, core.queues, core.indexes
         self.unverified_reason = ""
         """The reason why the log may lack acknowledged messages; empty if it cannot. Without controllers
         only; with controllers see `TermLog.may_lack_tail`.
@@ -89,7 +86,6 @@ class MessageStore:
         """Called when damage is found while the store is open. Set by the owner, which may fetch the damaged
         bytes from another copy of the log.
         """
-        self._being_deleted: set[str] = set()
         self._ahead = core.rounds("make_segment")
         self._pool = TransientPool(options, core.log) if options.uses_transient_pool else None
         self.dispatcher = Dispatcher(core)
@@ -122,6 +118,9 @@ class MessageStore:
             flusher=self.flusher,
             table_flusher=self.table_flusher,
             quiesce=self._quiesce,
+        )
+        self.deletions = TopicDeletions(
+            core, self.appender, self.table_flusher, lambda: self.accepted_log_offset
         )
         self._replica_log = ReplicaLog(core)
 
@@ -681,106 +680,6 @@ class MessageStore:
         closes.
         """
         self.log.log.advise(Advice.NORMAL if is_enabled else Advice.RANDOM)
-
-    # Deleted topics.
-
-    async def drop_topics(self, topics: Collection[str]) -> None:
-        """Deletes the queues of these topics with everything sent so far.
-
-        Neither a restart nor a slave rebuilds the queues. The records stay in the log until retention deletes
-        its files.
-
-        Strategy: the deletion is on disk before a queue is changed. Messages sent meanwhile require another
-                  write; under constant sends the last of them may reappear after a restart. A cancelled
-                  caller still waits for the end, since two concurrent writes would remove each other's file.
-        Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable if the store
-                  is closed or fails: the deletion may then be in effect when the store is opened again.
-        """
-        self._core.admission.require_open()
-        await self._core.tasks.run_to_completion("drop_topics", self._drop_topics(topics))
-
-    async def _drop_topics(self, topics: Collection[str]) -> None:
-        self._being_deleted.update(topics)
-        try:
-            await self._record_deletion(topics)
-        finally:
-            self._being_deleted.difference_update(topics)
-        for topic in topics:
-            self.queues.drop_topic(topic)
-
-    async def _record_deletion(self, topics: Collection[str]) -> None:
-        for number in range(DELETION_ROUNDS_MAX):
-            self.appender.write_staged()
-            before, end = self.queues.next_offsets(topics), self.accepted_log_offset
-            ends = dict.fromkeys((topic for topic, _ in before), end)
-            try:
-                if ends:
-                    await self.queues.deletions.record(ends, log_begin=self.log.begin)
-            except OSError:
-                if number == 0:
-                    raise
-                return
-            self._core.admission.require_open()
-            if self.queues.next_offsets(topics) == before:
-                return
-
-    @property
-    def deleted_topics(self) -> Mapping[str, int]:
-        """Topic -> log offset: records of the topic below that offset are deleted."""
-        return self.queues.deletions.ends
-
-    @property
-    def done_deletions(self) -> dict[str, int]:
-        """The deletions to report to slaves, without those that are still being written.
-
-        During the write this broker still has the offsets of the topic. A slave that had already dropped its
-        own offsets would copy them again.
-        """
-        ends = self.deleted_topics
-        return {topic: end for topic, end in ends.items() if topic not in self._being_deleted}
-
-    def on_topic_deleted(self, callback: Callable[[str], None]) -> None:
-        """Calls `callback(topic)` when copied records show that a topic was deleted and created again, and
-        the master has not reported the deletion.
-        """
-        self.queues.on_deleted = callback
-
-    def begin_copy(self) -> None:
-        """Prepares a slave to copy a master's bytes from the end of the log on.
-
-        The new master may have a different history, so deletions reported beyond our log end are discarded.
-        That happens if a shorter slave became master, or the master came back shorter. The master reports its
-        own deletions again.
-        """
-        assert self.role is BrokerRole.SLAVE, self.role
-        if self.queues.deletions.lower(self.log.end):
-            self._core.tasks.start("save_deletions", self._save_deletions())
-
-    async def _save_deletions(self) -> None:
-        try:
-            await self.queues.deletions.save()
-        except OSError as error:  # the next round of the table flusher retries
-            extra = {"path": str(self._core.paths.deletions), "reason": str(error)}
-            log.warning(events.TABLE_SAVE_FAILED, extra=extra)
-
-    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """Applies the master's deletions on a slave; returns the topics that were not known as deleted.
-
-        A cancelled caller still waits for the end, as in `drop_topics`.
-        Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.
-        """
-        self._core.admission.require_open()
-        assert self.role is BrokerRole.SLAVE, self.role
-        known, begin = self.deleted_topics, self.log.begin
-        new = {topic: end for topic, end in deleted.items() if end > max(begin, known.get(topic, 0))}
-        if new:
-            await self._core.tasks.run_to_completion("apply_deletions", self._apply_deletions(new, begin))
-        return list(new)
-
-    async def _apply_deletions(self, new: Mapping[str, int], log_begin: int) -> None:
-        await self.queues.deletions.record(new, log_begin=log_begin)
-        self._core.admission.require_open()
-        self.queues.drop_deleted()
 
     # Facts.
 

@@ -135,7 +135,7 @@ class TableFlusher:
         is_indexed = is_thorough and indexes is not None and await indexes.flush()
         if self._flusher.is_failed:
             return False
-        has_saved_deletions = await self._save_deletions()
+        has_saved_deletions = await self.save_deletions()
         durable_log_offset = self._flushed_whole_end()
         assert durable_log_offset is None or durable_log_offset <= self._core.flushed.value
         is_complete = is_thorough and is_written and is_synced and has_saved_deletions
@@ -153,10 +153,10 @@ class TableFlusher:
             self._thorough_s = self._core.clock.monotonic() - begun_at
         return is_complete
 
-    async def _save_deletions(self) -> bool:
-        """Retries a failed write of the deletions, since otherwise a restart would hide newer messages.
+    async def save_deletions(self) -> bool:
+        """Writes the deletions if the file differs, since otherwise a restart would hide newer messages.
 
-        Returns False if it fails again.
+        Returns False if the write fails; the next round retries.
         """
         deletions = self._core.queues.deletions
         if not deletions.is_behind:

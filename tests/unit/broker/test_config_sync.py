@@ -111,12 +111,15 @@ async def client() -> AsyncIterator[RemotingClient]:
 
 
 class Queues:
-    """Queues whose copies hold 100 messages each."""
+    """Queues whose copies hold 100 messages each; no deletion is new."""
+
+    def __init__(self) -> None:
+        self.deletions = self
 
     def queue_max(self, _topic: str, _queue_id: int) -> int:
         return 100
 
-    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
+    async def apply(self, deleted: Mapping[str, int]) -> list[str]:
         return []
 
 

@@ -235,7 +235,7 @@ def test_topic_that_was_deleted_and_made_again_is_clean(tmp_path: Path) -> None:
         store = await MessageStore.open(options, disk=RealDisk(), clock=clock)
         for number in range(9):
             if number == 5:
-                await store.drop_topics(["T"])
+                await store.deletions.drop(["T"])
             store.appender.append([record(b"%d" % number)], lambda _: None)
             clock.run_soon()
         await store.close()

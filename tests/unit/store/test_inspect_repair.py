@@ -541,7 +541,7 @@ def test_topic_that_was_made_again_gets_its_newest_life(tmp_path: Path) -> None:
         store = await MessageStore.open(StoreOptions(root=tmp_path, **SIZES), disk=RealDisk(), clock=clock)
         for number in range(9):
             if number == 5:
-                await store.drop_topics(["T"])
+                await store.deletions.drop(["T"])
             store.appender.append([record(b"%d" % number)], lambda _: None)
             clock.run_soon()
         await store.close()

@@ -18,7 +18,7 @@ async def fill(rig: Rig, store: MessageStore, seed: int) -> None:
     dice = Random(seed)
     for number in range(120):
         if number in (50, 80):
-            await store.drop_topics(["A"])
+            await store.deletions.drop(["A"])
         topic, queue_id = dice.choice(QUEUES)
         item = record(
             bytes([number]) * dice.choice((0, 10, 500)),

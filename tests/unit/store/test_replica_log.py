@@ -61,8 +61,8 @@ async def test_a_slave_has_all_messages_of_a_topic_made_again() -> None:
     master = await master_with(rig, 3)
     slave = await Rig(**SLAVE).open()
     copy(master, slave)
-    await master.drop_topics(["T"])
-    assert await slave.apply_deletions(master.deleted_topics) == ["T"]
+    await master.deletions.drop(["T"])
+    assert await slave.deletions.apply(master.deletions.ends) == ["T"]
     rig.put(master, record(b"first"), record(b"second"))
     copy(master, slave)
     assert bodies(slave) == [b"first", b"second"]
@@ -80,17 +80,17 @@ async def test_a_deletion_that_nobody_told_shows_where_the_topic_is_made_again(
     rig, slave_rig = Rig(), Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     master = await master_with(rig, 12)
     rig.put(master, record(b"kept", topic="Other"))
-    await master.drop_topics(["T"])
+    await master.deletions.drop(["T"])
     rig.put(master, record(b"early", queue_id=7), record(b"first"), record(b"second"))
     slave = await slave_rig.open()
     told: list[str] = []
-    slave.on_topic_deleted(told.append)
+    slave.queues.on_deleted = told.append
     copy(master, slave)
     await slave_rig.clock.pass_time(0.1)
     slave_rig.power_cut() if is_cut else await slave.close()
     assert told == ["T"]
     new = await slave_rig.open(role=BrokerRole.ASYNC_MASTER)
-    assert 0 < new.deleted_topics["T"] <= master.deleted_topics["T"]
+    assert 0 < new.deletions.ends["T"] <= master.deletions.ends["T"]
     assert sorted(new.queue_keys()) == [("Other", 0), ("T", 0), ("T", 7)]
     assert (bodies(new), bodies(new, queue_id=7)) == ([b"first", b"second"], [b"early"])
     slave_rig.put(new, record(b"third"), record(b"numbered anew", queue_id=1))
@@ -105,17 +105,17 @@ async def test_a_deletion_that_shows_while_another_is_written_is_written_too() -
     rig, slave_rig = Rig(), Rig(**SLAVE)
     master = await master_with(rig, 6)
     rig.put(master, record(topic="Gone"))
-    await master.drop_topics(["T"])
+    await master.deletions.drop(["T"])
     rig.put(master, record(b"first"))
     slave = await slave_rig.open()
-    copy(master, slave, end=master.deleted_topics["T"])
-    deletion = asyncio.ensure_future(slave.apply_deletions({"Gone": slave.max_log_offset}))
-    await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
+    copy(master, slave, end=master.deletions.ends["T"])
+    deletion = asyncio.ensure_future(slave.deletions.apply({"Gone": slave.max_log_offset}))
+    await turn_until(lambda: bool(slave.deletions.ends))  # it is being written
     copy(master, slave)
     assert await deletion == ["Gone"]
     slave_rig.kill()
     again = await slave_rig.open()
-    assert sorted(again.deleted_topics) == ["Gone", "T"]
+    assert sorted(again.deletions.ends) == ["Gone", "T"]
     assert again.queue_keys() == (("T", 0),)
     assert bodies(again) == [b"first"]
     await again.close()
@@ -138,19 +138,19 @@ async def test_a_deletion_that_cannot_be_written_keeps_what_changed_meanwhile() 
     master = await master_with(rig, 3)
     rig.put(master, record(topic="Gone"))
     end = master.max_log_offset
-    await master.drop_topics(["Gone"])
+    await master.deletions.drop(["Gone"])
     rig.put(master, record(b"again", topic="Gone"))
     slave = await slave_rig.open()
     copy(master, slave, end=end)
-    await slave.apply_deletions({"T": end + 500})
+    await slave.deletions.apply({"T": end + 500})
     slave_rig.disk.fault = Unwritable("config")
-    deletion = asyncio.ensure_future(slave.apply_deletions({"Gone": end + 600, "U": end + 600}))
-    await turn_until(lambda: "U" in slave.deleted_topics)  # it is being written
-    slave.begin_copy()
+    deletion = asyncio.ensure_future(slave.deletions.apply({"Gone": end + 600, "U": end + 600}))
+    await turn_until(lambda: "U" in slave.deletions.ends)  # it is being written
+    slave.deletions.begin_copy()
     copy(master, slave)
     with pytest.raises(OSError, match="no room"):
         await deletion
-    assert slave.deleted_topics == {"T": end, "Gone": end}
+    assert slave.deletions.ends == {"T": end, "Gone": end}
     assert bodies(slave, "Gone") == [b"again"]
     await slave.close()
     await master.close()
@@ -161,9 +161,9 @@ async def test_deletion_ends_lowered_by_a_copy_are_written_once_the_disk_has_roo
     rig = Rig(**SLAVE, flush_mode=FlushMode.SYNC_FLUSH)
     slave = await rig.open()
     slave.append_raw(0, (await master_with(Rig(), 3)).log.valid_view(0, 4096))
-    await slave.apply_deletions({"Later": slave.max_log_offset + 5000})
+    await slave.deletions.apply({"Later": slave.max_log_offset + 5000})
     rig.disk.fault = Unwritable("config")
-    slave.begin_copy()
+    slave.deletions.begin_copy()
     await rig.clock.pass_time(1)
     if follows == "an office on the full disk":
         with pytest.raises(OSError, match="no room"):
@@ -171,7 +171,7 @@ async def test_deletion_ends_lowered_by_a_copy_are_written_once_the_disk_has_roo
         assert slave.role is BrokerRole.SLAVE
     rig.disk.fault = NoFault()
     if follows == "a copy":
-        slave.begin_copy()
+        slave.deletions.begin_copy()
         await rig.clock.pass_time(1)
         rig.disk.fault = Unwritable("config")  # the change of role has nothing more to write
     slave.become(BrokerRole.ASYNC_MASTER)
@@ -189,30 +189,30 @@ async def test_copied_deletion_survives_cancellation_of_its_caller() -> None:
     rig = Rig(**SLAVE)
     slave = await rig.open()
     copy(await master_with(Rig(), 3), slave)
-    deletion = asyncio.ensure_future(slave.apply_deletions({"T": slave.max_log_offset}))
-    await turn_until(lambda: bool(slave.deleted_topics))  # it is being written
+    deletion = asyncio.ensure_future(slave.deletions.apply({"T": slave.max_log_offset}))
+    await turn_until(lambda: bool(slave.deletions.ends))  # it is being written
     deletion.cancel()
     with pytest.raises(asyncio.CancelledError):
         await deletion
     assert slave.queue_keys() == ()
     rig.kill()
     again = await rig.open()
-    assert again.deleted_topics.keys() == {"T"}
+    assert again.deletions.ends.keys() == {"T"}
     await again.close()
 
 
 async def test_topic_deletion_survives_cancellation_of_its_caller() -> None:
     rig = Rig()
     master = await master_with(rig, 3)
-    deletion = asyncio.ensure_future(master.drop_topics(["T"]))
-    await turn_until(lambda: bool(master.deleted_topics))  # it is being written
+    deletion = asyncio.ensure_future(master.deletions.drop(["T"]))
+    await turn_until(lambda: bool(master.deletions.ends))  # it is being written
     deletion.cancel()
     with pytest.raises(asyncio.CancelledError):
         await deletion
     assert master.queue_keys() == ()
     rig.kill()
     again = await rig.open()
-    assert again.deleted_topics.keys() == {"T"}
+    assert again.deletions.ends.keys() == {"T"}
     assert again.queue_keys() == ()
     await again.close()
 
@@ -679,7 +679,7 @@ async def test_a_queue_whose_files_cannot_be_deleted_when_it_begins_anew_is_righ
         assert slave.cleaner.clean(at_any_hour=True) > 1
     directory = ROOT / "consumequeue" / "T" / "0"
     files = [directory / name for name in slave_rig.disk.list(directory)]
-    await master.drop_topics(["T"])
+    await master.deletions.drop(["T"])
     again = [b"again %d" % n for n in range(3)]
     rig.put(master, *(record(body) for body in again))
     with unremovable(slave_rig, *files):
@@ -756,15 +756,15 @@ async def test_a_deletion_that_was_lowered_while_the_disk_was_full_is_lowered_th
     master = await master_with(master_rig, 12)
     slave = await rig.open()
     copy(master, slave, end=master.max_log_offset // 12 * 6)
-    await master.drop_topics(["T"])
-    await slave.apply_deletions(master.deleted_topics)
+    await master.deletions.drop(["T"])
+    await slave.deletions.apply(master.deletions.ends)
     write = rig.disk.write_atomically
 
     def full(path: Path, data: object, **_: object) -> None:
         raise OSError(errno.ENOSPC, "no space", str(path))
 
     rig.disk.write_atomically = full  # type: ignore[method-assign]
-    taking = asyncio.create_task(slave.apply_deletions({"U": slave.max_log_offset}))
+    taking = asyncio.create_task(slave.deletions.apply({"U": slave.max_log_offset}))
     await turn_until(slave.queues.deletions._lock.locked)
     slave.become(BrokerRole.ASYNC_MASTER)
     with pytest.raises(OSError, match="no space"):

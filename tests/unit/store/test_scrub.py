@@ -363,7 +363,7 @@ async def test_scrubbing_does_not_restore_entries_of_a_deleted_topic_with_the_sa
     rig = Rig(**SCRUB)
     await filled(rig, 30)
     store = rig.stores[-1]
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     rig.put(store, *(record(b"%03d" % n) for n in range(100, 120)))
     before = store.queue_entries("T", 0, 0, 100)
     await rig.clock.pass_time(FIRST_DELAY_S + 15)

@@ -298,7 +298,7 @@ async def test_a_dropped_topic_begins_again_at_zero() -> None:
     store = await filled(rig, 5)
     await rig.clock.pass_time(2)
     old = store.reader.get("T", 0, 0, count_max=1)
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     assert store.queue_keys() == ()
     assert read(old) == [b"000"]
     rig.put(store, record(b"again"))

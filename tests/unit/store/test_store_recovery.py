@@ -291,7 +291,7 @@ async def test_a_topic_made_again_keeps_its_new_messages_after_a_crash(is_cut: b
     rig = Rig(flush_mode=FlushMode.SYNC_FLUSH)
     store = await filled(rig, 25)
     await rig.clock.pass_time(120)
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     new = [b"new%02d" % number for number in range(count)]
     answers = rig.put(store, *(record(body) for body in new))
     await rig.clock.pass_time(0.1)
@@ -317,7 +317,7 @@ async def test_messages_of_a_deleted_topic_do_not_come_back(ending: str) -> None
     store = await filled(rig, 25)
     rig.put(store, record(b"kept", topic="Other"))
     await rig.clock.pass_time(120)
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     assert store.queue_keys() == (("Other", 0),)
     if ending in ("stop", "without queues"):
         await store.close()
@@ -340,7 +340,7 @@ async def test_a_log_that_was_cut_below_a_deletion_goes_on_with_messages_that_st
     store = await filled(rig, 3)
     await rig.clock.pass_time(120)
     rig.put(store, *(record(b"never on disk" + b"x" * 300) for _ in range(5)))
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     rig.power_cut()
     again = await rig.open(flush_mode=FlushMode.SYNC_FLUSH)
     assert again.queue_keys() == ()
@@ -355,8 +355,8 @@ async def test_a_log_that_was_cut_below_a_deletion_goes_on_with_messages_that_st
 async def test_message_sent_during_a_topic_deletion_is_deleted_too() -> None:
     rig = Rig()
     store = await filled(rig, 3)
-    deletion = asyncio.ensure_future(store.drop_topics(["T"]))
-    await turn_until(lambda: bool(store.deleted_topics))  # it is being written
+    deletion = asyncio.ensure_future(store.deletions.drop(["T"]))
+    await turn_until(lambda: bool(store.deletions.ends))  # it is being written
     rig.put(store, record(b"meanwhile"))
     assert store.queue_max("T", 0) == 4
     await deletion
@@ -371,12 +371,12 @@ async def test_no_slave_is_told_of_a_deletion_before_it_is_done() -> None:
     """Its master still has the topic's offsets, and reports them."""
     rig = Rig()
     store = await filled(rig, 3)
-    deletion = asyncio.ensure_future(store.drop_topics(["T"]))
-    await turn_until(lambda: bool(store.deleted_topics))  # it is being written
-    assert store.deleted_topics.keys() == {"T"}
-    assert store.done_deletions == {}
+    deletion = asyncio.ensure_future(store.deletions.drop(["T"]))
+    await turn_until(lambda: bool(store.deletions.ends))  # it is being written
+    assert store.deletions.ends.keys() == {"T"}
+    assert store.deletions.done == {}
     await deletion
-    assert store.done_deletions == store.deleted_topics != {}
+    assert store.deletions.done == store.deletions.ends != {}
     await store.close()
 
 
@@ -390,25 +390,25 @@ async def test_a_deletion_that_cannot_be_written_changes_nothing() -> None:
     store = await filled(rig, 3)
     rig.disk.fault = TablesUnwritable()
     with pytest.raises(OSError, match="no room"):
-        await store.drop_topics(["T"])
+        await store.deletions.drop(["T"])
     assert numbers(store) == [0, 1, 2]
-    assert store.deleted_topics == {}
+    assert store.deletions.ends == {}
     await store.close()
 
 
 async def test_a_deletion_is_forgotten_once_its_messages_have_expired() -> None:
     rig = Rig(file_reserved_hours=3)
     store = await filled(rig, 60)
-    await store.drop_topics(["T"])
+    await store.deletions.drop(["T"])
     rig.put(store, *(record(b"x" * 1000, topic="U") for _ in range(20)))
     await rig.clock.pass_time(1)
-    assert list(store.deleted_topics) == ["T"]
+    assert list(store.deletions.ends) == ["T"]
     await rig.clock.pass_time(4 * 3600)
     rig.put(store, record(b"x", topic="U"))
     await rig.clock.pass_time(1)
     assert store.cleaner.clean(at_any_hour=True) or store.min_log_offset > 0
-    await store.drop_topics(["U"])
-    assert list(store.deleted_topics) == ["U"]
+    await store.deletions.drop(["U"])
+    assert list(store.deletions.ends) == ["U"]
     await store.close()
 
 

@@ -268,7 +268,7 @@ async def test_a_topic_made_again_beside_a_file_that_could_not_be_deleted_has_it
     first = directory / rig.disk.list(directory)[0]
     assert first.name > f"{0:020d}"
     with unremovable(rig, first):
-        await store.drop_topics(["T"])
+        await store.deletions.drop(["T"])
     assert first.name in rig.disk.list(directory)
     rig.put(store, record(b"again"))
     await rig.clock.pass_time(61)
@@ -289,7 +289,7 @@ async def test_a_queue_file_that_can_never_be_deleted_stops_no_sends(
     await rig.clock.pass_time(61)
     first = ROOT / "consumequeue" / "T" / "0" / f"{0:020d}"
     with unremovable(rig, first):
-        await store.drop_topics(["T"])
+        await store.deletions.drop(["T"])
         for n in range(3):
             rig.put(store, record(b"again%d" % n), record(b"other%d" % n, topic="U"))
             await rig.clock.pass_time(61)

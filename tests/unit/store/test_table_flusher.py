@@ -131,7 +131,7 @@ async def test_few_of_many_queues_are_open_at_once(monkeypatch: pytest.MonkeyPat
             synced.append(len(args[0]))
             if len(synced) == 2:
                 first.restore(0, *entry[:2], 99, replaces=True)
-                await store.drop_topics(["Gone"])
+                await store.deletions.drop(["Gone"])
         return await offload(fn, *args)
 
     monkeypatch.setattr(rig.disk, "offload", look)

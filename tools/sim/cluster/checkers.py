@@ -239,7 +239,7 @@ def check_tables_equal(master: BrokerNode, slave: BrokerNode) -> str:
     assert master.store is not None
     assert slave.store is not None
     ours, theirs = master.broker._tables, slave.broker._tables
-    deleted = master.store.deleted_topics
+    deleted = master.store.deletions.ends
     for place in slave.store.queue_keys():
         first = slave.store.queue_entries(*place, slave.store.queue_min(*place), 1)
         if first and first[0][0] < deleted.get(place[0], 0):

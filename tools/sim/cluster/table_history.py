@@ -68,7 +68,7 @@ class TableSnapshot:
             groups=dict(tables.groups.snapshot().groups),
             offsets={key: dict(queues) for key, queues in tables.offsets.snapshot().offsets.items()},
             levels=dict(tables.delay_offsets.snapshot().offsets),
-            deleted={} if node.broker.store is None else dict(node.broker.store.deleted_topics),
+            deleted={} if node.broker.store is None else dict(node.broker.store.deletions.ends),
         )
 
 

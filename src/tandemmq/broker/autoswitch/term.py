@@ -245,7 +245,7 @@ class ElectedReplica(GroupReplica):
         """Sets the master whose tables are copied from now on; None stops copying."""
         self.config_sync.set_master(address)
         if address is not None:
-            self._store.begin_copy()
+            self._store.deletions.begin_copy()
             self.config_sync.begin_copy()
 
     async def _forward_deletion(self, topic: str) -> None:

@@ -192,7 +192,7 @@ class LeaseLog:
             topic, group = change.lease.key.topic, change.lease.key.group
         else:
             topic, group, *_ = change.key if isinstance(change, Finished) else (change.topic, change.group)
-        begin = max(self._store.deleted_topics.get(topic, 0), self._offsets.dropped_end(group))
+        begin = max(self._store.deletions.ends.get(topic, 0), self._offsets.dropped_end(group))
         return change if record.log_offset >= begin else None
 
     def _apply(self, change: Change, revive_offset: int, *, is_live: bool) -> None:

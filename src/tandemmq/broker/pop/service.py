@@ -165,7 +165,7 @@ class Revive(Duty):
         if self._has_target(lease):
             return False
         is_topic_known = is_retry_topic(key.topic) or self.core.topics.get(key.topic) is not None
-        is_gone = (not is_topic_known and key.topic in self.core.store.deleted_topics) or (
+        is_gone = (not is_topic_known and key.topic in self.core.store.deletions.ends) or (
             self.core.groups.get(key.group) is None and self.core.groups.is_deleted(key.group)
         )
         is_kept = lease.end_offset > self.core.store.queue_min(key.topic, key.queue_id)

@@ -45,6 +45,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TimedEvent
+from tandemmq.store.topic_deletions import TopicDeletions
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -84,11 +85,10 @@ _Apply = Callable[[_MasterState], None]
 class CopiedQueues(Protocol):
     """The queues of this slave's copy of the log."""
 
+    deletions: TopicDeletions
+
     def queue_max(self, topic: str, queue_id: int) -> int:
         """Returns the end of the queue."""
-
-    async def apply_deletions(self, deleted: Mapping[str, int]) -> list[str]:
-        """Drops the queues of topics that the master has deleted; returns those that were not known to be."""
 
 
 class ConfigSync:
@@ -251,7 +251,7 @@ class ConfigSync:
         if not deleted:
             return
         try:
-            newly_deleted = await self._queues.apply_deletions(deleted)
+            newly_deleted = await self._queues.deletions.apply(deleted)
         except (OSError, TandemError) as error:
             self._report_failure("deleted_topics", master, error)
             return

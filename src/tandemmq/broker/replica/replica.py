@@ -67,10 +67,10 @@ class GroupReplica(ABC):
         self._table_change_subscriber = TableChangeSubscriber(
             tables, self.config_sync, client=client, clock=clock, broker_id=elected_id
         )
-        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.done_deletions)
+        self._handlers = ReplicaHandlers(tables, self.status, lambda: store.deletions.done)
         self._log_heal = LogHeal(store, client=client, clock=clock, sources=self._copies)
         self._heal_task: asyncio.Task[None] | None = None
-        store.on_topic_deleted(self.config_sync.forget_progress)
+        store.queues.on_deleted = self.config_sync.forget_progress
         store.on_damaged = self._heal
 
     def routes(self) -> dict[int, Handler]:

@@ -320,7 +320,7 @@ class ReplicaRole(GroupReplica):
 
     def _begin_copy(self) -> None:
         """Prepares the store and the config sync, before the first byte of this connection is stored."""
-        self._store.begin_copy()
+        self._store.deletions.begin_copy()
         self.config_sync.begin_copy()
 
     async def _introduce_and_check(self, log_end: int) -> TailVerdict:

@@ -270,7 +270,7 @@ class AutoSwitchReplication(SlaveServer):
         self.history_differed_count += 1
 
     def _begin_copy(self) -> None:
-        self._store.begin_copy()
+        self._store.deletions.begin_copy()
         self.on_following()
 
     async def end_term(self) -> None:
