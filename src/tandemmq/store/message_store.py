@@ -181,7 +181,7 @@ class MessageStore:
         await self.table_flusher.begin(recovered.tables_end)
         self.terms.end_load()
         core.marks.write_abort()
-        if recovered.has_damage:
+        if core.log.damaged:
             core.admission.block(DAMAGED, self._damage_remark())
         self._connect()
         log.info(

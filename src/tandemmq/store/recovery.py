@@ -146,7 +146,6 @@ class Recovered:
     last_log_offset: int
     lost_bytes: int
     tables_end: int
-    has_damage: bool
 
 
 class Recovery:
@@ -192,7 +191,6 @@ class Recovery:
             last_log_offset=scan.last_log_offset,
             lost_bytes=lost_bytes,
             tables_end=tables_end,
-            has_damage=bool(core.log.damaged),
         )
 
     def _case(self, *, has_abort: bool) -> RecoveryCase:

@@ -26,7 +26,7 @@ from tandemmq.runtime.ports import File
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.core import StoreCore
 from tandemmq.store.options import PAGE_BYTES, StoreOptions
-from tandemmq.store.segmented_log import Segment
+from tandemmq.store.segmented_log import Segment, pinned
 from tandemmq.telemetry import events
 from tandemmq.units import Buffer
 
@@ -259,22 +259,18 @@ class Committer:
         """Writes the present content of the pool to the files; False if the disk accepted no write."""
         target, stored_at_ms = self._pool.end, self._written_at_ms()
         begun_at = self._core.clock.monotonic()
-        pinned: list[Segment] = []
-        writes: list[Write] = []
+        pieces = self._pool.pieces(self._core.log.end, target)
         try:
-            for segment, position, data in self._pool.pieces(self._core.log.end, target):
-                writes.append((segment.pin(), position, data))
-                pinned.append(segment)
-            await self._core.disk.offload(_write_all, writes)
+            with pinned(piece.segment for piece in pieces) as files:
+                writes = [
+                    (file, piece.position, piece.data) for file, piece in zip(files, pieces, strict=True)
+                ]
+                await self._core.disk.offload(_write_all, writes)
         except OSError as error:
-            if (
-                target > self._core.log.end
-            ):  # else `commit_now` was faster, and no commit would lift the refusal
+            # Else `commit_now` was faster, and no commit would lift the refusal.
+            if target > self._core.log.end:
                 self._block(error)
             return False
-        finally:
-            for segment in pinned:
-                segment.unpin()
         self._core.recorder.commit_s.observe(self._core.clock.monotonic() - begun_at)
         self._advance(target, stored_at_ms)
         self._pool.release_below(self._core.log.end)
