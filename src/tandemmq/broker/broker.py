@@ -39,13 +39,7 @@ from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
-from tandemmq.protocol.bodies.codec import (
-    DENIALS_KEY,
-    HISTORY_DIFFERED_KEY,
-    HISTORY_DOUBT_KEY,
-    NEWEST_DENIAL_KEY,
-    REFUSED_CONNECTIONS_KEY,
-)
+from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
@@ -440,14 +434,14 @@ class Broker:
         audit, elected, history = self._access.audit, self._elected, {}
         if elected is not None:
             history = {
-                HISTORY_DOUBT_KEY: elected.history_mismatch,
-                HISTORY_DIFFERED_KEY: str(elected.history_differed_count),
+                codec.HISTORY_DOUBT_KEY: elected.history_mismatch,
+                codec.HISTORY_DIFFERED_KEY: str(elected.history_differed_count),
             }
         return {
             **history,
-            DENIALS_KEY: str(audit.denied_count),
-            NEWEST_DENIAL_KEY: audit.newest,
-            REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),
+            codec.DENIALS_KEY: str(audit.denied_count),
+            codec.NEWEST_DENIAL_KEY: audit.newest,
+            codec.REFUSED_CONNECTIONS_KEY: str(sum(server.refused_count for server in self._servers)),
             **self._claim.facts(),
         }
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from tandemmq.errors import Busy, ConfigError, RequestRejected, TandemError
-from tandemmq.protocol.bodies.codec import DataVersion
+from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import seal_json, unseal_json
@@ -54,8 +54,12 @@ class StoredTable(ABC):
         self.on_change: list[Callable[..., None]] = []
 
     @abstractmethod
+    def snapshot(self) -> object:
+        """Returns the table's content, valid until the next change: encode it before anything else runs."""
+
     def encode(self) -> bytes:
         """Returns the content of the file."""
+        return encode_body(self.snapshot())
 
     @abstractmethod
     def load(self, data: bytes) -> None:

@@ -18,7 +18,7 @@ import msgspec
 from tandemmq.broker.access.needs import Need, parse_action
 from tandemmq.broker.table_file import StoredTable
 from tandemmq.errors import BadRequest, Busy, ConfigError, RequestRejected
-from tandemmq.protocol.bodies.codec import Body, decode_body, encode_body
+from tandemmq.protocol.bodies.codec import Body, decode_body
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.codes import ResponseCode
 
@@ -323,9 +323,8 @@ class AuthTable(StoredTable):
 
     # File.
 
-    def encode(self) -> bytes:
-        """Returns the content of auth.json."""
-        return encode_body(_StoredUsers(users=tuple(self._users.values()), policies=self._stored))
+    def snapshot(self) -> _StoredUsers:
+        return _StoredUsers(users=tuple(self._users.values()), policies=self._stored)
 
     def load(self, data: bytes) -> None:
         """Loads the content of auth.json.

@@ -13,19 +13,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
+from tandemmq.broker.access import needs as rights
 from tandemmq.broker.access.auth_table import AuthTable, User, decide
-from tandemmq.broker.access.needs import (
-    PUB,
-    TOPIC,
-    Need,
-    Needs,
-    is_administrative,
-    log_offset_of,
-    needs_of,
-    needs_of_stored,
-    of_broker,
-    render_actions,
-)
 from tandemmq.broker.access.plain_rules import NO_RULES, PlainRules
 from tandemmq.broker.options import AccessOptions
 from tandemmq.errors import NotPermitted, TandemError
@@ -40,7 +29,7 @@ from tandemmq.units import Buffer
 
 REMEMBERED_MAX: Final = 65_536
 
-Allows = Callable[[Need], bool]
+Allows = Callable[[rights.Need], bool]
 
 
 class Guard:
@@ -65,7 +54,7 @@ class Guard:
         self._rules = NO_RULES
         self.read_record: Callable[[int], Buffer | None] = lambda _log_offset: None
         self._is_white: dict[str, bool] = {}
-        self._allowed: set[tuple[str, str, Needs, int]] = set()
+        self._allowed: set[tuple[str, str, rights.Needs, int]] = set()
         self._changes: list[tuple[str, str]] = []
         """Name and resource of each administrative right that the request being checked needs."""
         self._clients: dict[Channel, str] = {}
@@ -126,7 +115,7 @@ class Guard:
             else:
                 self._audit.refused(name, peer, code, resource, reason)
 
-    def may(self, channel: Channel, need: Need) -> bool:
+    def may(self, channel: Channel, need: rights.Need) -> bool:
         """Returns True if the client that sends heartbeats over this connection has this right now."""
         host, name = channel.peer[0], self._clients.get(channel)
         if name is None or (self._inner is not None and name == self._inner.username):
@@ -210,31 +199,31 @@ class Guard:
         if fault is not None:
             raise _Denied(f"access key {name}: {fault}")
 
-    def _stored_needs(self, command: Command) -> Needs:
+    def _stored_needs(self, command: Command) -> rights.Needs:
         """Returns the rights needed for the stored message; none if no record is stored there, which the
         handler reports.
         """
-        log_offset = log_offset_of(command)
+        log_offset = rights.log_offset_of(command)
         raw = None if log_offset is None or log_offset < 0 else self.read_record(log_offset)
         return (
             ()
             if log_offset is None or raw is None
-            else needs_of_stored(command, raw, log_offset, self._cluster)
+            else rights.needs_of_stored(command, raw, log_offset, self._cluster)
         )
 
     def _check_needs(self, command: Command, host: str, name: str, allows: Allows, model: int) -> None:
-        needs = needs_of(command, self._cluster) + self._stored_needs(command)
+        needs = rights.needs_of(command, self._cluster) + self._stored_needs(command)
         if model == 4 and command.code == RequestCode.CONSUMER_SEND_MSG_BACK:
             needs += _origin_topic(command)
         known = (name, host, needs, model)
         if known in self._allowed:
             return
-        needs = tuple(of_broker(need, self._cluster) for need in needs)
+        needs = tuple(rights.of_broker(need, self._cluster) for need in needs)
         for need in needs:
             if not allows(need):
                 resource = f"{need.kind}:{need.name}"
-                raise _Denied(f"{name} may not {render_actions(need.actions)} {resource}", resource)
-        administrative = [need for need in needs if is_administrative(need.actions)]
+                raise _Denied(f"{name} may not {rights.render_actions(need.actions)} {resource}", resource)
+        administrative = [need for need in needs if rights.is_administrative(need.actions)]
         self._changes += [(name, f"{need.kind}:{need.name}") for need in administrative]
         if not administrative:
             if len(self._allowed) >= REMEMBERED_MAX:
@@ -255,10 +244,10 @@ def _super_user(credentials: Credentials) -> User:
     return User(username=credentials.access_key, password=credentials.secret_key, is_super=True)
 
 
-def _origin_topic(command: Command) -> Needs:
+def _origin_topic(command: Command) -> rights.Needs:
     """Returns the right of 4.x for sending a message back: writing to the topic it came from."""
     topic = command.fields.get("originTopic")
-    return (Need(TOPIC, topic, PUB),) if topic else ()
+    return (rights.Need(rights.TOPIC, topic, rights.PUB),) if topic else ()
 
 
 def _access_key_of(command: Command) -> str:

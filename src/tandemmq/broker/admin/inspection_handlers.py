@@ -10,11 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.broker.clients.consumer_table import (
-    BROADCASTING,
-    HeldSubscription,
-    Member,
-)
+from tandemmq.broker.clients.consumer_table import BROADCASTING, HeldSubscription, Member
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_queue, require_topic
 from tandemmq.broker.pull.filters import split_tags

@@ -19,13 +19,7 @@ from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.query import load_record
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
-from tandemmq.protocol.bodies.codec import (
-    NEWEST_REFUSAL_KEY,
-    REFUSALS_KEY,
-    SEND_REFUSALS_KEY,
-    STORE_REFUSAL_KEY,
-    encode_kv_table,
-)
+from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.codes import OUR_VERSION, render_version, response_name
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import CAPABILITY, CLAIM_VERSION
@@ -91,7 +85,7 @@ class RuntimeInfoHandlers:
 
     def handle_runtime_info(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_RUNTIME_INFO (28)."""
-        return command.reply(body=encode_kv_table(self._table()))
+        return command.reply(body=codec.encode_kv_table(self._table()))
 
     def _table(self) -> dict[str, str]:
         table = dict.fromkeys(_ZERO_KEYS, "0")
@@ -139,12 +133,12 @@ class RuntimeInfoHandlers:
             "putMessageSizeTotal": str(put_bytes),
             "putMessageAverageSize": f"{average:.1f}",
             "putMessageFailedTimes": str(stats.refused_count),
-            SEND_REFUSALS_KEY: ", ".join(
+            codec.SEND_REFUSALS_KEY: ", ".join(
                 f"{response_name(code)} {count}" for code, count in sorted(stats.send_refusals.items())
             ),
-            STORE_REFUSAL_KEY: self.core.store.refusal,
-            REFUSALS_KEY: str(self.core.refusals.count),
-            NEWEST_REFUSAL_KEY: self.core.refusals.newest,
+            codec.STORE_REFUSAL_KEY: self.core.store.refusal,
+            codec.REFUSALS_KEY: str(self.core.refusals.count),
+            codec.NEWEST_REFUSAL_KEY: self.core.refusals.newest,
             **self.rejections(),
             "msgPutTotalYesterdayMorning": str(stats.put_mornings[0]),
             "msgPutTotalTodayMorning": str(stats.put_mornings[1]),

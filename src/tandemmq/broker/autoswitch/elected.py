@@ -23,12 +23,7 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-from tandemmq.api.controller import (
-    ControllerHeartbeat,
-    MasterFacts,
-    controller_signer,
-    read_master_notice,
-)
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, controller_signer, read_master_notice
 from tandemmq.api.replica import fetch_master_ha_info
 from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import MasterLease, PeerLeaseHolder, PeerLeases

@@ -25,12 +25,7 @@ from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, read_body
 from tandemmq.broker.pull.filters import SqlBudget, is_tag_type, parse_tags, require_sql
 from tandemmq.errors import BadRequest, BrokerUnreachable, Busy, NotPermitted, RequestRejected, RequestTimeout
-from tandemmq.protocol.bodies.client import (
-    ClientConfigCheck,
-    ConsumerData,
-    Heartbeat,
-    encode_consumer_list,
-)
+from tandemmq.protocol.bodies.client import ClientConfigCheck, ConsumerData, Heartbeat, encode_consumer_list
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id

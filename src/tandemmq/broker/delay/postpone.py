@@ -12,13 +12,6 @@ from typing import Final
 
 from tandemmq.broker.delay.timers import TIMER_OUT_MS, TIMER_TOPIC, TimerLimits
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.properties import (
-    PROPERTIES_BYTES_MAX,
-    REAL_QID,
-    REAL_TOPIC,
-    append_property,
-    remove_property,
-)
 from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
 
@@ -57,7 +50,7 @@ class DelayRule:
             record.properties = raw
             self.postpone(record, level, now_ms)
             return True
-        raw = make_room(remove_property(record.properties, names.DELAY.encode()))
+        raw = make_room(names.remove_property(record.properties, names.DELAY.encode()))
         if raw is None:
             return False
         record.properties = raw
@@ -65,7 +58,7 @@ class DelayRule:
 
     def postpone_until(self, record: NewRecord, slot_ms: int) -> None:
         """Moves the record to the timer topic."""
-        record.properties = append_property(record.properties, TIMER_OUT_MS, str(slot_ms))
+        record.properties = names.append_property(record.properties, TIMER_OUT_MS, str(slot_ms))
         _remember_target(record)
         record.topic = TIMER_TOPIC
         record.queue_id = 0
@@ -76,8 +69,8 @@ def _remember_target(record: NewRecord) -> None:
 
 
 def _with_target(raw: bytes, record: NewRecord) -> bytes:
-    raw = append_property(raw, REAL_TOPIC, record.topic)
-    return append_property(raw, REAL_QID, str(record.queue_id))
+    raw = names.append_property(raw, names.REAL_TOPIC, record.topic)
+    return names.append_property(raw, names.REAL_QID, str(record.queue_id))
 
 
 # Messages stored again for their group: a retry carries more properties than the failed message.
@@ -101,7 +94,13 @@ SPARE_NAMES: Final = (
 )
 """Properties that brokers and clients add and no consumer needs, in the order in which they are dropped."""
 
-_SPARE_IN_DEAD_LETTERS: Final = (*SPARE_NAMES, names.DELAY, REAL_TOPIC, REAL_QID, names.RETRY_TOPIC)
+_SPARE_IN_DEAD_LETTERS: Final = (
+    *SPARE_NAMES,
+    names.DELAY,
+    names.REAL_TOPIC,
+    names.REAL_QID,
+    names.RETRY_TOPIC,
+)
 
 
 def make_room(raw: bytes, room: int = 0, spare: Sequence[str] = SPARE_NAMES) -> bytes | None:
@@ -109,10 +108,10 @@ def make_room(raw: bytes, room: int = 0, spare: Sequence[str] = SPARE_NAMES) -> 
     None if dropping all of them is not enough. The sender's own properties are never dropped.
     """
     for name in spare:
-        if len(raw) + room <= PROPERTIES_BYTES_MAX:
+        if len(raw) + room <= names.PROPERTIES_BYTES_MAX:
             return raw
-        raw = remove_property(raw, name.encode())
-    return raw if len(raw) + room <= PROPERTIES_BYTES_MAX else None
+        raw = names.remove_property(raw, name.encode())
+    return raw if len(raw) + room <= names.PROPERTIES_BYTES_MAX else None
 
 
 def make_room_in_dead_letter(raw: bytes) -> bytes:

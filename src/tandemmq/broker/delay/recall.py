@@ -16,27 +16,13 @@ from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.postpone import DelayRule
-from tandemmq.broker.delay.timers import (
-    TIMER_DEL_UNIQKEY,
-    TIMER_DELIVER_MS,
-    cancel_name,
-    slot_of,
-)
+from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, TIMER_DELIVER_MS, cancel_name, slot_of
 from tandemmq.broker.guards import require_topic
 from tandemmq.errors import NotPermitted, RequestRejected
+from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_host
-from tandemmq.protocol.properties import (
-    BORN_TIMESTAMP,
-    MSG_REGION,
-    PGROUP,
-    TAGS,
-    TRACE_CONTEXT,
-    UNIQ_KEY,
-    append_property,
-    encode_properties,
-)
 from tandemmq.protocol.record import NewRecord, tag_hash_of
 from tandemmq.protocol.requests.send import RecallRequest, RecallResponse
 from tandemmq.remoting.channel import Channel
@@ -95,7 +81,7 @@ class RecallHandlers:
     def handle_recall(self, channel: Channel, command: Command) -> Command | None:
         """Handles RECALL_MESSAGE. The answer holds the message's id and is sent once the recall is stored."""
         region = self.core.options.region_id
-        fields = {MSG_REGION: region}
+        fields = {names.MSG_REGION: region}
 
         def answer(status: PutStatus) -> None:
             if command.is_oneway:
@@ -137,17 +123,17 @@ class RecallHandlers:
         now_ms = self.core.clock.now_ms()
         if not now_ms < handle.at_ms < now_ms + self.delay.timers.delay_s_max * 1000:
             raise _illegal(f"the message's time {handle.at_ms} has passed or is too far ahead")
-        properties = encode_properties(
+        properties = names.encode_properties(
             {
-                TAGS: RECALL_TAG,
-                UNIQ_KEY: handle.unique_key,
+                names.TAGS: RECALL_TAG,
+                names.UNIQ_KEY: handle.unique_key,
                 TIMER_DEL_UNIQKEY: cancel_name(handle.topic, handle.unique_key),
                 TIMER_DELIVER_MS: str(handle.at_ms),
-                BORN_TIMESTAMP: str(now_ms),
-                PGROUP: group,
+                names.BORN_TIMESTAMP: str(now_ms),
+                names.PGROUP: group,
             }
         )
-        properties = append_property(properties, TRACE_CONTEXT, "")
+        properties = names.append_property(properties, names.TRACE_CONTEXT, "")
         record = NewRecord(
             topic=handle.topic,
             queue_id=0,

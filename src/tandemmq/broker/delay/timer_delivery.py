@@ -24,20 +24,7 @@ import logging
 from typing import NamedTuple
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.delay.timers import (
-    COUNT_MAX,
-    PRECISION_MS,
-    ROLL_AFTER_MS,
-    TIMER_TOPIC,
-    Timed,
-    TimerCheck,
-    TimerKey,
-    TimerWheel,
-    cancel_name,
-    read_timer,
-    roll_window_ms,
-    slots_over,
-)
+from tandemmq.broker.delay import timers
 from tandemmq.broker.durable import BATCH_COUNT_MAX, DurableWriter, Duty, Progress, restore_timer, roll_timer
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
@@ -67,69 +54,73 @@ class TimerDelivery(Duty):
     """Delivers timer messages; `stop` ends it at a boundary."""
 
     name = "timers"
-    topic = TIMER_TOPIC
+    topic = timers.TIMER_TOPIC
 
     def __init__(
         self,
         core: BrokerCore,
         writer: DurableWriter,
         *,
-        count_max: int = COUNT_MAX,
-        roll_after_ms: int = ROLL_AFTER_MS,
+        count_max: int = timers.COUNT_MAX,
+        roll_after_ms: int = timers.ROLL_AFTER_MS,
     ) -> None:
         self._store, self._valid, self._clock = core.store, core.tables.timer_progress, core.clock
         self._writer = writer
         self._count_max = count_max
         self._roll_after_ms_max = roll_after_ms
-        self._progress: Progress[TimerCheck] = Progress()
+        self._progress: Progress[timers.TimerCheck] = Progress()
         super().__init__(core.clock)
         self.delivered_count = 0  # messages that left the topic: delivered, stored anew or cancelled
         self._low_at_s = 0.0
         self._begin(self._valid.check)
         first = self._valid.check.next_key
-        self._front = TimerKey(first.slot_ms, first.rank - 1)  # no delivered message is after it
+        self._front = timers.TimerKey(first.slot_ms, first.rank - 1)  # no delivered message is after it
 
-    def _begin(self, check: TimerCheck) -> None:
+    def _begin(self, check: timers.TimerCheck) -> None:
         """Continues after the messages that `check` calls done."""
-        queue_end = self._store.queue_max(TIMER_TOPIC, 0)
+        queue_end = self._store.queue_max(timers.TIMER_TOPIC, 0)
         read_offset = min(check.read_offset, queue_end)  # a truncated log reuses its offsets
         low_offset = min(check.low_offset, read_offset)
-        begin = self._store.queue_min(TIMER_TOPIC, 0)
+        begin = self._store.queue_min(timers.TIMER_TOPIC, 0)
         if 0 < low_offset < begin:
             # At least the first pending message is lost.
-            facts = {"topic": TIMER_TOPIC, "queue_offset": low_offset, "reason": "retention deleted it"}
+            facts = {
+                "topic": timers.TIMER_TOPIC,
+                "queue_offset": low_offset,
+                "reason": "retention deleted it",
+            }
             log.error(events.DELAYED_MESSAGE_LOST, extra=facts)
         self._roll_after_ms = min(self._configured_window_ms(), check.roll_after_ms)
         # A shorter window moves pending messages to keys before those done under the longer window. Until
         # they are handled, "done" is not a single comparison of keys.
         is_shorter = self._roll_after_ms < check.roll_after_ms
         self._earlier = (
-            TimerCheck(check.next_key, read_offset, 0, check.roll_after_ms) if is_shorter else None
+            timers.TimerCheck(check.next_key, read_offset, 0, check.roll_after_ms) if is_shorter else None
         )
-        next_key = TimerKey(0, 0) if is_shorter else check.next_key
-        self._read_again(TimerCheck(next_key, read_offset, low_offset, self._roll_after_ms))
+        next_key = timers.TimerKey(0, 0) if is_shorter else check.next_key
+        self._read_again(timers.TimerCheck(next_key, read_offset, low_offset, self._roll_after_ms))
 
-    def _read_again(self, base: TimerCheck) -> None:
+    def _read_again(self, base: timers.TimerCheck) -> None:
         """Reads the topic again from the first pending message on, skipping messages that `base` calls
         done.
         """
         self._base = base
-        self._wheel = TimerWheel(self._count_max)
-        self._scan_offset = max(base.low_offset, self._store.queue_min(TIMER_TOPIC, 0))
+        self._wheel = timers.TimerWheel(self._count_max)
+        self._scan_offset = max(base.low_offset, self._store.queue_min(timers.TIMER_TOPIC, 0))
         # A cancellation may be behind the messages that were read before.
-        self._scan_end = self._store.queue_max(TIMER_TOPIC, 0)
+        self._scan_end = self._store.queue_max(timers.TIMER_TOPIC, 0)
 
     def _configured_window_ms(self) -> int:
-        return min(self._roll_after_ms_max, roll_window_ms(self._store.options.file_reserved_hours))
+        return min(self._roll_after_ms_max, timers.roll_window_ms(self._store.options.file_reserved_hours))
 
     @property
     def figures(self) -> TimerFigures:
         """The current state of delivery."""
         first = self._wheel.next_key()
-        behind_ms = 0 if first is None else self._clock.now_ms() - first.slot_ms - PRECISION_MS
+        behind_ms = 0 if first is None else self._clock.now_ms() - first.slot_ms - timers.PRECISION_MS
         return TimerFigures(
             behind_s=max(0, behind_ms // 1000),
-            unread_count=max(0, self._store.queue_max(TIMER_TOPIC, 0) - self._scan_offset),
+            unread_count=max(0, self._store.queue_max(timers.TIMER_TOPIC, 0) - self._scan_offset),
             waiting_count=len(self._wheel),
             delivered_count=self.delivered_count,
         )
@@ -173,7 +164,9 @@ class TimerDelivery(Duty):
         if not self._is_scanning and self._wheel.wants_refill:
             assert self._wheel.horizon is not None
             self._read_again(
-                TimerCheck(self._wheel.horizon, self._scan_offset, self._base.low_offset, self._roll_after_ms)
+                timers.TimerCheck(
+                    self._wheel.horizon, self._scan_offset, self._base.low_offset, self._roll_after_ms
+                )
             )
             return True
         return self._read_on()
@@ -198,18 +191,18 @@ class TimerDelivery(Duty):
             if pending is None or pending >= self._earlier.next_key:
                 self._earlier = None
 
-    def _is_done(self, record: Record, key: TimerKey) -> bool:
+    def _is_done(self, record: Record, key: timers.TimerKey) -> bool:
         if self._base.is_done(key):
             return True
         earlier = self._earlier
-        before = None if earlier is None else read_timer(record, earlier.roll_after_ms)
+        before = None if earlier is None else timers.read_timer(record, earlier.roll_after_ms)
         return earlier is not None and before is not None and earlier.is_done(before.key)
 
     def _read_on(self) -> bool:
         """Reads the next messages of the topic. Returns False at its end."""
-        records, next_offset = self._writer.read(TIMER_TOPIC, 0, self._scan_offset)
+        records, next_offset = self._writer.read(timers.TIMER_TOPIC, 0, self._scan_offset)
         for record in records:
-            timed = read_timer(record, self._roll_after_ms)
+            timed = timers.read_timer(record, self._roll_after_ms)
             if timed is None or self._is_done(record, timed.key):
                 continue
             if timed.cancels:
@@ -221,7 +214,7 @@ class TimerDelivery(Duty):
 
     async def _deliver_batch(self) -> bool:
         """Delivers the first due messages. Returns False if none is due."""
-        keys = self._wheel.peek(slots_over(self._clock.now_ms()), BATCH_COUNT_MAX)
+        keys = self._wheel.peek(timers.slots_over(self._clock.now_ms()), BATCH_COUNT_MAX)
         if not keys:
             return False
         batch, used = self._collect(keys)
@@ -235,7 +228,7 @@ class TimerDelivery(Duty):
             self._wheel.forget_cancelled_below(done[-1].slot_ms)
         return True
 
-    def _collect(self, keys: list[TimerKey]) -> tuple[list[NewRecord], int]:
+    def _collect(self, keys: list[timers.TimerKey]) -> tuple[list[NewRecord], int]:
         """Returns the records for the first `used` of these messages, as many as one append should hold."""
         batch: list[NewRecord] = []
         size = used = 0
@@ -244,11 +237,11 @@ class TimerDelivery(Duty):
                 break
             used += 1
             record = self._read(key.queue_offset)
-            timed = None if record is None else read_timer(record, self._roll_after_ms)
+            timed = None if record is None else timers.read_timer(record, self._roll_after_ms)
             if record is None or timed is None:
                 log.error(
                     events.DELAYED_MESSAGE_LOST,
-                    extra={"topic": TIMER_TOPIC, "queue_offset": key.queue_offset},
+                    extra={"topic": timers.TIMER_TOPIC, "queue_offset": key.queue_offset},
                 )
                 continue
             new = self._make(record, timed)
@@ -257,7 +250,7 @@ class TimerDelivery(Duty):
                 size += record.size
         return batch, used
 
-    def _make(self, record: Record, timed: Timed) -> NewRecord | None:
+    def _make(self, record: Record, timed: timers.Timed) -> NewRecord | None:
         """Returns the message to append; None for a cancellation that is due, and for a cancelled message."""
         now_ms = self._clock.now_ms()
         if timed.is_roll:
@@ -266,12 +259,12 @@ class TimerDelivery(Duty):
             return None
         if self._wheel.has_cancelled:
             topic = record.properties.get(REAL_TOPIC, "")
-            if self._wheel.is_cancelled(timed.key.slot_ms, cancel_name(topic, record.unique_key)):
+            if self._wheel.is_cancelled(timed.key.slot_ms, timers.cancel_name(topic, record.unique_key)):
                 return None
         return restore_timer(record, now_ms)
 
     def _read(self, queue_offset: int) -> Record | None:
-        records, _ = self._writer.read(TIMER_TOPIC, 0, queue_offset, 1)
+        records, _ = self._writer.read(timers.TIMER_TOPIC, 0, queue_offset, 1)
         return records[0] if records and records[0].queue_offset == queue_offset else None
 
     def _record_progress(self) -> None:
@@ -285,11 +278,11 @@ class TimerDelivery(Duty):
             if first is None:
                 self._roll_after_ms = self._configured_window_ms()
         # Close to the delivered messages: if it were far ahead, every message sent next would count as late.
-        next_key = TimerKey(self._front.slot_ms + PRECISION_MS, 0)
+        next_key = timers.TimerKey(self._front.slot_ms + timers.PRECISION_MS, 0)
         pending = self._wheel.next_key() or self._wheel.horizon
         if pending is not None:
             next_key = min(next_key, pending)
-        check = TimerCheck(next_key, self._scan_offset, low, self._roll_after_ms)
+        check = timers.TimerCheck(next_key, self._scan_offset, low, self._roll_after_ms)
         if check != self._base:
             self._base = check
             self._progress.add(self._writer.log_end, check, replaces=True)
@@ -301,5 +294,5 @@ class TimerDelivery(Duty):
         first = self._wheel.next_key()
         if first is None:
             return TICK_S if len(self._progress) else None
-        wait_ms = first.slot_ms + PRECISION_MS - self._clock.now_ms()
+        wait_ms = first.slot_ms + timers.PRECISION_MS - self._clock.now_ms()
         return min(max(wait_ms, 1) / 1000, TICK_S)

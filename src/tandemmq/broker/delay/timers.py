@@ -462,8 +462,10 @@ class TimerProgress(StoredTable):
         )
         return 1
 
+    def snapshot(self) -> TimerCheck:
+        return self.check
+
     def encode(self) -> bytes:
-        """Returns the content of config/timercheck."""
         return encode_timer_file(self.check, self.data_version)
 
     def load(self, data: bytes) -> None:

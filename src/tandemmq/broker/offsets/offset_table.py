@@ -239,9 +239,6 @@ class OffsetTable(StoredTable):
         self._after_change()
 
     def snapshot(self) -> ConsumerOffsetTable:
-        """Returns the committed offsets, valid until the next change: encode them before anything else
-        runs.
-        """
         forgotten = tuple(sorted(self._forgotten)) or UNSET
         return ConsumerOffsetTable(
             offsets=self._committed,
@@ -331,12 +328,7 @@ class DelayOffsetTable(StoredTable):
         self._after_change()
 
     def snapshot(self) -> Body:
-        """Returns the table's content, valid until the next change: encode it before anything else runs."""
         return Body(offsets=self._offsets, data_version=self.data_version)
-
-    def encode(self) -> bytes:
-        """Returns the content of delayOffset.json."""
-        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of delayOffset.json; old files have no version."""

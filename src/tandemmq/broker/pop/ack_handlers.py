@@ -22,11 +22,7 @@ from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, decode_bi
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
-from tandemmq.protocol.requests.consume import (
-    AckRequest,
-    ChangeInvisibleRequest,
-    ChangeInvisibleResponse,
-)
+from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, ChangeInvisibleResponse
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
 from tandemmq.store import PutStatus

@@ -248,19 +248,18 @@ class LeaseLog:
         clean.
         """
         self._forget(lambda key: key[0] == topic)
-        for lease in self.leases.of_topic(topic):
-            self.leases.drop(lease)
 
     def forget_group(self, group: str) -> None:
         """Drops the leases and positions of a group that was deleted along with its progress."""
         self._forget(lambda key: key[1] == group)
-        for lease in self.leases.of_group(group):
-            self.leases.drop(lease)
 
     def _forget(self, is_deleted: Callable[[QueueKey], bool]) -> None:
         for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
             for key in [key for key in table if is_deleted(key)]:
                 del table[key]
+        for lease in self.leases.all():
+            if is_deleted(lease.key[:3]):
+                self.leases.drop(lease)
 
     def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
         """Sets the offset of the next pop durably; it may be lower than before and survives a kill.

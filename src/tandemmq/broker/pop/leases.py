@@ -217,15 +217,6 @@ class Leases:
     def all(self) -> list[Lease]:
         return list(self._by_key.values())
 
-    def of_queue(self, queue: QueueKey) -> list[Lease]:
-        return [lease for lease in self._by_key.values() if lease.key[:3] == queue]
-
-    def of_topic(self, topic: str) -> list[Lease]:
-        return [lease for key, lease in self._by_key.items() if key.topic == topic]
-
-    def of_group(self, group: str) -> list[Lease]:
-        return [lease for key, lease in self._by_key.items() if key.group == group]
-
     def _queue_up(self, lease: Lease) -> None:
         self._added += 1
         heappush(self._by_end, (lease.ends_at_ms, self._added, lease))

@@ -13,11 +13,8 @@ from typing import Final
 
 from tandemmq.broker.pop.leases import QueueKey
 from tandemmq.broker.table_file import StoredTable
-from tandemmq.protocol.bodies.codec import decode_body, encode_body
-from tandemmq.protocol.bodies.progress import (
-    OrderState,
-    OrderStates,
-)
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.progress import OrderState, OrderStates
 
 KEPT_MS: Final = 24 * 3_600_000
 """The time after which an unused queue is forgotten, measured back from the newest pop."""
@@ -158,7 +155,7 @@ class OrderTable(StoredTable):
             self._after_change()
         return len(gone)
 
-    def encode(self) -> bytes:
+    def snapshot(self) -> OrderStates:
         """Returns the content of consumerOrderInfo.json, and forgets queues unused for KEPT_MS."""
         newest = max((pop.seen_at_ms for pop in self._pops.values()), default=0)
         table: dict[str, dict[int, OrderState]] = {}
@@ -168,7 +165,7 @@ class OrderTable(StoredTable):
                 continue
             topic, group, queue_id = key
             table.setdefault(f"{topic}@{group}", {})[queue_id] = _state(pop)
-        return encode_body(OrderStates(table=table))
+        return OrderStates(table=table)
 
     def load(self, data: bytes) -> None:
         """Loads the content of consumerOrderInfo.json."""

@@ -15,15 +15,9 @@ from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, Leases
 from tandemmq.broker.pop.reading import PopPolls, PopReader
 from tandemmq.errors import RequestRejected
+from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
-from tandemmq.protocol.properties import (
-    CRC32,
-    PROPERTIES_BYTES_MAX,
-    append_property,
-    find_property,
-    remove_property,
-)
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
@@ -172,12 +166,12 @@ class Revive(Duty):
         return not is_gone and is_kept and self.core.store.queue_max(key.topic, key.queue_id) > 0
 
     def _copy(self, message: Record, lease: Lease) -> NewRecord:
-        properties = remove_property(message.raw_properties, POP_HANDLE.encode())
-        properties = remove_property(properties, CRC32.encode())
-        if find_property(properties, FIRST_POP_TIME.encode()) is None:
-            with_time = append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
+        properties = names.remove_property(message.raw_properties, POP_HANDLE.encode())
+        properties = names.remove_property(properties, names.CRC32.encode())
+        if names.find_property(properties, FIRST_POP_TIME.encode()) is None:
+            with_time = names.append_property(properties, FIRST_POP_TIME, str(lease.key.pop_time_ms))
             # without room for the property, the message is redelivered without it
-            if len(with_time) <= PROPERTIES_BYTES_MAX:
+            if len(with_time) <= names.PROPERTIES_BYTES_MAX:
                 properties = with_time
         copy = copy_record(message, self._target(message, lease).name, 0, properties)
         copy.retry_count += not lease.is_suspended

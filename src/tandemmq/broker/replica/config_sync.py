@@ -23,17 +23,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, Protocol, TypeVar
 
-from tandemmq.api.replica import (
-    FetchedTable,
-    HeldTable,
-    fetch_consumer_offsets,
-    fetch_delay_offsets,
-    fetch_groups,
-    fetch_request_modes,
-    fetch_timer_check,
-    fetch_topics,
-    read_log_checksum,
-)
+from tandemmq.api import replica as api
 from tandemmq.broker.delay.timers import TIMER_TOPIC, TimerProgress, decode_timer_answer
 from tandemmq.broker.offsets.offset_table import DelayOffsetTable, OffsetTable
 from tandemmq.broker.topics.group_table import GroupTable, ModeTable
@@ -237,7 +227,7 @@ class ConfigSync:
         if not run_id:
             return _MasterState(is_empty=False) if self._followed() == run_id else None
         try:
-            ends = await read_log_checksum(self._client, master, 0, 0)
+            ends = await api.read_log_checksum(self._client, master, 0, 0)
         except TandemError:
             return None  # the items of the next round report it
         is_followed = ends.run_id == run_id == self._followed() and not ends.is_slave
@@ -263,10 +253,10 @@ class ConfigSync:
 
     async def _fetch_topics(self, master: str) -> _Apply:
         table = self._tables.topics
-        held = HeldTable(
+        held = api.HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_topics
         )
-        fetched = await fetch_topics(self._client, master, held)
+        fetched = await api.fetch_topics(self._client, master, held)
 
         def apply(state: _MasterState) -> None:
             self._can_skip_topics = fetched.can_skip
@@ -279,10 +269,10 @@ class ConfigSync:
 
     async def _fetch_groups(self, master: str) -> _Apply:
         table = self._tables.groups
-        held = HeldTable(
+        held = api.HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_groups
         )
-        fetched = await fetch_groups(self._client, master, held)
+        fetched = await api.fetch_groups(self._client, master, held)
 
         def apply(state: _MasterState) -> None:
             self._can_skip_groups = fetched.can_skip
@@ -297,7 +287,7 @@ class ConfigSync:
     async def _fetch_consumer_offsets(self, master: str) -> _Apply:
         table = self._tables.consumer_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await fetch_consumer_offsets.within(timeout_s, self._client, master)
+        fetched = await api.fetch_consumer_offsets.within(timeout_s, self._client, master)
 
         def apply(_state: _MasterState) -> None:
             if fetched.data_version is not None and self._is_older(fetched.data_version, table.data_version):
@@ -325,7 +315,7 @@ class ConfigSync:
     async def _fetch_delay_offsets(self, master: str) -> _Apply:
         table = self._tables.delay_offsets
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await fetch_delay_offsets.within(timeout_s, self._client, master)
+        fetched = await api.fetch_delay_offsets.within(timeout_s, self._client, master)
 
         def apply(_state: _MasterState) -> None:
             held = table.snapshot()
@@ -342,7 +332,7 @@ class ConfigSync:
 
     async def _fetch_request_modes(self, master: str) -> _Apply:
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await fetch_request_modes(self._client, master, timeout_s=timeout_s)
+        fetched = await api.fetch_request_modes(self._client, master, timeout_s=timeout_s)
         table = self._tables.request_modes
 
         def apply(_state: _MasterState) -> None:
@@ -356,7 +346,7 @@ class ConfigSync:
         if progress is None:
             return lambda _state: None
         timeout_s = self._options.config_sync_timeout_ms / 1000
-        body = await fetch_timer_check(self._client, master, timeout_s=timeout_s)
+        body = await api.fetch_timer_check(self._client, master, timeout_s=timeout_s)
         check = None if body is None else decode_timer_answer(body)
 
         def apply(_state: _MasterState) -> None:
@@ -392,7 +382,7 @@ class ConfigSync:
 
 
 def _merged_table(
-    held: Mapping[str, T], fetched: FetchedTable[T], state: _MasterState
+    held: Mapping[str, T], fetched: api.FetchedTable[T], state: _MasterState
 ) -> tuple[dict[str, T], DataVersion] | None:
     """Returns the new table and its version; None if the current one need not change.
 

@@ -9,11 +9,13 @@ send that created its topic waits until the topic is on disk (`UnsavedTopics`).
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import TypeVar
 
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.send.assembly import RecordBuilder, is_unusual
+from tandemmq.broker.send.assembly import Prepared, RecordBuilder, is_unusual
 from tandemmq.broker.send.numbered import NumberedSends, parse_claim
 from tandemmq.broker.send.reply import ReplyForm, SendReply, ignore_outcome
 from tandemmq.broker.send.targets import SendShape, SendTargets
@@ -23,8 +25,12 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import NewBatch, NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
+from tandemmq.store.confirm import OnDone
+from tandemmq.store.outcomes import Appended
 
 _SEND_MESSAGE = int(RequestCode.SEND_MESSAGE)
+
+Records = TypeVar("Records", NewBatch, Sequence[NewRecord])
 
 
 @dataclass(slots=True)
@@ -53,32 +59,18 @@ class SendHandlers:
             queue_id = header.queue_id
             if not 0 <= queue_id < target.queue_count:
                 queue_id = self.targets.choose_queue(target, queue_id)
-            text, claim, recall_handle = header.properties or "", "", None
-            records: NewBatch | tuple[NewRecord]
-            if header.is_batch:
-                records, unique_key, claim, _ = self.records.make_batch(
-                    channel, command, header, target, queue_id
+            text = header.properties or ""
+            if header.is_batch or target.is_retry or is_unusual(text, header.sys_flag):
+                prepared = (
+                    self.records.make_batch(channel, command, header, target, queue_id)
+                    if header.is_batch
+                    else self.records.make_unusual(channel, command, header, target, queue_id)
                 )
-            elif target.is_retry or is_unusual(text, header.sys_flag):
-                records, unique_key, claim, recall_handle = self.records.make_unusual(
-                    channel, command, header, target, queue_id
-                )
+                self._append_prepared(channel, command, target.topic, queue_id, prepared)
             else:
                 record = self.records.make(channel, command, header, target, queue_id, text)
-                records, unique_key = (record,), record.unique_key
-            reply = SendReply(
-                self.form,
-                channel,
-                command.opaque,
-                command.serialize_type,
-                queue_id,
-                unique_key,
-                recall_handle,
-            )
-            if claim:
-                self._append_once(command, target.topic, records, reply, claim)
-            else:
-                self._append(command, records, reply)
+                append = self.core.store.appender.append
+                self._append(channel, command, append, (record,), queue_id, record.unique_key)
         except RequestRejected as error:
             return self._refuse(command, error)
         return None
@@ -95,28 +87,56 @@ class SendHandlers:
         if answer is not None and not command.is_oneway:
             channel.send(answer)
 
-    def _append(self, command: Command, records: NewBatch | tuple[NewRecord], reply: SendReply) -> None:
-        """Appends records. The sender is answered once they are stored, unless the send is oneway."""
-        appender = self.core.store.appender
-        on_done = ignore_outcome if command.flag & FLAG_ONEWAY else reply.done
-        if isinstance(records, NewBatch):
-            reply.appended = appender.append_batch(records, on_done)
+    def _append(
+        self,
+        channel: Channel,
+        command: Command,
+        append: Callable[[Records, OnDone], Appended],
+        records: Records,
+        queue_id: int,
+        unique_key: str,
+        recall_handle: str | None = None,
+    ) -> None:
+        """Appends records with `append`. The sender is answered once they are stored, unless the send is
+        oneway.
+        """
+        if command.flag & FLAG_ONEWAY:
+            append(records, ignore_outcome)
         else:
-            reply.appended = appender.append(records, on_done)
+            reply = SendReply(
+                self.form,
+                channel,
+                command.opaque,
+                command.serialize_type,
+                queue_id,
+                unique_key,
+                recall_handle,
+            )
+            reply.appended = append(records, reply.done)
         stats = self.core.stats
         stats.put_count += len(records)
         stats.put_bytes += len(command.body)
 
-    def _append_once(
-        self, command: Command, topic: str, records: NewBatch | tuple[NewRecord], reply: SendReply, claim: str
+    def _append_prepared(
+        self, channel: Channel, command: Command, topic: str, queue_id: int, send: Prepared
     ) -> None:
-        """Appends the part of a numbered send that is not yet stored (decision 010)."""
-        if command.flag & FLAG_ONEWAY:
-            raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")
-        single = records.records() if isinstance(records, NewBatch) else records
-        if self.numbered.append(parse_claim(claim), topic, reply.queue_id, single, reply):
-            self.core.stats.put_count += len(records)
-            self.core.stats.put_bytes += len(command.body)
+        """Appends the records, or the part of a numbered send that is not yet stored (decision 010)."""
+        appender, records = self.core.store.appender, send.records
+        if send.claim:
+            if command.flag & FLAG_ONEWAY:
+                raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")
+            single = records.records() if isinstance(records, NewBatch) else records
+            reply = SendReply(
+                self.form, channel, command.opaque, command.serialize_type, queue_id, single[0].unique_key
+            )
+            if self.numbered.append(parse_claim(send.claim), topic, queue_id, single, reply):
+                self.core.stats.put_count += len(single)
+                self.core.stats.put_bytes += len(command.body)
+        elif isinstance(records, NewBatch):
+            self._append(channel, command, appender.append_batch, records, queue_id, send.unique_key)
+        else:
+            key, handle = send.unique_key, send.recall_handle
+            self._append(channel, command, appender.append, records, queue_id, key, handle)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
         self.core.stats.count_send_refusal(error.code)

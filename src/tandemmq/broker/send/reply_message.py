@@ -27,6 +27,8 @@ from tandemmq.remoting.options import render_address
 from tandemmq.store.outcomes import NOT_STORED, PutStatus
 
 PUSH_TIMEOUT_S = 10.0
+_PUSHED = [name for name in PushReplyRequest.__struct_fields__ if name in SendRequest.__struct_fields__]
+"""The fields of the sender's header that the push repeats."""
 
 
 @dataclass(slots=True)
@@ -76,19 +78,10 @@ class ReplyHandlers:
 
     def _push_header(self, header: SendHeader, record: NewRecord) -> PushReplyRequest:
         now_ms = self.core.clock.now_ms()
-        text = with_pair(header.properties or "", names.PUSH_REPLY_TIME, str(now_ms))
+        fields = {name: getattr(header, name) for name in _PUSHED}
+        fields["properties"] = with_pair(header.properties or "", names.PUSH_REPLY_TIME, str(now_ms))
         return PushReplyRequest(
-            producer_group=header.producer_group,
-            topic=header.topic,
-            default_topic=header.default_topic,
-            default_topic_queue_count=header.default_topic_queue_count,
-            queue_id=header.queue_id,
-            sys_flag=header.sys_flag,
-            born_at_ms=header.born_at_ms,
-            flag=header.flag,
-            properties=text,
-            retry_count=header.retry_count,
-            is_unit_mode=header.is_unit_mode,
+            **fields,
             born_host=render_address(decode_host(record.born_host)),
             store_host=render_address(decode_host(self.core.store.appender.store_host)),
             stored_at_ms=now_ms,

@@ -17,15 +17,9 @@ from msgspec import UNSET
 from tandemmq.broker.table_file import ConfigTable, StoredTable
 from tandemmq.broker.topics.quota import CreationQuota
 from tandemmq.errors import Busy
-from tandemmq.protocol.bodies.client import (
-    RequestMode,
-    RequestModes,
-)
-from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
-from tandemmq.protocol.bodies.tables import (
-    SubscriptionGroupConfig,
-    SubscriptionGroupTable,
-)
+from tandemmq.protocol.bodies.client import RequestMode, RequestModes
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, group_fault
 from tandemmq.telemetry import events
 
@@ -134,17 +128,12 @@ class GroupTable(ConfigTable[SubscriptionGroupConfig]):
         self._change([*configs], data_version)
 
     def snapshot(self) -> SubscriptionGroupTable:
-        """Returns the whole table, valid until the next change: encode it before anything else runs."""
         return SubscriptionGroupTable(
             groups=self._configs,
             forbidden=self._forbidden,
             deleted=self._deleted or UNSET,
             data_version=self.data_version,
         )
-
-    def encode(self) -> bytes:
-        """Returns the content of subscriptionGroup.json."""
-        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of subscriptionGroup.json."""
@@ -182,17 +171,12 @@ class ModeTable(StoredTable):
         self._after_change()
 
     def snapshot(self) -> RequestModes:
-        """Returns the table's content, valid until the next change: encode it before anything else runs."""
         return RequestModes(modes=self._modes)
 
     def replace_all(self, modes: Mapping[str, Mapping[str, RequestMode]]) -> None:
         """Replaces the table by the master's."""
         self._modes = {topic: dict(groups) for topic, groups in modes.items()}
         self._after_change()
-
-    def encode(self) -> bytes:
-        """Returns the content of messageRequestMode.json."""
-        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of messageRequestMode.json."""

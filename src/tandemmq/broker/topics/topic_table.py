@@ -12,11 +12,8 @@ from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.options import PERMISSION_INHERIT, PERMISSION_READ, PERMISSION_WRITE, BrokerOptions
 from tandemmq.broker.table_file import ConfigTable
 from tandemmq.protocol import topic_names as names
-from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body
-from tandemmq.protocol.bodies.tables import (
-    TopicConfig,
-    TopicConfigTable,
-)
+from tandemmq.protocol.bodies.codec import DataVersion, decode_body
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 
 READ_WRITE = PERMISSION_READ | PERMISSION_WRITE
 BENCHMARK_QUEUE_COUNT = 1024
@@ -101,12 +98,7 @@ class TopicTable(ConfigTable[TopicConfig]):
         return removed
 
     def snapshot(self) -> TopicConfigTable:
-        """Returns the whole table, valid until the next change: encode it before anything else runs."""
         return TopicConfigTable(topics=self._configs, data_version=self.data_version)
-
-    def encode(self) -> bytes:
-        """Returns the content of topics.json."""
-        return encode_body(self.snapshot())
 
     def load(self, data: bytes) -> None:
         """Loads the content of topics.json; a topic's own name wins over its key."""

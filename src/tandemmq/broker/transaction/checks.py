@@ -13,19 +13,7 @@ from collections.abc import Callable, Sequence
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.durable import DurableWriter, Duty, Progress
 from tandemmq.broker.topics.topic_table import make_topic
-from tandemmq.broker.transaction.half import (
-    CheckLimits,
-    CheckVerdict,
-    Decided,
-    check_times,
-    encode_for_check,
-    ended_by,
-    make_copy,
-    make_discarded,
-    make_ops,
-    plan_check,
-    root_of,
-)
+from tandemmq.broker.transaction import half as halves
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import RequestCode
@@ -77,7 +65,7 @@ class Asker:
             message_id=encode_message_id(half.store_host, log_offset),
             broker_name=self._broker_name,
         )
-        body = encode_for_check(
+        body = halves.encode_for_check(
             copy,
             half,
             queue_offset=appended.queue_offset,
@@ -181,7 +169,7 @@ class TransactionChecks(Duty):
 
     name = "checks"
 
-    def __init__(self, core: BrokerCore, decided: Decided, asker: Asker) -> None:
+    def __init__(self, core: BrokerCore, decided: halves.Decided, asker: Asker) -> None:
         options = core.options
         self._store, self._offsets, self._topics, self._clock = (
             core.store,
@@ -191,7 +179,7 @@ class TransactionChecks(Duty):
         )
         self._decided = decided
         self._asker = asker
-        self._limits = CheckLimits(
+        self._limits = halves.CheckLimits(
             options.transaction_timeout_ms,
             options.transaction_check_count_max,
             core.store.options.file_reserved_hours,
@@ -269,7 +257,7 @@ class TransactionChecks(Duty):
             half_end = self._store.queue_max(HALF_TOPIC, 0)
             for record in records:
                 self._ops.skip_to(record.queue_offset)
-                if not self._ops.add([offset for offset in ended_by(record) if offset < half_end]):
+                if not self._ops.add([offset for offset in halves.ended_by(record) if offset < half_end]):
                     log.error(events.TRANSACTION_MARKS_FULL, extra={"op_offset": record.queue_offset})
                     return
             if self._ops.next_op < next_offset:
@@ -299,23 +287,25 @@ class TransactionChecks(Duty):
         await self._read_ops()
         if self._ops.is_done(half.queue_offset):
             return True
-        root = root_of(half)
+        root = halves.root_of(half)
         if self._decided.is_pending(root):
             return False  # if storing the outcome fails, the next round handles the message
         if root in self._decided:
             # The outcome was stored with the marks of other copies only.
-            [mark] = make_ops([half.queue_offset], self._store.appender.store_host, self._clock.now_ms())
+            [mark] = halves.make_ops(
+                [half.queue_offset], self._store.appender.store_host, self._clock.now_ms()
+            )
             await self._append(mark)
             return True
-        verdict = plan_check(half, self._clock.now_ms(), self._limits)
-        if verdict is CheckVerdict.WAIT:
+        verdict = halves.plan_check(half, self._clock.now_ms(), self._limits)
+        if verdict is halves.CheckVerdict.WAIT:
             return False
-        if verdict is CheckVerdict.RENEW:
-            await self._append_copy(half, make_copy(half))
-        elif verdict is CheckVerdict.DISCARD:
+        if verdict is halves.CheckVerdict.RENEW:
+            await self._append_copy(half, halves.make_copy(half))
+        elif verdict is halves.CheckVerdict.DISCARD:
             await self._discard(half)
         else:
-            copy = make_copy(half, check_times=check_times(half) + 1)
+            copy = halves.make_copy(half, check_times=halves.check_times(half) + 1)
             appended = await self._append_copy(half, copy)
             if appended is not None and root not in self._decided:
                 self._asker.ask(half, copy, appended)
@@ -329,13 +319,13 @@ class TransactionChecks(Duty):
                 "topic": half.text(names.REAL_TOPIC),
                 "group": half.text(names.PGROUP),
                 "unique_key": half.unique_key,
-                "check_count": check_times(half),
+                "check_count": halves.check_times(half),
             },
         )
-        await self._append(make_discarded(half, DISCARD_TOPIC))
+        await self._append(halves.make_discarded(half, DISCARD_TOPIC))
 
     async def _append_copy(self, half: Record, copy: NewRecord) -> Appended | None:
-        root = root_of(half)
+        root = halves.root_of(half)
 
         def on_appended(appended: Appended) -> None:
             # At once: an outcome that arrives while the copy is being written must mark the copy as well.

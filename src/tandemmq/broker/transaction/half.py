@@ -16,19 +16,12 @@ from typing import NamedTuple
 from tandemmq.broker.durable import copy_record
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.properties import (
-    PROPERTIES_BYTES_MAX,
-    append_property,
-    encode_properties,
-    find_property,
-    remove_property,
-)
 from tandemmq.protocol.record import NewRecord, Record, encode_record, tag_hash_of
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, without_transaction
 from tandemmq.protocol.topic_names import HALF_TOPIC, OP_HALF_TOPIC
 
 OP_TAG = "d"
-_OP_PROPERTIES = encode_properties({names.TAGS: OP_TAG})
+_OP_PROPERTIES = names.encode_properties({names.TAGS: OP_TAG})
 _OP_TAG_HASH = tag_hash_of(_OP_PROPERTIES)
 
 COPY_BYTES = 128
@@ -41,15 +34,15 @@ def make_half(record: NewRecord) -> None:
     Raises:  MessageIllegal without PGROUP, which every later step needs, or when its properties have no room.
     """
     raw = record.properties
-    if find_property(raw, names.PGROUP.encode()) is None:
+    if names.find_property(raw, names.PGROUP.encode()) is None:
         raise MessageIllegal("a transactional message needs the property PGROUP, its producer group")
-    raw = append_property(raw, names.REAL_TOPIC, record.topic)
-    raw = append_property(raw, names.REAL_QID, str(record.queue_id))
-    raw = append_property(raw, names.TRANSACTION_ID, record.unique_key)
-    if len(raw) > PROPERTIES_BYTES_MAX - COPY_BYTES:
+    raw = names.append_property(raw, names.REAL_TOPIC, record.topic)
+    raw = names.append_property(raw, names.REAL_QID, str(record.queue_id))
+    raw = names.append_property(raw, names.TRANSACTION_ID, record.unique_key)
+    if len(raw) > names.PROPERTIES_BYTES_MAX - COPY_BYTES:
         raise MessageIllegal(
             f"the properties of a transactional message have {len(raw)} bytes, at most"
-            f" {PROPERTIES_BYTES_MAX - COPY_BYTES} are allowed"
+            f" {names.PROPERTIES_BYTES_MAX - COPY_BYTES} are allowed"
         )
     record.properties = raw
     record.topic, record.queue_id = HALF_TOPIC, 0
@@ -138,12 +131,12 @@ def real_queue_id(half: Record) -> int:
 
 def number_of(half: Record, name: str, missing: int) -> int:
     """Returns a property that is a whole number of 0 or more, or `missing` for anything else."""
-    value = find_property(half.raw_properties, name.encode())
+    value = names.find_property(half.raw_properties, name.encode())
     return int(value) if value is not None and value.isdigit() and len(value) < 19 else missing
 
 
 def _with(raw: bytes, name: str, value: str) -> bytes:
-    return append_property(remove_property(raw, name.encode()), name, value)
+    return names.append_property(names.remove_property(raw, name.encode()), name, value)
 
 
 def _copy(

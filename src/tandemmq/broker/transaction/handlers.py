@@ -14,14 +14,7 @@ from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.postpone import DelayRule
 from tandemmq.broker.delay.timers import DELIVERY_TIME_NAMES, has_delivery_time, plan_timer
 from tandemmq.broker.query import load_record
-from tandemmq.broker.transaction.half import (
-    Decided,
-    is_late,
-    make_commit,
-    make_copy,
-    make_ops,
-    root_of,
-)
+from tandemmq.broker.transaction import half as halves
 from tandemmq.errors import Busy, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode
@@ -67,7 +60,7 @@ class TransactionHandlers:
     """Handles the end of transactions."""
 
     core: BrokerCore
-    decided: Decided
+    decided: halves.Decided
     delay: DelayRule
 
     def handle_end(self, channel: Channel, command: Command) -> Command | None:
@@ -79,7 +72,7 @@ class TransactionHandlers:
         if header.decision not in (TRANSACTION_COMMIT, TRANSACTION_ROLLBACK):
             return None
         half = self._find(header)
-        root = root_of(half)
+        root = halves.root_of(half)
         before = self.decided.get(root)
         if before is not None:
             if before == header.decision and self.decided.is_pending(root):
@@ -87,7 +80,7 @@ class TransactionHandlers:
             return self._repeat(command, before, header.decision)
         now_ms = self.core.clock.now_ms()
         offsets_to_mark = self.decided.offsets_to_mark(root, half.queue_offset)
-        records = make_ops(offsets_to_mark, self.core.store.appender.store_host, now_ms)
+        records = halves.make_ops(offsets_to_mark, self.core.store.appender.store_host, now_ms)
         if header.decision == TRANSACTION_COMMIT:
             records.insert(0, self._make_commit(half, now_ms))
         self.decided.end(root, header.decision)
@@ -103,7 +96,7 @@ class TransactionHandlers:
         half = load_record(self.core.store, decode_message_id(header.message_id).log_offset)
         if half is None or half.topic not in (HALF_TOPIC, DISCARD_TOPIC):
             raise _failed(f"no half message has the id {(header.message_id or '')[:64]!r}")
-        copy = make_copy(half, check_times=0)
+        copy = halves.make_copy(half, check_times=0)
         if half.topic == DISCARD_TOPIC:
             # Its queue offset is not one of the half topic: the copy starts a transaction of its own.
             copy.properties = names.remove_property(
@@ -111,7 +104,7 @@ class TransactionHandlers:
             )
         appended = self._append(channel, command, [copy], None)
         if half.topic == HALF_TOPIC:
-            self.decided.record_copy(root_of(half), appended.queue_offset)
+            self.decided.record_copy(halves.root_of(half), appended.queue_offset)
         return None
 
     def _check_is_master(self) -> None:
@@ -137,7 +130,7 @@ class TransactionHandlers:
                 f"the half message has queue offset {half.queue_offset}, not {header.half_queue_offset}"
             )
         timeout_ms = self.core.options.transaction_timeout_ms
-        if not header.is_from_check and is_late(half, self.core.clock.now_ms(), timeout_ms):
+        if not header.is_from_check and halves.is_late(half, self.core.clock.now_ms(), timeout_ms):
             raise RequestRejected(
                 "the message is past CHECK_IMMUNITY_TIME_IN_SECONDS: its producer must wait for a check",
                 code=ResponseCode.ILLEGAL_OPERATION,
@@ -154,7 +147,7 @@ class TransactionHandlers:
         raise _failed(f"the transaction was already {was}")
 
     def _make_commit(self, half: Record, now_ms: int) -> NewRecord:
-        commit = make_commit(half)
+        commit = halves.make_commit(half)
         if commit is None:
             raise _failed("the half message names no topic (REAL_TOPIC)")
         postpone_commit(commit, self.delay, now_ms)
