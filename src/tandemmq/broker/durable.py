@@ -355,7 +355,7 @@ def restore(record: Record) -> NewRecord | None:
     Half messages are never restored (spec store 15). The append waits for no acknowledgement
     (`wait_stored=False`), because the sender was answered when the waiting message was stored.
     """
-    topic, queue_id = record.text(names.REAL_TOPIC), record.text(names.REAL_QID)
+    topic, queue_id = record.text(b"REAL_TOPIC"), record.text(b"REAL_QID")
     if not topic or topic == HALF_TOPIC:
         return None
     is_number = queue_id.isascii() and queue_id.isdigit() and len(queue_id) <= 9
@@ -374,7 +374,7 @@ def roll_timer(record: Record, now_ms: int) -> NewRecord:
     """Returns a copy of the message for its timer topic. Retention deletes the copy later than the original,
     so a message with a long delay outlives its log file.
     """
-    count = record.text(TIMER_ROLL_TIMES)
+    count = record.text(TIMER_ROLL_TIMES.encode())
     times = int(count) + 1 if count.isascii() and count.isdigit() and len(count) <= 9 else 1
     rolled = _with_pair(_with_times(record, now_ms), TIMER_ROLL_TIMES, str(times))
     return copy_record(record, record.topic, record.queue_id, rolled)

@@ -112,17 +112,17 @@ class Record(msgspec.Struct):
     @property
     def unique_key(self) -> str:
         """The producer's id of the message; empty if it set none."""
-        return self.text("UNIQ_KEY")
+        return self.text(b"UNIQ_KEY")
 
     @property
     def tags(self) -> str:
         """The tags; empty without tags."""
-        return self.text("TAGS")
+        return self.text(b"TAGS")
 
     @property
     def keys(self) -> str:
         """The keys, separated by spaces; empty without keys."""
-        return self.text("KEYS")
+        return self.text(b"KEYS")
 
     @property
     def born_address(self) -> tuple[str, int]:
@@ -134,9 +134,9 @@ class Record(msgspec.Struct):
         """The broker's numeric address and port."""
         return decode_host(self.store_host)
 
-    def text(self, name: str) -> str:
+    def text(self, name: bytes) -> str:
         """Returns a property without decoding the others; "" if it is missing."""
-        value = find_property(self.raw_properties, name.encode())
+        value = find_property(self.raw_properties, name)
         return "" if value is None else str(value, "utf-8", "replace")
 
 

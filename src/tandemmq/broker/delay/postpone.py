@@ -7,7 +7,7 @@ Source: spec semantics 7 and 18; spec store 15 and 16.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.broker.delay.timers import TIMER_OUT_MS, TIMER_TOPIC, TimerLimits
@@ -16,16 +16,16 @@ from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class DelayRule:
     """Postpones a record by a delay level or until a time, by moving it into the topic in which it waits."""
 
     delay_levels_ms: Sequence[int]
     timers: TimerLimits
+    level_max: int = field(init=False)
 
-    @property
-    def level_max(self) -> int:
-        return len(self.delay_levels_ms)
+    def __post_init__(self) -> None:
+        self.level_max = len(self.delay_levels_ms)
 
     def postpone(self, record: NewRecord, level: int, now_ms: int) -> None:
         """Moves the record to the queue of its delay level; its DELAY property is already set.

@@ -148,8 +148,8 @@ def read_timer(record: Record, roll_after_ms: int = ROLL_AFTER_MS) -> Timed | No
         return None
     slot_ms = int(raw)
     handled_ms = min(slot_ms, slot_of(record.stored_at_ms + roll_after_ms))
-    cancels = record.text(TIMER_DEL_UNIQKEY)
-    if cancels and may_cancel(record.text(REAL_TOPIC), cancels):
+    cancels = record.text(TIMER_DEL_UNIQKEY.encode())
+    if cancels and may_cancel(record.text(REAL_TOPIC.encode()), cancels):
         key = TimerKey(handled_ms, CANCELLING + record.queue_offset)
         return Timed(key, slot_ms, cancels)
     return Timed(TimerKey(handled_ms, record.queue_offset), slot_ms, "")

@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
+import msgspec
+
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.postpone import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.delay.recall import encode_recall_handle
@@ -178,7 +180,7 @@ def _delay_level(value: str | None, level_max: int) -> int:
     return min(int(digits), level_max)
 
 
-class Prepared(NamedTuple):
+class Prepared(msgspec.Struct, gc=False, frozen=True):
     """The records of a send, the key and the handle of its answer, and its claim: the sequence property of a
     numbered send, "" for any other.
     """

@@ -45,10 +45,10 @@ class Asker:
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
         """Asks one member. Returns False if no suitable member is online; the next round then tries again."""
-        topic = half.text(names.REAL_TOPIC)
+        topic = half.text(names.REAL_TOPIC.encode())
         members = [
             member
-            for member in self._producers.members(half.text(names.PGROUP))
+            for member in self._producers.members(half.text(names.PGROUP.encode()))
             if not member.channel.is_closed and self._may_publish(member.channel, topic)
         ]
         if not members:
@@ -316,8 +316,8 @@ class TransactionChecks(Duty):
         log.warning(
             events.TRANSACTION_DISCARDED,
             extra={
-                "topic": half.text(names.REAL_TOPIC),
-                "group": half.text(names.PGROUP),
+                "topic": half.text(names.REAL_TOPIC.encode()),
+                "group": half.text(names.PGROUP.encode()),
                 "unique_key": half.unique_key,
                 "check_count": halves.check_times(half),
             },

@@ -54,7 +54,7 @@ def make_commit(half: Record) -> NewRecord | None:
 
     The properties stay as they are, TRAN_MSG and REAL_TOPIC included, as RocketMQ stores them.
     """
-    topic = half.text(names.REAL_TOPIC)
+    topic = half.text(names.REAL_TOPIC.encode())
     if not topic or topic == HALF_TOPIC:
         return None
     sys_flag = without_transaction(half.sys_flag, TRANSACTION_COMMIT)
@@ -109,7 +109,9 @@ def encode_for_check(
     copy: NewRecord, half: Record, *, queue_offset: int, log_offset: int, at_ms: int
 ) -> bytes:
     """Returns the encoded message for a check: with the copy's offsets, and the real topic and queue."""
-    asked = _copy(half, half.text(names.REAL_TOPIC), real_queue_id(half), copy.properties, half.sys_flag, 0)
+    asked = _copy(
+        half, half.text(names.REAL_TOPIC.encode()), real_queue_id(half), copy.properties, half.sys_flag, 0
+    )
     return encode_record(
         asked,
         queue_offset=queue_offset,
@@ -260,7 +262,7 @@ def immunity_of(half: Record, timeout_ms: int) -> int | None:
     """Returns CHECK_IMMUNITY_TIME_IN_SECONDS in milliseconds; None without it, `timeout_ms` if it is -1 or
     not a number.
     """
-    text = half.text(names.CHECK_IMMUNITY_TIME)
+    text = half.text(names.CHECK_IMMUNITY_TIME.encode())
     if not text:
         return None
     return int(text) * 1000 if text.isascii() and text.isdigit() and len(text) < 10 else timeout_ms

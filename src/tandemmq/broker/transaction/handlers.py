@@ -122,7 +122,7 @@ class TransactionHandlers:
         half = load_record(self.core.store, header.log_offset)
         if half is None or half.topic != HALF_TOPIC:
             raise _failed(f"no half message is stored at log offset {header.log_offset}")
-        group = half.text(names.PGROUP)
+        group = half.text(names.PGROUP.encode())
         if group != header.producer_group:
             raise _failed(f"the half message is of the group {group}, not of {header.producer_group[:160]}")
         if half.queue_offset != header.half_queue_offset:
