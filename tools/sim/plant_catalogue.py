@@ -1443,7 +1443,7 @@ _ACCESS: Final = (
     Plant(
         name="anybody who says that he is of the group is asked about a transaction",
         path="broker/transaction/checks.py",
-        sound="if not member.channel.is_closed and self._may_publish(member.channel, topic)",
+        sound="if not member.channel.is_closed and self.may_publish(member.channel, topic)",
         bug="if not member.channel.is_closed",
         proofs=("unit/broker/access/test_access_hosts.py",),
     ),

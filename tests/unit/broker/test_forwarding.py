@@ -182,7 +182,7 @@ async def _outcome(rig: Rig) -> Command | BrokerUnreachable:
 async def test_it_is_bounded_and_ends_by_itself(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(forwarding, "PARKED_MAX", 2)
     monkeypatch.setattr(forwarding, "PARKED_S_MAX", 0.3)
-    rig.subject._linger_s = 0.0
+    rig.subject.linger_s = 0.0
     rig.subject.linger()
     sends = [rig.scope.start("send", rig.send()) for _ in range(2)]
     await until(lambda: len(rig.subject._parked) == 2)

@@ -19,6 +19,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -57,36 +58,33 @@ _SIGNED_BY: Final = frozenset((ACCESS_KEY, SECURITY_TOKEN, SIGNATURE))
 Serve = Callable[[Channel, Command], None]
 
 
+@dataclass(slots=True, kw_only=True)
 class Forwarding:
     """The sends that this broker parks, and forwards to the next master. Closed at first.
 
     Call `hold`, then `send_to` or `release`; each may be called repeatedly. Timers close the forwarding.
+    `name`: the broker, for the log. `linger_s`: the time for which clients may only know the old master;
+    RocketMQ clients refresh a route every 30 s.
     """
 
-    def __init__(
-        self, *, name: str, linger_s: float, client: RemotingClient, clock: Clock, scope: TaskScope
-    ) -> None:
-        """`name`: the broker, for the log. `linger_s`: the time for which clients may only know the old
-        master; RocketMQ clients refresh a route every 30 s.
-        """
-        self._name = name
-        self._linger_s = linger_s
-        self._client = client
-        self._clock = clock
-        self._scope = scope
-        self._parked: deque[tuple[float, Channel, Command]] = deque()
-        self._parked_bytes = 0
-        self._target: str | None = None
-        self._is_connecting = False
-        self._timer: TimerHandle | None = None
-        self._end_timer: TimerHandle | None = None
-        self._is_lingering = False
-        self._users: set[Channel] = set()
-        self._unanswered = 0
-        self.is_open = False
-        """True if sends are accepted here; otherwise this broker serves or refuses them itself."""
-        self.count = 0
-        """The number of requests forwarded since it was opened."""
+    name: str
+    linger_s: float
+    client: RemotingClient
+    clock: Clock
+    scope: TaskScope
+    is_open: bool = False
+    """True if sends are accepted here; otherwise this broker serves or refuses them itself."""
+    count: int = 0
+    """The number of requests forwarded since it was opened."""
+    _parked: deque[tuple[float, Channel, Command]] = field(default_factory=deque, init=False)
+    _parked_bytes: int = 0
+    _target: str | None = None
+    _is_connecting: bool = False
+    _timer: TimerHandle | None = None
+    _end_timer: TimerHandle | None = None
+    _is_lingering: bool = False
+    _users: set[Channel] = field(default_factory=set, init=False)
+    _unanswered: int = 0
 
     def is_used_by(self, channel: Channel) -> bool:
         """Returns True if this client has sent here since it was opened."""
@@ -96,7 +94,7 @@ class Forwarding:
         """Opens the forwarding: sends are parked until a master is known."""
         if not self.is_open:
             self.is_open, self.count = True, 0
-            self._end_timer = self._clock.call_later(PARKED_S_MAX, self.end)
+            self._end_timer = self.clock.call_later(PARKED_S_MAX, self.end)
         self._target = None
 
     def park_again(self) -> None:
@@ -108,7 +106,7 @@ class Forwarding:
         self.hold()
         if self._end_timer is not None:
             self._end_timer.cancel()
-        self._end_timer = self._clock.call_later(max(PARKED_S_MAX, self._linger_s), self.end)
+        self._end_timer = self.clock.call_later(max(PARKED_S_MAX, self.linger_s), self.end)
         self._is_lingering = True
 
     def send_to(self, address: str) -> None:
@@ -127,7 +125,7 @@ class Forwarding:
     def end(self) -> None:
         """Closes the forwarding and refuses the parked sends."""
         if self._is_lingering:
-            facts = {"broker": self._name, "count": self.count, "refused": len(self._parked)}
+            facts = {"broker": self.name, "count": self.count, "refused": len(self._parked)}
             log.info(events.BROKER_FORWARDING_ENDED, extra=facts)
         self._refuse_before(float("inf"), "no master of the group accepts messages")
         self._close()
@@ -136,14 +134,14 @@ class Forwarding:
         """Waits until the master is known and has all parked sends, or PARKED_S_MAX; then closes it and waits
         until each forwarded send is answered or has timed out.
         """
-        ends_at_s = self._clock.monotonic() + PARKED_S_MAX
+        ends_at_s = self.clock.monotonic() + PARKED_S_MAX
         while self.is_open and (self._target is None or self._parked):
-            if self._clock.monotonic() > ends_at_s:
+            if self.clock.monotonic() > ends_at_s:
                 break
-            await self._clock.sleep(DRAIN_POLL_S)
+            await self.clock.sleep(DRAIN_POLL_S)
         self.end()
         while self._unanswered:
-            await self._clock.sleep(DRAIN_POLL_S)
+            await self.clock.sleep(DRAIN_POLL_S)
 
     def accept(self, channel: Channel, command: Command) -> None:
         """Accepts a send. Call only while it is open; the answer follows when the master answers.
@@ -158,10 +156,10 @@ class Forwarding:
         size = len(command.body)
         if len(self._parked) >= PARKED_MAX or self._parked_bytes + size > PARKED_BYTES_MAX:
             raise Busy(f"{len(self._parked)} sends wait for the next master of the group")
-        self._parked.append((self._clock.monotonic() + PARKED_S_MAX, channel, command))
+        self._parked.append((self.clock.monotonic() + PARKED_S_MAX, channel, command))
         self._parked_bytes += size
         if self._timer is None:
-            self._timer = self._clock.call_later(PARKED_S_MAX, self._expire)
+            self._timer = self.clock.call_later(PARKED_S_MAX, self._expire)
         self._connect()
 
     def _close(self) -> None:
@@ -178,10 +176,10 @@ class Forwarding:
 
     def _expire(self) -> None:
         self._timer = None
-        self._refuse_before(self._clock.monotonic(), f"no other master accepted it within {PARKED_S_MAX:g} s")
+        self._refuse_before(self.clock.monotonic(), f"no other master accepted it within {PARKED_S_MAX:g} s")
         if self._parked:
-            remaining_s = self._parked[0][0] - self._clock.monotonic()
-            self._timer = self._clock.call_later(max(0.0, remaining_s), self._expire)
+            remaining_s = self._parked[0][0] - self.clock.monotonic()
+            self._timer = self.clock.call_later(max(0.0, remaining_s), self._expire)
 
     def _refuse_before(self, now_s: float, reason: str) -> None:
         while self._parked and self._parked[0][0] <= now_s:
@@ -207,13 +205,13 @@ class Forwarding:
     def _connect(self) -> None:
         """Connects to the master; the parked sends follow once the connection is established."""
         target = self._target
-        if target is not None and not self._is_connecting and self._client.open_channel(target) is None:
+        if target is not None and not self._is_connecting and self.client.open_channel(target) is None:
             self._is_connecting = True
-            self._scope.start("forwarding", self._dial(target))
+            self.scope.start("forwarding", self._dial(target))
 
     async def _dial(self, target: str) -> None:
         try:
-            await self._client.channel(target, PARKED_S_MAX)
+            await self.client.channel(target, PARKED_S_MAX)
         except ClientError:
             return  # the parked sends are refused in time, and the next send dials again
         finally:
@@ -225,11 +223,11 @@ class Forwarding:
         this broker replaces the client's signature, which it has verified, if brokers sign.
         """
         assert self._target is not None
-        way = self._client.open_channel(self._target)
+        way = self.client.open_channel(self._target)
         if way is None:
             return False
         fields = command.fields
-        if self._client.is_signing:
+        if self.client.is_signing:
             fields = {name: text for name, text in fields.items() if name not in _SIGNED_BY}
         copy = Command(
             code=command.code,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timer_delivery import TimerDelivery
@@ -124,17 +124,15 @@ def plan_level(
 TICK_S = 1.0
 
 
+@dataclass(eq=False, slots=True)
 class Level:
     """One level's queue: the messages read from its head, at most one batch, and the next offset to read."""
 
-    __slots__ = ("arrivals", "delay_ms", "number", "offset", "waiting")
-
-    def __init__(self, number: int, delay_ms: int, offset: int) -> None:
-        self.number = number
-        self.delay_ms = delay_ms
-        self.offset = offset
-        self.arrivals = ArrivalTimes(delay_ms)
-        self.waiting: list[Record] = []
+    number: int
+    delay_ms: int
+    offset: int
+    arrivals: ArrivalTimes
+    waiting: list[Record] = field(default_factory=list)
 
     @property
     def queue_id(self) -> int:
@@ -208,8 +206,8 @@ class LevelDelivery(Duty):
         low = self._store.queue_min(SCHEDULE_TOPIC, number - 1)
         high = self._store.queue_max(SCHEDULE_TOPIC, number - 1)
         offset = min(max(self._offsets.get(number) or 0, low), high)
-        level = Level(number, self._delays_ms[min(number, len(self._delays_ms)) - 1], offset)
-        self._levels[number] = level
+        delay_ms = self._delays_ms[min(number, len(self._delays_ms)) - 1]
+        level = self._levels[number] = Level(number, delay_ms, offset, ArrivalTimes(delay_ms))
         return level
 
     def _record_arrival(self, level: Level) -> tuple[int, int]:

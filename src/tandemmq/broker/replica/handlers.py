@@ -9,6 +9,7 @@ without it RocketMQ's slaves fail or rewrite their files. Large tables are answe
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
@@ -75,20 +76,28 @@ def _is_current(version: str | None, current: DataVersion) -> bool:
         return False
 
 
+def _paged(
+    request: AllTopicConfigRequest | AllGroupConfigRequest, entries: dict[str, T], current: DataVersion
+) -> dict[str, T]:
+    page = plan_page(
+        len(entries),
+        current,
+        first=request.page,
+        count_max=request.count_max,
+        version=request.data_version,
+    )
+    return entries if page is None else slice_page(entries, page)
+
+
+@dataclass(frozen=True, slots=True)
 class ReplicaHandlers:
     """The request handlers. Each answer is encoded from the live tables before anything else can
     change them.
     """
 
-    def __init__(
-        self,
-        tables: ReplicaTables,
-        ha_status: Callable[[], HaStatus],
-        deleted_topics: Callable[[], Mapping[str, int]] = dict,
-    ) -> None:
-        self._tables = tables
-        self._ha_status = ha_status
-        self._deleted_topics = deleted_topics
+    tables: ReplicaTables
+    ha_status: Callable[[], HaStatus]
+    deleted_topics: Callable[[], Mapping[str, int]] = dict
 
     def routes(self) -> dict[int, Handler]:
         return {
@@ -104,49 +113,33 @@ class ReplicaHandlers:
 
     def handle_topics(self, _channel: Channel, command: Command) -> Command:
         request = command.decode(AllTopicConfigRequest)
-        table = self._tables.topics.snapshot()
+        table = self.tables.topics.snapshot()
         total = len(table.topics)
-        page = plan_page(
-            total,
-            table.data_version,
-            first=request.page,
-            count_max=request.count_max,
-            version=request.data_version,
-        )
-        if page is not None:
-            table = msgspec.structs.replace(table, topics=slice_page(table.topics, page))
+        table = msgspec.structs.replace(table, topics=_paged(request, table.topics, table.data_version))
         if table.topics and command.language == OUR_LANGUAGE:
-            deleted = dict(self._deleted_topics())
+            deleted = dict(self.deleted_topics())
             table = ReplicatedTopics(topics=table.topics, data_version=table.data_version, deleted=deleted)
         header = AllTopicConfigResponse(topic_count=total)
         return command.reply(header=header, body=encode_body(table))
 
     def handle_groups(self, _channel: Channel, command: Command) -> Command:
         request = command.decode(AllGroupConfigRequest)
-        table = self._tables.groups.snapshot()
+        table = self.tables.groups.snapshot()
         total = len(table.groups)
-        page = plan_page(
-            total,
-            table.data_version,
-            first=request.page,
-            count_max=request.count_max,
-            version=request.data_version,
-        )
-        if page is not None:
-            table = msgspec.structs.replace(table, groups=slice_page(table.groups, page))
+        table = msgspec.structs.replace(table, groups=_paged(request, table.groups, table.data_version))
         if not table.groups or command.language != OUR_LANGUAGE:
             table = msgspec.structs.replace(table, deleted=msgspec.UNSET)
         header = AllGroupConfigResponse(group_count=total)
         return command.reply(header=header, body=encode_body(table))
 
     def handle_consumer_offsets(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_body(self._tables.consumer_offsets.snapshot()))
+        return command.reply(body=encode_body(self.tables.consumer_offsets.snapshot()))
 
     def handle_delay_offsets(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_body(self._tables.delay_offsets.snapshot()))
+        return command.reply(body=encode_body(self.tables.delay_offsets.snapshot()))
 
     def handle_timer_check(self, _channel: Channel, command: Command) -> Command:
-        progress = self._tables.timer_progress
+        progress = self.tables.timer_progress
         if progress is None:
             raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")
         return command.reply(body=encode_timer_answer(progress.check, progress.data_version))
@@ -155,16 +148,16 @@ class ReplicaHandlers:
         """Answers with an empty table, because counts by topic are not kept; a RocketMQ slave only displays
         them.
         """
-        progress = self._tables.timer_progress
+        progress = self.tables.timer_progress
         if progress is None:
             raise RequestRejected("timer messages are switched off on this broker (timerWheelEnable=false)")
         return command.reply(body=encode_body({"timingCount": {}, "dataVersion": progress.data_version}))
 
     def handle_request_modes(self, _channel: Channel, command: Command) -> Command:
-        return command.reply(body=encode_body(self._tables.request_modes.snapshot()))
+        return command.reply(body=encode_body(self.tables.request_modes.snapshot()))
 
     def handle_ha_status(self, _channel: Channel, command: Command) -> Command:
-        status = self._ha_status()
+        status = self.ha_status()
         if command.language != OUR_LANGUAGE:
             status = rocketmq_fields(status)
         return command.reply(body=encode_body(status))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.durable import DurableWriter, Duty, Progress
@@ -29,6 +30,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 
+@dataclass(slots=True)
 class Asker:
     """Asks producers for the outcome of their transactions, the members of a group in turn:
     CHECK_TRANSACTION_STATE, oneway (spec semantics 17.6).
@@ -37,19 +39,17 @@ class Asker:
     the right to send to the message's topic are asked.
     """
 
-    def __init__(self, core: BrokerCore, may_publish: Callable[[Channel, str], bool]) -> None:
-        self._may_publish = may_publish
-        self._broker_name = core.options.broker_name
-        self._producers = core.producers
-        self._turn = 0
+    core: BrokerCore
+    may_publish: Callable[[Channel, str], bool]
+    _turn: int = 0
 
     def ask(self, half: Record, copy: NewRecord, appended: Appended) -> bool:
         """Asks one member. Returns False if no suitable member is online; the next round then tries again."""
         topic = half.text(names.REAL_TOPIC.encode())
         members = [
             member
-            for member in self._producers.members(half.text(names.PGROUP.encode()))
-            if not member.channel.is_closed and self._may_publish(member.channel, topic)
+            for member in self.core.producers.members(half.text(names.PGROUP.encode()))
+            if not member.channel.is_closed and self.may_publish(member.channel, topic)
         ]
         if not members:
             return False
@@ -63,7 +63,7 @@ class Asker:
             unique_key=half.unique_key,
             transaction_id=half.unique_key,
             message_id=encode_message_id(half.store_host, log_offset),
-            broker_name=self._broker_name,
+            broker_name=self.core.options.broker_name,
         )
         body = halves.encode_for_check(
             copy,
