@@ -854,7 +854,7 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
     skips: dict[str, list[bool]] = {"fetch_topics": [], "fetch_groups": []}
 
     def noted(name: str) -> Any:
-        fetch = getattr(config_sync, name)
+        fetch = getattr(config_sync.api, name)
 
         async def note(client: RemotingClient, master: str, held: HeldTable) -> FetchedTable[Any]:
             skips[name].append(held.can_skip)
@@ -864,7 +864,7 @@ async def test_a_copy_that_begins_again_is_told_everything_again(
         return note
 
     for name in skips:
-        monkeypatch.setattr(config_sync, name, noted(name))
+        monkeypatch.setattr(config_sync.api, name, noted(name))
     for number in (1, 2):
         await group.start(number)
         await group.master()
