@@ -30,7 +30,7 @@ public final class Broadcast {
             consumers.add(Check.collect(consumer, lists.get(number)));
         }
         for (List<MessageExt> list : lists) {
-            Check.until(() -> list.size() >= sent.size(), 30, () -> list.size() + " of " + sent.size());
+            Check.until(() -> list.size() >= sent.size(), 90, () -> list.size() + " of " + sent.size());
             Check.same(sent, Check.sortedTexts(list), "bodies");
         }
         consumers.forEach(DefaultMQPushConsumer::shutdown);

@@ -28,14 +28,14 @@ public final class Delayed {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        Check.until(() -> got.containsKey("now"), 30, () -> "the message without delay");
+        Check.until(() -> got.containsKey("now"), 90, () -> "the message without delay");
         for (int level = 1; level <= 2; level++) {
             Message message = Check.message(topic, "tag", "key" + level, "level " + level);
             message.setDelayTimeLevel(level);
             message.putUserProperty("mine", "kept");
             Check.isOk(producer.send(message));
         }
-        Check.until(() -> got.size() == 3, 30, () -> "got " + got.keySet());
+        Check.until(() -> got.size() == 3, 90, () -> "got " + got.keySet());
         consumer.shutdown();
         producer.shutdown();
         long[] seconds = {0, 1, 5};

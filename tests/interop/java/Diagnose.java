@@ -33,7 +33,7 @@ public final class Diagnose {
         DefaultMQPushConsumer consumer =
             Check.collect(Check.consumer(nameServer, group, topic, "tag || other"), got);
         String client = consumer.getDefaultMQPushConsumerImpl().getmQClientFactory().getClientId();
-        Check.until(() -> got.size() == 1, 30, () -> "the message");
+        Check.until(() -> got.size() == 1, 90, () -> "the message");
         consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
 
         DefaultMQAdminExt admin = new DefaultMQAdminExt();
@@ -65,7 +65,7 @@ public final class Diagnose {
         Check.same(List.of(client), List.copyOf(status.keySet()), "clients in the status");
         long sum = status.get(client).values().stream().mapToLong(Long::longValue).sum();
         Check.same(1L, sum, "sum of the client's offsets");
-        Check.until(() -> admin.examineConsumeStats(group, topic).computeTotalDiff() == 0, 30,
+        Check.until(() -> admin.examineConsumeStats(group, topic).computeTotalDiff() == 0, 90,
             () -> "no message waits");
         Check.same(4, admin.examineConsumeStats(group, topic).getOffsetTable().size(), "queues of the progress");
         MessageExt message = admin.viewMessage(topic, sent.getMsgId());

@@ -74,14 +74,14 @@ public final class LitePull {
     /** A pull that was under way when its queue was moved may give what it got once more. */
     private static List<String> pollDistinct(DefaultLitePullConsumer consumer, int count) throws Exception {
         TreeSet<String> got = new TreeSet<>();
-        Check.until(() -> got.addAll(Check.sortedTexts(consumer.poll(500))) && got.size() >= count, 30,
+        Check.until(() -> got.addAll(Check.sortedTexts(consumer.poll(500))) && got.size() >= count, 90,
             () -> got.size() + " of " + count);
         return new ArrayList<>(got);
     }
 
     private static List<String> poll(DefaultLitePullConsumer consumer, int count) throws Exception {
         List<MessageExt> got = new ArrayList<>();
-        Check.until(() -> got.addAll(consumer.poll(500)) && got.size() >= count, 30,
+        Check.until(() -> got.addAll(consumer.poll(500)) && got.size() >= count, 90,
             () -> got.size() + " of " + count);
         return Check.sortedTexts(got);
     }

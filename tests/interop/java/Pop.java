@@ -65,7 +65,7 @@ public final class Pop {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        Check.until(() -> tries.containsKey("first"), 30, () -> "the first message");
+        Check.until(() -> tries.containsKey("first"), 90, () -> "the first message");
         Check.same(false, popped.get("first"), "popped before the mode was set");
 
         admin.setMessageRequestMode(broker, topic, group, MessageRequestMode.POP, 0, 3000);
@@ -77,7 +77,7 @@ public final class Pop {
         }
         send(producer, topic, "given-back");
         send(producer, topic, "held");
-        Check.until(() -> tries.keySet().stream().filter(text -> text.startsWith("good")).count() == 20, 30,
+        Check.until(() -> tries.keySet().stream().filter(text -> text.startsWith("good")).count() == 20, 90,
             () -> "good messages: " + tries);
         Check.until(() -> count(tries, "given-back") == 2 && count(tries, "held") == 2, 60,
             () -> "messages that come again: " + tries);

@@ -25,7 +25,7 @@ public final class ResetOffset {
         String group = topic + "-group";
         DefaultMQPushConsumer consumer = Check.collect(Check.consumer(nameServer, group, topic, "*"), got);
         int all = early.size() + late.size();
-        Check.until(() -> got.size() == all, 30, () -> got.size() + " of " + all);
+        Check.until(() -> got.size() == all, 90, () -> got.size() + " of " + all);
         consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
         got.clear();
 

@@ -44,7 +44,7 @@ public final class Sends {
         List<MessageExt> got = Check.list();
         DefaultMQPushConsumer consumer =
             Check.collect(Check.consumer(nameServer, topic + "-group", topic, "*"), got);
-        Check.until(() -> got.size() >= sent.size(), 30, () -> got.size() + " of " + sent.size() + " received");
+        Check.until(() -> got.size() >= sent.size(), 90, () -> got.size() + " of " + sent.size() + " received");
         consumer.shutdown();
         producer.shutdown();
 

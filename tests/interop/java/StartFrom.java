@@ -33,10 +33,10 @@ public final class StartFrom {
         List<MessageExt> all = Check.list();
         DefaultMQPushConsumer first =
             Check.collect(Check.consumer(nameServer, topic + "-first", topic, "*"), all);
-        Check.until(() -> all.size() >= 12, 30, () -> all.size() + " of 12");
+        Check.until(() -> all.size() >= 12, 90, () -> all.size() + " of 12");
         Check.same(12, all.size(), "messages from the first offset on");
         // Where the consumer asks to begin counts only when the topic has lost messages already.
-        Check.until(() -> byTime.size() >= 12, 30, () -> byTime.size() + " of 12");
+        Check.until(() -> byTime.size() >= 12, 90, () -> byTime.size() + " of 12");
         Check.same(12, byTime.size(), "messages of a topic that still has its first");
 
         first.getDefaultMQPushConsumerImpl().persistConsumerOffset();

@@ -29,7 +29,7 @@ public final class Tags {
         DefaultMQPushConsumer some =
             Check.collect(Check.consumer(nameServer, topic + "-some", topic, "Aa || C"), got);
         DefaultMQPushConsumer every = Check.collect(Check.consumer(nameServer, topic + "-all", topic, "*"), all);
-        Check.until(() -> got.size() >= wanted.size() && all.size() >= 100, 30,
+        Check.until(() -> got.size() >= wanted.size() && all.size() >= 100, 90,
             () -> got.size() + " and " + all.size());
         // What comes last in every queue is wanted by both: what was filtered before it is known by then.
         int before = got.size();
@@ -37,7 +37,7 @@ public final class Tags {
             Check.isOk(producer.send(Check.message(topic, "C", "", "last " + number)));
             wanted.add("last " + number);
         }
-        Check.until(() -> got.size() >= wanted.size(), 30, () -> got.size() + " of " + wanted.size());
+        Check.until(() -> got.size() >= wanted.size(), 90, () -> got.size() + " of " + wanted.size());
         Collections.sort(wanted);
         Check.same(wanted, Check.sortedTexts(got), "bodies, " + before + " of them early");
         some.shutdown();

@@ -26,7 +26,7 @@ public final class Timer {
             return ConsumeConcurrentlyStatus.CONSUME_SUCCESS;
         });
         consumer.start();
-        Check.until(() -> after.size() == 1, 30, () -> "the message without delay");
+        Check.until(() -> after.size() == 1, 90, () -> "the message without delay");
         Message inSeconds = Check.message(topic, "", "", "2000");
         inSeconds.setDelayTimeSec(2);
         Message inMillis = Check.message(topic, "", "", "3000");
@@ -36,7 +36,7 @@ public final class Timer {
         for (Message message : new Message[] {inSeconds, inMillis, atTime}) {
             Check.isOk(producer.send(message));
         }
-        Check.until(() -> after.size() == 4, 30, () -> "got " + after);
+        Check.until(() -> after.size() == 4, 90, () -> "got " + after);
         consumer.shutdown();
         producer.shutdown();
         System.out.println(after);

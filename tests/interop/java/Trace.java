@@ -29,7 +29,7 @@ public final class Trace {
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
         consumer.subscribe(topic, "*");
         Check.collect(consumer, got);
-        Check.until(() -> got.size() == 1, 30, () -> "the message");
+        Check.until(() -> got.size() == 1, 90, () -> "the message");
 
         // Traces are sent in the background, to a topic that the first of them makes.
         List<MessageExt> traces = Check.list();

@@ -27,7 +27,7 @@ public final class Vip {
         DefaultMQPushConsumer consumer = Check.consumer(nameServer, topic + "-group", topic, "*");
         consumer.setVipChannelEnabled(true);
         Check.collect(consumer, got);
-        Check.until(() -> got.size() >= sent.size(), 30, () -> got.size() + " of " + sent.size());
+        Check.until(() -> got.size() >= sent.size(), 90, () -> got.size() + " of " + sent.size());
         Check.same(sent, Check.sortedTexts(got), "bodies");
         consumer.getDefaultMQPushConsumerImpl().persistConsumerOffset();
         consumer.shutdown();
