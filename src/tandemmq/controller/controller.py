@@ -82,7 +82,7 @@ class Controller:
         )
         self._configured = options.peer_addresses
         self.history = HistoryKeeper(
-            supports_history=self._supports_history, chance=chance, clock=clock, scope=self._scope
+            self._supports_history, self._reported_id, chance=chance, clock=clock, scope=self._scope
         )
         self.groups, self.heartbeats = self.history.groups, self.history.heartbeats
         self._elections = Elections(
@@ -194,6 +194,9 @@ class Controller:
         others = self.raft.members.others(self.raft.name)
         return all(self._peers.supports_history(one, otherwise=has_used) for one in others)
 
+    def _reported_id(self) -> str:
+        return self._peers.reported_id
+
     def _address_of(self, name: str) -> str | None:
         """Prefers the configured address: a controller may have moved since the group was created."""
         members = self.raft.members
@@ -244,6 +247,8 @@ class Peers:
     _heard_s: dict[str, float] = field(default_factory=dict)
     _refused: set[str] = field(default_factory=set)
     _capabilities: dict[str, bool] = field(default_factory=dict)
+    reported_id: str = field(default="", init=False)
+    """The id of the controllers' group in the newest message that had one."""
 
     def supports_history(self, name: str, *, otherwise: bool) -> bool:
         """Returns True if the newest message of the controller announced the capability; `otherwise` if there
@@ -306,6 +311,7 @@ class Peers:
             channel.make_known()
         self._capabilities[header.sender] = HISTORY in (header.caps or "").split(",")
         self._heard_s[header.sender] = self.clock.monotonic()
+        self.reported_id = header.controllers_id or self.reported_id
         self.raft().receive(message)
 
     def _refuse(self, channel: Channel, header: RaftMessageHeader, reason: str = "") -> None:

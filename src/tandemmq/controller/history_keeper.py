@@ -60,15 +60,19 @@ class HistoryKeeper:
 
     def __init__(
         self,
-        *,
         supports_history: Callable[[], bool],
+        reported_id: Callable[[], str],
+        *,
         chance: Random,
         clock: Clock,
         scope: TaskScope,
     ) -> None:
-        """`supports_history` returns True if all controllers support the commands and fields of histories."""
+        """`supports_history` returns True if all controllers support the commands and fields of histories.
+        `reported_id` returns the id of the controllers' group that another controller knows, or "".
+        """
         self.reports = HistoryReports()
         self.supports_history = supports_history
+        self._reported_id = reported_id
         self.on_adopted: Callable[[ReplicaGroup], None] = lambda _: None
         self.raft: RaftServer
         self.groups = Groups()
@@ -257,7 +261,8 @@ class HistoryKeeper:
         if not self.supports_history():
             return
         if not self.groups.controllers_id and "" not in self._busy:
-            self._propose_once("", AssignControllersId(self.new_id()))
+            # A controller that kept its disk knows the id; it refuses every message of a group with another.
+            self._propose_once("", AssignControllersId(self._reported_id() or self.new_id()))
         for group in self.groups.all():
             self._propose_facts_of(group)
 
