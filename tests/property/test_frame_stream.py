@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import struct
+from types import NoneType
+from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,7 @@ from tandemmq.protocol.catalogue import CATALOGUE
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
-from tandemmq.protocol.header_codec import Header
+from tandemmq.protocol.header_codec import Header, Int32, Int64
 
 INT32 = st.integers(-(2**31), 2**31 - 1)
 # Half surrogate pairs have no UTF-8; the binary form treats an empty value as absent.
@@ -153,17 +155,21 @@ def test_mutated_frames(data: st.DataObject) -> None:
         look_at(command)
 
 
+VALUES: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT.filter(bool),
+    bool: st.booleans(),
+    Int32: INT32,
+    Int64: st.integers(-(2**63), 2**63 - 1),
+}
+
+
 def header_strategy(kind: type[Header]) -> st.SearchStrategy[Header]:
-    hints = {
-        "str": TEXT.filter(bool),
-        "bool": st.booleans(),
-        "Int32": INT32,
-        "Int64": st.integers(-(2**63), 2**63 - 1),
-    }
     fields = {}
-    for name, hint in kind.__annotations__.items():
-        plain = hint.removesuffix(" | None")
-        fields[name] = hints[plain] if plain == hint else st.none() | hints[plain]
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        plain = (
+            [one for one in get_args(hint) if one is not NoneType] if NoneType in get_args(hint) else [hint]
+        )
+        fields[name] = VALUES[plain[0]] if plain == [hint] else st.none() | VALUES[plain[0]]
     return st.builds(kind, **fields)
 
 

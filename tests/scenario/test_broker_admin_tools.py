@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from broker_rig import TIMEOUT_S, Peer, consumer, pull_response, running_broker
 from pop_rig import ack, change, pop_all
@@ -443,12 +444,12 @@ def _outside_store(root: Path) -> list[Path]:
 
 def _fields(kind: type[Any], name: str) -> dict[str, str]:
     fields = {}
-    for struct_name, wire_name in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
-        text = str(kind.__annotations__.get(struct_name, "str"))
+    for field in msgspec.structs.fields(kind):
+        text = str(field.type)
         if "bool" in text:
-            fields[wire_name] = "true"
-        elif "Int" in text:
-            fields[wire_name] = "0"
+            fields[field.encode_name] = "true"
+        elif "int" in text:
+            fields[field.encode_name] = "0"
         else:
-            fields[wire_name] = name
+            fields[field.encode_name] = name
     return fields

@@ -104,8 +104,9 @@ async def test_a_group_and_its_terms_have_random_ids(rig: Rig) -> None:
     await until(lambda: group_of(rig).master_id == 2)
     assert group_of(rig).term_id not in (0, group.term_id)
     assert group_of(rig).group_id == group.group_id
-    await until(lambda: bool(two.notices))
-    assert two.notices[-1][0].term_id == group_of(rig).term_id
+    await until(
+        lambda: bool(two.notices) and two.notices[-1][0].term_id == group_of(rig).term_id, "the last notice"
+    )
 
 
 async def test_a_broker_of_another_group_never_becomes_a_member(rig: Rig) -> None:
