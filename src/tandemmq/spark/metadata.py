@@ -263,7 +263,7 @@ class QueriedCluster:
             return None
         try:
             response, records = answer.decode(QueryMessageResponse), list(decode_records(answer.body))
-        except RemoteProtocolError:
+        except (RemoteProtocolError, BadRequest):
             return None
         # An answer near the broker's limits may be truncated.
         if len(records) >= KEY_MATCHES_MAX // 2 or len(answer.body) >= KEY_ANSWER_BYTES_MAX:

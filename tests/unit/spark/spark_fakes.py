@@ -116,6 +116,7 @@ class FakeBroker:
     is_lying: bool = False
     """True to return wrong sizes."""
     indexed_until_ms: int = 0
+    hides_index_time: bool = False
     key_queries: list[str] = field(default_factory=list)
     sent: list[SentBatch] = field(default_factory=list)
     send_codes: list[int] = field(default_factory=list)
@@ -237,8 +238,10 @@ class FakeBroker:
             and queue.begin <= offset < queue.end
             and queue.time_of(offset) <= self.indexed_until_ms
         ]
-        header = QueryMessageResponse(index_updated_at_ms=self.indexed_until_ms, index_log_offset=0)
         code = ResponseCode.SUCCESS if found else ResponseCode.QUERY_NOT_FOUND
+        if self.hides_index_time:
+            return command.reply(code, body=b"".join(found))
+        header = QueryMessageResponse(index_updated_at_ms=self.indexed_until_ms, index_log_offset=0)
         return command.reply(code, header, body=b"".join(found))
 
     def _query(self, command: Command) -> Command:

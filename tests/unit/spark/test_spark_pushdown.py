@@ -182,6 +182,12 @@ def test_a_key_is_looked_up_and_what_is_not_indexed_yet_is_read(net: FakeNet) ->
     assert len(_rows([EqualTo(("keys",), "k20")])[0]) == 4 * (COUNT - 3)
 
 
+def test_everything_is_read_if_the_answer_to_a_key_lacks_the_time_of_the_index(net: FakeNet) -> None:
+    for broker in _fill(net):
+        broker.hides_index_time = True
+    assert len(_rows([EqualTo(("keys",), "k20")])[0]) == 4 * (COUNT - 3)
+
+
 @pytest.mark.parametrize(
     "condition",
     [
