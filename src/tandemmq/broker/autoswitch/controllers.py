@@ -194,7 +194,7 @@ class Heartbeats:
         """Starts the heartbeats. Returns False if they have started before."""
         if self._wakes:
             return False
-        for address in self.options.controllers:
+        for address in dict.fromkeys(self.options.controllers):  # one of them may be written twice
             wake = self._wakes[address] = TimedEvent(self.clock)
             self.scope.start(f"heartbeat-{address}", self._run(address, wake))
         return True
