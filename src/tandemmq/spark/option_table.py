@@ -15,7 +15,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.units import KIB, MIB
 
 Read = Callable[[str, str], Any]
-"""Returns the value of an option from its name and text; None for no text, where the default applies.
+"""Returns the value of an option from its name and text; None for no text where the default then applies.
 
 Raises:  ConfigError, which names the option and the allowed values.
 """
@@ -38,21 +38,19 @@ def parse_list(text: str) -> tuple[str, ...]:
     return read_names("", text)
 
 
-def read_word(values: Mapping[str, T]) -> Callable[[str, str], T | None]:
+def read_word(values: Mapping[str, T]) -> Callable[[str, str], T]:
     """Returns the parser of the words that name the values, ignoring case; the error lists all words."""
 
-    def read(name: str, text: str) -> T | None:
+    def read(name: str, text: str) -> T:
         if text.lower() in values:
             return values[text.lower()]
-        if not text:
-            return None
         expected = (" or " if len(values) == 2 else ", ").join(values)
         raise ConfigError(f"option {name}: expected {expected}, got {text!r}")
 
     return read
 
 
-def read_enum(kind: type[E]) -> Callable[[str, str], E | None]:
+def read_enum(kind: type[E]) -> Callable[[str, str], E]:
     """Returns the parser of the member with that value, ignoring case; the error lists all members."""
     return read_word({member.value: member for member in kind})
 

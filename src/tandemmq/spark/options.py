@@ -142,6 +142,11 @@ def _read_offsets(*kinds: StartKind) -> Callable[[str, str], PositionRule | None
     return read
 
 
+def _read_commits(name: str, text: str) -> bool | None:
+    """Returns None for no text: the default depends on the option `group`."""
+    return read_bool(name, text) if text else None
+
+
 def _read_timestamps(name: str, text: str) -> Positions | None:
     return _read_positions(name, text, least=0) if text else None
 
@@ -277,7 +282,7 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     OptionRow(
         "commitProgress", "", "S",
         "commit the progress of the query as the group's offsets, so that every console shows its lag",
-        "commit_progress", read_bool, shown="true with `group`",
+        "commit_progress", _read_commits, shown="true with `group`",
     ),
     OptionRow(
         "readFrom", "suggested", "SB",

@@ -86,6 +86,8 @@ def test_one_option_under_two_names_is_refused() -> None:
         ({"maxbytespertrigger": "8x"}, "expected a size"),
         ({"readfrom": "slave"}, "expected master, suggested, prefer-slave"),
         ({"failondataloss": "yes"}, "expected true or false"),
+        ({"failondataloss": ""}, "expected true or false, got ''"),
+        ({"readFrom": ""}, "expected "),
         ({"tags": "a || "}, "option tags"),
         ({"startingoffsetsbytimestampstrategy": "maybe"}, "expected latest or error"),
     ],

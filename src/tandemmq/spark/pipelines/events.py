@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import time
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol, TextIO
@@ -180,7 +181,7 @@ class Reporter(Protocol):
     def close(self) -> None: ...
 
 
-class _LineReporter:
+class _LineReporter(Reporter):
     """Writes lines, flushed at once; the error that ended the pipeline is also written to `errors`."""
 
     def __init__(self, stream: TextIO, errors: TextIO) -> None:
@@ -196,8 +197,9 @@ class _LineReporter:
             self._errors.write(f"error: {event.final_error}\n")
             self._errors.flush()
 
+    @abstractmethod
     def _render(self, event: Event) -> str | None:
-        raise NotImplementedError
+        """Returns the line of an event; None for none."""
 
     def close(self) -> None:
         """Does nothing: the caller owns the streams."""
