@@ -129,6 +129,9 @@ KV_CONFIG_UNREADABLE: Final = "kv_config.unreadable"
 BROKER_NOT_NOTIFIED: Final = "broker.not_notified"
 NAMESERVER_CONFIG_CHANGED: Final = "nameserver_config.changed"
 
+# proxy
+PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
+
 # remoting
 CHANNEL_CLOSED_BY_BAD_FRAME: Final = "channel.closed_by_bad_frame"
 CHANNEL_CLOSED_BY_FRAME_BUDGET: Final = "channel.closed_by_frame_budget"

@@ -1,0 +1,157 @@
+"""Brokers as the proxy sees them: routes, kinds of topics, settings of groups, and calls to masters.
+
+All handlers share one `Brokers`. A master may change at any time: `call_master` follows the route until the
+deadline, and a request may therefore be executed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+from tandemmq.api import broker_admin, nameserver
+from tandemmq.client.route_cache import NameServers, RouteView, build_view, is_known
+from tandemmq.errors import BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable, TopicNotFound
+from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
+from tandemmq.proxy.cache import Cached
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.runtime.ports import Clock, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.units import MASTER_ID
+
+T = TypeVar("T")
+
+OUTAGES: Final = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
+"""The errors of a group without a serving master; it may have one in a moment."""
+OUTAGE_PAUSE_MS: Final = (50, 200)
+SEND_S: Final = 2.0
+"""The time for a send towards the broker (spec proxy 7)."""
+CALL_S: Final = 3.0
+NORMAL: Final = "NORMAL"
+
+
+class TopicAccess:
+    """A topic's route in both forms: as registered, and as clients interpret it."""
+
+    __slots__ = ("route", "view")
+
+    def __init__(self, topic: str, route: TopicRoute) -> None:
+        self.route = route
+        self.view: RouteView = build_view(topic, route)
+
+
+class Brokers:
+    """Queries are cached (`Cached`); a changed topic or group is seen within 20 s."""
+
+    def __init__(
+        self,
+        remoting: RemotingClient,
+        name_servers: NameServers,
+        *,
+        clock: Clock,
+        chance: Random,
+        tasks: TaskScope,
+    ) -> None:
+        self.remoting = remoting
+        self.name_servers = name_servers
+        self._clock = clock
+        self._chance = chance
+        self.topics: Cached[str, TopicAccess] = Cached("route", self._query_route, clock=clock, tasks=tasks)
+        self._kinds: Cached[str, str] = Cached("topic", self._query_kind, clock=clock, tasks=tasks)
+        self._groups: Cached[str, SubscriptionGroupConfig] = Cached(
+            "group", self._query_group, clock=clock, tasks=tasks
+        )
+        self._some_broker = ""
+
+    async def topic(self, name: str) -> TopicAccess:
+        """Returns the route of a topic. Raises TopicNotFound."""
+        access = await self.topics.get(name)
+        if access is None:
+            raise TopicNotFound(f"no route of topic {name}: no broker has it")
+        return access
+
+    async def kind(self, topic: str) -> str:
+        """Returns the topic's `message.type`; NORMAL without one, or while no broker answers."""
+        try:
+            return await self._kinds.get(topic) or NORMAL
+        except OUTAGES:
+            return NORMAL
+
+    async def group(self, name: str) -> SubscriptionGroupConfig:
+        """Returns the settings of a consumer group; the default ones for an unknown group."""
+        return await self._groups.get(name) or SubscriptionGroupConfig(name=name)
+
+    async def call_master(
+        self,
+        topic: str,
+        broker_name: str,
+        ask: Callable[[str, float], Awaitable[T]],
+        *,
+        timeout_s: float = CALL_S,
+    ) -> T:
+        """Returns the answer of the broker group's master; `ask` gets its address and the seconds left.
+
+        Raises:  the error of the last attempt; NoRoute while the route names no master; TopicNotFound.
+        """
+        deadline_s = self._clock.monotonic() + timeout_s
+        low, high = OUTAGE_PAUSE_MS
+        access = await self.topic(topic)
+        while True:
+            try:
+                address = access.view.master_address(broker_name)
+                if address is None:
+                    raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+                return await ask(address, max(0.0, deadline_s - self._clock.monotonic()))
+            except OUTAGES:
+                pause_s = (low + self._chance.below(high - low)) / 1000
+                if deadline_s - self._clock.monotonic() <= pause_s:
+                    raise
+                await self._clock.sleep(pause_s)
+                access = await self.topics.refresh(topic) or access
+
+    async def _query_route(self, topic: str) -> TopicAccess | None:
+        route = await self.name_servers.ask(
+            lambda client, address: nameserver.query_route(client, address, topic), knows=is_known
+        )
+        return None if route is None else TopicAccess(topic, route)
+
+    async def _query_kind(self, topic: str) -> str | None:
+        """Returns the attribute of the topic at the first master that answers."""
+        access = await self.topic(topic)
+        failure: Exception | None = None
+        for address in sorted(access.route.masters):
+            try:
+                config = await broker_admin.query_topic_config.within(CALL_S, self.remoting, address, topic)
+            except OUTAGES as error:
+                failure = error
+                continue
+            if config is not None:
+                return config.attributes.get("message.type", NORMAL)
+        if failure is not None:
+            raise failure
+        return None
+
+    async def _query_group(self, group: str) -> SubscriptionGroupConfig | None:
+        """Returns the settings of the group at the first master of the cluster that answers."""
+        failure: Exception | None = None
+        for address in await self._masters():
+            try:
+                config = await broker_admin.query_group_config.within(CALL_S, self.remoting, address, group)
+            except OUTAGES as error:
+                failure = error
+                continue
+            if config is not None:
+                return config
+        if failure is not None:
+            raise failure
+        return None
+
+    async def _masters(self) -> list[str]:
+        """Returns the addresses of all masters, sorted by the name of the broker."""
+        info = await self.name_servers.ask(nameserver.query_cluster_info)
+        return [
+            broker.addresses[MASTER_ID]
+            for _, broker in sorted(info.brokers.items())
+            if MASTER_ID in broker.addresses
+        ]

@@ -1,0 +1,117 @@
+"""`Cached`: answers of servers kept for a while, the most recently used ones."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Hashable
+from dataclasses import dataclass
+from typing import Generic, NamedTuple, TypeVar
+
+from tandemmq.errors import TandemError
+from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CacheLimits:
+    """The ages in seconds and the size of a cache (spec proxy 6.1).
+
+    fresh_s  a younger value is returned without a query; an older one starts a query in the background
+    keep_s   an older value is not returned: callers wait for the query
+    miss_s   for how long the answer "does not exist" is kept
+    """
+
+    fresh_s: float = 20.0
+    keep_s: float = 300.0
+    miss_s: float = 1.0
+    count_max: int = 20_000
+
+
+class _Kept(NamedTuple, Generic[V]):
+    value: V | None
+    at_s: float
+
+
+class Cached(Generic[K, V]):
+    """Values by key, queried when needed. At most one query per key is in flight, and its callers share it.
+
+    A failed query leaves the old value in use until `keep_s`. At `count_max` the least recently used value is
+    dropped.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        query: Callable[[K], Awaitable[V | None]],
+        *,
+        clock: Clock,
+        tasks: TaskScope,
+        limits: CacheLimits | None = None,
+    ) -> None:
+        self._name = name
+        self._query = query
+        self._clock = clock
+        self._tasks = tasks
+        self._limits = limits or CacheLimits()
+        self._kept: dict[K, _Kept[V]] = {}
+        self._loading: dict[K, asyncio.Task[TandemError | None]] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    async def get(self, key: K) -> V | None:
+        """Returns the value; None when it does not exist.
+
+        Raises:  the error of the query when no value is kept.
+        """
+        kept = self._kept.pop(key, None)
+        if kept is not None:
+            self._kept[key] = kept  # the most recently used one is last
+            age_s = self._clock.monotonic() - kept.at_s
+            if kept.value is None:
+                if age_s < self._limits.miss_s:
+                    return None
+            elif age_s < self._limits.keep_s:
+                if age_s >= self._limits.fresh_s:
+                    self._load(key)
+                return kept.value
+        return await self.refresh(key)
+
+    async def refresh(self, key: K) -> V | None:
+        """Queries the value, or joins the query in flight, and returns it. Raises the error of the query."""
+        error = await asyncio.shield(self._load(key))
+        if error is not None:
+            raise error
+        kept = self._kept.get(key)
+        return None if kept is None else kept.value
+
+    def refresh_soon(self, key: K) -> None:
+        """Starts a query because the value seems outdated; callers get the old one until the answer comes."""
+        self._load(key)
+
+    def peek(self, key: K) -> V | None:
+        """Returns the kept value of any age, without a query."""
+        kept = self._kept.get(key)
+        return None if kept is None else kept.value
+
+    def _load(self, key: K) -> asyncio.Task[TandemError | None]:
+        task = self._loading.get(key)
+        if task is None:
+            task = self._loading[key] = self._tasks.start(self._name, self._fill(key))
+            task.add_done_callback(lambda _: self._loading.pop(key, None))
+        return task
+
+    async def _fill(self, key: K) -> TandemError | None:
+        """Queries and stores the value. An error is returned: one failed query must not end the scope."""
+        try:
+            value = await self._query(key)
+        except TandemError as error:
+            return error
+        self._kept.pop(key, None)
+        self._kept[key] = _Kept(value, self._clock.monotonic())
+        if len(self._kept) > self._limits.count_max:
+            del self._kept[next(iter(self._kept))]
+        return None

@@ -1,0 +1,168 @@
+"""The seam between the transport of gRPC and the handlers of the proxy.
+
+The transport knows calls, which carry bytes, and methods, which are served with calls. The handlers know
+requests and answers, which are protobuf messages, and the caller. A `Method` made by `unary`, `server_stream`
+or `two_way` decodes, identifies the caller, and turns errors into answers with a status.
+
+Source: spec proxy 2.9, 2.10, 3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any, Final, NamedTuple, Protocol
+
+from tandemmq.errors import TandemError
+from tandemmq.proxy.statuses import Code, RpcRefused, code_of
+from tandemmq.runtime.ports import Address
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
+
+Message = Any
+"""A protobuf message of `schema`; its classes are made at run time, so no static type describes them."""
+
+
+class GrpcStatus(IntEnum):
+    """The gRPC statuses that the proxy uses (spec proxy 2.10)."""
+
+    OK = 0
+    CANCELLED = 1
+    INVALID_ARGUMENT = 3
+    DEADLINE_EXCEEDED = 4
+    RESOURCE_EXHAUSTED = 8
+    UNIMPLEMENTED = 12
+    INTERNAL = 13
+    UNAVAILABLE = 14
+
+
+class GrpcFailure(TandemError):
+    """An end of a call with another gRPC status than OK."""
+
+    def __init__(self, status: GrpcStatus, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class GrpcCall(Protocol):
+    """One call, as the transport provides it. When the peer cancels the call, its connection is lost, or its
+    deadline passes, the task of the handler is cancelled.
+    """
+
+    @property
+    def peer(self) -> Address: ...
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """The request headers, names in lower case; the last value of a repeated name."""
+
+    @property
+    def deadline_s(self) -> float | None:
+        """The end of the call on `Clock.monotonic`; None without a deadline."""
+
+    async def start(self) -> None:
+        """Sends the response headers now instead of with the first message."""
+
+    async def send(self, message: bytes) -> None:
+        """Sends one message; waits while the peer's flow control window, or the socket, is full."""
+
+    async def receive(self) -> bytes | None:
+        """Returns the next message of the peer; None when it has ended its side."""
+
+
+class Method(NamedTuple):
+    """One rpc as the transport serves it. `serve` returns for status OK and raises GrpcFailure for others."""
+
+    path: str
+    serve: Callable[[GrpcCall], Awaitable[None]]
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The client behind a call (spec proxy 3.1).
+
+    client_id   `x-mq-client-id`, never empty
+    deadline_s  the end of the call on `Clock.monotonic`; None without a deadline
+    access_key  the authenticated user; empty for an anonymous caller
+    """
+
+    client_id: str
+    language: str
+    version: str
+    namespace: str
+    peer: Address
+    deadline_s: float | None
+    access_key: str = ""
+
+
+Admit = Callable[[GrpcCall, Message], Awaitable[Caller]]
+"""Returns the caller of a request that may be served; raises RpcRefused."""
+Unary = Callable[[Caller, Message], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+Streaming = Callable[[Caller, Message, Send], Awaitable[None]]
+
+
+def unary(name: str, request: Message, response: Message, admit: Admit, handle: Unary) -> Method:
+    """Returns the method of an rpc with one answer; an error becomes an answer that has only a status."""
+
+    async def serve(call: GrpcCall) -> None:
+        try:
+            asked = await _receive_one(call, request)
+            answer = await handle(await admit(call, asked), asked)
+        except TandemError as error:
+            if isinstance(error, GrpcFailure):
+                raise
+            answer = response(status=failed_status(name, error))
+        await call.send(answer.SerializeToString())
+
+    return Method(SERVICE + name, serve)
+
+
+def server_stream(name: str, request: Message, response: Message, admit: Admit, handle: Streaming) -> Method:
+    """Returns the method of an rpc whose answer is a stream; an error becomes its last element."""
+
+    async def serve(call: GrpcCall) -> None:
+        async def send(answer: Message) -> None:
+            await call.send(answer.SerializeToString())
+
+        try:
+            asked = await _receive_one(call, request)
+            await handle(await admit(call, asked), asked, send)
+        except TandemError as error:
+            if isinstance(error, GrpcFailure):
+                raise
+            await send(response(status=failed_status(name, error)))
+
+    return Method(SERVICE + name, serve)
+
+
+async def _receive_one(call: GrpcCall, request: Message) -> Message:
+    data = await call.receive()
+    if data is None:
+        raise GrpcFailure(GrpcStatus.INTERNAL, "the call ended without a request")
+    return parse(request, data)
+
+
+def parse(shape: Message, data: bytes) -> Message:
+    """Decodes a request. Raises RpcRefused BAD_REQUEST for bytes of another shape."""
+    try:
+        return shape.FromString(data)
+    except Exception as error:  # noqa: BLE001  # the library's DecodeError has no typed import
+        raise RpcRefused(Code.BAD_REQUEST, f"the request cannot be decoded: {error}") from None
+
+
+def failed_status(name: str, error: TandemError) -> dict[str, Any]:
+    """Returns the fields of the status that answers an error; logs errors of the proxy itself."""
+    code = code_of(error)
+    if code == Code.INTERNAL_SERVER_ERROR:
+        log.warning(events.PROXY_RPC_FAILED, extra={"rpc": name, "error": str(error)})
+    return {"code": int(code), "message": str(error) or code.name}
+
+
+OK: Final[dict[str, Any]] = {"code": int(Code.OK), "message": Code.OK.name}
+"""The fields of the status of success."""
