@@ -1,0 +1,74 @@
+"""Bodies of messages between clients and brokers: compression and digests.
+
+Clients get plain bodies: no client decodes every compression that brokers may store. Bodies from clients are
+stored plain: consumers of the remoting protocol would fail on the gzip format.
+
+At a bound: a body that inflates to more than `CONTENT_BYTES_MAX` is delivered as stored, and the caller is
+notified; a sent body that inflates to more than a message may have is refused.
+Source: spec proxy 5.11.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Any, Final
+
+from tandemmq.errors import RemoteProtocolError
+from tandemmq.protocol.compression import CONTENT_BYTES_MAX, Content
+from tandemmq.protocol.record import Record
+from tandemmq.protocol.sys_flag import COMPRESSED
+from tandemmq.proxy.schema import enum_number
+
+GZIP_MAGIC: Final = b"\x1f\x8b"
+_GZIP: Final = zlib.MAX_WBITS + 16
+"""The window setting of zlib for streams with a gzip header."""
+_MD5: Final = enum_number("DigestType", "MD5")
+
+
+def plain_body(record: Record) -> Content:
+    """Returns the body as its producer wrote it; the stored bytes and a fault if they do not decode.
+
+    Java's proxy stores gzip bodies with the flag of zlib, so those are recognized by their first bytes.
+    """
+    if not record.sys_flag & COMPRESSED:
+        return Content(record.body)
+    if record.body.startswith(GZIP_MAGIC):
+        try:
+            return Content(inflate_gzip(record.body, CONTENT_BYTES_MAX))
+        except RemoteProtocolError as error:
+            return Content(record.body, str(error))
+    return record.decode_content()
+
+
+class BodyTooLarge(RemoteProtocolError):
+    """A compressed body that inflates to more bytes than are allowed."""
+
+
+def inflate_gzip(body: bytes, bytes_max: int) -> bytes:
+    """Returns the content of a gzip file of one or more members.
+
+    Raises:  BodyTooLarge above `bytes_max`, RemoteProtocolError for bytes in another format.
+    """
+    content = bytearray()
+    rest = body
+    while rest:
+        engine = zlib.decompressobj(_GZIP)
+        try:
+            content += engine.decompress(rest, bytes_max + 1 - len(content))
+        except zlib.error as error:
+            raise RemoteProtocolError(f"the message body is not a gzip stream: {error}") from None
+        if len(content) > bytes_max:
+            raise BodyTooLarge(f"the message body inflates to more than {bytes_max} bytes")
+        if not engine.eof:
+            raise RemoteProtocolError("the message body is a gzip stream that stops before its end")
+        rest = engine.unused_data
+    return bytes(content)
+
+
+def digest_of(body: bytes) -> dict[str, Any]:
+    """Returns the fields of the digest of a body: its MD5, the one that all clients compare alike."""
+    return {
+        "type": _MD5,
+        "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper(),
+    }
