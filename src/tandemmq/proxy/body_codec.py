@@ -21,8 +21,8 @@ from tandemmq.protocol.sys_flag import COMPRESSED
 from tandemmq.proxy.schema import enum_number
 
 GZIP_MAGIC: Final = b"\x1f\x8b"
-_GZIP: Final = zlib.MAX_WBITS + 16
-"""The window setting of zlib for streams with a gzip header."""
+_ANY_HEADER: Final = zlib.MAX_WBITS + 32
+"""The setting of zlib for streams with either a gzip or a zlib header."""
 _MD5: Final = enum_number("DigestType", "MD5")
 
 
@@ -35,7 +35,7 @@ def plain_body(record: Record) -> Content:
         return Content(record.body)
     if record.body.startswith(GZIP_MAGIC):
         try:
-            return Content(inflate_gzip(record.body, CONTENT_BYTES_MAX))
+            return Content(inflate(record.body, CONTENT_BYTES_MAX))
         except RemoteProtocolError as error:
             return Content(record.body, str(error))
     return record.decode_content()
@@ -45,25 +45,22 @@ class BodyTooLarge(RemoteProtocolError):
     """A compressed body that inflates to more bytes than are allowed."""
 
 
-def inflate_gzip(body: bytes, bytes_max: int) -> bytes:
-    """Returns the content of a gzip file of one or more members.
+def inflate(body: bytes, bytes_max: int) -> bytes:
+    """Returns the content of a gzip or a zlib stream; the C++ client sends the latter.
 
     Raises:  BodyTooLarge above `bytes_max`, RemoteProtocolError for bytes in another format.
     """
-    content = bytearray()
-    rest = body
-    while rest:
-        engine = zlib.decompressobj(_GZIP)
-        try:
-            content += engine.decompress(rest, bytes_max + 1 - len(content))
-        except zlib.error as error:
-            raise RemoteProtocolError(f"the message body is not a gzip stream: {error}") from None
-        if len(content) > bytes_max:
-            raise BodyTooLarge(f"the message body inflates to more than {bytes_max} bytes")
-        if not engine.eof:
-            raise RemoteProtocolError("the message body is a gzip stream that stops before its end")
-        rest = engine.unused_data
-    return bytes(content)
+    assert bytes_max >= 0
+    engine = zlib.decompressobj(_ANY_HEADER)
+    try:
+        content = engine.decompress(body, bytes_max + 1)
+    except zlib.error as error:
+        raise RemoteProtocolError(f"the message body is not a gzip stream: {error}") from None
+    if len(content) > bytes_max:
+        raise BodyTooLarge(f"the message body inflates to more than {bytes_max} bytes")
+    if not engine.eof or engine.unused_data:
+        raise RemoteProtocolError("the message body is not exactly one gzip stream")
+    return content
 
 
 def digest_of(body: bytes) -> dict[str, Any]:

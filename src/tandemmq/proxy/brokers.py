@@ -74,9 +74,13 @@ class Brokers:
     async def kind(self, topic: str) -> str:
         """Returns the topic's `message.type`; NORMAL without one, or while no broker answers."""
         try:
-            return await self._kinds.get(topic) or NORMAL
+            return await self.known_kind(topic)
         except OUTAGES:
             return NORMAL
+
+    async def known_kind(self, topic: str) -> str:
+        """Returns the topic's `message.type`; NORMAL without one. Raises OUTAGES while no broker answers."""
+        return await self._kinds.get(topic) or NORMAL
 
     async def group(self, name: str) -> SubscriptionGroupConfig:
         """Returns the settings of a consumer group; the default ones for an unknown group."""
