@@ -40,6 +40,8 @@ SendMessageRequest = message_class("SendMessageRequest")
 SendMessageResponse = message_class("SendMessageResponse")
 
 BYTES_IN_FLIGHT_MAX: Final = 256 * MIB
+SILENT_S_MIN: Final = 1.0
+"""The shortest time without an answer after which a broker counts as failed; a client may ask for less."""
 DEFAULT_TOPIC_QUEUES: Final = 4
 STALE: Final = (NotPermitted, QueueNotFound, TopicNotFound)
 """The errors of a broker whose topic has changed: with a new route the send may succeed."""
@@ -168,7 +170,8 @@ class SendHandlers:
         try:
             answer = await broker_send.send(self.brokers.remoting, address, header, body, timeout_s=timeout_s)
         except TandemError as error:
-            self._chooser.record_failure(queue.broker_name, error)
+            if timeout_s >= SILENT_S_MIN or not isinstance(error, RequestTimeout):
+                self._chooser.record_failure(queue.broker_name, error)
             raise
         self._chooser.record_success(queue.broker_name)
         return answer

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import gzip
 import zlib
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from send_rig import CALLER, message, request
 
 from tandemmq.protocol.properties import decode_properties
@@ -284,3 +287,47 @@ def test_inflation_is_bounded_also_without_a_limit_of_bodies():
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%DLQ%g", "ns%T", "a|b-_9"])
 def test_topics_of_clients_are_accepted(topic: str):
     assert topic_of(message_class("Resource")(name=topic)) == topic
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+TIMES = st.fixed_dictionaries(
+    {"seconds": st.integers(-(2**63), 2**63 - 1), "nanos": st.integers(-(2**31), 2**31 - 1)}
+)
+INT32 = st.integers(-(2**31), 2**31 - 1)
+ANY_MESSAGE = st.fixed_dictionaries(
+    {"topic": st.just({"name": "T"}), "body": st.binary(max_size=20)},
+    optional={
+        "user_properties": st.dictionaries(TEXTS, TEXTS, max_size=3),
+        "system_properties": st.fixed_dictionaries(
+            {"message_id": TEXTS},
+            optional={
+                "tag": TEXTS,
+                "keys": st.lists(TEXTS, max_size=3),
+                "message_group": TEXTS,
+                "trace_context": TEXTS,
+                "born_host": TEXTS,
+                "lite_topic": TEXTS,
+                "born_timestamp": TIMES,
+                "delivery_timestamp": TIMES,
+                "orphaned_transaction_recovery_duration": TIMES,
+                "message_type": INT32,
+                "body_encoding": INT32,
+                "priority": INT32,
+                "delivery_attempt": INT32,
+                "queue_id": INT32,
+            },
+        ),
+    },
+)
+
+
+@given(st.lists(ANY_MESSAGE, max_size=3))
+def test_any_request_is_read_or_refused(messages: list[dict[str, Any]]):
+    with suppress(RpcRefused):
+        found = read(*messages)
+        assert len(found) == len(messages)
+        for one in found:
+            properties = decode_properties(one.properties)
+            assert properties["UNIQ_KEY"] == one.message_id
+            assert "\x02" not in one.message_id
+            assert 0 <= one.born_at_ms < 2**48

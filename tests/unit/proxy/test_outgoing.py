@@ -8,11 +8,14 @@ import zlib
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from send_rig import CALLER, message, request
 
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import Record
+from tandemmq.proxy.body_codec import digest_of
 from tandemmq.proxy.incoming import SendLimits, read_messages
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.schema import enum_number, message_class
@@ -228,3 +231,42 @@ def test_message_returns_to_clients_as_it_was_sent(fields: dict[str, Any]):
     for name in names:
         assert getattr(after, name) == getattr(before, name), name
     assert after.message_type == enum_number("MessageType", one.kind.value)
+
+
+INT32 = st.integers(-(2**31), 2**31 - 1)
+INT64 = st.integers(-(2**63), 2**63 - 1)
+HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
+NAMES = st.sampled_from(
+    (
+        "TAGS KEYS UNIQ_KEY TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS DELAY _SYS_MSG_PRIORITY_"
+        " CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_MSG __BORNHOST colour"
+    ).split()
+)
+VALUES = st.one_of(st.integers().map(str), st.binary(max_size=8).map(lambda raw: raw.decode("latin-1")))
+PAIRS = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(
+    lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode("latin-1")
+)
+
+
+@given(
+    body=st.binary(max_size=20),
+    raw_properties=st.one_of(PAIRS, st.binary(max_size=40)),
+    sys_flag=INT32,
+    queue_id=INT32,
+    queue_offset=INT64,
+    born_at_ms=INT64,
+    stored_at_ms=INT64,
+    born_host=HOSTS,
+    store_host=HOSTS,
+    retry_count=INT32,
+)
+def test_whatever_a_broker_stored_can_be_delivered(**fields: Any):
+    raw = fields.pop("raw_properties")
+    record = stored(fields.pop("body"), properties=raw, **fields)
+    found = Message.FromString(render(record).SerializeToString())
+    system = found.system_properties
+    assert system.message_type
+    assert system.body_encoding
+    assert system.body_digest.checksum == digest_of(found.body)["checksum"]
+    for time in (system.born_timestamp, system.store_timestamp, system.delivery_timestamp):
+        assert 0 <= time.ToMilliseconds() <= 253_402_300_799_999

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -318,6 +319,26 @@ async def test_silent_broker_is_not_asked_twice(rig: SendRig):
     error = await refusal(send(rig, message()))
     assert code_of(error) is Code.PROXY_TIMEOUT
     assert len(attempts) == 1
+
+
+@pytest.mark.parametrize(("deadline_s", "brokers"), [(0.5, {"a", "b"}), (3.0, {"b"})])
+async def test_only_a_long_silence_makes_a_broker_avoided(rig: SendRig, deadline_s: float, brokers: set[str]):
+    silent = True
+
+    def hang(name: str, command: Command) -> TandemError | None:
+        return RequestTimeout("no answer") if silent and name == "a" and command.code in SENDS else None
+
+    rig.table.fail = hang
+    service = handlers(rig)
+    caller = replace(CALLER, deadline_s=deadline_s)
+    for _ in range(8):
+        with suppress(RequestTimeout):
+            await service.handle_send(caller, request(message()))
+    silent = False
+    rig.table.sends.clear()
+    for _ in range(8):
+        await service.handle_send(CALLER, request(message()))
+    assert {broker for broker, _, _ in rig.table.sends} == brokers
 
 
 async def test_topic_that_lost_its_only_master_waits_for_another(rig: SendRig):
