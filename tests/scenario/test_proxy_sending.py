@@ -15,7 +15,7 @@ from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.rpc import Caller
 from tandemmq.proxy.schema import enum_number, message_class
-from tandemmq.proxy.sending import SendHandlers
+from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.proxy.sent_messages import SentMessageHandlers
 from tandemmq.proxy.statuses import Code
 from tandemmq.remoting.client import RemotingClient
@@ -52,7 +52,7 @@ class ProxyHandlers:
             chance=chance,
             tasks=self.tasks,
         )
-        self.sending = SendHandlers(brokers, self.clock, chance)
+        self.sending = ProduceHandlers(brokers, self.clock, chance)
         self.sent = SentMessageHandlers(brokers, self.clock)
 
     async def send(self, *messages: dict[str, Any]) -> Any:

@@ -119,11 +119,11 @@ def read_messages(
                 f" {_shown(message.topic.name)}",
             )
     topic = topic_of(messages[0].topic)
-    reader = _Reader(topic, caller, limits, now_ms)
+    reader = _RequestReader(topic, caller, limits, now_ms)
     return topic, [reader.read(message) for message in messages]
 
 
-class _Reader:
+class _RequestReader:
     """The reader of the messages of one request."""
 
     __slots__ = ("_caller", "_content_bytes", "_limits", "_now_ms", "_topic")

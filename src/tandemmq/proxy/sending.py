@@ -63,7 +63,7 @@ def ignore_transaction(topic: str, client_id: str) -> None:
 
 
 @dataclass(slots=True)
-class SendHandlers:
+class ProduceHandlers:
     """Handles SendMessage.
 
     `note_transaction(topic, client_id)` is called before each transactional send: brokers send the checks of
@@ -250,6 +250,6 @@ def _response(messages: Sequence[IncomingMessage], queue: MessageQueue, answer: 
     return SendMessageResponse(status=OK, entries=entries)
 
 
-def methods(handlers: SendHandlers, admit: Admit) -> list[Method]:
+def methods(handlers: ProduceHandlers, admit: Admit) -> list[Method]:
     """Returns the rpc of sends."""
     return [unary("SendMessage", SendMessageRequest, SendMessageResponse, admit, handlers.handle_send)]

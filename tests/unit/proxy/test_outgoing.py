@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from send_rig import CALLER, message, request
 
 from tandemmq.protocol.message_id import encode_host
-from tandemmq.protocol.properties import encode_properties
+from tandemmq.protocol.properties import SYSTEM_NAMES, encode_properties
 from tandemmq.protocol.record import Record
 from tandemmq.proxy.body_codec import digest_of
 from tandemmq.proxy.incoming import SendLimits, read_messages
@@ -236,12 +236,7 @@ def test_message_returns_to_clients_as_it_was_sent(fields: dict[str, Any]):
 INT32 = st.integers(-(2**31), 2**31 - 1)
 INT64 = st.integers(-(2**63), 2**63 - 1)
 HOSTS = st.one_of(st.binary(min_size=8, max_size=8), st.binary(min_size=20, max_size=20))
-NAMES = st.sampled_from(
-    (
-        "TAGS KEYS UNIQ_KEY TIMER_DELIVER_MS TIMER_DELAY_SEC TIMER_DELAY_MS DELAY _SYS_MSG_PRIORITY_"
-        " CHECK_IMMUNITY_TIME_IN_SECONDS TRAN_MSG __BORNHOST colour"
-    ).split()
-)
+NAMES = st.sampled_from(("colour", *sorted(SYSTEM_NAMES)))
 VALUES = st.one_of(st.integers().map(str), st.binary(max_size=8).map(lambda raw: raw.decode("latin-1")))
 PAIRS = st.lists(st.tuples(NAMES, VALUES), max_size=5).map(
     lambda pairs: "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode("latin-1")

@@ -24,7 +24,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.proxy.queue_choice import queue_index
 from tandemmq.proxy.rpc import Caller, GrpcCall
-from tandemmq.proxy.sending import SendHandlers, methods
+from tandemmq.proxy.sending import ProduceHandlers, methods
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.proxy.transaction_ids import TransactionId, parse_transaction_id
 
@@ -47,8 +47,8 @@ async def rig() -> AsyncIterator[SendRig]:
         yield built
 
 
-def handlers(rig: SendRig, **arguments: Any) -> SendHandlers:
-    return SendHandlers(rig.brokers, rig.clock, rig.chance, **arguments)
+def handlers(rig: SendRig, **arguments: Any) -> ProduceHandlers:
+    return ProduceHandlers(rig.brokers, rig.clock, rig.chance, **arguments)
 
 
 async def send(rig: SendRig, *messages: dict[str, Any], **arguments: Any) -> Any:

@@ -14,7 +14,7 @@ from tandemmq.errors import BrokerUnreachable, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.send import EndTransactionRequest, RecallRequest
 from tandemmq.proxy.schema import enum_number, message_class
-from tandemmq.proxy.sending import SendHandlers
+from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.proxy.sent_messages import SentMessageHandlers
 from tandemmq.proxy.statuses import Code, code_of
 from tandemmq.proxy.transaction_ids import TransactionId, render_transaction_id
@@ -95,7 +95,7 @@ async def test_outcome_goes_to_the_broker_of_the_id(
 
 
 async def test_id_of_one_proxy_works_at_another(rig: SendRig):
-    sender = SendHandlers(rig.brokers, rig.clock, rig.chance)
+    sender = ProduceHandlers(rig.brokers, rig.clock, rig.chance)
     sent = await sender.handle_send(CALLER, request(message("Half", kind="TRANSACTION")))
     async with send_rig(Half=TopicRow({"a": 4, "b": 4}, "TRANSACTION")) as other:
         await handlers(other).handle_end_transaction(
