@@ -34,7 +34,6 @@ TOPICS = {
     "Fifo": "FIFO",
     "Delay": "DELAY",
     "Half": "TRANSACTION",
-    "Mixed": "MIXED",
 }
 
 
