@@ -9,10 +9,11 @@ import secrets
 import threading
 import zlib
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from clusters import Cluster
+from clusters import Cluster, JavaBroker
 
 from tandemmq.api.calls import call
 from tandemmq.client import (
@@ -111,6 +112,14 @@ only_5 = pytest.mark.parametrize("cluster", ["ours", "java_5"], indirect=True)
 @pytest.fixture(params=["ours", "java_4", "java_5"])
 def cluster(request: pytest.FixtureRequest) -> Cluster:
     return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rests_after_transactions(cluster: Cluster) -> Iterator[None]:
+    yield
+    for broker in cluster.brokers.values():
+        if isinstance(broker, JavaBroker):
+            broker.restart()
 
 
 @pytest.fixture
@@ -374,6 +383,7 @@ async def test_pop_gives_each_message_once_and_what_is_let_go_again(place: Place
         await consumer.ack(*again)
 
 
+@pytest.mark.usefixtures("rests_after_transactions")
 async def test_transactions(place: Place) -> None:
     async with (
         TransactionProducer(

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 from ahead import Ahead
-from clusters import Cluster, java_proxy
+from clusters import Cluster, JavaBroker, java_proxy
 from java_peers import GRPC, run_program
 
 pytestmark = [pytest.mark.interop, pytest.mark.timeout(300), pytest.mark.interop_case(row="java-grpc")]
@@ -27,6 +27,9 @@ def servers(
     cluster: Cluster = request.getfixturevalue("ours" if request.param == "ours" else "java_5")
     with java_proxy(cluster.name_server, tmp_path_factory.mktemp("proxy")) as proxy:
         yield cluster.name_server, proxy
+    for broker in cluster.brokers.values():
+        if isinstance(broker, JavaBroker):
+            broker.restart()
 
 
 @pytest.mark.parametrize("case", CASES)
