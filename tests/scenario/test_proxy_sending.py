@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from tandemmq.client import Admin, Message, ProducerOptions
 from tandemmq.client.route_cache import NameServers
+from tandemmq.errors import TandemError
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.outgoing import render_message
@@ -190,3 +192,38 @@ async def test_send_survives_a_restart_of_the_broker(cluster: Cluster) -> None:
         answer = await proxy.send(message("Normal", b"1", "id1"))
         assert answer.status.code == Code.OK
     assert len(await received(cluster, "Normal", 2)) == 2
+
+
+async def send_until_stored(proxy: ProxyHandlers, sent: dict[str, Any]) -> None:
+    """Sends as clients do: again with the same id after an error."""
+
+    async def is_stored() -> bool:
+        return (await proxy.send(sent)).status.code == Code.OK
+
+    await until(is_stored, "the message is stored", not_yet=(TandemError,))
+
+
+@pytest.mark.parametrize("system", [{}, {"message_group": "group0"}], ids=["normal", "fifo"])
+async def test_sends_follow_an_elected_master(system: dict[str, str]) -> None:
+    count = 40
+    async with Cluster(elected=True) as cluster:
+        async with Admin(cluster.name_servers) as admin:
+            await admin.create_topic("T", attributes={"message.type": "FIFO" if system else "NORMAL"})
+        async with running_proxy(cluster) as proxy:
+            stored: list[int] = []
+
+            async def send_all() -> None:
+                for number in range(count):
+                    await send_until_stored(proxy, message("T", b"x", f"id{number}", **system))
+                    stored.append(number)
+
+            sending = asyncio.ensure_future(send_all())
+            await until(lambda: len(stored) > 10, "the first sends")
+            await cluster.lose_master()
+            await sending
+        found = await received(cluster, "T", count)
+    ids = list(dict.fromkeys(one.message_id for one in found))
+    assert len(ids) == count
+    if system:
+        assert len({one.queue_id for one in found}) == 1
+        assert ids == [f"id{number}" for number in range(count)]
