@@ -255,7 +255,9 @@ class SimDisk:
     def read_bytes(self, path: Path) -> bytes:
         return bytes(self._node(path).data)
 
-    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+    def write_atomically(
+        self, path: Path, data: Buffer, *, keep_backup: bool = False, is_private: bool = False
+    ) -> None:
         assert not keep_backup, "the store keeps no backups"
         self._lose_if_due()
         self.make_dirs(path.parent)

@@ -199,7 +199,9 @@ class MemoryDisk:
     def read_bytes(self, path: Path) -> bytes:
         return bytes(self._node(path).data)
 
-    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+    def write_atomically(
+        self, path: Path, data: Buffer, *, keep_backup: bool = False, is_private: bool = False
+    ) -> None:
         if self.fault.on_write(path, 0, len(data)) < len(data):
             raise OSError(errno.ENOSPC, "no room", str(path))
         self.fault.on_sync(path)

@@ -210,11 +210,14 @@ class RealDisk:
         with os.fdopen(_open(path, os.O_RDONLY), "rb") as file:
             return file.read()
 
-    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+    def write_atomically(
+        self, path: Path, data: Buffer, *, keep_backup: bool = False, is_private: bool = False
+    ) -> None:
         _make_durable_directories(path.parent)
         temporary = _sibling(path, ".tmp")
         try:
-            with os.fdopen(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
+            mode = 0o600 if is_private else 0o666
+            with os.fdopen(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
                 if path.exists():
                     # A file that only its owner may read, for example because of a secret, must stay so.
                     os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)

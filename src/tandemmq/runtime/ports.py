@@ -132,12 +132,15 @@ class Disk(Protocol):
 
     def read_bytes(self, path: Path) -> bytes: ...
 
-    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+    def write_atomically(
+        self, path: Path, data: Buffer, *, keep_backup: bool = False, is_private: bool = False
+    ) -> None:
         """Replaces the content of `path`: readers, also after a power cut, see all of the old or all of the
         new content.
 
         Blocks for a flush of the disk. With `keep_backup` the old content is kept at `path` + ".bak" (spec
-        store 18). Only one writer per path at a time.
+        store 18). With `is_private` only the owner of the process may read a new file. Only one writer per
+        path at a time.
         """
 
     def usage(self, path: Path) -> tuple[int, int]:

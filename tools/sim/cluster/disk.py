@@ -27,7 +27,9 @@ class NodeDisk(SimDisk):
             self.failed_paths.add(path)
             raise OSError(errno.ENOSPC, "no space left on device", str(path))
 
-    def write_atomically(self, path: Path, data: Buffer, *, keep_backup: bool = False) -> None:
+    def write_atomically(
+        self, path: Path, data: Buffer, *, keep_backup: bool = False, is_private: bool = False
+    ) -> None:
         self._refuse_if_full(path)
         if keep_backup and path in self.image.files:
             backup = path.with_name(path.name + ".bak")
