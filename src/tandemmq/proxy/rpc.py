@@ -35,6 +35,7 @@ class GrpcStatus(IntEnum):
     CANCELLED = 1
     INVALID_ARGUMENT = 3
     DEADLINE_EXCEEDED = 4
+    NOT_FOUND = 5
     RESOURCE_EXHAUSTED = 8
     UNIMPLEMENTED = 12
     INTERNAL = 13
@@ -69,17 +70,27 @@ class GrpcCall(Protocol):
         """Sends the response headers now instead of with the first message."""
 
     async def send(self, message: bytes) -> None:
-        """Sends one message; waits while the peer's flow control window, or the socket, is full."""
+        """Sends one message; waits while the peer's flow control window, or the socket, is full. Tasks may
+        send concurrently. Raises GrpcFailure CANCELLED after the end of the call.
+        """
 
     async def receive(self) -> bytes | None:
-        """Returns the next message of the peer; None when it has ended its side."""
+        """Returns the next message of the peer; None when it has ended its side.
+
+        Raises:  RpcRefused TOO_MANY_REQUESTS when the proxy is overloaded; GrpcFailure for a message that is
+                 too large or compressed, and after the end of the call.
+        """
 
 
 class Method(NamedTuple):
-    """One rpc as the transport serves it. `serve` returns for status OK and raises GrpcFailure for others."""
+    """One rpc as the transport serves it. `serve` returns for status OK and raises GrpcFailure for others.
+
+    A held rpc has calls that last: the transport has another bound for their number.
+    """
 
     path: str
     serve: Callable[[GrpcCall], Awaitable[None]]
+    is_held: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +149,7 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
                 raise
             await send(response(status=failed_status(name, error)))
 
-    return Method(SERVICE + name, serve)
+    return Method(SERVICE + name, serve, is_held=True)
 
 
 async def _receive_one(call: GrpcCall, request: Message) -> Message:

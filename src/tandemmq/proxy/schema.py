@@ -1,14 +1,17 @@
-"""The protobuf messages of `apache.rocketmq.v2`, made from a table of their fields.
+"""The protobuf messages of `apache.rocketmq.v2`, made from a table of their fields; `add_file` makes those of
+another package.
 
 A row `name number kind` is a field; `*` before the kind repeats it, `?` gives it explicit presence, and
-`/group` after it makes it one of a group. The classes are in a descriptor pool of their own, so that a
-process may also import a client's generated classes.
+`/group` after it makes it one of a group. A row `name request response` is an rpc; `*` before a message makes
+it a stream. The classes are in a descriptor pool of their own, so that a process may also import a client's
+generated classes.
 
-Source: spec proxy 2.2 to 2.7, 10.4.
+Source: spec proxy 2.1 to 2.7, 10.4.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Final
 
 from google.protobuf import descriptor_pb2, descriptor_pool, duration_pb2, message_factory, timestamp_pb2
@@ -131,6 +134,25 @@ _MESSAGES: Final = {
     "SyncLiteSubscriptionResponse": "status 1 Status",
 }
 
+_SERVICE: Final = (
+    "QueryRoute QueryRouteRequest QueryRouteResponse, Heartbeat HeartbeatRequest HeartbeatResponse,"
+    " SendMessage SendMessageRequest SendMessageResponse,"
+    " QueryAssignment QueryAssignmentRequest QueryAssignmentResponse,"
+    " ReceiveMessage ReceiveMessageRequest *ReceiveMessageResponse,"
+    " AckMessage AckMessageRequest AckMessageResponse,"
+    " ForwardMessageToDeadLetterQueue ForwardMessageToDeadLetterQueueRequest"
+    " ForwardMessageToDeadLetterQueueResponse,"
+    " PullMessage PullMessageRequest *PullMessageResponse,"
+    " UpdateOffset UpdateOffsetRequest UpdateOffsetResponse, GetOffset GetOffsetRequest GetOffsetResponse,"
+    " QueryOffset QueryOffsetRequest QueryOffsetResponse,"
+    " EndTransaction EndTransactionRequest EndTransactionResponse,"
+    " Telemetry *TelemetryCommand *TelemetryCommand,"
+    " NotifyClientTermination NotifyClientTerminationRequest NotifyClientTerminationResponse,"
+    " ChangeInvisibleDuration ChangeInvisibleDurationRequest ChangeInvisibleDurationResponse,"
+    " RecallMessage RecallMessageRequest RecallMessageResponse,"
+    " SyncLiteSubscription SyncLiteSubscriptionRequest SyncLiteSubscriptionResponse"
+)
+
 _Field = descriptor_pb2.FieldDescriptorProto
 _SCALARS: Final = {
     "string": _Field.TYPE_STRING,
@@ -146,19 +168,38 @@ def _rows(text: str) -> list[list[str]]:
     return [row.split() for row in text.split(",")]
 
 
-def _describe() -> Any:
-    """Returns the file descriptor of the whole package."""
-    file = descriptor_pb2.FileDescriptorProto(
-        name="apache/rocketmq/v2/messages.proto", package=PACKAGE, syntax="proto3"
-    )
-    file.dependency.extend([timestamp_pb2.DESCRIPTOR.name, duration_pb2.DESCRIPTOR.name])
-    for name, rows in _ENUMS.items():
-        enum = file.enum_type.add(name=name)
+_pool = descriptor_pool.DescriptorPool()
+
+
+def add_file(
+    name: str,
+    package: str,
+    messages: Mapping[str, str],
+    *,
+    enums: Mapping[str, str],
+    services: Mapping[str, str],
+    dependencies: tuple[str, ...] = (),
+) -> None:
+    """Adds the messages and services of a package, each once in a process."""
+    file = descriptor_pb2.FileDescriptorProto(name=name, package=package, syntax="proto3")
+    file.dependency.extend(dependencies)
+    for enum_name, rows in enums.items():
+        enum = file.enum_type.add(name=enum_name)
         for value, number in _rows(rows):
             enum.value.add(name=value, number=int(number))
-    for name, rows in _MESSAGES.items():
-        _add_message(file, name, rows)
-    return file
+    for message_name, rows in messages.items():
+        _add_message(file, message_name, rows)
+    for service_name, rows in services.items():
+        service = file.service.add(name=service_name)
+        for rpc, request, response in _rows(rows):
+            service.method.add(
+                name=rpc,
+                input_type=f".{package}.{request.lstrip('*')}",
+                output_type=f".{package}.{response.lstrip('*')}",
+                client_streaming=request.startswith("*"),
+                server_streaming=response.startswith("*"),
+            )
+    _pool.AddSerializedFile(file.SerializeToString())
 
 
 def _add_message(file: Any, name: str, rows: str) -> None:
@@ -168,7 +209,7 @@ def _add_message(file: Any, name: str, rows: str) -> None:
     for field_name, number, kind in _rows(rows):
         field = message.field.add(name=field_name, number=int(number), label=_Field.LABEL_OPTIONAL)
         if kind == "map":
-            _add_map(message, field, name)
+            _add_map(file.package, message, field)
             continue
         if kind.startswith("*"):
             field.label = _Field.LABEL_REPEATED
@@ -181,23 +222,23 @@ def _add_message(file: Any, name: str, rows: str) -> None:
                 groups[group] = len(message.oneof_decl)
                 message.oneof_decl.add(name=group)
             field.oneof_index = groups[group]
-        _set_kind(field, kind)
+        _set_kind(file, field, kind)
     for field in optional:  # these groups must come after the declared ones
         field.oneof_index = len(message.oneof_decl)
         message.oneof_decl.add(name=f"_{field.name}")
 
 
-def _set_kind(field: Any, kind: str) -> None:
+def _set_kind(file: Any, field: Any, kind: str) -> None:
     if kind in _SCALARS:
         field.type = _SCALARS[kind]
-    elif kind in _ENUMS:
-        field.type, field.type_name = _Field.TYPE_ENUM, f".{PACKAGE}.{kind}"
+    elif any(enum.name == kind for enum in file.enum_type):
+        field.type, field.type_name = _Field.TYPE_ENUM, f".{file.package}.{kind}"
     else:
-        full = {"TIME": _TIME, "SPAN": _SPAN}.get(kind, f"{PACKAGE}.{kind}")
+        full = {"TIME": _TIME, "SPAN": _SPAN}.get(kind, f"{file.package}.{kind}")
         field.type, field.type_name = _Field.TYPE_MESSAGE, f".{full}"
 
 
-def _add_map(message: Any, field: Any, owner: str) -> None:
+def _add_map(package: str, message: Any, field: Any) -> None:
     """Makes the field a map of text to text: a repeated message of key and value."""
     entry_name = "".join(part.capitalize() for part in field.name.split("_")) + "Entry"
     entry = message.nested_type.add(name=entry_name)
@@ -205,20 +246,34 @@ def _add_map(message: Any, field: Any, owner: str) -> None:
     for number, name in enumerate(("key", "value"), start=1):
         entry.field.add(name=name, number=number, label=_Field.LABEL_OPTIONAL, type=_Field.TYPE_STRING)
     field.label, field.type = _Field.LABEL_REPEATED, _Field.TYPE_MESSAGE
-    field.type_name = f".{PACKAGE}.{owner}.{entry_name}"
+    field.type_name = f".{package}.{message.name}.{entry_name}"
 
 
-_pool = descriptor_pool.DescriptorPool()
 for _known in (timestamp_pb2, duration_pb2):
     _pool.AddSerializedFile(_known.DESCRIPTOR.serialized_pb)
-_pool.AddSerializedFile(_describe().SerializeToString())
+add_file(
+    "apache/rocketmq/v2/service.proto",
+    PACKAGE,
+    _MESSAGES,
+    enums=_ENUMS,
+    services={"MessagingService": _SERVICE},
+    dependencies=(timestamp_pb2.DESCRIPTOR.name, duration_pb2.DESCRIPTOR.name),
+)
 
 
-def message_class(name: str) -> Any:
+def message_class(name: str, package: str = PACKAGE) -> Any:
     """Returns the class of a message, by its name without the package."""
-    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{PACKAGE}.{name}"))
+    return message_factory.GetMessageClass(_pool.FindMessageTypeByName(f"{package}.{name}"))
 
 
 def enum_number(kind: str, name: str) -> int:
     """Returns the number of an enum's value."""
     return int(_pool.FindEnumTypeByName(f"{PACKAGE}.{kind}").values_by_name[name].number)
+
+
+def find_file(*, symbol: str = "", name: str = "") -> list[bytes]:
+    """Returns the serialized descriptor of the file with this name, or that defines this full name, and those
+    of the files that it needs. Raises KeyError.
+    """
+    file = _pool.FindFileContainingSymbol(symbol) if symbol else _pool.FindFileByName(name)
+    return [bytes(one.serialized_pb) for one in (file, *file.dependencies)]
