@@ -18,7 +18,7 @@ import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from sim.manual_clock import ManualClock
 from tandemmq.errors import StoreLocked
@@ -285,6 +285,9 @@ class MemoryTransport(asyncio.Transport):
 
     def get_protocol(self) -> asyncio.BaseProtocol:
         return self._protocol
+
+    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
+        self._protocol = cast(StreamProtocol, protocol)
 
     def is_closing(self) -> bool:
         return self._is_closing

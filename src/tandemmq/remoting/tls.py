@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -297,9 +297,15 @@ class TlsAcceptor:
     files.
     """
 
-    def __init__(self, options: TlsOptions, *, disk: Disk, clock: Clock) -> None:
+    def __init__(
+        self, options: TlsOptions, *, disk: Disk, clock: Clock, protocols: Sequence[str] = ()
+    ) -> None:
+        """Creates the acceptor. It selects one of `protocols` (ALPN); peers that offer none of them are
+        accepted, too.
+        """
         self.options = options
         self.clock = clock
+        self._protocols = list(protocols)
         self._disk = disk
         self._seen: list[bytes] = []
         self._context: ssl.SSLContext | None = None
@@ -356,6 +362,8 @@ class TlsAcceptor:
             is_needed = options.client_auth is ClientAuth.REQUIRE
             _load_trust(context, options.trust_path)
             context.verify_mode = ssl.CERT_REQUIRED if is_needed else ssl.CERT_OPTIONAL
+        if self._protocols:
+            context.set_alpn_protocols(self._protocols)
         return context
 
 
@@ -391,8 +399,10 @@ class FirstByte(asyncio.Protocol):
         *,
         on_made: Callable[[FirstByte], None],
         on_decided: Callable[[FirstByte], None],
+        first_byte_s: float = FIRST_BYTE_S,
     ) -> None:
         self.peer: Address = ("", 0)
+        self._first_byte_s = first_byte_s
         self._door = door
         self._make_channel = make_channel
         self._on_made = on_made
@@ -404,7 +414,7 @@ class FirstByte(asyncio.Protocol):
         self._wire = cast(asyncio.Transport, transport)
         endpoint = transport.get_extra_info("peername")
         self.peer = (str(endpoint[0]), int(endpoint[1])) if endpoint else ("", 0)
-        self._timer = self._door.clock.call_later(FIRST_BYTE_S, self.abort)
+        self._timer = self._door.clock.call_later(self._first_byte_s, self.abort)
         self._on_made(self)
 
     def data_received(self, data: bytes) -> None:

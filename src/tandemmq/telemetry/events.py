@@ -130,6 +130,12 @@ BROKER_NOT_NOTIFIED: Final = "broker.not_notified"
 NAMESERVER_CONFIG_CHANGED: Final = "nameserver_config.changed"
 
 # proxy
+GRPC_CALL_FAILED: Final = "grpc_call.failed"
+GRPC_CONNECTION_CLOSED: Final = "grpc_connection.closed"
+GRPC_CONNECTION_FAILED: Final = "grpc_connection.failed"
+GRPC_CONNECTION_REFUSED: Final = "grpc_connection.refused"
+GRPC_PREAMBLE_REFUSED: Final = "grpc_preamble.refused"
+GRPC_STARTED: Final = "grpc.started"
 PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
 
 # remoting
