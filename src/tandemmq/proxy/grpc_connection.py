@@ -1,6 +1,6 @@
 """One connection of the gRPC server (`GrpcConnection`): an `asyncio.Protocol` around the HTTP/2 of `h2`.
 
-Strategy:   incoming bytes pass `FrameReader`, then h2, whose events open, feed and end calls. `Http2Writer`
+Strategy:   incoming bytes pass `Http2Reader`, then h2, whose events open, feed and end calls. `Http2Writer`
             sends their answers.
 Invariants: a failure of one call ends that call only; one of the connection ends its calls only. While the
             socket is full nothing is read, so a peer that reads nothing cannot fill the memory with answers.
@@ -32,7 +32,7 @@ from h2.exceptions import ProtocolError as Http2Error
 from tandemmq.errors import TandemError
 from tandemmq.proxy.grpc_call import RESPONSE, GrpcStream, Request, read_headers, trailers
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
-from tandemmq.proxy.http2_frames import FrameReader, Http2Refused
+from tandemmq.proxy.http2_frames import Http2Reader, Http2Refused
 from tandemmq.proxy.http2_writer import STREAM_ID_MAX, Headers, Http2Writer, ServerHttp2
 from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -82,7 +82,7 @@ class GrpcConnection(asyncio.Protocol):
         self.streams: dict[int, GrpcStream] = {}
         self.idle_since_s: float | None = now_s
         self._context = context
-        self._reader = FrameReader(now_s)
+        self._reader = Http2Reader(now_s)
         self._http2 = ServerHttp2(context.limits)
         self.writer = Http2Writer(self._http2, context.clock, self._reader.credit)
         self._transport: asyncio.Transport | None = None

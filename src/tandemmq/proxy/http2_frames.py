@@ -1,4 +1,4 @@
-"""`FrameReader`: checks the frames of an HTTP/2 peer before `h2` parses them.
+"""`Http2Reader`: checks the frames of an HTTP/2 peer before `h2` parses them.
 
 h2 buffers a frame of any announced length, parses whatever arrived in one call, and sends nothing more after
 the GOAWAY of a peer that still waits for answers. The reader passes on whole frames, at most FRAMES_PER_TURN
@@ -71,7 +71,7 @@ class FrameCredit:
             raise Http2Refused(ErrorCodes.ENHANCE_YOUR_CALM, "too many control frames")
 
 
-class FrameReader:
+class Http2Reader:
     """The incoming bytes of one connection. `goes_away` is set by the peer's GOAWAY."""
 
     __slots__ = ("_data", "_has_preface", "credit", "goes_away")

@@ -12,7 +12,7 @@ from tandemmq.proxy.http2_frames import (
     FRAMES_PER_TURN,
     PREFACE,
     FrameCredit,
-    FrameReader,
+    Http2Reader,
     Http2Refused,
 )
 
@@ -22,7 +22,7 @@ UNKNOWN = b"\0\0\2\x20\0" + (1).to_bytes(4) + b"xx"
 DATA = DataFrame(1, data=b"payload").serialize()
 
 
-def take_all(reader: FrameReader) -> bytes:
+def take_all(reader: Http2Reader) -> bytes:
     taken, has_more = b"", True
     while has_more:
         frames, has_more = reader.take(0.0)
@@ -34,7 +34,7 @@ def test_frames_are_whole_whatever_the_pieces() -> None:
     whole = PREFACE + SETTINGS + PING + DATA + DATA
     ends = {len(PREFACE), len(PREFACE + SETTINGS), len(PREFACE + SETTINGS + PING), len(whole) - len(DATA)}
     for size in range(1, len(whole) + 1):
-        reader = FrameReader(0.0)
+        reader = Http2Reader(0.0)
         taken = b""
         for at in range(0, len(whole), size):
             reader.add(whole[at : at + size])
@@ -44,7 +44,7 @@ def test_frames_are_whole_whatever_the_pieces() -> None:
 
 
 def test_frames_without_use_are_dropped() -> None:
-    reader = FrameReader(0.0)
+    reader = Http2Reader(0.0)
     goaway = GoAwayFrame(0).serialize()
     reader.add(PREFACE + PriorityFrame(1).serialize() + SETTINGS + UNKNOWN + DATA)
     assert take_all(reader) == PREFACE + SETTINGS + DATA
@@ -55,7 +55,7 @@ def test_frames_without_use_are_dropped() -> None:
 
 
 def test_at_most_so_many_frames_are_taken_at_once() -> None:
-    reader = FrameReader(0.0)
+    reader = Http2Reader(0.0)
     reader.add(PREFACE + DATA * (FRAMES_PER_TURN + 1))
     assert reader.take(0.0) == (PREFACE + DATA * FRAMES_PER_TURN, True)
     assert reader.take(0.0) == (DATA, False)
@@ -64,7 +64,7 @@ def test_at_most_so_many_frames_are_taken_at_once() -> None:
 
 @pytest.mark.parametrize("data", [b"x", b"PRI * HTTP/1.1", PREFACE[:-1] + b"x", bytes(30)])
 def test_other_bytes_than_the_preface_are_refused(data: bytes) -> None:
-    reader = FrameReader(0.0)
+    reader = Http2Reader(0.0)
     reader.add(data)
     with pytest.raises(Http2Refused) as caught:
         reader.take(0.0)
@@ -72,7 +72,7 @@ def test_other_bytes_than_the_preface_are_refused(data: bytes) -> None:
 
 
 def test_a_frame_is_refused_by_its_length_before_it_arrives() -> None:
-    reader = FrameReader(0.0)
+    reader = Http2Reader(0.0)
     reader.add(PREFACE + (16_384).to_bytes(3) + bytes(6))
     assert reader.take(0.0) == (PREFACE, False)
     reader.add(bytes(16_384) + (16_385).to_bytes(3) + bytes(6))
@@ -108,7 +108,7 @@ def test_credit_is_spent_refilled_and_granted() -> None:
     ],
 )
 def test_frames_that_carry_a_call_cost_no_credit(frame: DataFrame, is_free: bool) -> None:
-    reader = FrameReader(0.0)
+    reader = Http2Reader(0.0)
     reader.add(PREFACE)
     try:
         for _ in range(CREDIT + 1):
