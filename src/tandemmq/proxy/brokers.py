@@ -139,7 +139,7 @@ class Brokers:
     async def _query_group(self, group: str) -> SubscriptionGroupConfig | None:
         """Returns the settings of the group at the first master of the cluster that answers."""
         failure: Exception | None = None
-        for address in await self._masters():
+        for address in (await self.masters()).values():
             try:
                 config = await broker_admin.query_group_config.within(CALL_S, self.remoting, address, group)
             except OUTAGES as error:
@@ -151,11 +151,11 @@ class Brokers:
             raise failure
         return None
 
-    async def _masters(self) -> list[str]:
-        """Returns the addresses of all masters, sorted by the name of the broker."""
+    async def masters(self) -> dict[str, str]:
+        """Returns the addresses of all masters by the name of the broker, in the order of the names."""
         info = await self.name_servers.ask(nameserver.query_cluster_info)
-        return [
-            broker.addresses[MASTER_ID]
-            for _, broker in sorted(info.brokers.items())
+        return {
+            name: broker.addresses[MASTER_ID]
+            for name, broker in sorted(info.brokers.items())
             if MASTER_ID in broker.addresses
-        ]
+        }

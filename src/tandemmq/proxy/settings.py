@@ -1,25 +1,148 @@
-"""The settings that a client gets back: its own message with the server's values written over it. Pure.
+"""Settings of clients: their check, the profile that follows, and the settings that a client gets back. Pure.
 
-Clients adopt the values: a client without a retry strategy fails, and one whose largest body is 0 refuses
-every message. Fields without a server's value are echoed as received, resources with their namespace.
+A client gets its own message with the server's values written over it. Clients adopt the values: a client
+without a retry strategy fails, and one whose largest body is 0 refuses every message. Fields without a
+server's value are echoed as received, resources with their namespace.
 
-Source: spec proxy 4.2, 4.6.
+At a bound: settings of more than SETTINGS_BYTES_MAX bytes or TOPICS_MAX topics are refused.
+Source:     spec proxy 2.8, 4.2, 4.5, 4.6, 5.16.
 """
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
-from typing import Any, Final
+from enum import Enum
+from typing import Any, Final, NamedTuple
 
 from tandemmq.protocol.bodies.tables import ExponentialRetry, SubscriptionGroupConfig
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
+from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.routing import Endpoint, make_endpoints
 from tandemmq.proxy.rpc import Message
-from tandemmq.proxy.schema import message_class
+from tandemmq.proxy.schema import enum_number, message_class
+from tandemmq.proxy.statuses import Code, RpcRefused
 
 Duration = message_class("ExponentialBackoff")().initial.__class__
 Metric = message_class("Metric")
 RetryPolicy = message_class("RetryPolicy")
+
+SETTINGS_BYTES_MAX: Final = 65_536
+TOPICS_MAX: Final = 1_024
+PROPERTIES_MAX: Final = 32
+PROPERTY_KEY: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_.-]{0,63}")
+PROPERTY_VALUE_CHARS_MAX: Final = 256
+PROPERTY_BYTES_MAX: Final = 4_096
+
+
+# The check of received settings.
+
+
+class ClientRole(Enum):
+    """The kinds of clients that are served, by their number on the wire."""
+
+    PRODUCER = enum_number("ClientType", "PRODUCER")
+    PUSH_CONSUMER = enum_number("ClientType", "PUSH_CONSUMER")
+    SIMPLE_CONSUMER = enum_number("ClientType", "SIMPLE_CONSUMER")
+
+
+_CONSUMERS: Final = {role.value: role for role in (ClientRole.PUSH_CONSUMER, ClientRole.SIMPLE_CONSUMER)}
+_LITE: Final = tuple(
+    enum_number("ClientType", name) for name in ("LITE_PUSH_CONSUMER", "LITE_SIMPLE_CONSUMER")
+)
+_SQL: Final = enum_number("FilterType", "SQL")
+
+
+class Subscribed(NamedTuple):
+    """A topic that a consumer subscribes, in the words of brokers: the type is TAG or SQL92."""
+
+    topic: str
+    expression: str
+    expression_type: str
+
+
+class Profile(NamedTuple):
+    """The part of a client's settings that the proxy and brokers use.
+
+    topics         the topics that a producer publishes to; empty for a consumer, and for a producer that has
+                   not sent yet
+    group          the group of a consumer; empty for a producer
+    subscriptions  the topics of a consumer; some clients send none
+    """
+
+    role: ClientRole
+    topics: tuple[str, ...] = ()
+    group: str = ""
+    subscriptions: tuple[Subscribed, ...] = ()
+
+
+def profile_of(settings: Message) -> Profile:
+    """Returns the profile of a client.
+
+    Raises:  RpcRefused for settings that are refused, with the code of the first fault.
+    """
+    if settings.ByteSize() > SETTINGS_BYTES_MAX:
+        raise RpcRefused(
+            Code.BAD_REQUEST,
+            f"the settings have {settings.ByteSize()} bytes, at most {SETTINGS_BYTES_MAX} are allowed",
+        )
+    if settings.client_type in _LITE:
+        raise RpcRefused(Code.UNSUPPORTED, "UNSUPPORTED: this proxy does not serve lite consumers")
+    _check_properties(settings.client_properties)
+    match settings.WhichOneof("pub_sub"):
+        case "publishing":
+            topics = dict.fromkeys(map(topic_name, settings.publishing.topics))
+            _check_count(topics)
+            return Profile(ClientRole.PRODUCER, topics=tuple(topics))
+        case "subscription":
+            return _consumer_profile(settings)
+        case _:
+            raise RpcRefused(Code.BAD_REQUEST, "the settings have neither publishing nor subscription")
+
+
+def _consumer_profile(settings: Message) -> Profile:
+    role = _CONSUMERS.get(settings.client_type)
+    if role is None:
+        raise RpcRefused(
+            Code.UNRECOGNIZED_CLIENT_TYPE,
+            f"client type {settings.client_type} is not served: must be PUSH_CONSUMER or SIMPLE_CONSUMER",
+        )
+    group = group_name(settings.subscription.group)
+    subscriptions = {}
+    for entry in settings.subscription.subscriptions:
+        topic = topic_name(entry.topic)
+        kind = "SQL92" if entry.expression.type == _SQL else "TAG"
+        subscriptions[topic] = Subscribed(topic, entry.expression.expression or "*", kind)
+    _check_count(subscriptions)
+    return Profile(role, group=group, subscriptions=tuple(subscriptions.values()))
+
+
+def _check_count(topics: dict[str, Any]) -> None:
+    if len(topics) > TOPICS_MAX:
+        raise RpcRefused(
+            Code.BAD_REQUEST, f"the settings name {len(topics)} topics, at most {TOPICS_MAX} are allowed"
+        )
+
+
+def _check_properties(properties: Any) -> None:
+    """Checks `client_properties`. Raises RpcRefused INVALID_CLIENT_PROPERTIES."""
+    fault = ""
+    if len(properties) > PROPERTIES_MAX:
+        fault = f"{len(properties)} entries, at most {PROPERTIES_MAX} are allowed"
+    elif sum(len(key.encode()) + len(text.encode()) for key, text in properties.items()) > PROPERTY_BYTES_MAX:
+        fault = f"more than {PROPERTY_BYTES_MAX} bytes"
+    for key, text in properties.items():
+        if PROPERTY_KEY.fullmatch(key) is None:
+            fault = fault or f"the key {key[:160]!r}"
+        elif len(text) > PROPERTY_VALUE_CHARS_MAX:
+            fault = (
+                fault or f"{len(text)} characters in {key}, at most {PROPERTY_VALUE_CHARS_MAX} are allowed"
+            )
+    if fault:
+        raise RpcRefused(Code.INVALID_CLIENT_PROPERTIES, f"client_properties have {fault}")
+
+
+# The settings that a client gets back.
 
 ATTEMPTS_MAX: Final = 2**31 - 1
 EXPONENTIAL: Final = "EXPONENTIAL"

@@ -136,6 +136,9 @@ GRPC_CONNECTION_FAILED: Final = "grpc_connection.failed"
 GRPC_CONNECTION_REFUSED: Final = "grpc_connection.refused"
 GRPC_PREAMBLE_REFUSED: Final = "grpc_preamble.refused"
 GRPC_STARTED: Final = "grpc.started"
+PROXY_CHECK_UNANSWERED: Final = "proxy_check.unanswered"
+PROXY_CLIENT_EXPIRED: Final = "proxy_client.expired"
+PROXY_CLIENT_REFUSED: Final = "proxy_client.refused"
 PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
 
 # remoting

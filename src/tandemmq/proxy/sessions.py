@@ -1,0 +1,179 @@
+"""Sessions of clients: Telemetry, Heartbeat and NotifyClientTermination.
+
+A telemetry stream carries settings and answers to commands from the client, merged settings and commands to
+it. The first command of a client is its settings; most clients wait for the answer before they start.
+
+At a bound: a client whose settings are refused tries again every second; the refusal is logged once per
+            client, for the REFUSED_KEPT_MAX refused last.
+Source:     spec proxy 2.10, 4.1 to 4.5.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from dataclasses import dataclass, field
+from typing import Final
+
+from tandemmq.errors import TandemError
+from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.clients import Clients, CommandStream, TelemetryCommand
+from tandemmq.proxy.rpc import (
+    OK,
+    SERVICE,
+    Admit,
+    Caller,
+    GrpcCall,
+    GrpcFailure,
+    GrpcStatus,
+    Message,
+    Method,
+    parse,
+    unary,
+)
+from tandemmq.proxy.schema import message_class
+from tandemmq.proxy.settings import ClientRole, Profile, SettingsOptions, merge_settings, profile_of
+from tandemmq.proxy.statuses import Code, RpcRefused, code_of
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+HeartbeatRequest = message_class("HeartbeatRequest")
+HeartbeatResponse = message_class("HeartbeatResponse")
+NotifyClientTerminationRequest = message_class("NotifyClientTerminationRequest")
+NotifyClientTerminationResponse = message_class("NotifyClientTerminationResponse")
+
+REFUSED_KEPT_MAX: Final = 1_024
+_OPENING: Final = TelemetryCommand()
+_OWN_STATUS: Final = {
+    Code.TOO_MANY_REQUESTS: GrpcStatus.RESOURCE_EXHAUSTED,
+    Code.UNSUPPORTED: GrpcStatus.INVALID_ARGUMENT,
+}
+
+
+@dataclass(slots=True)
+class SessionHandlers:
+    """The rpcs by which clients come, stay and leave."""
+
+    clients: Clients
+    brokers: Brokers
+    tasks: TaskScope
+    options: SettingsOptions = field(default_factory=SettingsOptions)
+    _refused: dict[str, None] = field(default_factory=dict, init=False)
+
+    async def handle_heartbeat(self, caller: Caller, _request: Message) -> Message:
+        """Prolongs the registration; the kind of the client is that of its settings."""
+        self._refresh(caller)
+        return HeartbeatResponse(status=OK)
+
+    async def handle_termination(self, caller: Caller, _request: Message) -> Message:
+        """Removes the client, with its settings and registrations."""
+        self._refresh(caller)
+        self.clients.remove(caller.client_id)
+        return NotifyClientTerminationResponse(status=OK)
+
+    async def serve_telemetry(self, call: GrpcCall, admit: Admit) -> None:
+        """Serves one stream until the client ends it, the client opens another, or its registration ends.
+
+        Raises:  GrpcFailure INVALID_ARGUMENT for refused settings, RESOURCE_EXHAUSTED while the table of
+                 clients is full, INTERNAL for other failures.
+        """
+        # Some clients wait for the headers of the response before they read.
+        await call.start()
+        stream = CommandStream(call)
+        writer = self.tasks.start("telemetry", stream.write())
+        client_id = ""
+        try:
+            async with stream.reading():
+                client_id = (await admit(call, _OPENING)).client_id
+                while not stream.is_ended and (data := await call.receive()) is not None:
+                    command = parse(TelemetryCommand, data)
+                    caller = await admit(call, command)
+                    await self._handle_command(caller, command, stream)
+            if not stream.is_ended:
+                stream.close_when_sent()
+                await asyncio.wait([writer])
+        except TandemError as error:
+            raise self._failure(client_id, error) from None
+        finally:
+            writer.cancel()
+            stream.is_ended = True
+            self.clients.stream_ended(stream, client_id)
+
+    async def _handle_command(self, caller: Caller, command: Message, stream: CommandStream) -> None:
+        match command.WhichOneof("command"):
+            case "settings":
+                await self._handle_settings(caller, command.settings, stream)
+            case "thread_stack_trace":
+                self.clients.answer(caller.client_id, command.thread_stack_trace.nonce, command)
+            case "verify_message_result":
+                self.clients.answer(caller.client_id, command.verify_message_result.nonce, command)
+            case _:
+                pass  # a command of a newer protocol, or one that clients do not send
+
+    async def _handle_settings(self, caller: Caller, settings: Message, stream: CommandStream) -> None:
+        """Registers the client and answers the merged settings. Clients repeat their settings every 5 min."""
+        profile = profile_of(settings)
+        merged = await self._merge(caller.client_id, settings, profile)
+        self.clients.register(caller, profile, merged, stream)
+        self._refused.pop(caller.client_id, None)
+        if not stream.put(settings=merged):
+            raise RpcRefused(Code.TOO_MANY_REQUESTS, "the client does not read the commands sent to it")
+        stream.has_settings = True
+
+    async def _merge(self, client_id: str, settings: Message, profile: Profile) -> Message:
+        """Returns the merged settings. While the group cannot be queried, a known client keeps its values;
+        for a new one a guess could break the order of its messages, so it tries again.
+        """
+        if profile.role is ClientRole.PRODUCER:
+            return merge_settings(settings, self.options)
+        try:
+            group = await self.brokers.group(profile.group)
+        except TandemError:
+            known = self.clients.get(client_id)
+            if known is None or known.settings is None or known.profile != profile:
+                raise
+            return known.settings
+        return merge_settings(settings, self.options, group)
+
+    def _refresh(self, caller: Caller) -> None:
+        if self.clients.refresh(caller.client_id) is None:
+            raise RpcRefused(
+                Code.UNRECOGNIZED_CLIENT_TYPE, f"the settings of client {caller.client_id} are not known here"
+            )
+
+    def _failure(self, client_id: str, error: TandemError) -> GrpcFailure:
+        """Returns the gRPC error for an error of a stream, and logs it if it is the client's first one."""
+        if isinstance(error, GrpcFailure):
+            return error
+        code = code_of(error)
+        fault = GrpcStatus.INVALID_ARGUMENT if code < Code.INTERNAL_SERVER_ERROR else GrpcStatus.INTERNAL
+        if client_id not in self._refused:
+            log.warning(
+                events.PROXY_CLIENT_REFUSED,
+                extra={"client": client_id, "code": code.name, "error": str(error)},
+            )
+            self._refused[client_id] = None
+            if len(self._refused) > REFUSED_KEPT_MAX:
+                del self._refused[next(iter(self._refused))]
+        return GrpcFailure(_OWN_STATUS.get(code, fault), f"{code.name}: {error}")
+
+
+def methods(handlers: SessionHandlers, admit: Admit) -> list[Method]:
+    """Returns the rpcs of sessions."""
+
+    async def serve_telemetry(call: GrpcCall) -> None:
+        await handlers.serve_telemetry(call, admit)
+
+    return [
+        Method(SERVICE + "Telemetry", serve_telemetry),
+        unary("Heartbeat", HeartbeatRequest, HeartbeatResponse, admit, handlers.handle_heartbeat),
+        unary(
+            "NotifyClientTermination",
+            NotifyClientTerminationRequest,
+            NotifyClientTerminationResponse,
+            admit,
+            handlers.handle_termination,
+        ),
+    ]
