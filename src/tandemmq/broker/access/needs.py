@@ -128,15 +128,15 @@ def needs_of_stored(command: Command, raw: Buffer, log_offset: int, cluster: str
         topic = record.properties.get(REAL_TOPIC, topic)
     match command.code:
         case Code.VIEW_MESSAGE_BY_ID:
-            return (_topic(topic, SUB | GET),)
+            return (topic_need(topic, SUB | GET),)
         case Code.END_TRANSACTION:
-            return (_topic(topic, PUB),)
+            return (topic_need(topic, PUB),)
         case Code.RESUME_CHECK_HALF_MESSAGE:
-            return (_topic(topic, UPDATE),)
+            return (topic_need(topic, UPDATE),)
         case Code.CONSUME_MESSAGE_DIRECTLY:
-            return _beside_group(command.fields.get("consumerGroup") or "", topic, SUB)
+            return needs_beside_group(command.fields.get("consumerGroup") or "", topic, SUB)
         case _:
-            return _beside_group(command.fields.get("group") or "", topic, SUB)
+            return needs_beside_group(command.fields.get("group") or "", topic, SUB)
 
 
 def of_broker(need: Need, cluster: str) -> Need:
@@ -148,7 +148,7 @@ def of_broker(need: Need, cluster: str) -> Need:
     return need
 
 
-def _topic(name: str | None, actions: int) -> Need:
+def topic_need(name: str | None, actions: int) -> Need:
     """Returns a need on the topic; a retry topic counts as part of its group, and consumers write to it."""
     if name is not None and name.startswith(RETRY_PREFIX):
         group, _, _ = name[len(RETRY_PREFIX) :].partition("+")  # pop retries: %RETRY%group+topic
@@ -156,7 +156,7 @@ def _topic(name: str | None, actions: int) -> Need:
     return Need(TOPIC, name or "", actions)
 
 
-def _beside_group(group: str, topic: str, actions: int) -> Needs:
+def needs_beside_group(group: str, topic: str, actions: int) -> Needs:
     """Returns the needs on a topic in addition to its group's: none for the group's own retry topics."""
     own = retry_topic(group)
     if topic == own or topic.startswith(own + "+"):
@@ -165,11 +165,11 @@ def _beside_group(group: str, topic: str, actions: int) -> Needs:
         # Pop retries of the first form: %RETRY%group_topic. The name may also be the retry topic of a group
         # with a longer name, so the right to the topic is needed as well.
         return (Need(TOPIC, topic[len(own) + 1 :], actions),)
-    return (_topic(topic, actions),)
+    return (topic_need(topic, actions),)
 
 
 def _on_topic(field: str, actions: int) -> Rule:
-    return lambda fields, _command, _cluster: (_topic(fields.get(field), actions),)
+    return lambda fields, _command, _cluster: (topic_need(fields.get(field), actions),)
 
 
 def _on_group(field: str, actions: int) -> Rule:
@@ -187,7 +187,7 @@ def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
         group = fields.get(group_field) or ""
         topics = [fields[name] for name in topic_fields or ("topic",) if fields.get(name)]
         named = [topic for name in topics for topic in name.split(";") if topic]
-        others = [need for name in named for need in _beside_group(group, name, actions)]
+        others = [need for name in named for need in needs_beside_group(group, name, actions)]
         return (Need(GROUP, group, actions), *others)
 
     return rule
@@ -195,7 +195,7 @@ def _on_both(group_field: str, actions: int, *topic_fields: str) -> Rule:
 
 def _end_transaction(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
     """The topic of the stored half message decides (`needs_of_stored`); clients of 4.9 name no topic."""
-    return (_topic(fields["topic"], PUB),) if fields.get("topic") else (Need(CLUSTER, cluster, 0),)
+    return (topic_need(fields["topic"], PUB),) if fields.get("topic") else (Need(CLUSTER, cluster, 0),)
 
 
 def _unregister(fields: Mapping[str, str], _command: Command, cluster: str) -> Needs:
@@ -210,7 +210,7 @@ def _heartbeat(_fields: Mapping[str, str], command: Command, cluster: str) -> Ne
         needs[Need(GROUP, group, SUB)] = None
         for subscription in _list_of(consumer, "subscriptionDataSet"):
             topic = _text_of(subscription, "topic")
-            needs.update(dict.fromkeys(_beside_group(group, topic, SUB)))
+            needs.update(dict.fromkeys(needs_beside_group(group, topic, SUB)))
     return tuple(needs) or (Need(CLUSTER, cluster, 0),)
 
 
@@ -218,14 +218,17 @@ def _queue_locks(_fields: Mapping[str, str], command: Command, _cluster: str) ->
     body = _body(command)
     group = _text_of(body, "consumerGroup")
     topics = dict.fromkeys(_text_of(queue, "topic") for queue in _list_of(body, "mqSet"))
-    return (Need(GROUP, group, SUB), *(need for topic in topics for need in _beside_group(group, topic, SUB)))
+    return (
+        Need(GROUP, group, SUB),
+        *(need for topic in topics for need in needs_beside_group(group, topic, SUB)),
+    )
 
 
 def _check_config(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
     body = _body(command)
     subscription = body.get("subscriptionData")
     topic = _text_of(subscription, "topic") if isinstance(subscription, dict) else ""
-    return (Need(GROUP, _text_of(body, "group"), SUB), _topic(topic, SUB))
+    return (Need(GROUP, _text_of(body, "group"), SUB), topic_need(topic, SUB))
 
 
 def _body_group_and_topic(group_key: str, actions: int) -> Rule:
@@ -233,7 +236,7 @@ def _body_group_and_topic(group_key: str, actions: int) -> Rule:
         body = _body(command)
         return (
             Need(GROUP, _text_of(body, group_key), actions),
-            _topic(_text_of(body, "topic"), actions),
+            topic_need(_text_of(body, "topic"), actions),
         )
 
     return rule
@@ -245,7 +248,7 @@ def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> N
     for ack in _list_of(_body(command), "acks"):
         group = _text_of(ack, "c")
         needs[Need(GROUP, group, SUB)] = None
-        needs.update(dict.fromkeys(_beside_group(group, _text_of(ack, "t"), SUB)))
+        needs.update(dict.fromkeys(needs_beside_group(group, _text_of(ack, "t"), SUB)))
     return tuple(needs) or (Need(GROUP, "", SUB),)
 
 
