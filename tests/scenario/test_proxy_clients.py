@@ -18,12 +18,12 @@ from tandemmq.client import Admin
 from tandemmq.client.route_cache import NameServers
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendRequestV2
-from tandemmq.proxy.broker_requests import BrokerRequests
+from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.clients import Clients, TelemetryCommand
 from tandemmq.proxy.registration import BrokerRegistration
-from tandemmq.proxy.routing import QueryAssignmentRequest, QueryRouteRequest, RouteHandlers, RouteOptions
+from tandemmq.proxy.routing import QueryAssignmentRequest, QueryRouteRequest, RouteOptions, RoutingHandlers
 from tandemmq.proxy.sessions import SessionHandlers
 from tandemmq.proxy.transaction_ids import parse_transaction_id
 from tandemmq.remoting.client import RemotingClient
@@ -49,7 +49,7 @@ class Proxy:
         self.tasks = TaskScope("proxy")
         chance = SeededRandom(3)
         self.clients = Clients(clock=self.clock, chance=chance)
-        self.requests = BrokerRequests(self.clients, self.clock)
+        self.requests = RelayedRequests(self.clients, self.clock)
         self.remoting = self.open()
         names = NameServers(self.remoting, [namesrv])
         self.brokers = Brokers(self.remoting, names, clock=self.clock, chance=chance, tasks=self.tasks)
@@ -189,7 +189,7 @@ async def test_a_check_reaches_the_producer_and_its_id_ends_the_transaction(rig:
 
 async def test_routes_are_those_of_the_brokers(rig: Rig) -> None:
     async with running_proxy(rig) as proxy:
-        routes = RouteHandlers(proxy.brokers, RouteOptions((("proxy", 8081),)))
+        routes = RoutingHandlers(proxy.brokers, RouteOptions((("proxy", 8081),)))
         answer = await routes.handle_query_route(caller(), QueryRouteRequest(topic={"name": "T"}))
         assert [(one.broker.name, one.broker.id, one.id) for one in answer.message_queues] == [
             ("broker-a", 0, 0),

@@ -23,7 +23,7 @@ from tandemmq.protocol.record import RecordError, decode_record
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
 from tandemmq.protocol.requests.send import CheckTransactionRequest
 from tandemmq.protocol.topic_names import is_retry_topic
-from tandemmq.proxy.clients import Client, Clients
+from tandemmq.proxy.clients import Clients, GrpcClient
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.registration import describe_consumer
 from tandemmq.proxy.rpc import Message
@@ -47,7 +47,7 @@ _OTHER_RESULT: Final = "CR_THROW_EXCEPTION"
 
 
 @dataclass(slots=True)
-class BrokerRequests:
+class RelayedRequests:
     """Serves requests of brokers over the proxy's own connections.
 
     `unanswered_checks` counts checks of transactions that no connected producer could get.
@@ -123,7 +123,7 @@ class BrokerRequests:
         )
         return command.reply(body=encode_body(result))
 
-    def _find(self, group: str, client_id: str) -> Client:
+    def _find(self, group: str, client_id: str) -> GrpcClient:
         client = self.clients.get(client_id)
         if client is None or client.profile is None or client.profile.group != group:
             raise RequestRejected(
@@ -142,7 +142,7 @@ def _is_orderly(settings: Message | None) -> bool:
     return settings is not None and bool(settings.subscription.fifo)
 
 
-def _running_info(client: Client, stack: str) -> bytes:
+def _running_info(client: GrpcClient, stack: str) -> bytes:
     """Returns a ConsumerRunningInfo: this proxy knows no queues of a consumer, because pops have none."""
     assert client.profile is not None
     is_simple = client.profile.role is ClientRole.SIMPLE_CONSUMER

@@ -121,7 +121,7 @@ class CommandStream:
 
 
 @dataclass(eq=False, slots=True)
-class Client:
+class GrpcClient:
     """A client of this proxy.
 
     profile             from its last settings; None before the first
@@ -187,8 +187,8 @@ class Clients:
         self._clock = clock
         self._chance = chance
         self._limits = limits or ClientLimits()
-        self._clients: dict[str, Client] = {}
-        self._producers: dict[str, dict[str, Client]] = {}
+        self._clients: dict[str, GrpcClient] = {}
+        self._producers: dict[str, dict[str, GrpcClient]] = {}
         self._relays: dict[str, _Relay] = {}
         self.on_change: list[Callable[[], None]] = []
         self._on_gone: list[Callable[[str], None]] = []
@@ -198,12 +198,12 @@ class Clients:
     def __len__(self) -> int:
         return len(self._clients)
 
-    def __iter__(self) -> Iterator[Client]:
+    def __iter__(self) -> Iterator[GrpcClient]:
         return iter(list(self._clients.values()))
 
     # Queries.
 
-    def get(self, client_id: str) -> Client | None:
+    def get(self, client_id: str) -> GrpcClient | None:
         return self._clients.get(client_id)
 
     def is_alive(self, client_id: str) -> bool:
@@ -219,7 +219,7 @@ class Clients:
         """The topics for which some client is a producer, sorted."""
         return sorted(self._producers)
 
-    def producer_of(self, topic: str) -> Client | None:
+    def producer_of(self, topic: str) -> GrpcClient | None:
         """Returns a reachable producer of the topic, chosen at random; None without one."""
         found = [client for client in self._producers.get(topic, {}).values() if client.is_reachable]
         return found[self._chance.below(len(found))] if found else None
@@ -243,7 +243,7 @@ class Clients:
             self._list(client)
             self._after_change()
 
-    def refresh(self, client_id: str) -> Client | None:
+    def refresh(self, client_id: str) -> GrpcClient | None:
         """Records a heartbeat. Returns the client if its settings are known."""
         client = self._clients.get(client_id)
         if client is None or client.profile is None:
@@ -305,14 +305,14 @@ class Clients:
 
     # Commands to clients.
 
-    def command(self, client: Client, **command: Any) -> bool:
+    def command(self, client: GrpcClient, **command: Any) -> bool:
         """Sends a command to a client. Returns False, and counts it, if the client cannot get it."""
         stream = client.stream
         is_sent = stream is not None and client.is_reachable and stream.put(**command)
         self.dropped_count += not is_sent
         return is_sent
 
-    async def ask(self, client: Client, name: str, **fields: Any) -> Message:
+    async def ask(self, client: GrpcClient, name: str, **fields: Any) -> Message:
         """Sends the command `name` with a nonce and returns the client's answer to it.
 
         Raises:  Busy when the client does not answer within RELAY_S, or cannot be asked.
@@ -353,7 +353,7 @@ class Clients:
 
     # The table.
 
-    def _find_or_add(self, client_id: str) -> Client:
+    def _find_or_add(self, client_id: str) -> GrpcClient:
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= self._limits.count_max:
@@ -361,15 +361,15 @@ class Clients:
                     Code.TOO_MANY_REQUESTS,
                     f"this proxy has {self._limits.count_max} clients: use another one",
                 )
-            client = Client(client_id, self._clock.monotonic() + self._limits.silence_s)
+            client = GrpcClient(client_id, self._clock.monotonic() + self._limits.silence_s)
             self._clients[client_id] = client
         return client
 
-    def _list(self, client: Client) -> None:
+    def _list(self, client: GrpcClient) -> None:
         for topic in client.produced_topics:
             self._producers.setdefault(topic, {})[client.client_id] = client
 
-    def _unlist(self, client: Client) -> None:
+    def _unlist(self, client: GrpcClient) -> None:
         for topic in client.produced_topics:
             members = self._producers.get(topic, {})
             members.pop(client.client_id, None)

@@ -39,7 +39,7 @@ from tandemmq.protocol.codes import OUR_VERSION, LanguageCode, RequestCode, Resp
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import UnregisterClientRequest
 from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.clients import Client, Clients, version_numbers
+from tandemmq.proxy.clients import Clients, GrpcClient, version_numbers
 from tandemmq.proxy.settings import ClientRole, Profile
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Clock
@@ -139,7 +139,7 @@ def remoting_version(text: str) -> int:
 class BrokerRegistration:
     """Sends the heartbeats. `run` is a task of the proxy.
 
-    `open_connections` makes a further set of connections to brokers, with the routes of `BrokerRequests`.
+    `open_connections` makes a further set of connections to brokers, with the routes of `RelayedRequests`.
     """
 
     def __init__(
@@ -294,7 +294,7 @@ def _leave(
     return Command.request(RequestCode.UNREGISTER_CLIENT, header)
 
 
-def _beat_of(client: Client, body: bytes) -> Command:
+def _beat_of(client: GrpcClient, body: bytes) -> Command:
     """Returns a heartbeat in the name of a client, with its language and version."""
     command = Command.request(RequestCode.HEART_BEAT, body=body)
     command.language = int(LanguageCode[client.language])

@@ -136,7 +136,7 @@ class RouteOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class RouteHandlers:
+class RoutingHandlers:
     """QueryRoute and QueryAssignment."""
 
     brokers: Brokers
@@ -198,7 +198,7 @@ class RouteHandlers:
         return endpoints
 
 
-def methods(handlers: RouteHandlers, admit: Admit) -> list[Method]:
+def methods(handlers: RoutingHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of routes."""
     return [
         unary("QueryRoute", QueryRouteRequest, QueryRouteResponse, admit, handlers.handle_query_route),

@@ -19,7 +19,7 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record_layout import NewRecord, encode_record
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
 from tandemmq.protocol.requests.send import CheckTransactionRequest
-from tandemmq.proxy.broker_requests import BrokerRequests
+from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.clients import Clients, CommandStream, TelemetryCommand
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import ClientRole, Profile, Subscribed
@@ -64,7 +64,7 @@ class Proxy:
         self.clock = ManualClock()
         self.clients = Clients(clock=self.clock, chance=Dice(1))
         self.tasks = TaskScope("proxy")
-        self.requests = BrokerRequests(self.clients, self.clock)
+        self.requests = RelayedRequests(self.clients, self.clock)
 
     def connect(self, client_id: str, profile: Profile, **settings: Any) -> FakeCall:
         call = FakeCall(ends=False)

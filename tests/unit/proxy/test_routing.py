@@ -10,7 +10,7 @@ from tandemmq.errors import TopicNotFound
 from tandemmq.protocol.bodies.route import QueueData
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy import routing
-from tandemmq.proxy.routing import RouteHandlers, RouteOptions, accepted_kinds, permissions_of, scheme_of
+from tandemmq.proxy.routing import RouteOptions, RoutingHandlers, accepted_kinds, permissions_of, scheme_of
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
 from unit.proxy.calls import caller
@@ -21,8 +21,8 @@ ADVERTISED = ("proxy.example", 8081)
 ASKED = {"scheme": enum_number("AddressScheme", "IPv4"), "addresses": [{"host": "127.0.0.1", "port": 9999}]}
 
 
-def handlers(known: KnownBrokers, **options: Any) -> RouteHandlers:
-    return RouteHandlers(known.brokers, RouteOptions((ADVERTISED,), **options))
+def handlers(known: KnownBrokers, **options: Any) -> RoutingHandlers:
+    return RoutingHandlers(known.brokers, RouteOptions((ADVERTISED,), **options))
 
 
 async def ask_route(known: KnownBrokers, endpoints: Any = None, topic: str = "T", **options: Any) -> Any:

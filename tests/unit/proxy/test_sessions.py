@@ -12,7 +12,7 @@ from sim.dice import Dice
 from sim.manual_clock import ManualClock
 from tandemmq.errors import BrokerUnreachable, Busy
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
-from tandemmq.proxy.clients import COMMANDS_MAX, Client, ClientLimits, Clients, TelemetryCommand
+from tandemmq.proxy.clients import COMMANDS_MAX, ClientLimits, Clients, GrpcClient, TelemetryCommand
 from tandemmq.proxy.rpc import Caller, GrpcCall, GrpcFailure, GrpcStatus, Message
 from tandemmq.proxy.sessions import (
     HeartbeatResponse,
@@ -68,7 +68,7 @@ class Proxy:
         (answer,) = call.answers(response)
         return int(answer.status.code)
 
-    def client(self, client_id: str = "c1") -> Client:
+    def client(self, client_id: str = "c1") -> GrpcClient:
         found = self.clients.get(client_id)
         assert found is not None
         return found
