@@ -198,7 +198,7 @@ def merge_settings(
 
 
 def attempts_of(group: SubscriptionGroupConfig) -> int:
-    """Returns the number of deliveries of a message to the group; any number if `retryMaxTimes` is negative."""
+    """Returns the limit of deliveries of a message to the group; a negative `retryMaxTimes` is unlimited."""
     return ATTEMPTS_MAX if group.retry_count_max < 0 else min(group.retry_count_max + 1, ATTEMPTS_MAX)
 
 
