@@ -117,3 +117,23 @@ def test_the_attempts_of_a_group_are_those_of_its_last_pops() -> None:
     assert set(table.attempts_of(("T", "G"))) == {"b"}
     table.clear(second)
     assert not table.attempts_of(("T", "G"))
+
+
+def test_a_renewal_keeps_the_open_messages_of_the_last_pop_invisible() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(4, 5))
+    table.acknowledge(KEY, 4, 1_000)
+    assert table.renew(KEY, 1_000, 2_000)
+    assert table.blocked_until_ms(KEY, None, 1_999) == 2_000
+    assert not table.renew(KEY, 999, 3_000)
+    table.acknowledge(KEY, 5, 1_000)
+    assert not table.renew(KEY, 1_000, 3_000)
+    assert table.blocked_until_ms(KEY, None, 1_000) is None
+
+
+def test_no_two_pops_of_a_queue_have_one_time() -> None:
+    table = OrderTable()
+    assert table.free_time([KEY], 1_000) == 1_000
+    table.put(KEY, popped(4))
+    assert table.free_time([KEY, ("T", "G", 1)], 1_000) == 1_001
+    assert table.free_time([KEY], 1_500) == 1_500

@@ -2,7 +2,7 @@
 
 An ack is answered once it is stored with the same durability as a send: after SUCCESS the message is not
 delivered again. An ack of an ended lease is also answered SUCCESS, as in RocketMQ, although the message is
-being redelivered.
+being redelivered; a strict one gets NO_MESSAGE. A renewal (ours) keeps the handles of a lease valid.
 """
 
 from __future__ import annotations
@@ -57,9 +57,11 @@ class AckHandlers:
         key = (header.topic, header.consumer_group, header.queue_id)
         self._check_place(key, header.offset, is_end_allowed=True)
         if handle.is_ordered:
-            return self._ack_in_order(channel, command, key, header.offset, handle.pop_time_ms)
+            return self._ack_in_order(channel, command, key, header, handle.pop_time_ms)
         lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
         index = None if lease is None else lease.index(header.offset)
+        if header.is_strict and (lease is None or index is None or lease.moved_bits >> index & 1):
+            raise _not_held(header.offset)
         if lease is None or index is None or not lease.is_open(index):
             return command.reply()
         self._count_ack(key)
@@ -90,16 +92,29 @@ class AckHandlers:
         self._check_place(key, header.offset, is_end_allowed=False)
         if handle.is_ordered:
             return self._change_in_order(command, key, header, handle)
+        if header.is_renewal:
+            return self._renew(channel, command, self._lease(key, handle.start_offset, handle.pop_time_ms))
         lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
         index = None if lease is None else lease.index(header.offset)
         if lease is None or index is None or not lease.is_open(index):
-            raise RequestRejected(
-                f"the message at offset {header.offset} is no longer held under this handle: it was"
-                " acknowledged or changed, or its invisible time has passed",
-                code=ResponseCode.NO_MESSAGE,
-            )
+            raise _not_held(header.offset)
         self._replace(channel, command, lease, index, header)
         return None
+
+    def _renew(self, channel: Channel, command: Command, lease: Lease | None) -> None:
+        """Moves the end of a lease, for all messages that are still open under it."""
+        header = command.decode(ChangeInvisibleRequest)
+        if lease is None or lease.is_finished:
+            raise _not_held(header.offset)
+        key = lease.key
+        invisible_ms = self.core.clock.now_ms() + header.invisible_ms - key.pop_time_ms
+        response = ChangeInvisibleResponse(
+            pop_time_ms=key.pop_time_ms,
+            invisible_ms=invisible_ms,
+            revive_queue_id=lease.revive_queue_id,
+        )
+        self.changed_count += 1
+        self.lease_log.renew(lease, invisible_ms, _answer(channel, command, response))
 
     def _replace(
         self, channel: Channel, command: Command, lease: Lease, index: int, header: ChangeInvisibleRequest
@@ -154,14 +169,17 @@ class AckHandlers:
         self._free(key)
 
     def _ack_in_order(
-        self, channel: Channel, command: Command, key: QueueKey, offset: int, pop_time_ms: int
+        self, channel: Channel, command: Command, key: QueueKey, header: AckRequest, pop_time_ms: int
     ) -> Command | None:
+        offset = header.offset
         try:
             next_offset = self.core.tables.orders.acknowledge(key, offset, pop_time_ms)
         except ValueError:
             raise RequestRejected(
                 f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
             ) from None
+        if next_offset is None and header.is_strict:
+            raise _not_held(offset)
         self._count_ack(key)
         position = self.lease_log.position(key)
         if next_offset is None or (position is not None and next_offset <= position):
@@ -175,9 +193,16 @@ class AckHandlers:
         self, command: Command, key: QueueKey, header: ChangeInvisibleRequest, handle: Handle
     ) -> Command:
         visible_at_ms = self.core.clock.now_ms() + header.invisible_ms
-        self.core.tables.orders.set_visible_at(
-            key, header.offset, handle.pop_time_ms, visible_at_ms, is_postponed=header.is_suspended
+        orders, popped_at_ms = self.core.tables.orders, handle.pop_time_ms
+        is_held = (
+            orders.renew(key, popped_at_ms, visible_at_ms)
+            if header.is_renewal
+            else orders.set_visible_at(
+                key, header.offset, popped_at_ms, visible_at_ms, is_postponed=header.is_suspended
+            )
         )
+        if header.is_strict and not is_held:
+            raise _not_held(header.offset)
         self.changed_count += 1
         self.wake_at(key, visible_at_ms)
         response = ChangeInvisibleResponse(
@@ -242,6 +267,14 @@ class _Pending:
         self._count -= 1
         if not self._count:
             self._answer(self._worst)
+
+
+def _not_held(offset: int) -> RequestRejected:
+    return RequestRejected(
+        f"the message at offset {offset} is no longer held under this handle: it was"
+        " acknowledged or changed, or its invisible time has passed",
+        code=ResponseCode.NO_MESSAGE,
+    )
 
 
 def _answer(

@@ -144,6 +144,7 @@ class PopAnswer:
     revive_queue_id: int
     broker_name: str
     tells_retry_topic: bool
+    is_renewable: bool | None = None
     starts: list[str] = field(default_factory=list)
     offsets: list[str] = field(default_factory=list)
     orders: list[str] = field(default_factory=list)
@@ -180,6 +181,7 @@ class PopAnswer:
             start_offset_info=receipts.join_items(self.starts),
             message_offset_info=receipts.join_items(self.offsets),
             order_count_info=receipts.join_items(self.orders) if params.is_ordered else None,
+            is_renewable=self.is_renewable,
         )
 
 
@@ -229,6 +231,7 @@ class PopHandlers:
         admitted = self.admission.admit(channel, header, now_ms)
         params = self._params(header, header.count_max)
         params.invisible_ms, params.init_mode = header.invisible_ms, header.init_mode
+        params.is_renewable = header.is_renewable or None
         pending = PendingPop(channel, command, params, admitted)
         if self._try(pending):
             return None
@@ -317,6 +320,7 @@ class PopHandlers:
         params = pending.params
         keys = [(t.source.topic, params.group, t.source.queue_id, t.start_offset) for t in found.batches]
         answer = self._new_answer(self.lease_log.free_time(keys, now_ms), self.lease_log.next_queue_id())
+        answer.is_renewable = params.is_renewable
         leases = []
         for key, batches in zip(keys, found.batches, strict=True):
             leases.append(
@@ -346,10 +350,12 @@ class PopHandlers:
             done(None)
 
     def _pop_in_order(self, pending: PendingPop, found: Found, now_ms: int) -> None:
-        params = pending.params
+        params, orders = pending.params, self.core.tables.orders
+        keys = [(got.source.topic, params.group, got.source.queue_id) for got in found.batches]
+        now_ms = orders.free_time(keys, now_ms)
         answer = self._new_answer(now_ms, receipts.ORDERED_REVIVE_QUEUE)
-        for batches in found.batches:
-            key = (batches.source.topic, params.group, batches.source.queue_id)
+        answer.is_renewable = params.is_renewable
+        for key, batches in zip(keys, found.batches, strict=True):
             pop = OrderedPop(
                 batches.offsets,
                 pop_time_ms=now_ms,
@@ -357,7 +363,7 @@ class PopHandlers:
                 attempt_id=params.attempt_id,
                 seen_at_ms=now_ms,
             )
-            self.core.tables.orders.put(key, pop)
+            orders.put(key, pop)
             answer.add(batches, params)
             flag, queue_id = batches.source.flag, batches.source.queue_id
             answer.orders += receipts.order_items(flag, queue_id, batches.offsets, pop.counts)

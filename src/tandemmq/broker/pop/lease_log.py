@@ -220,6 +220,8 @@ class LeaseLog:
         known = self.leases.get(lease.key)
         if known is not None:
             self.leases.record_written(known, revive_offset)
+            if not change.is_late and lease.invisible_ms != known.invisible_ms:
+                self.leases.renew(known, lease.invisible_ms)
         elif not lease.is_finished:
             self.leases.add(lease)
             self.leases.record_written(lease, revive_offset)
@@ -367,12 +369,39 @@ class LeaseLog:
             else:
                 self.leases.drop(new)
                 lease.bits &= ~(1 << index)
+                lease.moved_bits &= ~(1 << index)
             on_done(status)
 
         first = self._append(records, settled)
         lease.bits |= 1 << index
+        lease.moved_bits |= 1 << index
         self.leases.add(new)
         self.leases.record_written(new, first)
+        self.on_sooner()
+
+    def renew(self, lease: Lease, invisible_ms: int, on_done: OnDone) -> None:
+        """Moves the end of a lease to `invisible_ms` after its pop, for all messages that are still open; its
+        handles stay valid. The check point is written again with the new time; the last one counts.
+
+        Raises:  RequestRejected; nothing has changed then.
+        """
+        before_ms, before_offset = lease.invisible_ms, lease.revive_offset
+        lease.invisible_ms = invisible_ms
+        try:
+            record = self.records.check_point(lease, moves_position=False, now_ms=self._clock.now_ms())
+        finally:
+            lease.invisible_ms = before_ms
+
+        def settled(status: PutStatus) -> None:
+            if not is_stored(status) and self.leases.get(lease.key) is lease and not lease.is_reviving:
+                self.leases.record_written(lease, before_offset)
+                self.leases.renew(lease, before_ms)
+                self.on_sooner()
+            on_done(status)
+
+        first = self._append([record], settled)
+        self.leases.record_written(lease, first)
+        self.leases.renew(lease, invisible_ms)
         self.on_sooner()
 
     def _append(self, records: Sequence[NewRecord], on_done: OnDone) -> int:

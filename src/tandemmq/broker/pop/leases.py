@@ -57,6 +57,8 @@ class Lease:
     # offset of the lease's check point in its revive queue; -1 until it is written
     revive_offset: int = field(default=-1, init=False)
     is_reviving: bool = field(default=False, init=False)
+    # bit i is set once a change moved offsets[i] to another lease; not stored
+    moved_bits: int = field(default=0, init=False)
 
     def __post_init__(self, grace_ms: int) -> None:
         assert 0 < len(self.offsets) <= MESSAGE_COUNT_MAX, len(self.offsets)
@@ -182,8 +184,13 @@ class Leases:
             self._by_end = [entry for entry in self._by_end if self._is_current(entry)]
             heapify(self._by_end)
 
+    def renew(self, lease: Lease, invisible_ms: int) -> None:
+        """Moves the end of a lease to `invisible_ms` after its pop."""
+        lease.invisible_ms = invisible_ms
+        self.put_back(lease, lease.key.pop_time_ms + invisible_ms)
+
     def put_back(self, lease: Lease, ends_at_ms: int) -> None:
-        """Reschedules a lease that could not be revived: it ends again at `ends_at_ms`."""
+        """Reschedules a lease that could not be revived, or that is renewed: it ends at `ends_at_ms`."""
         lease.is_reviving = False
         lease.ends_at_ms = ends_at_ms
         self._queue_up(lease)

@@ -129,6 +129,25 @@ class OrderTable(StoredTable):
         self._after_change()
         return True
 
+    def renew(self, key: QueueKey, pop_time_ms: int, visible_at_ms: int) -> bool:
+        """Keeps every unacknowledged message of the last pop invisible until `visible_at_ms`. Returns False
+        if the pop is not the last one, or has no such message.
+        """
+        pop = self._pops.get(key)
+        offsets = pop.open_offsets() if pop is not None and pop.pop_time_ms == pop_time_ms else []
+        if pop is None or not offsets:
+            return False
+        pop.visible.update(dict.fromkeys(offsets, visible_at_ms))
+        self._after_change()
+        return True
+
+    def free_time(self, keys: Iterable[QueueKey], now_ms: int) -> int:
+        """Returns the first pop time from `now_ms` on that is later than the last pop of each queue: a handle
+        of an earlier pop must not name a later one.
+        """
+        pops = (self._pops.get(key) for key in keys)
+        return max([now_ms, *(pop.pop_time_ms + 1 for pop in pops if pop is not None)])
+
     def clear(self, key: QueueKey) -> None:
         if key in self._pops:
             self._remove(key)

@@ -271,6 +271,7 @@ class PopParams:
     message_filter: frozenset[int] | SqlFilter | None = None
     is_ordered: bool = False
     attempt_id: str = ""
+    is_renewable: bool | None = None
 
 
 class PoppedBatch(NamedTuple):

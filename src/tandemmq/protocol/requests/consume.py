@@ -261,6 +261,8 @@ class PopRequest(GroupQueueHeader, frozen=True, kw_only=True):
     expression: str | None = field(name="exp", default=None)
     is_ordered: bool | None = field(name="order", default=None)
     attempt_id: str | None = field(name="attemptId", default=None)
+    # Ours: the consumer renews its leases in place if the broker can (`PopResponse.is_renewable`).
+    is_renewable: bool | None = field(name="tandemRenewable", default=None)
 
 
 class PopResponse(Header, frozen=True, kw_only=True):
@@ -273,6 +275,8 @@ class PopResponse(Header, frozen=True, kw_only=True):
     start_offset_info: str | None = field(name="startOffsetInfo", default=None)
     message_offset_info: str | None = field(name="msgOffsetInfo", default=None)
     order_count_info: str | None = field(name="orderCountInfo", default=None)
+    # Ours: True if the leases can be renewed in place (`ChangeInvisibleRequest.is_renewal`).
+    is_renewable: bool | None = field(name="tandemRenewable", default=None)
 
 
 class PeekRequest(GroupQueueHeader, frozen=True, kw_only=True):
@@ -286,6 +290,8 @@ class AckRequest(GroupQueueHeader, frozen=True, kw_only=True):
 
     extra_info: str = field(name="extraInfo")
     offset: Int64
+    # Ours: NO_MESSAGE instead of success for a handle whose lease has ended.
+    is_strict: bool | None = field(name="tandemStrict", default=None)
 
 
 class ChangeInvisibleRequest(AckRequest, frozen=True, kw_only=True):
@@ -294,6 +300,8 @@ class ChangeInvisibleRequest(AckRequest, frozen=True, kw_only=True):
     invisible_ms: Int64 = field(name="invisibleTime")
     is_suspended: bool = field(name="suspend", default=False)
     """5.5: True if the message was not tried, so its next delivery does not count as a retry."""
+    # Ours: moves the end of the whole lease, of all its open messages; their handles stay valid.
+    is_renewal: bool | None = field(name="tandemRenewal", default=None)
 
 
 class ChangeInvisibleResponse(Header, frozen=True, kw_only=True):
