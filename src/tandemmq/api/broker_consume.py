@@ -113,21 +113,41 @@ NOTHING = (ResponseCode.POLLING_TIMEOUT, ResponseCode.PULL_NOT_FOUND, ResponseCo
 """The response codes without a message; POLLING_FULL: the broker already holds too many pops."""
 
 
+class PopOutcome(NamedTuple):
+    """The answer to a pop; without messages when none came in time.
+
+    is_full       the broker already holds too many pops, and did not wait
+    is_renewable  the leases of the messages can be renewed in place
+    """
+
+    messages: list[PoppedMessage]
+    is_full: bool = False
+    is_renewable: bool = False
+
+
 async def pop(
     client: RemotingClient, address: str, broker_name: str, header: headers.PopRequest
 ) -> list[PoppedMessage]:
-    """Returns messages that no other member of the group gets for `invisible_ms`; an empty list when none
-    came in time.
+    """Returns the messages of `pop_outcome`, waiting for the answer as long as a broker may need."""
+    timeout_s = header.poll_ms / 1000 + POP_MARGIN_S
+    return (await pop_outcome(client, address, broker_name, header, timeout_s=timeout_s)).messages
+
+
+async def pop_outcome(
+    client: RemotingClient, address: str, broker_name: str, header: headers.PopRequest, *, timeout_s: float
+) -> PopOutcome:
+    """Returns messages that no other member of the group gets for `invisible_ms`; none when none came in
+    time.
 
     If the answer is lost, its messages are delivered again after `invisible_ms`.
     """
-    timeout_s = header.poll_ms / 1000 + POP_MARGIN_S
     answer = await call_raw(client, address, RequestCode.POP_MESSAGE, header, timeout_s=timeout_s)
     if answer.code in NOTHING:
-        return []
+        return PopOutcome([], is_full=answer.code == ResponseCode.POLLING_FULL)
     if answer.code != ResponseCode.SUCCESS:
         raise rejections.to_error(answer)
-    return read_popped(answer, header.consumer_group, header.topic, broker_name)
+    messages = read_popped(answer, header.consumer_group, header.topic, broker_name)
+    return PopOutcome(messages, is_renewable=bool(answer.decode(headers.PopResponse).is_renewable))
 
 
 def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> list[PoppedMessage]:
@@ -144,6 +164,7 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
     offsets = {
         item[:2]: iter(item[2].split(",")) for item in pop_receipts.split_items(header.message_offset_info)
     }
+    counts = pop_receipts.order_counts(header.order_count_info)
     firsts: dict[tuple[str, ...], int] = {}
     found: list[PoppedMessage] = []
     for record in decode_records(answer.body, check_crc=False):
@@ -167,6 +188,9 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
                     offset,
                 )
             )
+        count = pop_receipts.order_count(counts, key[0], record.queue_id, record.queue_offset)
+        if count:
+            record.retry_count = count  # messages popped in order again are not stored again
         if record.has_good_body:
             found.append(PoppedMessage(record, topic=topic, broker_name=broker_name, handle=text))
     return found
@@ -181,7 +205,9 @@ async def wait_for_message(client: RemotingClient, address: str, header: headers
     return answer.decode(headers.NotificationResponse).has_message
 
 
-def _name_popped(group: str, topic: str, handle_text: str) -> headers.AckRequest:
+def _name_popped(
+    group: str, topic: str, handle_text: str, *, is_strict: bool | None = None
+) -> headers.AckRequest:
     handle = pop_receipts.parse_handle(handle_text)
     return headers.AckRequest(
         consumer_group=group,
@@ -189,30 +215,55 @@ def _name_popped(group: str, topic: str, handle_text: str) -> headers.AckRequest
         queue_id=handle.queue_id,
         extra_info=handle_text,
         offset=handle.offset,
+        is_strict=is_strict,
     )
 
 
 ack = Call(RequestCode.ACK_MESSAGE, _name_popped, done)
-"""Acknowledges the message. Raises RequestRejected for a handle that the broker does not know."""
+"""Acknowledges the message. Raises RequestRejected for an invalid handle; `is_strict`: with NO_MESSAGE also
+for one whose lease has ended (a TandemMQ broker; others report success).
+"""
 
 
-async def change_invisible(
-    client: RemotingClient, address: str, group: str, topic: str, handle_text: str, invisible_ms: int
-) -> str:
-    """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
-    acknowledging it.
-    """
+def _name_change(
+    group: str,
+    topic: str,
+    handle_text: str,
+    invisible_ms: int,
+    *,
+    is_suspended: bool = False,
+    is_renewal: bool | None = None,
+) -> headers.ChangeInvisibleRequest:
     handle = pop_receipts.parse_handle(handle_text)
-    header = headers.ChangeInvisibleRequest(
+    return headers.ChangeInvisibleRequest(
         consumer_group=group,
         topic=pop_receipts.real_topic(handle.flag, group, topic),
         queue_id=handle.queue_id,
         extra_info=handle_text,
         offset=handle.offset,
         invisible_ms=invisible_ms,
+        is_suspended=is_suspended,
+        is_renewal=is_renewal,
+        is_strict=True,
     )
-    answer = await call(client, address, RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
-    new = answer.decode(headers.ChangeInvisibleResponse)
+
+
+change_lease = Call(
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
+    _name_change,
+    lambda answer: answer.decode(headers.ChangeInvisibleResponse),
+)
+"""Ends the message's lease `invisible_ms` from now; returns the parts of the new handle (`changed_handle`).
+
+`is_suspended`: nobody tried the message, so its next delivery does not count. `is_renewal`: all open messages
+of the lease keep their handles, if the broker reported the lease as renewable. Raises RequestRejected with
+NO_MESSAGE for a lease that has ended.
+"""
+
+
+def changed_handle(handle_text: str, new: headers.ChangeInvisibleResponse) -> str:
+    """Returns the handle of a message after a change that was no renewal."""
+    handle = pop_receipts.parse_handle(handle_text)
     return pop_receipts.render_handle(
         handle._replace(
             start_offset=handle.offset,
@@ -221,6 +272,16 @@ async def change_invisible(
             revive_queue_id=new.revive_queue_id,
         )
     )
+
+
+async def change_invisible(
+    client: RemotingClient, address: str, group: str, topic: str, handle_text: str, invisible_ms: int
+) -> str:
+    """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
+    acknowledging it.
+    """
+    new = await change_lease(client, address, group, topic, handle_text, invisible_ms)
+    return changed_handle(handle_text, new)
 
 
 # Offsets: the begin and end of queues, the committed offsets of groups (spec remoting 9.5).

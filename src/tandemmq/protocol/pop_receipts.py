@@ -74,6 +74,21 @@ def order_items(flag: str, queue_id: int, offsets: Sequence[int], counts: dict[i
     return [*items, f"{flag} {queue_id} {lowest}"]
 
 
+def order_counts(text: str | None) -> dict[tuple[str, str], int]:
+    """Returns the counts of orderCountInfo by flag and queue: `0` for the queue, `qo0%7` for its message 7.
+
+    An item of another form is left out: the counts only tell how often a message was tried.
+    """
+    parts = (item.split(" ") for item in (text or "").split(";"))
+    return {(part[0], part[1]): int(part[2]) for part in parts if len(part) == 3 and part[2].isdecimal()}
+
+
+def order_count(counts: dict[tuple[str, str], int], flag: str, queue_id: int, offset: int) -> int:
+    """Returns how often a message was popped in order before; 0 for one that is not in the counts."""
+    of_queue = counts.get((flag, str(queue_id)), 0)
+    return counts.get((flag, f"qo{queue_id}%{offset}"), of_queue)
+
+
 def join_items(items: Sequence[str]) -> str:
     """Returns a list of a pop's answer, which clients split again (spec semantics 14.2)."""
     return ";".join(items)

@@ -323,3 +323,48 @@ def test_a_check_point_tells_that_its_messages_were_not_tried() -> None:
     change = read_change(record)
     assert isinstance(change, NewLease)
     assert change.lease.is_suspended
+
+
+async def test_a_renewed_lease_is_one_check_point_more_with_its_own_handle() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store, log = await open_log(clock, disk, OffsetTable())
+    lease = make(pop_time=clock.now_ms(), invisible=1_000)
+    log.open([lease], lambda _status: None)
+    log.ack(lease, 0, lambda _status: None)
+    await clock.pass_time(0.1)
+    answers: list[PutStatus] = []
+    log.renew(lease, 60_000, answers.append)
+    await clock.pass_time(5)
+    assert [is_stored(status) for status in answers] == [True]
+    assert log.leases.list_ended(clock.now_ms(), 9) == []
+    for _ in range(2):  # as it is, and as it is read back
+        assert (known := log.leases.get(lease.key)) is not None
+        assert (known.invisible_ms, known.open_offsets()) == (60_000, [1, 2])
+        assert known.ends_at_ms == lease.key.pop_time_ms + 60_000
+        log.recover()
+    known = log.leases.get(lease.key)
+    assert known is not None
+    log.renew(known, 6_000, lambda _status: None)  # given back early
+    await clock.pass_time(0.1)
+    log.recover()
+    assert log.leases.next_end_ms() == lease.key.pop_time_ms + 6_000
+    await clock.pass_time(1)
+    assert len(log.leases.list_ended(clock.now_ms(), 9)) == 1
+    await store.close()
+
+
+async def test_a_renewal_that_was_not_stored_changes_nothing() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store, log = await open_log(clock, disk, OffsetTable())
+    lease = make(pop_time=clock.now_ms(), invisible=10_000)
+    log.open([lease], lambda _status: None)
+    await clock.pass_time(0.1)
+    disk.fault = NoRoom()
+    answers: list[PutStatus] = []
+    log.renew(lease, 60_000, answers.append)
+    await clock.pass_time(0.1)
+    assert [is_stored(status) for status in answers] == [False]
+    with pytest.raises(RequestRejected):  # the disk is not tried again at once
+        log.renew(lease, 60_000, answers.append)
+    assert (lease.invisible_ms, log.leases.next_end_ms()) == (10_000, lease.key.pop_time_ms + 10_000)
+    await store.close()
