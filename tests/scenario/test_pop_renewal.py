@@ -8,14 +8,17 @@ from pathlib import Path
 from broker_rig import Peer, copy_as_killed, running_broker
 from pop_rig import Popped, ack, change, pop, pop_all, pop_header
 
+from tandemmq.broker.broker import Broker
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
     ChangeInvisibleResponse,
+    PollingInfoRequest,
     PopResponse,
 )
 from tandemmq.store.options import FlushMode
+from waits import until
 
 
 async def fill(peer: Peer, count: int) -> None:
@@ -145,3 +148,23 @@ async def test_two_ordered_pops_at_one_time_have_handles_of_their_own(peer: Peer
     for _ in range(20):
         earlier, later = await asyncio.gather(pop(peer, "T", **order), pop(peer, "T", **order))
         assert earlier[0].handle != later[0].handle
+
+
+async def test_a_held_pop_can_be_ended_by_its_connection(peer: Peer, broker: Broker) -> None:
+    await fill(peer, 1)
+    assert len(await pop_all(peer, "T", 1)) == 1
+    assert broker._parts is not None
+    polls = broker._parts.pop.polls
+    async with Peer(broker) as other:
+        for owner in (peer, other):  # both name their pop alike
+            waiting = asyncio.create_task(pop(owner, "T", poll_ms=50_000, poll_id="7"))
+            await until(lambda: len(polls) == 1, "the pop is held")
+            unknown = PollingInfoRequest("CG", "T", -1, ended_poll_id="8")
+            assert (await owner.ask(RequestCode.POLLING_INFO, unknown)).code == 0
+            stranger = other if owner is peer else peer
+            named = PollingInfoRequest("CG", "T", -1, ended_poll_id="7")
+            assert (await stranger.ask(RequestCode.POLLING_INFO, named)).code == 0
+            assert len(polls) == 1
+            assert (await owner.ask(RequestCode.POLLING_INFO, named)).code == 0
+            assert await waiting == []
+            assert (len(polls), polls._by_poll_id) == (0, {})

@@ -196,6 +196,12 @@ def read_popped(answer: Command, group: str, topic: str, broker_name: str) -> li
     return found
 
 
+end_poll = Call(RequestCode.POLLING_INFO, headers.PollingInfoRequest, done)
+"""Ends a held pop of this connection by its `poll_id`, which is then answered without messages. Other brokers
+than TandemMQ's ignore it.
+"""
+
+
 async def wait_for_message(client: RemotingClient, address: str, header: headers.NotificationRequest) -> bool:
     """Waits for a message to pop, at most for the header's time; returns True if there is one. No message is
     received.

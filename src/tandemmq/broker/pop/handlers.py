@@ -231,7 +231,7 @@ class PopHandlers:
         admitted = self.admission.admit(channel, header, now_ms)
         params = self._params(header, header.count_max)
         params.invisible_ms, params.init_mode = header.invisible_ms, header.init_mode
-        params.is_renewable = header.is_renewable or None
+        params.is_renewable, params.poll_id = header.is_renewable or None, header.poll_id or ""
         pending = PendingPop(channel, command, params, admitted)
         if self._try(pending):
             return None
@@ -273,6 +273,11 @@ class PopHandlers:
         """Handles POLLING_INFO (200055)."""
         header = command.decode(consume.PollingInfoRequest)
         self.admission.admit(channel, header, self.core.clock.now_ms())
+        ended = self.polls.take(channel, header.ended_poll_id) if header.ended_poll_id else None
+        if ended is not None:
+            pending: PendingPop = ended.request
+            remark = "the client ended the poll"
+            channel.send(self._nothing(pending.command, ResponseCode.POLLING_TIMEOUT, remark))
         count = self.polls.count((header.topic, header.consumer_group), header.queue_id)
         return command.reply(ResponseCode.SUCCESS, consume.PollingInfoResponse(count=count))
 
@@ -457,6 +462,7 @@ class PopHandlers:
             on_wake=on_wake,
             kind=(on_wake, params.is_ordered, params.message_filter),
             attempt_id=params.attempt_id if params.is_ordered else "",
+            poll_id=params.poll_id,
         )
         retries = [topic for topic, _ in self.reader.retry_topics(params.group, params.topic)]
         if self.polls.hold(held, retries):

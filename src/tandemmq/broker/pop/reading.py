@@ -39,7 +39,8 @@ class HeldPop:
     """A held request; with `queue_id` -1 it waits for any queue.
 
     `kind` identifies what the request asks for. Of two requests of one kind, either both find something or
-    neither does, unless their attempts differ. `attempt_id` is empty unless the pop is ordered.
+    neither does, unless their attempts differ. `attempt_id` is empty unless the pop is ordered. `poll_id` is
+    the name of the request on its connection, or empty.
     """
 
     channel: PollChannel
@@ -50,6 +51,7 @@ class HeldPop:
     on_wake: Callable[[HeldPop, bool], bool]
     kind: Hashable = None
     attempt_id: str = ""
+    poll_id: str = ""
     number: int = field(default=0, init=False)
     timer: TimerHandle | None = field(default=None, init=False)
 
@@ -96,6 +98,7 @@ class PopPolls:
         self._number = 0
         self._by_key: dict[PollKey, _Waiting] = {}
         self._by_channel: dict[PollChannel, dict[HeldPop, None]] = {}
+        self._by_poll_id: dict[tuple[PollChannel, str], HeldPop] = {}
         # True: the topic is a retry topic of the key
         self._keys_of_topic: dict[str, dict[PollKey, bool]] = {}
         self._touched: dict[PollKey, set[int]] = {}
@@ -136,6 +139,8 @@ class PopPolls:
             if self.drop_channel not in held.channel.on_close:
                 held.channel.on_close.append(self.drop_channel)
         of_channel[held] = None
+        if held.poll_id:
+            self._by_poll_id[held.channel, held.poll_id] = held
         self._count += 1
         delay_s = max(held.deadline_s - self._clock.monotonic(), 0.0)
         held.timer = self._clock.call_later(delay_s, self._on_deadline, held)
@@ -160,6 +165,13 @@ class PopPolls:
         """Schedules a try of all held requests."""
         for key in self._by_key:
             self.touch(key, ANY)
+
+    def take(self, channel: PollChannel, poll_id: str) -> HeldPop | None:
+        """Removes the request that the connection named so, and returns it; None if it is not held."""
+        held = self._by_poll_id.get((channel, poll_id))
+        if held is not None:
+            self._remove(held)
+        return held
 
     def drop_channel(self, channel: PollChannel) -> None:
         """Drops the requests of a closed connection."""
@@ -236,6 +248,8 @@ class PopPolls:
                 del self._keys_of_topic[topic][held.key]
                 if not self._keys_of_topic[topic]:
                     del self._keys_of_topic[topic]
+        if self._by_poll_id.get((held.channel, held.poll_id)) is held:
+            del self._by_poll_id[held.channel, held.poll_id]
         of_channel = self._by_channel[held.channel]
         del of_channel[held]
         if not of_channel:
@@ -272,6 +286,7 @@ class PopParams:
     is_ordered: bool = False
     attempt_id: str = ""
     is_renewable: bool | None = None
+    poll_id: str = ""
 
 
 class PoppedBatch(NamedTuple):

@@ -263,6 +263,8 @@ class PopRequest(GroupQueueHeader, frozen=True, kw_only=True):
     attempt_id: str | None = field(name="attemptId", default=None)
     # Ours: the consumer renews its leases in place if the broker can (`PopResponse.is_renewable`).
     is_renewable: bool | None = field(name="tandemRenewable", default=None)
+    # Ours: names the request, so that its connection can end it while it is held (`PollingInfoRequest`).
+    poll_id: str | None = field(name="tandemPollId", default=None)
 
 
 class PopResponse(Header, frozen=True, kw_only=True):
@@ -332,6 +334,9 @@ class NotificationResponse(Header, frozen=True, kw_only=True):
 
 class PollingInfoRequest(GroupQueueHeader, frozen=True, kw_only=True):
     """POLLING_INFO (200055)."""
+
+    # Ours: ends the held pop of this connection that has this id.
+    ended_poll_id: str | None = field(name="tandemEndedPollId", default=None)
 
 
 class PollingInfoResponse(Header, frozen=True, kw_only=True):
