@@ -93,7 +93,8 @@ class AckHandlers:
         if handle.is_ordered:
             return self._change_in_order(command, key, header, handle)
         if header.is_renewal:
-            return self._renew(channel, command, self._lease(key, handle.start_offset, handle.pop_time_ms))
+            self._renew(channel, command, self._lease(key, handle.start_offset, handle.pop_time_ms))
+            return None
         lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
         index = None if lease is None else lease.index(header.offset)
         if lease is None or index is None or not lease.is_open(index):
