@@ -261,14 +261,14 @@ change_lease = Call(
 )
 """Ends the message's lease `invisible_ms` from now; returns the parts of the new handle (`changed_handle`).
 
-`is_suspended`: nobody tried the message, so its next delivery does not count. `is_renewal`: all open messages
+`is_suspended`: no consumer tried the message, so its next delivery does not count. `is_renewal`: all open messages
 of the lease keep their handles, if the broker reported the lease as renewable. Raises RequestRejected with
 NO_MESSAGE for a lease that has ended.
 """
 
 
 def changed_handle(handle_text: str, new: headers.ChangeInvisibleResponse) -> str:
-    """Returns the handle of a message after a change that was no renewal."""
+    """Returns the handle of a message after a change without `is_renewal`."""
     handle = pop_receipts.parse_handle(handle_text)
     return pop_receipts.render_handle(
         handle._replace(
