@@ -139,6 +139,10 @@ GRPC_STARTED: Final = "grpc.started"
 PROXY_CHECK_UNANSWERED: Final = "proxy_check.unanswered"
 PROXY_CLIENT_EXPIRED: Final = "proxy_client.expired"
 PROXY_CLIENT_REFUSED: Final = "proxy_client.refused"
+PROXY_DEAD_LETTER_FAILED: Final = "proxy_dead_letter.failed"
+PROXY_HAND_BACK_FAILED: Final = "proxy_hand_back.failed"
+PROXY_RENEWAL_ENDED: Final = "proxy_renewal.ended"
+PROXY_RENEWAL_FULL: Final = "proxy_renewal.full"
 PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
 
 # remoting

@@ -1,0 +1,111 @@
+"""Requests to brokers about messages that a client holds: ack, change, renewal, dead letter.
+
+Every request goes to the broker that the handle names. A handle that the broker no longer knows becomes
+INVALID_RECEIPT_HANDLE, because clients repeat a request for ever that failed in another way.
+
+Source: spec proxy 5.12 to 5.14, spec semantics 14.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from tandemmq.api import broker_consume, broker_send
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.pop_receipts import parse_handle
+from tandemmq.protocol.requests.send import SendBackRequest
+from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.handles import UNKNOWN, Receipt, invalid_handle
+
+T = TypeVar("T")
+
+_NOT_HELD: Final = (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER)
+_TO_DEAD_LETTERS: Final = -1
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseCalls:
+    """The requests of one group about a message of a topic.
+
+    Each raises RpcRefused INVALID_RECEIPT_HANDLE when the message is no longer held under the handle, and
+    the errors of `Brokers.call_master`.
+    """
+
+    brokers: Brokers
+
+    async def ack(self, group: str, topic: str, receipt: Receipt) -> None:
+        """Acknowledges the message."""
+        text, remoting = receipt.broker_text, self.brokers.remoting
+        await self._call(
+            topic,
+            receipt,
+            lambda address, remaining_s: broker_consume.ack.within(
+                remaining_s, remoting, address, group, topic, text, is_strict=True
+            ),
+        )
+
+    async def change(
+        self, group: str, topic: str, receipt: Receipt, invisible_ms: int, *, is_suspended: bool = False
+    ) -> Receipt:
+        """Ends the message's lease `invisible_ms` from now; returns the receipt that is valid from now on.
+
+        `is_suspended`: no consumer has seen the message, so its next delivery does not count.
+        """
+        text, remoting = receipt.broker_text, self.brokers.remoting
+        new = await self._call(
+            topic,
+            receipt,
+            lambda address, remaining_s: broker_consume.change_lease.within(
+                remaining_s, remoting, address, group, topic, text, invisible_ms, is_suspended=is_suspended
+            ),
+        )
+        return Receipt(parse_handle(broker_consume.changed_handle(text, new)), receipt.log_offset)
+
+    async def renew(self, group: str, topic: str, receipt: Receipt, invisible_ms: int) -> None:
+        """Ends the lease of a renewable receipt `invisible_ms` from now, for all its open messages."""
+        text, remoting = receipt.broker_text, self.brokers.remoting
+        await self._call(
+            topic,
+            receipt,
+            lambda address, remaining_s: broker_consume.change_lease.within(
+                remaining_s, remoting, address, group, topic, text, invisible_ms, is_renewal=True
+            ),
+        )
+
+    async def bury(self, group: str, topic: str, receipt: Receipt, message_id: str) -> None:
+        """Stores a copy of the message in the group's dead letter topic, then acknowledges the message."""
+        if receipt.log_offset == UNKNOWN:
+            raise invalid_handle("it has no ninth field, the position of the message in the log")
+        header = SendBackRequest(
+            log_offset=receipt.log_offset,
+            group=group,
+            delay_level=_TO_DEAD_LETTERS,
+            original_message_id=message_id,
+            original_topic=topic,
+            retry_count_max=0,
+            broker_name=receipt.handle.broker_name,
+        )
+        remoting = self.brokers.remoting
+        await self._call(
+            topic,
+            receipt,
+            lambda address, remaining_s: broker_send.send_back.within(remaining_s, remoting, address, header),
+        )
+        await self.ack(group, topic, receipt)
+
+    async def _call(self, topic: str, receipt: Receipt, ask: Callable[[str, float], Awaitable[T]]) -> T:
+        broker_name = receipt.handle.broker_name
+        access = await self.brokers.topic(topic)
+        if broker_name not in access.view.addresses:
+            fresh = await self.brokers.topics.refresh(topic)
+            if fresh is not None and broker_name not in fresh.view.addresses:
+                raise invalid_handle(f"broker {broker_name!r} has no queue of topic {topic}")
+        try:
+            return await self.brokers.call_master(topic, broker_name, ask, timeout_s=CALL_S)
+        except RequestRejected as error:
+            if error.code in _NOT_HELD:
+                raise invalid_handle(error.remark) from None
+            raise

@@ -1,0 +1,244 @@
+"""PullMessage, the offset rpcs (GetOffset, UpdateOffset, QueryOffset), and SyncLiteSubscription.
+
+A pull goes to the master of the queue's broker. It commits nothing, leases nothing, and its messages have no
+receipt handle.
+
+At a bound: above `held_count_max` pulls in progress, TOO_MANY_REQUESTS.
+Source:     spec proxy 5.15, 5.16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Pulled, PullStatus
+from tandemmq.client.consumer.subscription import Subscription
+from tandemmq.protocol.record import Record, decode_records
+from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.outgoing import render_message
+from tandemmq.proxy.receiving import ANSWER_MS, make_subscription, span_ms
+from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, Unary, server_stream, unary
+from tandemmq.proxy.schema import enum_number, message_class
+from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.runtime.ports import Clock
+
+PullMessageRequest = message_class("PullMessageRequest")
+PullMessageResponse = message_class("PullMessageResponse")
+UpdateOffsetResponse = message_class("UpdateOffsetResponse")
+GetOffsetResponse = message_class("GetOffsetResponse")
+QueryOffsetResponse = message_class("QueryOffsetResponse")
+
+_INT32_END: Final = 2**31
+_TIMESTAMP: Final = enum_number("QueryOffsetPolicy", "TIMESTAMP")
+_END: Final = enum_number("QueryOffsetPolicy", "END")
+_BEGINNING: Final = enum_number("QueryOffsetPolicy", "BEGINNING")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PullOptions:
+    """The bounds of pulls."""
+
+    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
+    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
+    held_count_max: int = 20_000
+
+
+class AskedQueue(NamedTuple):
+    """The queue of a request."""
+
+    topic: str
+    broker_name: str
+    queue_id: int
+
+
+def queue_of(message_queue: Message) -> AskedQueue:
+    """Returns the queue of a request.
+
+    Raises:  RpcRefused ILLEGAL_TOPIC, or BAD_REQUEST for a queue without a broker.
+    """
+    queue = AskedQueue(topic_name(message_queue.topic), message_queue.broker.name, message_queue.id)
+    if not queue.broker_name or not 0 <= queue.queue_id < _INT32_END:
+        raise RpcRefused(
+            Code.BAD_REQUEST, f"queue {queue.queue_id} of broker {queue.broker_name!r}: name both"
+        )
+    return queue
+
+
+@dataclass(slots=True, kw_only=True)
+class OffsetHandlers:
+    """Serves pulls and offsets."""
+
+    brokers: Brokers
+    clock: Clock
+    options: PullOptions = field(default_factory=PullOptions)
+    held_count: int = field(default=0, init=False)
+
+    async def handle_pull(self, caller: Caller, request: Message, send: Send) -> None:
+        """Handles PullMessage: a status, the messages, and the offset at which to continue."""
+        group, queue = group_name(request.group), queue_of(request.message_queue)
+        if request.offset < 0:
+            raise RpcRefused(Code.ILLEGAL_OFFSET, f"offset {request.offset} must not be negative")
+        if request.batch_size <= 0:
+            raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
+        subscription = make_subscription(queue.topic, request.filter_expression, self.clock.now_ms())
+        if self.held_count >= self.options.held_count_max:
+            raise RpcRefused(Code.TOO_MANY_REQUESTS, f"this proxy holds {self.held_count} pulls, its most")
+        self.held_count += 1
+        try:
+            pulled = await self._pull(caller, request, group, queue, subscription)
+        finally:
+            self.held_count -= 1
+        records = _wanted(pulled, request.offset, subscription)
+        await send(PullMessageResponse(status=_pull_status(pulled, records)))
+        namespace = request.message_queue.topic.resource_namespace
+        for record in records:
+            fields = render_message(record, topic=queue.topic, namespace=namespace)
+            await send(PullMessageResponse(message=fields))
+        await send(PullMessageResponse(next_offset=pulled.next_offset))
+
+    async def _pull(
+        self, caller: Caller, request: Message, group: str, queue: AskedQueue, subscription: Subscription
+    ) -> Pulled:
+        now_s = self.clock.monotonic()
+        hold_s = min(max(span_ms(request.long_polling_timeout), 0), self.options.poll_ms_max) / 1000
+        if caller.deadline_s is not None:
+            hold_s = max(0.0, min(hold_s, caller.deadline_s - now_s - ANSWER_MS / 1000))
+        count = min(request.batch_size, self.options.batch_size_max)
+
+        def ask(address: str, remaining_s: float) -> Awaitable[Pulled]:
+            hold_ms = max(0, round((now_s + hold_s - self.clock.monotonic()) * 1000))
+            header = PullRequest(
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                queue_offset=request.offset,
+                count_max=count,
+                sys_flag=PULL_SUBSCRIPTION | (PULL_SUSPEND if hold_ms else 0),
+                committed_offset=0,
+                suspend_timeout_ms=hold_ms,
+                subscription_version=subscription.version,
+                subscription=subscription.expression,
+                expression_type=subscription.expression_type,
+                broker_name=queue.broker_name,
+            )
+            return broker_consume.pull(self.brokers.remoting, address, header, timeout_s=remaining_s)
+
+        timeout_s = hold_s + CALL_S
+        return await self.brokers.call_master(queue.topic, queue.broker_name, ask, timeout_s=timeout_s)
+
+    async def handle_update(self, caller: Caller, request: Message) -> Message:
+        """Handles UpdateOffset."""
+        group, queue = group_name(request.group), queue_of(request.message_queue)
+        if request.offset < 0:
+            raise RpcRefused(Code.ILLEGAL_OFFSET, f"offset {request.offset} must not be negative")
+        remoting = self.brokers.remoting
+        await self.brokers.call_master(
+            queue.topic,
+            queue.broker_name,
+            lambda address, remaining_s: broker_consume.commit_offset.within(
+                remaining_s,
+                remoting,
+                address,
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                committed_offset=request.offset,
+                broker_name=queue.broker_name,
+            ),
+        )
+        return UpdateOffsetResponse(status=OK)
+
+    async def handle_get(self, caller: Caller, request: Message) -> Message:
+        """Handles GetOffset: the committed offset of the group."""
+        group, queue = group_name(request.group), queue_of(request.message_queue)
+        remoting = self.brokers.remoting
+        offset = await self.brokers.call_master(
+            queue.topic,
+            queue.broker_name,
+            lambda address, remaining_s: broker_consume.query_committed_offset.within(
+                remaining_s,
+                remoting,
+                address,
+                consumer_group=group,
+                topic=queue.topic,
+                queue_id=queue.queue_id,
+                zero_if_missing=False,
+                broker_name=queue.broker_name,
+            ),
+        )
+        if offset is None:
+            raise RpcRefused(Code.OFFSET_NOT_FOUND, f"group {group} has no offset in {queue}")
+        return GetOffsetResponse(status=OK, offset=offset)
+
+    async def handle_query(self, caller: Caller, request: Message) -> Message:
+        """Handles QueryOffset: the begin, the end, or the first offset stored at a time or later."""
+        queue = queue_of(request.message_queue)
+        policy = request.query_offset_policy
+        if policy == _TIMESTAMP and not request.HasField("timestamp"):
+            raise RpcRefused(Code.BAD_REQUEST, "the policy TIMESTAMP needs a timestamp")
+        if policy not in (_BEGINNING, _END, _TIMESTAMP):
+            raise RpcRefused(Code.BAD_REQUEST, f"unknown policy {policy} of an offset")
+
+        def ask(address: str, remaining_s: float) -> Awaitable[int]:
+            remoting, (topic, broker_name, queue_id) = self.brokers.remoting, queue
+            if policy == _BEGINNING:
+                return broker_consume.query_min_offset.within(
+                    remaining_s, remoting, address, topic, queue_id, broker_name
+                )
+            if policy == _END:
+                return broker_consume.query_max_offset.within(
+                    remaining_s, remoting, address, topic, queue_id, broker_name=broker_name
+                )
+            return broker_consume.search_offset.within(
+                remaining_s, remoting, address, topic, queue_id, span_ms(request.timestamp)
+            )
+
+        offset = await self.brokers.call_master(queue.topic, queue.broker_name, ask)
+        return QueryOffsetResponse(status=OK, offset=offset)
+
+    async def handle_lite(self, caller: Caller, request: Message) -> Message:
+        """Refuses SyncLiteSubscription: brokers have no lite topics."""
+        raise RpcRefused(Code.UNSUPPORTED, "lite topics are not supported: use ordinary topics")
+
+
+def _wanted(pulled: Pulled, offset: int, subscription: Subscription) -> list[Record]:
+    """Returns the messages that match: brokers compare only the hashes of tags."""
+    if pulled.status is not PullStatus.FOUND:
+        return []
+    return [
+        record
+        for record in decode_records(pulled.body)
+        if record.queue_offset >= offset and subscription.matches(record.tags)
+    ]
+
+
+def _pull_status(pulled: Pulled, records: list[Record]) -> dict[str, object]:
+    if records:
+        return OK
+    if pulled.status is PullStatus.OFFSET_MOVED:
+        code, text = Code.ILLEGAL_OFFSET, f"the queue has {pulled.min_offset} to {pulled.max_offset}"
+    else:
+        code, text = Code.MESSAGE_NOT_FOUND, "no message is available"
+    return {"code": int(code), "message": text}
+
+
+def methods(handlers: OffsetHandlers, admit: Admit) -> list[Method]:
+    """Returns the rpcs of this module."""
+
+    def one(name: str, handle: Unary) -> Method:
+        request, response = message_class(f"{name}Request"), message_class(f"{name}Response")
+        return unary(name, request, response, admit, handle)
+
+    return [
+        server_stream("PullMessage", PullMessageRequest, PullMessageResponse, admit, handlers.handle_pull),
+        one("UpdateOffset", handlers.handle_update),
+        one("GetOffset", handlers.handle_get),
+        one("QueryOffset", handlers.handle_query),
+        one("SyncLiteSubscription", handlers.handle_lite),
+    ]

@@ -1,0 +1,420 @@
+"""ReceiveMessage: admits the request, pops at a broker, and streams the messages.
+
+`plan_receive` checks a request and decides what to pop. `ReceiveHandlers` pops, removes messages that the
+client must not get, and writes the answer: the status, the messages, the time of delivery.
+
+Invariants: a message that is not delivered is handed back: it is visible again after a second, and the
+            delivery does not count. That holds for a call that is cancelled at any point, also while the
+            broker holds the pop.
+            Everything about the group comes from its configuration at the brokers, so a proxy serves clients
+            that it has never met.
+At a bound: above `held_count_max` pops in progress, TOO_MANY_REQUESTS. Abandoned ones count until the broker
+            has answered them.
+Source:     spec proxy 5.9, 5.10, rocketmq55 6 (suspend).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import PopOutcome
+from tandemmq.client.consumer.subscription import Subscription, parse_sql, parse_subscription
+from tandemmq.errors import BadRequest, TandemError
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.pop_receipts import parse_handle
+from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, PopRequest
+from tandemmq.proxy.brokers import CALL_S, Brokers, TopicAccess
+from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.handles import Receipt
+from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.outgoing import render_message, timestamp
+from tandemmq.proxy.renewal import LeaseOwner, Renewal
+from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream
+from tandemmq.proxy.schema import enum_number, message_class
+from tandemmq.proxy.settings import attempts_of
+from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.runtime.ports import Clock, Random
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+ReceiveMessageRequest = message_class("ReceiveMessageRequest")
+ReceiveMessageResponse = message_class("ReceiveMessageResponse")
+
+ANSWER_MS: Final = 300
+"""The part of the caller's time that is kept for the answer."""
+REQUEST_MS: Final = 3_000
+"""The request timeout of all clients, part of the deadline of a receive."""
+_SQL: Final = enum_number("FilterType", "SQL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveOptions:
+    """The bounds of receives; times in milliseconds."""
+
+    poll_ms_min: int = 5_000  # grpcClientConsumerMinLongPollingTimeoutMillis
+    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
+    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
+    invisible_ms_min: int = 10_000  # minInvisibleTimeMillsForRecv
+    invisible_ms_max: int = 43_200_000  # maxInvisibleTimeMills
+    renews: bool = True  # enableProxyAutoRenew
+    handed_back_ms: int = 1_000  # invisibleTimeMillisWhenClear
+    held_count_max: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivePlan:
+    """An admitted receive."""
+
+    owner: LeaseOwner
+    namespace: str
+    broker_name: str
+    subscription: Subscription
+    batch_size: int
+    invisible_ms: int
+    poll_ms: int
+    is_renewed: bool
+    is_ordered: bool
+    attempts_max: int
+    attempt_id: str
+
+
+def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscription:
+    """Returns the filter of a request; an empty expression accepts everything.
+
+    Raises:  RpcRefused ILLEGAL_FILTER_EXPRESSION.
+    """
+    parse = parse_sql if expression.type == _SQL else parse_subscription
+    try:
+        return parse(topic, expression.expression, now_ms)
+    except BadRequest as error:
+        raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
+
+
+def span_ms(span: Message) -> int:
+    """Returns the milliseconds of a Duration."""
+    return int(span.seconds) * 1000 + int(span.nanos) // 1_000_000
+
+
+def poll_time_ms(request: Message, remaining_ms: int | None, options: ReceiveOptions) -> int:
+    """Returns the time for which the broker may hold the pop (spec proxy 5.9). `remaining_ms`: the time until
+    the caller's deadline, None without one.
+
+    Raises:  RpcRefused ILLEGAL_POLLING_TIME for a deadline too near for the shortest poll.
+    """
+    if request.HasField("long_polling_timeout"):
+        asked_ms = span_ms(request.long_polling_timeout)
+    else:
+        asked_ms = options.poll_ms_max if remaining_ms is None else remaining_ms - REQUEST_MS // 2
+    poll_ms = min(max(asked_ms, options.poll_ms_min), options.poll_ms_max)
+    if remaining_ms is None:
+        return poll_ms
+    if poll_ms > remaining_ms and remaining_ms < options.poll_ms_min:
+        raise RpcRefused(
+            Code.ILLEGAL_POLLING_TIME,
+            f"the call ends in {remaining_ms} ms; the shortest poll is {options.poll_ms_min} ms",
+        )
+    return min(poll_ms, remaining_ms - ANSWER_MS)
+
+
+def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:
+    """Returns the broker to pop at: the one that the request names, else any readable one with a master.
+
+    Raises:  RpcRefused FORBIDDEN when no broker has a readable queue.
+    """
+    names = sorted({queue.broker_name for queue in access.view.subscribe_queues})
+    if not names:
+        raise RpcRefused(Code.FORBIDDEN, f"no readable queue of topic {access.view.topic}")
+    if asked in names:
+        return asked
+    served = [name for name in names if access.view.master_address(name) is not None] or names
+    return served[chance.below(len(served))]
+
+
+@dataclass(slots=True)
+class _Poll:
+    """A pop in progress: its name at the broker, where it was sent, and if its call is over."""
+
+    poll_id: str
+    address: str = ""
+    is_over: bool = False
+
+
+class _Delivery(NamedTuple):
+    """A message for the client, and the receipt of its lease."""
+
+    message: PoppedMessage
+    receipt: Receipt
+
+
+@dataclass(slots=True, kw_only=True)
+class ReceiveHandlers:
+    """Serves ReceiveMessage."""
+
+    brokers: Brokers
+    calls: LeaseCalls
+    renewal: Renewal
+    clock: Clock
+    chance: Random
+    tasks: TaskScope
+    options: ReceiveOptions = field(default_factory=ReceiveOptions)
+    held_count: int = field(default=0, init=False)
+    _poll_count: int = field(default=0, init=False)
+    _waiters: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
+
+    async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
+        """Handles ReceiveMessage."""
+        plan = await self._plan(caller, request)
+        if self.held_count >= self.options.held_count_max:
+            raise RpcRefused(
+                Code.TOO_MANY_REQUESTS,
+                f"this proxy holds {self.held_count} receives, at most {self.options.held_count_max}",
+            )
+        self._poll_count += 1
+        poll = _Poll(f"{self._poll_count}")
+        pop = self.tasks.start("pop", self._pop(plan, poll))
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.held_count += 1
+        self._waiters[waiter] = None
+        pop.add_done_callback(lambda _: self._end(waiter))
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self.tasks.start("abandon", self._abandon(plan, poll, pop))
+            raise
+        finally:
+            self._waiters.pop(waiter, None)
+        if not pop.done():  # the proxy stops
+            self.tasks.start("abandon", self._abandon(plan, poll, pop))
+            await self._answer(plan, PopOutcome([]), send)
+            return
+        outcome = pop.result()
+        if isinstance(outcome, Exception):
+            raise outcome
+        await self._answer(plan, outcome, send)
+
+    def stop(self) -> None:
+        """Answers all held receives as if no message came; `held_count` is 0 once their pops have ended."""
+        for waiter in list(self._waiters):
+            _resolve(waiter)
+
+    def _end(self, waiter: asyncio.Future[None]) -> None:
+        self.held_count -= 1
+        _resolve(waiter)
+
+    async def _plan(self, caller: Caller, request: Message) -> ReceivePlan:
+        """Checks the request in the order of spec proxy 5.9."""
+        options = self.options
+        group, topic = group_name(request.group), topic_name(request.message_queue.topic)
+        remaining_ms = None
+        if caller.deadline_s is not None:
+            remaining_ms = round((caller.deadline_s - self.clock.monotonic()) * 1000)
+        poll_ms = poll_time_ms(request, remaining_ms, options)
+        is_renewed = request.auto_renew and options.renews
+        invisible_ms = span_ms(request.invisible_duration)
+        if is_renewed:
+            invisible_ms = self.renewal.options.invisible_ms
+        else:
+            check_invisible(invisible_ms, options.invisible_ms_min, options.invisible_ms_max)
+        if request.batch_size <= 0:
+            raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
+        subscription = make_subscription(topic, request.filter_expression, self.clock.now_ms())
+        access = await self.brokers.topic(topic)
+        config = await self.brokers.group(group)
+        return ReceivePlan(
+            owner=LeaseOwner(caller.client_id, group, topic),
+            namespace=request.message_queue.topic.resource_namespace,
+            broker_name=pick_broker(request.message_queue.broker.name, access, self.chance),
+            subscription=subscription,
+            batch_size=min(request.batch_size, options.batch_size_max),
+            invisible_ms=invisible_ms,
+            poll_ms=poll_ms,
+            is_renewed=is_renewed,
+            is_ordered=config.is_orderly,
+            attempts_max=attempts_of(config),
+            attempt_id=request.attempt_id,
+        )
+
+    async def _pop(self, plan: ReceivePlan, poll: _Poll) -> PopOutcome | Exception:
+        """Pops at the master of the broker, which may change meanwhile. Returns an error instead of raising
+        it: an error of a task would end the scope.
+        """
+        until_s = self.clock.monotonic() + plan.poll_ms / 1000
+        _, group, topic = plan.owner
+
+        async def ask(address: str, remaining_s: float) -> PopOutcome:
+            if poll.is_over:
+                return PopOutcome([])
+            poll.address = address
+            header = PopRequest(
+                consumer_group=group,
+                topic=topic,
+                queue_id=ANY_QUEUE,
+                count_max=plan.batch_size,
+                invisible_ms=plan.invisible_ms,
+                poll_ms=max(0, round((until_s - self.clock.monotonic()) * 1000)),
+                init_mode=INIT_MAX,
+                expression_type=plan.subscription.expression_type,
+                expression=plan.subscription.expression,
+                is_ordered=plan.is_ordered,
+                attempt_id=plan.attempt_id or None,
+                is_renewable=plan.is_renewed or None,
+                poll_id=poll.poll_id,
+            )
+            return await broker_consume.pop_outcome(
+                self.brokers.remoting, address, plan.broker_name, header, timeout_s=remaining_s
+            )
+
+        timeout_s = plan.poll_ms / 1000 + CALL_S
+        try:
+            return await self.brokers.call_master(topic, plan.broker_name, ask, timeout_s=timeout_s)
+        except Exception as error:  # noqa: BLE001  # it is raised to the call, whose fault it may be
+            return error
+
+    async def _answer(self, plan: ReceivePlan, outcome: PopOutcome, send: Send) -> None:
+        """Writes the stream; hands back what was not written."""
+        deliveries = self._select(plan, outcome)
+        if plan.is_renewed:
+            self.renewal.watch(plan.owner, [one.receipt for one in deliveries])
+        written = 0
+        try:
+            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))
+            for one in deliveries:
+                await send(ReceiveMessageResponse(message=self._render(plan, one)))
+                written += 1
+            await send(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
+        finally:
+            if written < len(deliveries):
+                self._hand_back(plan, [one.receipt for one in deliveries[written:]])
+
+    def _select(self, plan: ReceivePlan, outcome: PopOutcome) -> list[_Delivery]:
+        """Returns the messages for the client. Others end here: those that only share the hash of a tag are
+        acknowledged, and those tried too often become dead letters.
+        """
+        found: list[_Delivery] = []
+        for message in outcome.messages:
+            receipt = self._receipt(plan, message, is_renewable=outcome.is_renewable)
+            if not plan.subscription.matches(message.tags):
+                self.tasks.start("ack-unwanted", self._ack(plan, receipt))
+            elif message.retry_count >= plan.attempts_max:
+                self.tasks.start("dead-letter", self._bury(plan, message, receipt))
+            else:
+                found.append(_Delivery(message, receipt))
+        return found
+
+    def _receipt(self, plan: ReceivePlan, message: PoppedMessage, *, is_renewable: bool) -> Receipt:
+        life_ms = self.renewal.options.life_ms if plan.is_renewed and is_renewable else 0
+        return Receipt(parse_handle(message.handle), message.record.log_offset, life_ms)
+
+    def _render(self, plan: ReceivePlan, one: _Delivery) -> dict[str, object]:
+        return render_message(
+            one.message.record,
+            topic=plan.owner.topic,
+            namespace=plan.namespace,
+            receipt_handle=one.receipt.text,
+            invisible_ms=plan.invisible_ms,
+        )
+
+    # Ends of messages that are not delivered. Each is a task of the scope: the call may be over.
+
+    def _hand_back(self, plan: ReceivePlan, receipts: Sequence[Receipt]) -> None:
+        for receipt in receipts:
+            self.renewal.forget(receipt.text)
+        self.tasks.start("hand-back", self._change_all(plan, receipts))
+
+    async def _abandon(
+        self, plan: ReceivePlan, poll: _Poll, pop: asyncio.Task[PopOutcome | Exception]
+    ) -> None:
+        """Ends a pop whose call is over. The broker may answer it nevertheless; those messages are handed
+        back.
+        """
+        poll.is_over = True
+        if poll.address and not pop.done():
+            await self._end_poll(plan, poll)
+        await asyncio.wait([pop])
+        if pop.cancelled() or isinstance(outcome := pop.result(), Exception):
+            return
+        receipts = [self._receipt(plan, message, is_renewable=False) for message in outcome.messages]
+        await self._change_all(plan, receipts)
+
+    async def _end_poll(self, plan: ReceivePlan, poll: _Poll) -> None:
+        _, group, topic = plan.owner
+        try:
+            await broker_consume.end_poll.within(
+                CALL_S,
+                self.brokers.remoting,
+                poll.address,
+                consumer_group=group,
+                topic=topic,
+                queue_id=ANY_QUEUE,
+                ended_poll_id=poll.poll_id,
+            )
+        except TandemError as error:  # the pop is answered at the end of its poll time
+            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+
+    async def _change_all(self, plan: ReceivePlan, receipts: Sequence[Receipt]) -> None:
+        await asyncio.gather(*(self._change(plan, receipt) for receipt in receipts))
+
+    async def _change(self, plan: ReceivePlan, receipt: Receipt) -> None:
+        _, group, topic = plan.owner
+        try:
+            await self.calls.change(group, topic, receipt, self.options.handed_back_ms, is_suspended=True)
+        except TandemError as error:  # the message is visible again after its invisible time
+            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+
+    async def _ack(self, plan: ReceivePlan, receipt: Receipt) -> None:
+        _, group, topic = plan.owner
+        try:
+            await self.calls.ack(group, topic, receipt)
+        except TandemError as error:  # it is popped again, and acknowledged then
+            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+
+    async def _bury(self, plan: ReceivePlan, message: PoppedMessage, receipt: Receipt) -> None:
+        _, group, topic = plan.owner
+        try:
+            await self.calls.bury(group, topic, receipt, message.message_id)
+        except TandemError as error:  # it is popped again, and becomes a dead letter then
+            log.warning(events.PROXY_DEAD_LETTER_FAILED, extra=_facts(plan, error))
+
+
+def check_invisible(invisible_ms: int, low_ms: int, high_ms: int) -> None:
+    """Checks an invisible time. Raises RpcRefused ILLEGAL_INVISIBLE_TIME with the texts of Java's proxy."""
+    if invisible_ms < low_ms:
+        fault = "the invisibleTime is too small"
+    elif invisible_ms > high_ms:
+        fault = "the invisibleTime is too large"
+    else:
+        return
+    raise RpcRefused(
+        Code.ILLEGAL_INVISIBLE_TIME, f"{fault}: {invisible_ms} ms, {low_ms} to {high_ms} ms are allowed"
+    )
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _status(outcome: PopOutcome, count: int) -> dict[str, object]:
+    if count:
+        return OK
+    if outcome.is_full:
+        return {"code": int(Code.TOO_MANY_REQUESTS), "message": "the broker holds too many receives"}
+    return {"code": int(Code.MESSAGE_NOT_FOUND), "message": "no message is available"}
+
+
+def _facts(plan: ReceivePlan, error: TandemError) -> dict[str, object]:
+    client_id, group, topic = plan.owner
+    return {"client_id": client_id, "group": group, "topic": topic, "error": str(error)}
+
+
+def methods(handlers: ReceiveHandlers, admit: Admit) -> list[Method]:
+    """Returns the rpc of this module."""
+    receive = handlers.handle_receive
+    return [server_stream("ReceiveMessage", ReceiveMessageRequest, ReceiveMessageResponse, admit, receive)]

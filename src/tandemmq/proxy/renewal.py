@@ -1,0 +1,285 @@
+"""Renewal of the leases of push consumers, for as long as a client works on its messages.
+
+A push consumer names no invisible time: its messages are leased for a short one, and the proxy that delivered
+them renews the lease while the client is alive. Nothing is lost with this table: if its proxy is killed, the
+messages appear again one invisible time after the last renewal, and handles are valid at every proxy.
+
+A renewable lease is renewed in place, one request for all its open messages, and handles stay as they are.
+Other brokers make a new handle for each message; then this table maps the handle of the client to the newest
+one, and only this proxy accepts the old one (decision 027).
+
+Invariants: a message is renewed under one handle at a time; an acknowledgement waits for a renewal that
+            would replace its handle.
+Strategy:   a heap of due times and one task; up to `IN_FLIGHT_MAX` renewals run at once.
+At a bound: above `count_max` messages more ones are not renewed, so their clients have one invisible time.
+Source:     spec proxy 5.12.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import heapq
+import logging
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple, Protocol
+
+from tandemmq.api import broker_consume
+from tandemmq.errors import TandemError
+from tandemmq.proxy.brokers import CALL_S
+from tandemmq.proxy.handles import Receipt, parse_receipt
+from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope, TimedEvent
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+IN_FLIGHT_MAX: Final = 256
+RETRY_S: Final = 1.0
+"""The pause after a renewal that failed."""
+
+
+class Liveness(Protocol):
+    """Knowledge of the clients that are connected to this proxy."""
+
+    def is_alive(self, client_id: str) -> bool: ...
+
+    def on_gone(self, callback: Callable[[str], None]) -> None:
+        """Registers a callback that gets the id of each client that ended or was lost."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RenewalOptions:
+    """The times of renewals, in milliseconds.
+
+    invisible_ms  the invisible time of a delivered message, and of each renewal
+    ahead_ms      a lease is renewed this long before it ends
+    life_ms       no lease is renewed longer than this after its pop
+    released_ms   the invisible time of the messages of a client that is gone
+    """
+
+    invisible_ms: int = 60_000  # defaultInvisibleTimeMills
+    ahead_ms: int = 30_000  # renewAheadTimeMillis
+    life_ms: int = 10_800_000  # renewMaxTimeMillis
+    failures_max: int = 3  # maxRenewRetryTimes
+    released_ms: int = 1_000  # invisibleTimeMillisWhenClear
+    count_max: int = 200_000
+
+
+class LeaseOwner(NamedTuple):
+    """The client, the group and the topic of delivered messages."""
+
+    client_id: str
+    group: str
+    topic: str
+
+
+@dataclass(slots=True, eq=False)
+class _Renewed:
+    """Messages that one request renews: those of a renewable lease, or one other message.
+
+    `receipts` has the newest receipt of each open message, by the handle that the client has.
+    """
+
+    owner: LeaseOwner
+    receipts: dict[str, Receipt]
+    is_in_place: bool
+    until_s: float
+    failure_count: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class Renewal:
+    """The messages that this proxy renews."""
+
+    def __init__(
+        self,
+        calls: LeaseCalls,
+        liveness: Liveness,
+        *,
+        clock: Clock,
+        tasks: TaskScope,
+        options: RenewalOptions | None = None,
+    ) -> None:
+        self.options = options or RenewalOptions()
+        self._calls = calls
+        self._liveness = liveness
+        self._clock = clock
+        self._tasks = tasks
+        self._by_handle: dict[str, _Renewed] = {}
+        self._by_client: dict[str, dict[_Renewed, None]] = {}
+        self._due: list[tuple[float, int, _Renewed]] = []
+        self._number = 0
+        self._in_flight = 0
+        self._wake = TimedEvent(clock)
+        liveness.on_gone(self._on_gone)
+
+    def __len__(self) -> int:
+        """Returns the number of messages that are renewed."""
+        return len(self._by_handle)
+
+    def watch(self, owner: LeaseOwner, receipts: Sequence[Receipt]) -> None:
+        """Renews these delivered messages of one pop until `forget`, or until their client is gone."""
+        if len(self._by_handle) + len(receipts) > self.options.count_max:
+            facts = {"client_id": owner.client_id, "group": owner.group, "count": len(receipts)}
+            log.warning(events.PROXY_RENEWAL_FULL, extra=facts)
+            return
+        now_s = self._clock.monotonic()
+        until_s = now_s + self.options.life_ms / 1000
+        shared: dict[tuple[object, ...], _Renewed] = {}
+        for receipt in receipts:
+            handle = receipt.handle
+            place = (handle.broker_name, handle.flag, handle.queue_id, handle.start_offset)
+            renewed = shared.get(place) if receipt.is_renewable else None
+            if renewed is None:
+                renewed = shared[place] = _Renewed(owner, {}, receipt.is_renewable, until_s)
+                self._by_client.setdefault(owner.client_id, {})[renewed] = None
+                self._schedule(renewed, now_s + self._renewal_s())
+            renewed.receipts[receipt.text] = receipt
+            self._by_handle[receipt.text] = renewed
+
+    @asynccontextmanager
+    async def newest(self, handle_text: str) -> AsyncIterator[Receipt]:
+        """Provides the receipt that is valid for a client's handle. It is not replaced inside the block.
+
+        Raises:  RpcRefused INVALID_RECEIPT_HANDLE for a text that is not a handle.
+        """
+        renewed = self._by_handle.get(handle_text)
+        if renewed is None or renewed.is_in_place:
+            yield parse_receipt(handle_text)
+            return
+        async with renewed.lock:
+            yield renewed.receipts.get(handle_text) or parse_receipt(handle_text)
+
+    def forget(self, handle_text: str) -> None:
+        """Ends the renewal of a message: it is acknowledged, or its client chose an invisible time."""
+        renewed = self._by_handle.pop(handle_text, None)
+        if renewed is not None:
+            renewed.receipts.pop(handle_text, None)
+            if not renewed.receipts:
+                self._drop(renewed)
+
+    async def run(self) -> None:
+        """Renews what is due, until it is cancelled."""
+        while True:
+            self._wake.clear()
+            now_s = self._clock.monotonic()
+            while self._due and self._due[0][0] <= now_s and self._in_flight < IN_FLIGHT_MAX:
+                _, _, renewed = heapq.heappop(self._due)
+                if renewed.receipts:
+                    self._in_flight += 1
+                    self._tasks.start("renew", self._renew_counted(renewed))
+            is_idle = not self._due or self._in_flight >= IN_FLIGHT_MAX
+            await self._wake.wait(None if is_idle else self._due[0][0] - now_s)
+
+    async def _renew_counted(self, renewed: _Renewed) -> None:
+        try:
+            await self._renew(renewed)
+        finally:
+            self._in_flight -= 1
+            self._wake.set()
+
+    async def _renew(self, renewed: _Renewed) -> None:
+        if not renewed.receipts:
+            return
+        owner = renewed.owner
+        now_s = self._clock.monotonic()
+        remaining_ms = round((renewed.until_s - now_s) * 1000)
+        if remaining_ms <= 0:
+            log.warning(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, "it was held too long"))
+            self._drop(renewed)
+            return
+        if not self._liveness.is_alive(owner.client_id) and not await self._is_elsewhere(renewed):
+            await self._release(renewed)
+            return
+        try:
+            async with renewed.lock:
+                if renewed.receipts:
+                    await self._extend(renewed, min(self.options.invisible_ms, remaining_ms))
+        except TandemError as error:
+            renewed.failure_count += 1
+            is_void = isinstance(error, RpcRefused) and error.code == Code.INVALID_RECEIPT_HANDLE
+            if is_void or renewed.failure_count >= self.options.failures_max:
+                if not is_void:  # a void lease is one whose messages were acknowledged at another proxy
+                    log.warning(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, str(error)))
+                self._drop(renewed)
+            else:
+                self._schedule(renewed, self._clock.monotonic() + RETRY_S)
+            return
+        renewed.failure_count = 0
+        self._schedule(renewed, now_s + self._renewal_s())
+
+    async def _extend(self, renewed: _Renewed, invisible_ms: int) -> None:
+        _, group, topic = renewed.owner
+        handle_text, receipt = next(iter(renewed.receipts.items()))
+        if renewed.is_in_place:
+            await self._calls.renew(group, topic, receipt, invisible_ms)
+            return
+        new = await self._calls.change(group, topic, receipt, invisible_ms)
+        renewed.receipts[handle_text] = new
+
+    async def _is_elsewhere(self, renewed: _Renewed) -> bool:
+        """Returns True if the brokers know the client: it is connected to another proxy."""
+        client_id, group, topic = renewed.owner
+        _, receipt = next(iter(renewed.receipts.items()))
+        remoting = self._calls.brokers.remoting
+        try:
+            members = await self._calls.brokers.call_master(
+                topic,
+                receipt.handle.broker_name,
+                lambda address, remaining_s: broker_consume.query_consumer_ids.within(
+                    remaining_s, remoting, address, group
+                ),
+                timeout_s=CALL_S,
+            )
+        except TandemError:
+            return True  # nothing is known; the next renewal asks again
+        return client_id in members
+
+    def _on_gone(self, client_id: str) -> None:
+        for renewed in list(self._by_client.get(client_id, ())):
+            self._tasks.start("release", self._release_if_gone(renewed))
+
+    async def _release_if_gone(self, renewed: _Renewed) -> None:
+        if not renewed.receipts:
+            return
+        if await self._is_elsewhere(renewed):
+            self._schedule(renewed, self._clock.monotonic() + RETRY_S)
+        else:
+            await self._release(renewed)
+
+    async def _release(self, renewed: _Renewed) -> None:
+        """Makes the messages of a client that is gone visible soon."""
+        async with renewed.lock:
+            if not renewed.receipts:
+                return
+            try:
+                await self._extend(renewed, self.options.released_ms)
+            except TandemError as error:
+                log.info(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, str(error)))
+            self._drop(renewed)
+
+    def _facts(self, renewed: _Renewed, reason: str) -> dict[str, object]:
+        client_id, group, topic = renewed.owner
+        count = len(renewed.receipts)
+        return {"client_id": client_id, "group": group, "topic": topic, "count": count, "reason": reason}
+
+    def _drop(self, renewed: _Renewed) -> None:
+        for handle_text in renewed.receipts:
+            self._by_handle.pop(handle_text, None)
+        renewed.receipts.clear()
+        of_client = self._by_client.get(renewed.owner.client_id, {})
+        of_client.pop(renewed, None)
+        if not of_client:
+            self._by_client.pop(renewed.owner.client_id, None)
+
+    def _renewal_s(self) -> float:
+        return max(self.options.invisible_ms - self.options.ahead_ms, 1_000) / 1000
+
+    def _schedule(self, renewed: _Renewed, due_s: float) -> None:
+        self._number += 1
+        heapq.heappush(self._due, (due_s, self._number, renewed))
+        self._wake.set()

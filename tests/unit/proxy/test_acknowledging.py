@@ -1,0 +1,205 @@
+"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue (spec proxy 5.12 to 5.14)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from consume_rig import GROUP, TOPIC, Held, PopBroker, Proxy, handle_of
+
+from sim.manual_clock import ManualClock
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.proxy.acknowledging import (
+    ENTRIES_MAX,
+    AckMessageRequest,
+    ChangeInvisibleDurationRequest,
+    ForwardRequest,
+)
+from tandemmq.proxy.handles import parse_receipt
+from tandemmq.proxy.receiving import ReceiveMessageRequest
+from tandemmq.proxy.statuses import Code, RpcRefused
+
+NAMES: dict[str, Any] = {"group": {"name": GROUP}, "topic": {"name": TOPIC}}
+
+
+def make(*bodies: str, is_tandem: bool = True) -> Proxy:
+    broker = PopBroker(ManualClock(), is_tandem=is_tandem)
+    broker.messages = [Held(body.encode()) for body in bodies]
+    return Proxy(broker)
+
+
+async def receive(proxy: Proxy, **changes: Any) -> list[str]:
+    """Returns the handles of the messages."""
+    asked = ReceiveMessageRequest(
+        group={"name": GROUP},
+        message_queue={"topic": {"name": TOPIC}},
+        batch_size=32,
+        **{"invisible_duration": {"seconds": 30}, **changes},
+    )
+    handles = []
+
+    async def send(answer: Any) -> None:
+        if answer.WhichOneof("content") == "message":
+            handles.append(answer.message.system_properties.receipt_handle)
+
+    await proxy.receiving.handle_receive(proxy.caller(), asked, send)
+    return handles
+
+
+async def ack(proxy: Proxy, *handles: str) -> Any:
+    entries = [{"message_id": str(place), "receipt_handle": text} for place, text in enumerate(handles)]
+    return await proxy.receipts.handle_ack(proxy.caller(), AckMessageRequest(**NAMES, entries=entries))
+
+
+async def change(proxy: Proxy, handle: str, seconds: int, **changes: Any) -> Any:
+    asked = ChangeInvisibleDurationRequest(
+        **NAMES, receipt_handle=handle, invisible_duration={"seconds": seconds}, **changes
+    )
+    return await proxy.receipts.handle_change(proxy.caller(), asked)
+
+
+async def test_each_entry_has_its_own_status_in_the_order_of_the_request() -> None:
+    proxy = make("a", "b")
+    first, second = await receive(proxy)
+    answer = await ack(proxy, first, "nonsense", second)
+    assert answer.status.code == Code.MULTIPLE_RESULTS
+    assert [entry.status.code for entry in answer.entries] == [
+        Code.OK,
+        Code.INVALID_RECEIPT_HANDLE,
+        Code.OK,
+    ]
+    assert [entry.message_id for entry in answer.entries] == ["0", "1", "2"]
+    assert [entry.receipt_handle for entry in answer.entries] == [first, "nonsense", second]
+    assert proxy.broker.visible_in_ms() == [None, None]
+    assert [header.is_strict for header in proxy.broker.asked_of(RequestCode.ACK_MESSAGE)] == [True, True]
+
+
+async def test_entries_of_one_result_share_their_status() -> None:
+    proxy = make("a", "b")
+    assert (await ack(proxy, *await receive(proxy))).status.code == Code.OK
+    assert (await ack(proxy, "x", "y")).status.code == Code.INVALID_RECEIPT_HANDLE
+
+
+@pytest.mark.parametrize("count", [0, ENTRIES_MAX + 1])
+async def test_the_number_of_entries_is_bounded(count: int) -> None:
+    proxy = make()
+    with pytest.raises(RpcRefused) as refused:
+        await ack(proxy, *["x"] * count)
+    assert refused.value.code == Code.BAD_REQUEST
+
+
+async def test_an_expired_handle_is_refused_without_asking_the_broker() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    proxy.broker.clock.advance(30)
+    assert (await ack(proxy, handle)).entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
+    assert (await change(proxy, handle, 10)).status.code == Code.INVALID_RECEIPT_HANDLE
+    assert not proxy.broker.asked_of(RequestCode.ACK_MESSAGE)
+
+
+@pytest.mark.parametrize("auto_renew", [False, True])
+async def test_any_proxy_accepts_the_handle_of_any_other(auto_renew: bool) -> None:
+    """The second proxy never met the client, and the first one is gone."""
+    proxy = make("a", "b", "c")
+    first, second, third = await receive(proxy, auto_renew=auto_renew)
+    other = Proxy(proxy.broker)
+    await proxy.tasks.close()
+    assert (await ack(other, first)).status.code == Code.OK
+    assert (await change(other, second, 10)).status.code == Code.OK
+    asked = ForwardRequest(**NAMES, receipt_handle=third, message_id="key-2")
+    assert (await other.receipts.handle_forward(other.caller(), asked)).status.code == Code.OK
+    assert other.broker.visible_in_ms() == [None, 10_000, None]
+
+
+async def test_a_change_returns_a_new_handle_with_nine_fields() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    answer = await change(proxy, handle, 100)
+    assert answer.status.code == Code.OK
+    new = parse_receipt(answer.receipt_handle)
+    assert (new.log_offset, new.handle.invisible_ms, new.is_renewable) == (1_000, 100_000, False)
+    assert (await ack(proxy, handle)).status.code == Code.INVALID_RECEIPT_HANDLE
+    assert (await ack(proxy, answer.receipt_handle)).status.code == Code.OK
+
+
+async def test_a_message_may_be_put_off_untried() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    await change(proxy, handle, 0, suspend=True)
+    assert (proxy.broker.visible_in_ms(), proxy.broker.messages[0].is_suspended) == ([0], True)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "changes", "code"),
+    [
+        (-1, {}, Code.ILLEGAL_INVISIBLE_TIME),
+        (43_201, {}, Code.ILLEGAL_INVISIBLE_TIME),
+        (10, {"group": {"name": ""}}, Code.ILLEGAL_CONSUMER_GROUP),
+        (10, {"topic": {"name": "Gone"}}, Code.TOPIC_NOT_FOUND),
+    ],
+)
+async def test_a_failed_change_returns_the_handle_that_was_sent(
+    seconds: int, changes: dict[str, Any], code: Code
+) -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    asked = ChangeInvisibleDurationRequest(
+        **{**NAMES, **changes}, receipt_handle=handle, invisible_duration={"seconds": seconds}
+    )
+    answer = await proxy.receipts.handle_change(proxy.caller(), asked)
+    assert (answer.status.code, answer.receipt_handle) == (code, handle)
+
+
+async def test_a_busy_broker_leaves_the_message_to_its_client() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy, auto_renew=True)
+    for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+        proxy.broker.failures[code] = (ResponseCode.SYSTEM_BUSY, "busy")
+    answer = await change(proxy, handle, 10)
+    assert (answer.status.code, answer.receipt_handle) == (Code.TOO_MANY_REQUESTS, handle)
+    assert (await ack(proxy, handle)).status.code == Code.TOO_MANY_REQUESTS
+    assert len(proxy.renewal) == 1, "it is still renewed"
+
+
+async def test_an_acknowledged_message_is_no_longer_renewed() -> None:
+    proxy = make("a", "b", "c")
+    first, second, third = await receive(proxy, auto_renew=True)
+    await ack(proxy, first)
+    await change(proxy, second, 10)
+    assert len(proxy.renewal) == 1
+    await proxy.receipts.handle_forward(
+        proxy.caller(), ForwardRequest(**NAMES, receipt_handle=third, message_id="key-2")
+    )
+    assert len(proxy.renewal) == 0
+
+
+async def test_a_dead_letter_is_copied_and_acknowledged() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    asked = ForwardRequest(**NAMES, receipt_handle=handle, message_id="key-0")
+    assert (await proxy.receipts.handle_forward(proxy.caller(), asked)).status.code == Code.OK
+    [dead] = proxy.broker.dead
+    assert (dead.log_offset, dead.delay_level, dead.group, dead.original_topic) == (1_000, -1, GROUP, TOPIC)
+    assert proxy.broker.messages[0].is_done
+
+
+async def test_a_dead_letter_that_was_not_stored_is_not_acknowledged() -> None:
+    proxy = make("a")
+    [handle] = await receive(proxy)
+    proxy.broker.failures[RequestCode.CONSUMER_SEND_MSG_BACK] = (ResponseCode.SYSTEM_ERROR, "full")
+    with pytest.raises(RequestRejected, match="full"):
+        await proxy.receipts.handle_forward(
+            proxy.caller(), ForwardRequest(**NAMES, receipt_handle=handle, message_id="key-0")
+        )
+    assert not proxy.broker.messages[0].is_done
+    with pytest.raises(RpcRefused, match="ninth"):
+        await proxy.receipts.handle_forward(
+            proxy.caller(), ForwardRequest(**NAMES, receipt_handle=handle.rpartition(" ")[0])
+        )
+
+
+async def test_a_handle_of_another_broker_is_invalid() -> None:
+    proxy = make("a")
+    handle = handle_of(pop_time_ms=proxy.broker.clock.now_ms(), broker="broker-z")
+    assert (await ack(proxy, handle)).status.code == Code.INVALID_RECEIPT_HANDLE

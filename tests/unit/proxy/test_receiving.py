@@ -1,0 +1,327 @@
+"""ReceiveMessage: what is admitted, what is popped, and what becomes of messages that are not delivered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from consume_rig import BROKER, GROUP, TOPIC, Held, PopBroker, Proxy, route
+
+from sim.manual_clock import ManualClock
+from tandemmq.errors import RequestRejected, TopicNotFound
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.proxy.brokers import TopicAccess
+from tandemmq.proxy.handles import parse_receipt
+from tandemmq.proxy.receiving import ReceiveMessageRequest, ReceiveOptions, pick_broker, poll_time_ms
+from tandemmq.proxy.renewal import RenewalOptions
+from tandemmq.proxy.statuses import Code, RpcRefused
+
+
+def request(**changes: Any) -> Any:
+    values: dict[str, Any] = {
+        "group": {"name": GROUP},
+        "message_queue": {"topic": {"name": TOPIC}, "broker": {"name": BROKER}},
+        "batch_size": 32,
+        "invisible_duration": {"seconds": 30},
+        "long_polling_timeout": {"seconds": 20},
+        **changes,
+    }
+    return ReceiveMessageRequest(**{key: value for key, value in values.items() if value is not None})
+
+
+class Answers:
+    """The answers of one call. `stops_at`: the send that never returns, by its number."""
+
+    def __init__(self, stops_at: int | None = None) -> None:
+        self.sent: list[Any] = []
+        self.stops_at = stops_at
+
+    async def send(self, answer: Any) -> None:
+        await asyncio.sleep(0)
+        if self.stops_at == len(self.sent):
+            await asyncio.Event().wait()
+        self.sent.append(answer)
+
+    @property
+    def kinds(self) -> list[str]:
+        return [answer.WhichOneof("content") for answer in self.sent]
+
+    @property
+    def messages(self) -> list[Any]:
+        return [answer.message for answer in self.sent if answer.WhichOneof("content") == "message"]
+
+
+def make(*bodies: str, tags: str = "", **options: Any) -> Proxy:
+    broker = PopBroker(ManualClock(), is_tandem=options.pop("is_tandem", True))
+    broker.messages = [Held(body.encode(), tags) for body in bodies]
+    return Proxy(broker, **options)
+
+
+async def receive(proxy: Proxy, asked: Any, *, remaining_s: float | None = 23.0) -> Answers:
+    answers = Answers()
+    await proxy.receiving.handle_receive(proxy.caller(remaining_s), asked, answers.send)
+    await settle()
+    return answers
+
+
+async def settle() -> None:
+    for _ in range(60):
+        await asyncio.sleep(0)
+
+
+async def test_the_stream_is_a_status_the_messages_and_the_time_of_delivery() -> None:
+    proxy = make("a", "b")
+    answers = await receive(proxy, request())
+    assert answers.kinds == ["status", "message", "message", "delivery_timestamp"]
+    assert answers.sent[0].status.code == Code.OK
+    first = answers.messages[0]
+    assert (first.body, first.topic.name) == (b"a", TOPIC)
+    assert first.system_properties.invisible_duration.seconds == 30
+    receipt = parse_receipt(first.system_properties.receipt_handle)
+    assert (receipt.handle.broker_name, receipt.log_offset, receipt.is_renewable) == (BROKER, 1_000, False)
+    [header] = proxy.broker.asked_of(RequestCode.POP_MESSAGE)
+    assert (header.queue_id, header.init_mode, header.invisible_ms, header.is_renewable) == (
+        -1,
+        1,
+        30_000,
+        None,
+    )
+    assert proxy.receiving.held_count == 0
+
+
+async def test_a_poll_without_messages_is_answered_as_such() -> None:
+    proxy = make()
+    answers = await receive(proxy, request())
+    assert answers.kinds == ["status", "delivery_timestamp"]
+    assert answers.sent[0].status.code == Code.MESSAGE_NOT_FOUND
+    proxy.broker.failures[RequestCode.POP_MESSAGE] = (ResponseCode.POLLING_FULL, "full")
+    answers = await receive(proxy, request())
+    assert answers.sent[0].status.code == Code.TOO_MANY_REQUESTS
+
+
+@pytest.mark.parametrize(
+    ("changes", "code"),
+    [
+        ({"batch_size": 0}, Code.BAD_REQUEST),
+        ({"batch_size": -1}, Code.BAD_REQUEST),
+        ({"invisible_duration": {"seconds": 9}}, Code.ILLEGAL_INVISIBLE_TIME),
+        ({"invisible_duration": {"seconds": 43_201}}, Code.ILLEGAL_INVISIBLE_TIME),
+        ({"invisible_duration": None}, Code.ILLEGAL_INVISIBLE_TIME),
+        ({"filter_expression": {"type": "TAG", "expression": "||"}}, Code.ILLEGAL_FILTER_EXPRESSION),
+        ({"filter_expression": {"type": "SQL", "expression": "a >"}}, Code.ILLEGAL_FILTER_EXPRESSION),
+        ({"group": {"name": "a b"}}, Code.ILLEGAL_CONSUMER_GROUP),
+        ({"message_queue": {"topic": {"name": ""}}}, Code.ILLEGAL_TOPIC),
+    ],
+)
+async def test_a_bad_request_is_refused_before_anything_is_popped(
+    changes: dict[str, Any], code: Code
+) -> None:
+    proxy = make("a")
+    with pytest.raises(RpcRefused) as refused:
+        await receive(proxy, request(**changes))
+    assert refused.value.code == code
+    assert not proxy.broker.asked
+    assert proxy.receiving.held_count == 0
+
+
+async def test_a_topic_without_a_route_and_a_refusing_broker_are_reported() -> None:
+    proxy = make()
+    with pytest.raises(TopicNotFound):
+        await receive(proxy, request(message_queue={"topic": {"name": "Gone"}}))
+    proxy.broker.failures[RequestCode.POP_MESSAGE] = (ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST, "no group")
+    with pytest.raises(RequestRejected, match="no group"):
+        await receive(proxy, request())
+    assert not proxy.tasks.is_closed
+
+
+@pytest.mark.parametrize(
+    ("await_s", "remaining_s", "expected"),
+    [
+        (20, 23, 20_000),
+        (10, 13, 10_000),
+        (0, 10, 5_000),  # never less than the shortest poll
+        (60, 63, 20_000),
+        (20, 10, 9_700),  # the remaining time, less what the answer needs
+        (5, 5, 4_700),
+        (None, 23, 20_000),
+        (None, 9, 7_500),
+        (7, None, 7_000),
+        (None, None, 20_000),
+        (0, 4.9, None),
+        (20, -1, None),
+    ],
+)
+def test_the_poll_time_follows_from_the_request_and_its_deadline(
+    await_s: int | None, remaining_s: float | None, expected: int | None
+) -> None:
+    asked = request(long_polling_timeout=None if await_s is None else {"seconds": await_s})
+    remaining_ms = None if remaining_s is None else round(remaining_s * 1000)
+    if expected is None:
+        with pytest.raises(RpcRefused) as refused:
+            poll_time_ms(asked, remaining_ms, ReceiveOptions())
+        assert refused.value.code == Code.ILLEGAL_POLLING_TIME
+    else:
+        assert poll_time_ms(asked, remaining_ms, ReceiveOptions()) == expected
+
+
+async def test_the_settings_of_the_group_come_from_the_brokers() -> None:
+    proxy = make("a")
+    proxy.brokers.group_config = SubscriptionGroupConfig(name=GROUP, is_orderly=True)
+    await receive(proxy, request(attempt_id="try-1", batch_size=100_000))
+    [header] = proxy.broker.asked_of(RequestCode.POP_MESSAGE)
+    assert (header.is_ordered, header.attempt_id, header.count_max) == (True, "try-1", 32)
+
+
+async def test_a_message_tried_too_often_becomes_a_dead_letter() -> None:
+    proxy = make("a", "b")
+    proxy.brokers.group_config = SubscriptionGroupConfig(name=GROUP, retry_count_max=2)
+    proxy.broker.messages[0].retry_count = 3
+    answers = await receive(proxy, request())
+    assert [message.body for message in answers.messages] == [b"b"]
+    [dead] = proxy.broker.dead
+    assert (dead.log_offset, dead.delay_level, dead.original_message_id) == (1_000, -1, "key-0")
+    assert proxy.broker.messages[0].is_done
+    assert not proxy.broker.messages[1].is_done
+    proxy.brokers.group_config = SubscriptionGroupConfig(name=GROUP, retry_count_max=-1)
+    proxy.broker.messages = [Held(b"c", retry_count=1_000)]
+    assert len((await receive(proxy, request())).messages) == 1
+
+
+async def test_a_message_whose_tag_only_has_the_same_hash_is_acknowledged_silently() -> None:
+    proxy = make("a", tags="BB")
+    answers = await receive(proxy, request(filter_expression={"type": "TAG", "expression": "Aa"}))
+    assert answers.sent[0].status.code == Code.MESSAGE_NOT_FOUND
+    assert proxy.broker.messages[0].is_done
+
+
+async def test_a_push_consumer_gets_a_handle_that_lives_as_long_as_its_renewals() -> None:
+    proxy = make("a", renewal_options=RenewalOptions(invisible_ms=40_000, life_ms=90_000))
+    answers = await receive(proxy, request(auto_renew=True, invisible_duration=None))
+    [message] = answers.messages
+    receipt = parse_receipt(message.system_properties.receipt_handle)
+    assert (receipt.handle.invisible_ms, receipt.life_ms) == (40_000, 90_000)
+    assert len(proxy.renewal) == 1
+
+
+async def test_at_a_broker_without_renewals_in_place_the_handle_says_when_it_ends() -> None:
+    proxy = make("a", is_tandem=False)
+    [message] = (await receive(proxy, request(auto_renew=True))).messages
+    assert not parse_receipt(message.system_properties.receipt_handle).is_renewable
+    assert len(proxy.renewal) == 1
+
+
+CANCELLED_AT = range(40)
+
+
+@pytest.mark.parametrize("turns", CANCELLED_AT)
+@pytest.mark.parametrize("auto_renew", [False, True])
+async def test_a_receive_that_is_cancelled_at_any_point_hides_no_message(
+    turns: int, auto_renew: bool
+) -> None:
+    """The call is cancelled after a number of turns of the loop. What was not written is visible in a second,
+    and did not count as a try; what was written stays leased.
+    """
+    proxy = make("a", "b", "c")
+    answers = Answers()
+    call = asyncio.ensure_future(
+        proxy.receiving.handle_receive(proxy.caller(), request(auto_renew=auto_renew), answers.send)
+    )
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    is_over = call.done()
+    call.cancel()
+    await settle()
+    assert call.done()
+    written = len(answers.messages)
+    assert is_over is (answers.kinds[-1:] == ["delivery_timestamp"])
+    for place, (message, visible_in_ms) in enumerate(
+        zip(proxy.broker.messages, proxy.broker.visible_in_ms(), strict=True)
+    ):
+        if place < written:
+            assert visible_in_ms == (60_000 if auto_renew else 30_000)
+        else:
+            assert visible_in_ms is not None
+            assert visible_in_ms <= 1_000
+            assert message.is_suspended or message.pop_time_ms == 0
+    assert proxy.receiving.held_count == 0
+    assert len(proxy.renewal) == (written if auto_renew else 0)
+    assert not proxy.tasks
+    assert not proxy.tasks.is_closed
+
+
+def test_the_cancellations_reach_every_point() -> None:
+    """The last cancellation of the test before comes when the call is over."""
+
+    async def count() -> int:
+        proxy, answers = make("a", "b", "c"), Answers()
+        call = asyncio.ensure_future(proxy.receiving.handle_receive(proxy.caller(), request(), answers.send))
+        turns = 0
+        while not call.done():
+            await asyncio.sleep(0)
+            turns += 1
+        return turns
+
+    assert 10 < asyncio.run(count()) < len(CANCELLED_AT)
+
+
+async def test_a_pop_that_the_broker_answers_after_the_call_is_handed_back() -> None:
+    proxy = make("a", "b")
+    proxy.broker.gate = asyncio.Event()
+    call = asyncio.ensure_future(proxy.receiving.handle_receive(proxy.caller(), request(), Answers().send))
+    await settle()
+    call.cancel()
+    await settle()
+    assert proxy.receiving.held_count == 1, "the broker still holds it"
+    proxy.broker.gate.set()
+    await settle()
+    assert proxy.receiving.held_count == 0
+    assert proxy.broker.visible_in_ms() == [1_000, 1_000]
+    proxy.broker.clock.advance(1)
+    answers = await receive(proxy, request())
+    assert [message.system_properties.delivery_attempt for message in answers.messages] == [1, 1]
+
+
+async def test_a_failed_write_hands_back_what_was_not_written() -> None:
+    proxy = make("a", "b", "c")
+
+    async def send(answer: Any) -> None:
+        if answer.WhichOneof("content") == "message" and answer.message.body == b"b":
+            raise ConnectionError("the client is gone")
+
+    with pytest.raises(ConnectionError):
+        await proxy.receiving.handle_receive(proxy.caller(), request(), send)
+    await settle()
+    assert proxy.broker.visible_in_ms() == [30_000, 1_000, 1_000]
+
+
+async def test_too_many_held_receives_are_refused_and_stopping_answers_them() -> None:
+    proxy = make("a", receive_options=ReceiveOptions(held_count_max=1))
+    proxy.broker.gate = asyncio.Event()
+    answers = Answers()
+    call = asyncio.ensure_future(proxy.receiving.handle_receive(proxy.caller(), request(), answers.send))
+    await settle()
+    with pytest.raises(RpcRefused) as refused:
+        await receive(proxy, request())
+    assert refused.value.code == Code.TOO_MANY_REQUESTS
+    proxy.receiving.stop()
+    await call
+    assert answers.sent[0].status.code == Code.MESSAGE_NOT_FOUND
+    proxy.broker.gate.set()
+    await settle()
+    assert (proxy.receiving.held_count, proxy.broker.visible_in_ms()) == (0, [1_000])
+
+
+def test_any_readable_broker_serves_a_request_for_an_unknown_one() -> None:
+    class Second:
+        def below(self, end: int) -> int:
+            return end - 1
+
+    access = TopicAccess(TOPIC, route("a", "b"))
+    chance: Any = Second()
+    assert pick_broker("a", access, chance) == "a"
+    assert pick_broker("", access, chance) == pick_broker("x", access, chance) == "b"
+    with pytest.raises(RpcRefused) as refused:
+        pick_broker("a", TopicAccess(TOPIC, route()), chance)
+    assert refused.value.code == Code.FORBIDDEN
