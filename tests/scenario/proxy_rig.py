@@ -11,7 +11,8 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy.acknowledging import AckMessageRequest, ChangeInvisibleDurationRequest, ReceiptHandlers
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receiving import ReceiveHandlers, ReceiveMessageRequest, ReceiveOptions
+from tandemmq.proxy.receive_plan import ReceiveOptions
+from tandemmq.proxy.receiving import ReceiveHandlers, ReceiveMessageRequest
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
 from tandemmq.remoting.client import RemotingClient

@@ -261,9 +261,9 @@ change_lease = Call(
 )
 """Ends the message's lease `invisible_ms` from now; returns the parts of the new handle (`changed_handle`).
 
-`is_suspended`: no consumer tried the message, so its next delivery does not count. `is_renewal`: all open messages
-of the lease keep their handles, if the broker reported the lease as renewable. Raises RequestRejected with
-NO_MESSAGE for a lease that has ended.
+`is_suspended`: no consumer tried the message, so its next delivery does not count. `is_renewal`: all open
+messages of the lease keep their handles, if the broker reported the lease as renewable. Raises
+RequestRejected with NO_MESSAGE for a lease that has ended.
 """
 
 

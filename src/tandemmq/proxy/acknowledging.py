@@ -15,7 +15,7 @@ from typing import Final
 from tandemmq.errors import TandemError
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receiving import check_invisible, span_ms
+from tandemmq.proxy.receive_plan import check_invisible, span_ms
 from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, failed_status, unary
 from tandemmq.proxy.schema import message_class

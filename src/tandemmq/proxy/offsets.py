@@ -22,7 +22,7 @@ from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.outgoing import render_message
-from tandemmq.proxy.receiving import ANSWER_MS, make_subscription, span_ms
+from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription, span_ms
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, Unary, server_stream, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -71,7 +71,7 @@ def queue_of(message_queue: Message) -> AskedQueue:
 
 
 @dataclass(slots=True, kw_only=True)
-class OffsetHandlers:
+class PullConsumerHandlers:
     """Serves pulls and offsets."""
 
     brokers: Brokers
@@ -228,7 +228,7 @@ def _pull_status(pulled: Pulled, records: list[Record]) -> dict[str, object]:
     return {"code": int(code), "message": text}
 
 
-def methods(handlers: OffsetHandlers, admit: Admit) -> list[Method]:
+def methods(handlers: PullConsumerHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of this module."""
 
     def one(name: str, handle: Unary) -> Method:

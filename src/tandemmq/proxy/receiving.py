@@ -1,7 +1,7 @@
-"""ReceiveMessage: admits the request, pops at a broker, and streams the messages.
+"""ReceiveMessage: pops at a broker, and streams the messages.
 
-`plan_receive` checks a request and decides what to pop. `ReceiveHandlers` pops, removes messages that the
-client must not get, and writes the answer: the status, the messages, the time of delivery.
+`receive_plan` checks a request. `ReceiveHandlers` pops, removes messages that the client must not get, and
+writes the answer: the status, the messages, the time of delivery.
 
 Invariants: a message that is not delivered is handed back: it is visible again after a second, and the
             delivery does not count. That holds for a call that is cancelled at any point, also while the
@@ -10,7 +10,7 @@ Invariants: a message that is not delivered is handed back: it is visible again 
             that it has never met.
 At a bound: above `held_count_max` pops in progress, TOO_MANY_REQUESTS. Abandoned ones count until the broker
             has answered them.
-Source:     spec proxy 5.9, 5.10, rocketmq55 6 (suspend).
+Source:     spec proxy 5.10.
 """
 
 from __future__ import annotations
@@ -19,23 +19,31 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple
+from typing import NamedTuple
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import PopOutcome
-from tandemmq.client.consumer.subscription import Subscription, parse_sql, parse_subscription
-from tandemmq.errors import BadRequest, TandemError
+from tandemmq.errors import TandemError
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, PopRequest
-from tandemmq.proxy.brokers import CALL_S, Brokers, TopicAccess
+from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.handles import Receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.outgoing import render_message, timestamp
+from tandemmq.proxy.receive_plan import (
+    ReceiveOptions,
+    ReceivePlan,
+    check_invisible,
+    make_subscription,
+    pick_broker,
+    poll_time_ms,
+    span_ms,
+)
 from tandemmq.proxy.renewal import LeaseOwner, Renewal
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream
-from tandemmq.proxy.schema import enum_number, message_class
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import attempts_of
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Clock, Random
@@ -46,95 +54,6 @@ log = logging.getLogger(__name__)
 
 ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 ReceiveMessageResponse = message_class("ReceiveMessageResponse")
-
-ANSWER_MS: Final = 300
-"""The part of the caller's time that is kept for the answer."""
-REQUEST_MS: Final = 3_000
-"""The request timeout of all clients, part of the deadline of a receive."""
-_SQL: Final = enum_number("FilterType", "SQL")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveOptions:
-    """The bounds of receives; times in milliseconds."""
-
-    poll_ms_min: int = 5_000  # grpcClientConsumerMinLongPollingTimeoutMillis
-    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
-    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
-    invisible_ms_min: int = 10_000  # minInvisibleTimeMillsForRecv
-    invisible_ms_max: int = 43_200_000  # maxInvisibleTimeMills
-    renews: bool = True  # enableProxyAutoRenew
-    handed_back_ms: int = 1_000  # invisibleTimeMillisWhenClear
-    held_count_max: int = 20_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceivePlan:
-    """An admitted receive."""
-
-    owner: LeaseOwner
-    namespace: str
-    broker_name: str
-    subscription: Subscription
-    batch_size: int
-    invisible_ms: int
-    poll_ms: int
-    is_renewed: bool
-    is_ordered: bool
-    attempts_max: int
-    attempt_id: str
-
-
-def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscription:
-    """Returns the filter of a request; an empty expression accepts everything.
-
-    Raises:  RpcRefused ILLEGAL_FILTER_EXPRESSION.
-    """
-    parse = parse_sql if expression.type == _SQL else parse_subscription
-    try:
-        return parse(topic, expression.expression, now_ms)
-    except BadRequest as error:
-        raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
-
-
-def span_ms(span: Message) -> int:
-    """Returns the milliseconds of a Duration."""
-    return int(span.seconds) * 1000 + int(span.nanos) // 1_000_000
-
-
-def poll_time_ms(request: Message, remaining_ms: int | None, options: ReceiveOptions) -> int:
-    """Returns the time for which the broker may hold the pop (spec proxy 5.9). `remaining_ms`: the time until
-    the caller's deadline, None without one.
-
-    Raises:  RpcRefused ILLEGAL_POLLING_TIME for a deadline too near for the shortest poll.
-    """
-    if request.HasField("long_polling_timeout"):
-        asked_ms = span_ms(request.long_polling_timeout)
-    else:
-        asked_ms = options.poll_ms_max if remaining_ms is None else remaining_ms - REQUEST_MS // 2
-    poll_ms = min(max(asked_ms, options.poll_ms_min), options.poll_ms_max)
-    if remaining_ms is None:
-        return poll_ms
-    if poll_ms > remaining_ms and remaining_ms < options.poll_ms_min:
-        raise RpcRefused(
-            Code.ILLEGAL_POLLING_TIME,
-            f"the call ends in {remaining_ms} ms; the shortest poll is {options.poll_ms_min} ms",
-        )
-    return min(poll_ms, remaining_ms - ANSWER_MS)
-
-
-def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:
-    """Returns the broker to pop at: the one that the request names, else any readable one with a master.
-
-    Raises:  RpcRefused FORBIDDEN when no broker has a readable queue.
-    """
-    names = sorted({queue.broker_name for queue in access.view.subscribe_queues})
-    if not names:
-        raise RpcRefused(Code.FORBIDDEN, f"no readable queue of topic {access.view.topic}")
-    if asked in names:
-        return asked
-    served = [name for name in names if access.view.master_address(name) is not None] or names
-    return served[chance.below(len(served))]
 
 
 @dataclass(slots=True)
@@ -381,19 +300,6 @@ class ReceiveHandlers:
             await self.calls.bury(group, topic, receipt, message.message_id)
         except TandemError as error:  # it is popped again, and becomes a dead letter then
             log.warning(events.PROXY_DEAD_LETTER_FAILED, extra=_facts(plan, error))
-
-
-def check_invisible(invisible_ms: int, low_ms: int, high_ms: int) -> None:
-    """Checks an invisible time. Raises RpcRefused ILLEGAL_INVISIBLE_TIME with the texts of Java's proxy."""
-    if invisible_ms < low_ms:
-        fault = "the invisibleTime is too small"
-    elif invisible_ms > high_ms:
-        fault = "the invisibleTime is too large"
-    else:
-        return
-    raise RpcRefused(
-        Code.ILLEGAL_INVISIBLE_TIME, f"{fault}: {invisible_ms} ms, {low_ms} to {high_ms} ms are allowed"
-    )
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:

@@ -23,7 +23,8 @@ from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.acknowledging import ReceiptHandlers
 from tandemmq.proxy.brokers import Brokers, TopicAccess
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receiving import ReceiveHandlers, ReceiveOptions
+from tandemmq.proxy.receive_plan import ReceiveOptions
+from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
 from tandemmq.runtime.tasks import TaskScope

@@ -13,7 +13,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import consume as headers
 from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.offsets import OffsetHandlers, PullMessageRequest, PullOptions
+from tandemmq.proxy.offsets import PullConsumerHandlers, PullMessageRequest, PullOptions
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 
@@ -49,14 +49,14 @@ class PullBroker(PopBroker):
         return command.reply(code, response, body=b"".join(records) if code == 0 else b"")
 
 
-def make(*bodies: str, **options: Any) -> tuple[PullBroker, OffsetHandlers]:
+def make(*bodies: str, **options: Any) -> tuple[PullBroker, PullConsumerHandlers]:
     broker = PullBroker()
     broker.messages = [Held(body.encode(), "t") for body in bodies]
     brokers = cast(Brokers, OneBroker(broker, broker.clock))
-    return broker, OffsetHandlers(brokers=brokers, clock=broker.clock, options=PullOptions(**options))
+    return broker, PullConsumerHandlers(brokers=brokers, clock=broker.clock, options=PullOptions(**options))
 
 
-async def pull(handlers: OffsetHandlers, **changes: Any) -> list[Any]:
+async def pull(handlers: PullConsumerHandlers, **changes: Any) -> list[Any]:
     caller = Proxy(cast(PullBroker, handlers.brokers.remoting)).caller(changes.pop("remaining_s", 23.0))
     asked = PullMessageRequest(
         **{
@@ -136,7 +136,7 @@ async def test_pulls_are_bounded() -> None:
     assert refused.value.code == Code.TOO_MANY_REQUESTS
 
 
-async def ask(handlers: OffsetHandlers, name: str, **fields: Any) -> Any:
+async def ask(handlers: PullConsumerHandlers, name: str, **fields: Any) -> Any:
     handle = {
         "UpdateOffset": handlers.handle_update,
         "GetOffset": handlers.handle_get,

@@ -6,15 +6,15 @@ import asyncio
 from typing import Any
 
 import pytest
-from consume_rig import BROKER, GROUP, TOPIC, Held, PopBroker, Proxy, route
+from consume_rig import BROKER, GROUP, TOPIC, Held, PopBroker, Proxy
 
 from sim.manual_clock import ManualClock
 from tandemmq.errors import RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.proxy.brokers import TopicAccess
 from tandemmq.proxy.handles import parse_receipt
-from tandemmq.proxy.receiving import ReceiveMessageRequest, ReceiveOptions, pick_broker, poll_time_ms
+from tandemmq.proxy.receive_plan import ReceiveOptions
+from tandemmq.proxy.receiving import ReceiveMessageRequest
 from tandemmq.proxy.renewal import RenewalOptions
 from tandemmq.proxy.statuses import Code, RpcRefused
 
@@ -134,36 +134,6 @@ async def test_a_topic_without_a_route_and_a_refusing_broker_are_reported() -> N
     with pytest.raises(RequestRejected, match="no group"):
         await receive(proxy, request())
     assert not proxy.tasks.is_closed
-
-
-@pytest.mark.parametrize(
-    ("await_s", "remaining_s", "expected"),
-    [
-        (20, 23, 20_000),
-        (10, 13, 10_000),
-        (0, 10, 5_000),  # never less than the shortest poll
-        (60, 63, 20_000),
-        (20, 10, 9_700),  # the remaining time, less what the answer needs
-        (5, 5, 4_700),
-        (None, 23, 20_000),
-        (None, 9, 7_500),
-        (7, None, 7_000),
-        (None, None, 20_000),
-        (0, 4.9, None),
-        (20, -1, None),
-    ],
-)
-def test_the_poll_time_follows_from_the_request_and_its_deadline(
-    await_s: int | None, remaining_s: float | None, expected: int | None
-) -> None:
-    asked = request(long_polling_timeout=None if await_s is None else {"seconds": await_s})
-    remaining_ms = None if remaining_s is None else round(remaining_s * 1000)
-    if expected is None:
-        with pytest.raises(RpcRefused) as refused:
-            poll_time_ms(asked, remaining_ms, ReceiveOptions())
-        assert refused.value.code == Code.ILLEGAL_POLLING_TIME
-    else:
-        assert poll_time_ms(asked, remaining_ms, ReceiveOptions()) == expected
 
 
 async def test_the_settings_of_the_group_come_from_the_brokers() -> None:
@@ -311,17 +281,3 @@ async def test_too_many_held_receives_are_refused_and_stopping_answers_them() ->
     proxy.broker.gate.set()
     await settle()
     assert (proxy.receiving.held_count, proxy.broker.visible_in_ms()) == (0, [1_000])
-
-
-def test_any_readable_broker_serves_a_request_for_an_unknown_one() -> None:
-    class Second:
-        def below(self, end: int) -> int:
-            return end - 1
-
-    access = TopicAccess(TOPIC, route("a", "b"))
-    chance: Any = Second()
-    assert pick_broker("a", access, chance) == "a"
-    assert pick_broker("", access, chance) == pick_broker("x", access, chance) == "b"
-    with pytest.raises(RpcRefused) as refused:
-        pick_broker("a", TopicAccess(TOPIC, route()), chance)
-    assert refused.value.code == Code.FORBIDDEN

@@ -1,0 +1,120 @@
+"""The admission of a ReceiveMessage: checks of the request, and the plan of what to pop. Pure.
+
+Source: spec proxy 5.9.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.client.consumer.subscription import Subscription, parse_sql, parse_subscription
+from tandemmq.errors import BadRequest
+from tandemmq.proxy.brokers import TopicAccess
+from tandemmq.proxy.renewal import LeaseOwner
+from tandemmq.proxy.rpc import Message
+from tandemmq.proxy.schema import enum_number
+from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.runtime.ports import Random
+
+ANSWER_MS: Final = 300
+"""The part of the caller's time that is kept for the answer."""
+REQUEST_MS: Final = 3_000
+"""The request timeout of all clients, part of the deadline of a receive."""
+_SQL: Final = enum_number("FilterType", "SQL")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceiveOptions:
+    """The bounds of receives; times in milliseconds."""
+
+    poll_ms_min: int = 5_000  # grpcClientConsumerMinLongPollingTimeoutMillis
+    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
+    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
+    invisible_ms_min: int = 10_000  # minInvisibleTimeMillsForRecv
+    invisible_ms_max: int = 43_200_000  # maxInvisibleTimeMills
+    renews: bool = True  # enableProxyAutoRenew
+    handed_back_ms: int = 1_000  # invisibleTimeMillisWhenClear
+    held_count_max: int = 20_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReceivePlan:
+    """An admitted receive."""
+
+    owner: LeaseOwner
+    namespace: str
+    broker_name: str
+    subscription: Subscription
+    batch_size: int
+    invisible_ms: int
+    poll_ms: int
+    is_renewed: bool
+    is_ordered: bool
+    attempts_max: int
+    attempt_id: str
+
+
+def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscription:
+    """Returns the filter of a request; an empty expression accepts everything.
+
+    Raises:  RpcRefused ILLEGAL_FILTER_EXPRESSION.
+    """
+    parse = parse_sql if expression.type == _SQL else parse_subscription
+    try:
+        return parse(topic, expression.expression, now_ms)
+    except BadRequest as error:
+        raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
+
+
+def span_ms(span: Message) -> int:
+    """Returns the milliseconds of a Duration."""
+    return int(span.seconds) * 1000 + int(span.nanos) // 1_000_000
+
+
+def poll_time_ms(request: Message, remaining_ms: int | None, options: ReceiveOptions) -> int:
+    """Returns the time for which the broker may hold the pop (spec proxy 5.9). `remaining_ms`: the time until
+    the caller's deadline, None without one.
+
+    Raises:  RpcRefused ILLEGAL_POLLING_TIME for a deadline too near for the shortest poll.
+    """
+    if request.HasField("long_polling_timeout"):
+        asked_ms = span_ms(request.long_polling_timeout)
+    else:
+        asked_ms = options.poll_ms_max if remaining_ms is None else remaining_ms - REQUEST_MS // 2
+    poll_ms = min(max(asked_ms, options.poll_ms_min), options.poll_ms_max)
+    if remaining_ms is None:
+        return poll_ms
+    if poll_ms > remaining_ms and remaining_ms < options.poll_ms_min:
+        raise RpcRefused(
+            Code.ILLEGAL_POLLING_TIME,
+            f"the call ends in {remaining_ms} ms; the shortest poll is {options.poll_ms_min} ms",
+        )
+    return min(poll_ms, remaining_ms - ANSWER_MS)
+
+
+def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:
+    """Returns the broker to pop at: the one that the request names, else any readable one with a master.
+
+    Raises:  RpcRefused FORBIDDEN when no broker has a readable queue.
+    """
+    names = sorted({queue.broker_name for queue in access.view.subscribe_queues})
+    if not names:
+        raise RpcRefused(Code.FORBIDDEN, f"no readable queue of topic {access.view.topic}")
+    if asked in names:
+        return asked
+    served = [name for name in names if access.view.master_address(name) is not None] or names
+    return served[chance.below(len(served))]
+
+
+def check_invisible(invisible_ms: int, low_ms: int, high_ms: int) -> None:
+    """Checks an invisible time. Raises RpcRefused ILLEGAL_INVISIBLE_TIME with the texts of Java's proxy."""
+    if invisible_ms < low_ms:
+        fault = "the invisibleTime is too small"
+    elif invisible_ms > high_ms:
+        fault = "the invisibleTime is too large"
+    else:
+        return
+    raise RpcRefused(
+        Code.ILLEGAL_INVISIBLE_TIME, f"{fault}: {invisible_ms} ms, {low_ms} to {high_ms} ms are allowed"
+    )
