@@ -1,4 +1,4 @@
-"""Writes docs/settings.md: every setting of brokers, name servers and controllers.
+"""Writes docs/settings.md: every setting of brokers, name servers, controllers and proxies.
 
     .venv/bin/python -m settings_page > docs/settings.md
 
@@ -21,12 +21,14 @@ from tandemmq.config.names import (
     BROKER_KEYS,
     CONTROLLER_KEYS,
     NAMESERVER_KEYS,
+    PROXY_KEYS,
     REFUSED,
     TLS_KEYS,
     Key,
 )
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.remoting.options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
@@ -40,6 +42,7 @@ PARTS: Final[dict[str, Any]] = {
     "tls": TlsOptions,
     "nameserver": NameServerOptions,
     "controller": ControllerOptions,
+    "proxy": ProxyOptions,
 }
 
 CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
@@ -447,8 +450,8 @@ EFFECTS: Final[dict[str, str]] = {
     "aclConfigDir": "Directory of these rules",
     "authenticationEnabled": "Requests must be signed by a user of RocketMQ 5.x",
     "authorizationEnabled": "Policies of RocketMQ 5.x are applied",
-    "authenticationWhitelist": "Request codes that need no signature",
-    "authorizationWhitelist": "Request codes that need no policy",
+    "authenticationWhitelist": "Requests that need no signature: codes; at a proxy, full names of requests",
+    "authorizationWhitelist": "Requests that need no policy, in the same form",
     "initAuthenticationUser": "First user, made when there is none",
     "innerClientAuthenticationCredentials": "Credentials with which this server signs its own requests",
     "weakSignatureEnable": (
@@ -500,6 +503,39 @@ EFFECTS: Final[dict[str, str]] = {
         "Accept unsigned requests although a secret is set, with a warning: for an upgrade, and for "
         "RocketMQ's old brokers"
     ),
+    # Proxies.
+    "grpcServerPort": "Port for clients of the gRPC protocol, with and without TLS",
+    "proxyAdvertise": (
+        "`host:port` for clients whose route request names no endpoints; others get back what they asked"
+    ),
+    "useEndpointPortFromRequest": "Routes repeat the port to which a client connects",
+    "localServeAddr": "Address of this machine in its certificate, and in routes without `proxyAdvertise`",
+    "rocketMQClusterName": "Cluster of the brokers",
+    "proxyStorePath": "Folder of the certificate that the proxy makes for itself",
+    "tlsTestModeEnable": "A proxy without a certificate makes one for itself",
+    "tlsCertPath": "Certificate of the proxy, PEM",
+    "tlsKeyPath": "Its private key, PEM",
+    "tlsKeyPassword": "Password of the key",
+    "enableMessageBodyEmptyCheck": "Messages with an empty body are refused",
+    "maxUserPropertySize": "Bytes of a message's properties, tag and keys",
+    "userPropertyMaxNum": "Properties of a message",
+    "maxMessageGroupSize": "Bytes of a message group, which must be shorter",
+    "maxDelayTimeMills": "Longest delay of a message, in ms",
+    "maxTransactionRecoverySecond": "Longest time before the first check of a transaction, in s",
+    "enableTopicMessageTypeCheck": "A message must be of the type of its topic",
+    "enableProxyAutoRenew": "Messages of push consumers stay invisible while they are processed",
+    "defaultInvisibleTimeMills": "Invisible time of such messages, in ms; it is renewed",
+    "minInvisibleTimeMillsForRecv": "Shortest invisible time that other consumers may ask for, in ms",
+    "maxInvisibleTimeMills": "Longest invisible time, in ms",
+    "renewMaxTimeMillis": "Time after which a message is no longer renewed, in ms",
+    "grpcClientConsumerMinLongPollingTimeoutMillis": "Shortest wait of a receive for messages, in ms",
+    "grpcClientConsumerMaxLongPollingTimeoutMillis": "Longest wait of a receive for messages, in ms",
+    "grpcClientConsumerLongPollingBatchSize": "Messages of one receive",
+    "grpcClientProducerMaxAttempts": "Attempts of producers, as the proxy sets them",
+    "grpcProxyRelayRequestTimeoutInSeconds": "Wait for a client's answer to a question of a tool, in s",
+    "grpcMaxInboundMessageSize": "Bytes of one request",
+    "grpcClientIdleTimeMills": "Connections without a call are closed after this time, in ms",
+    "grpcShutdownTimeSeconds": "Time for calls in flight to end when the proxy stops, in s",
 }
 """The effect of each key, in one sentence."""
 
@@ -535,6 +571,8 @@ OURS: Final = frozenset(
         "raftElectionTimeoutMillis",
         "snapshotEntries",
         "controllerAdmitUnsigned",
+        "proxyAdvertise",
+        "proxyStorePath",
     )
 )
 """The keys that RocketMQ does not have."""
@@ -606,6 +644,11 @@ def render() -> Iterator[str]:
     yield "A name server with `enableControllerInNamesrv=true` accepts these keys, too."
     yield ""
     yield from _table((name for name in CONTROLLER_KEYS if name not in TLS_KEYS), CONTROLLER_KEYS)
+    yield "## Proxies"
+    yield ""
+    yield "`tandemmq proxy -c FILE` reads them; FILE may also be a JSON object, as RocketMQ's rmq-proxy.json."
+    yield ""
+    yield from _table((name for name in PROXY_KEYS if name not in TLS_KEYS), PROXY_KEYS)
     yield "## Other names, and values that are refused"
     yield ""
     yield from (f"- `{name}` is another name of `{key}`." for name, key in ALIASES.items())

@@ -109,13 +109,33 @@ def controller(config: ConfigFile = None, override: Overrides = None, log_level:
     _run(lambda: _controller(config, override or []), log_level)
 
 
+NameServersOption = Annotated[
+    str | None, typer.Option("-n", "--namesrv", help="Name servers, separated by ;", metavar="HOST:PORT")
+]
+
+
+@app.command()
+def proxy(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    name_servers: NameServersOption = None,
+    port: Annotated[
+        int | None,
+        typer.Option("-p", "--port", help="The port for clients; 0 picks a free one.", show_default="8081"),
+    ] = None,
+    log_level: LogLevel = "INFO",
+) -> None:
+    """Run a gRPC proxy, for the clients of RocketMQ 5, until SIGTERM or SIGINT."""
+    given = {"namesrvAddr": name_servers, "grpcServerPort": port}
+    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
+    _run(lambda: _proxy(config, overrides + (override or [])), log_level)
+
+
 @app.command()
 def broker(
     config: ConfigFile = None,
     override: Overrides = None,
-    name_servers: Annotated[
-        str | None, typer.Option("-n", "--namesrv", help="Name servers, separated by ;", metavar="HOST:PORT")
-    ] = None,
+    name_servers: NameServersOption = None,
     log_level: LogLevel = "INFO",
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Check the settings, list those without effect, and exit.")
@@ -239,6 +259,30 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
         return f"controller {options.self_id} of {options.group} ready on {place}"
 
     return await serve(server, outcome, ready)
+
+
+async def _proxy(config: Path | None, overrides: list[str]) -> int:
+    from tandemmq.config.load import load_proxy, read_settings
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
+    from tandemmq.runtime.ports import Machine
+
+    try:
+        from tandemmq.proxy.proxy import Proxy
+    except ModuleNotFoundError as error:
+        _fail(f"the command proxy needs {error.name}: {install_hint('proxy')}")
+    loaded = load_proxy(read_settings(config, overrides), _machine())
+    _warn(loaded.inert, ())
+    outcome = ServerEnd()
+    server = Proxy(
+        loaded,
+        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SystemRandom()),
+        connections_max=_plan_descriptors().connections_max,
+        on_fatal=outcome.fail,
+    )
+    return await serve(
+        server, outcome, lambda: f"proxy ready on {_address(server.address)}", retire=server.drain
+    )
 
 
 def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_max: int) -> Controller:

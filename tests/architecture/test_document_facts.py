@@ -23,6 +23,7 @@ from tandemmq.config.names import (
     CONTROLLER_KEYS,
     NAMESERVER_INERT,
     NAMESERVER_KEYS,
+    PROXY_KEYS,
     REFUSED,
 )
 from tandemmq.replication.core.options import ReplicationOptions
@@ -43,6 +44,7 @@ SETTINGS = {
     *BROKER_KEYS,
     *NAMESERVER_KEYS,
     *CONTROLLER_KEYS,
+    *PROXY_KEYS,
     *REFUSED,
     *ALIASES,
     *BROKER_INERT,

@@ -15,6 +15,8 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, TypeVar
 
+import msgspec
+
 from tandemmq.broker.options import AccessOptions, BrokerConfig, BrokerOptions, ElectionOptions
 from tandemmq.config.names import (
     ALIASES,
@@ -24,6 +26,8 @@ from tandemmq.config.names import (
     CONTROLLER_KEYS,
     NAMESERVER_INERT,
     NAMESERVER_KEYS,
+    PROXY_INERT,
+    PROXY_KEYS,
     REFUSED,
     TLS_FILE_KEYS,
     Key,
@@ -36,6 +40,7 @@ from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
+from tandemmq.proxy.options import ProxyConfig, ProxyOptions
 from tandemmq.remoting.options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import BrokerRole, FlushMode, StoreOptions
@@ -46,7 +51,7 @@ _ANY_ADDRESS = ("0.0.0.0", "::")
 _FIELD_NAME = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)+")
 _KEY_OF_FIELD = {
     name: key_name
-    for keys in (BROKER_KEYS, NAMESERVER_KEYS, CONTROLLER_KEYS)
+    for keys in (BROKER_KEYS, NAMESERVER_KEYS, CONTROLLER_KEYS, PROXY_KEYS)
     for key_name, key in keys.items()
     for name in key.fields
 }
@@ -98,7 +103,8 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Sett
             data = path.read_bytes()
         except OSError as error:
             raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
-        settings.update(parse_properties(data, path.name))
+        read = _parse_json if data.lstrip().startswith(b"{") else parse_properties
+        settings.update(read(data, path.name))
     for argument in overrides:
         key, setting = parse_override(argument)
         settings[key] = setting
@@ -106,6 +112,21 @@ def read_settings(path: Path | None, overrides: Iterable[str]) -> dict[str, Sett
         if name in settings:
             settings = {**_read_tls_file(Path(settings.pop(name).text)), **settings}
     return settings
+
+
+def _parse_json(data: bytes, origin: str) -> dict[str, Setting]:
+    """Reads the settings of a JSON object, the form of rmq-proxy.json. Raises ConfigError."""
+    try:
+        values = msgspec.json.decode(data, type=dict[str, str | int | float | bool | None])
+    except msgspec.MsgspecError as error:
+        raise ConfigError(
+            f"{origin}: must be a JSON object of texts, numbers and booleans: {error}"
+        ) from None
+    return {
+        key: Setting(str(value).lower() if isinstance(value, bool) else str(value), origin)
+        for key, value in values.items()
+        if value is not None
+    }
 
 
 def _read_tls_file(path: Path) -> dict[str, Setting]:
@@ -196,6 +217,23 @@ def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -
         parts.values.setdefault("controller.config_store_path", path)
     return ControllerConfig(
         options=_build_controller(parts, listen_host=None),
+        tls=_build(TlsOptions, "tls", parts),
+        credentials=parts.values.get("caller.credentials"),
+        inert=tuple(parts.inert),
+    )
+
+
+def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyConfig:
+    """Loads the options of a proxy. Raises ConfigError as `load_broker`."""
+    parts = _read_keys(settings, PROXY_KEYS, PROXY_INERT, "proxy", BROKER_KEYS)
+    listen_host = parts.values.get("proxy.listen_host", _ANY_ADDRESS[0])
+    parts.values.setdefault(
+        "proxy.local_host", machine.address if listen_host in _ANY_ADDRESS else listen_host
+    )
+    if machine.name_servers:
+        parts.values.setdefault("proxy.name_servers", machine.name_servers)
+    return ProxyConfig(
+        options=_build(ProxyOptions, "proxy", parts),
         tls=_build(TlsOptions, "tls", parts),
         credentials=parts.values.get("caller.credentials"),
         inert=tuple(parts.inert),

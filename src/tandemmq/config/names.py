@@ -19,6 +19,7 @@ from tandemmq.config.kinds import FLAG, POSITIVE, ValueKind, choice, whole
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.remoting.options import ClientAuth, TlsMode
 from tandemmq.remoting.settings import option_keys
 from tandemmq.replication.core.options import FirstTransfer
@@ -263,6 +264,15 @@ def _kind_of(option: Field[Any]) -> ValueKind:
     return kinds.IP if option.name == "listen_host" else kinds.TEXT
 
 
+_PROXY_KINDS: Final = {
+    "namesrvAddr": kinds.NAME_SERVERS,
+    "proxyAdvertise": kinds.ADDRESS,
+    "proxyStorePath": kinds.DIRECTORY,
+    "authenticationWhitelist": kinds.OPTIONAL_TEXT,
+    "authorizationWhitelist": kinds.OPTIONAL_TEXT,
+}
+"""The kinds that the defaults of a proxy's options do not show."""
+
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
@@ -288,6 +298,20 @@ CONTROLLER_KEYS: Final[dict[str, Key]] = {
 """The keys of a controller. A name server with enableControllerInNamesrv also accepts those that are not its
 own keys.
 """
+
+PROXY_KEYS: Final[dict[str, Key]] = {
+    **TLS_KEYS,
+    "tlsCertPath": TLS_KEYS["tls.server.certPath"],
+    "tlsKeyPath": TLS_KEYS["tls.server.keyPath"],
+    "tlsKeyPassword": TLS_KEYS["tls.server.keyPassword"],
+    **{
+        name: _key(_PROXY_KINDS.get(name) or _kind_of(option), f"proxy.{option.name}")
+        for name, option in option_keys(ProxyOptions).items()
+    },
+    "innerClientAuthenticationCredentials": _key(
+        kinds.CREDENTIALS, "caller.credentials"
+    ),  # ours, as the brokers'
+}
 
 ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}
 """The other names of keys: those of 4.x, and of Java's system properties."""
@@ -433,3 +457,26 @@ CONTROLLER_INERT: Final = {**NAMESERVER_INERT, **_parse_inert("listenPort scanNo
 """The keys without an effect at a controller, which listens on the port of its own entry in
 controllerDLegerPeers.
 """
+
+PROXY_INERT: Final = _parse_inert(
+    """
+    proxyClusterName=DefaultCluster proxyName namesrvDomain proxyMode=CLUSTER brokerConfigPath
+    remotingListenPort=8080 useDelayLevel=false messageDelayLevel
+    metricCollectorMode=off metricCollectorAddress metricsExporterType=DISABLE metricsPromExporterPort=5557
+    metricsPromExporterHost grpcBossLoopNum=1 grpcWorkerLoopNum grpcThreadPoolNums
+    grpcThreadPoolQueueCapacity=100000 grpcMaxConcurrentCallsPerConnection=2147483647
+    grpcServerPermitKeepAliveTimeMillis=30000 grpcServerPermitKeepAliveWithoutCalls=true
+    grpcClientProducerBackoffInitialMillis=10 grpcClientProducerBackoffMaxMillis=1000
+    grpcClientProducerBackoffMultiplier=2 grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity=10000
+    grpcConsumerThreadPoolNums grpcConsumerThreadQueueCapacity=10000 grpcRouteThreadPoolNums
+    grpcRouteThreadQueueCapacity=10000 grpcClientManagerThreadPoolNums
+    grpcClientManagerThreadQueueCapacity=10000 grpcTransactionThreadPoolNums
+    grpcTransactionThreadQueueCapacity=10000 renewAheadTimeMillis=10000 renewSchedulePeriodMillis=5000
+    maxRenewRetryTimes=3 invisibleTimeMillisWhenClear=1000 longPollingReserveTimeInMillis=100
+    transactionHeartbeatPeriodSecond=20 transactionDataExpireMillis=30000 transactionDataMaxNum=15
+    tlsCertWatchIntervalMs=3600000 sendLatencyEnable=false startDetectorEnable=false detectTimeout=200
+    detectInterval=2000 enableBatchAck=false enableRemotingLocalProxyGrpc=true
+    enableAclRpcHookForClusterMode=false traceOn=false returnHandleGroupThreadPoolNums=2 maxLiteTopicSize=64
+    maxLiteRenewNumPerChannel=100 maxSyncLiteSubscriptionRate=5000 tls.test.mode.enable=true
+    """
+)

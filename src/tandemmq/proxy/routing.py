@@ -10,7 +10,7 @@ Source:     spec proxy 6.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Any, Final
@@ -127,11 +127,11 @@ def _queues_of(route: TopicRoute) -> Iterator[tuple[QueueData, Mapping[int, str]
 class RouteOptions:
     """The endpoints in routes.
 
-    advertised   the endpoints of this proxy, for requests that name none
+    advertised   returns the endpoints of this proxy, for requests that name none
     echoes_port  False: the port of the endpoints of a request is replaced by the advertised one
     """
 
-    advertised: tuple[Endpoint, ...]  # proxyAdvertise
+    advertised: Callable[[], Sequence[Endpoint]]  # proxyAdvertise
     echoes_port: bool = True  # useEndpointPortFromRequest
 
 
@@ -187,18 +187,18 @@ class RoutingHandlers:
         """Returns the endpoints for every broker: those of the request, with host and port as sent."""
         asked = request.endpoints
         if not asked.addresses:
-            return make_endpoints(self.options.advertised)
+            return make_endpoints(self.options.advertised())
         check_endpoints(asked)
         hosts = [(address.host, address.port) for address in asked.addresses]
         if not self.options.echoes_port:
-            hosts = [(host, self.options.advertised[0][1]) for host, _ in hosts]
+            hosts = [(host, self.options.advertised()[0][1]) for host, _ in hosts]
         endpoints = make_endpoints(hosts)
         if asked.scheme != _UNSPECIFIED:
             endpoints["scheme"] = asked.scheme
         return endpoints
 
 
-def methods(handlers: RoutingHandlers, admit: Admit) -> list[Method]:
+def methods(handlers: RouteHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of routes."""
     return [
         unary("QueryRoute", QueryRouteRequest, QueryRouteResponse, admit, handlers.handle_query_route),

@@ -23,11 +23,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, Final
 
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.errors import ConfigError, TandemError, install_hint
 from tandemmq.launcher import write_properties
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import MIB
@@ -53,6 +54,12 @@ ELECTED: Final = "elected"
 """The role in `up.json` of a broker that may be master or slave."""
 NAME_SERVER: Final = "name server"
 """The name, and the role, of the first process in `up.json`."""
+PROXY: Final = "proxy"
+"""The name, and the role, of the gRPC proxy."""
+PROXY_PORT: Final = 8081
+PROXY_DISTANCE: Final = 1
+"""The distance from the name server's port to the port of the proxy, unless the ports are RocketMQ's."""
+PROXY_MODULES: Final = ("h2", "google.protobuf", "cryptography")
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
@@ -91,6 +98,10 @@ class ServerPlan:
     def log_path(self) -> Path:
         return self.directory / "log"
 
+    @property
+    def is_broker(self) -> bool:
+        return self.role not in (NAME_SERVER, PROXY)
+
 
 @dataclass(slots=True)
 class ServerState:
@@ -105,6 +116,10 @@ class ServerState:
     started_at: int = 0
     restarts: int = 0
     note: str = ""
+
+    @property
+    def is_broker(self) -> bool:
+        return self.role not in (NAME_SERVER, PROXY)
 
 
 @dataclass(slots=True)
@@ -235,6 +250,29 @@ def _plan_name_server(folder: Path, host: str, bind: str, port: int, controller:
     else:
         shutil.rmtree(_controller_store(folder), ignore_errors=True)
     return _write_plan(NAME_SERVER, NAME_SERVER, f"{host}:{port}", "namesrv", directory, settings)
+
+
+def plan_proxy(folder: Path, name_server: ServerPlan) -> ServerPlan:
+    """Plans a proxy in front of the name server's brokers.
+
+    Raises:  ConfigError when its port is in use, or its extra is not installed.
+    """
+    missing = [name for name in PROXY_MODULES if find_spec(name.partition(".")[0]) is None]
+    if missing:
+        raise ConfigError(f"the proxy needs {missing[0]}: {install_hint('proxy')}")
+    host, _, names = name_server.address.rpartition(":")
+    bind = _read_settings(name_server.directory / "server.properties")["bindAddress"]
+    port = PROXY_PORT if int(names) == NAMESRV_PORT else int(names) + PROXY_DISTANCE
+    if not _is_free(bind, port):
+        raise ConfigError(f"the proxy's port {port} at {bind} is in use by another program")
+    directory = folder / "proxy"
+    settings = {
+        "namesrvAddr": name_server.address,
+        "bindAddress": bind,
+        "grpcServerPort": port,
+        "proxyStorePath": directory / "store",
+    }
+    return _write_plan(PROXY, PROXY, f"{host}:{port}", "proxy", directory, settings)
 
 
 def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
@@ -390,7 +428,7 @@ def require_equal_options(state: UpState, given: Mapping[str, object]) -> None:
     """Raises AlreadyRunning if the running cluster does not have the given options of `up`, by their
     parameters' names. An option that is not given matches.
     """
-    brokers = [one for one in state.servers if one.role != NAME_SERVER]
+    brokers = [one for one in state.servers if one.is_broker]
     groups = len({one.name for one in brokers})
     host, _, port = state.namesrv.rpartition(":")
     names, settings = (_settings_of(one) for one in (state.servers[0], brokers[0]))
@@ -400,6 +438,7 @@ def require_equal_options(state: UpState, given: Mapping[str, object]) -> None:
         "processes": groups,
         "host": host,
         "port_base": AUTO if given.get("port_base") == AUTO else port,
+        "proxy": any(one.role == PROXY for one in state.servers),
         "bind": names.get("bindAddress"),
     }
     differing = [
@@ -440,7 +479,7 @@ def brokers_of(servers: Sequence[str]) -> list[tuple[str, str]]:
     state = read_state(default_folder())
     if state is None or state.namesrv not in servers:
         return []
-    return [(one.name, one.address) for one in state.servers if one.role != NAME_SERVER]
+    return [(one.name, one.address) for one in state.servers if one.is_broker]
 
 
 def controllers_of(servers: Sequence[str]) -> list[str]:

@@ -221,11 +221,12 @@ class Supervisor:
             await self._stop()
 
     async def _all_ready(self) -> None:
-        names, *brokers = self.servers
+        names = self.servers[0]
         await names.is_ready.wait()
+        brokers = self._brokers()
         # A broker registers right before it is ready; if it found no name server, it tries again later.
         was_too_early = any(server.is_ready.is_set() for server in brokers)
-        for server in brokers:
+        for server in self.servers:
             await server.is_ready.wait()
         is_elected = any(server.plan.role == local.ELECTED for server in brokers)
         if was_too_early or is_elected:
@@ -234,6 +235,9 @@ class Supervisor:
             await _wait_until_registered(
                 names.plan.address, dict.fromkeys(groups, 1) if is_elected else groups
             )
+
+    def _brokers(self) -> list[SupervisedServer]:
+        return [server for server in self.servers if server.plan.is_broker]
 
     def _pending_text(self) -> str:
         late = [server.label for server in self.servers if not server.is_ready.is_set()]
@@ -251,13 +255,15 @@ class Supervisor:
                 task.result()
 
     async def _stop(self) -> None:
-        """Stops the first broker of each group, then the others, and the name server last. A classic master
-        is the first, so its slave receives everything. An elected one hands over to a broker that still runs.
+        """Stops the proxy, then the first broker of each group, then the others, and the name server last. A
+        classic master is the first, so its slave receives everything. An elected one hands over to a broker
+        that still runs.
         """
-        names, *brokers = self.servers
+        names, brokers = self.servers[0], self._brokers()
+        proxies = [server for server in self.servers if server.plan.role == local.PROXY]
         firsts = list({server.plan.name: server for server in reversed(brokers)}.values())
         others = [server for server in brokers if server not in firsts]
-        for together in (firsts, others, [names]):
+        for together in (proxies, firsts, others, [names]):
             await asyncio.gather(*(server.stop() for server in together))
         for task in self._tasks:
             task.cancel()

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from tandemmq.admin.options import grouped
-from tandemmq.errors import TandemError
+from tandemmq.errors import ConfigError, TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
-from tandemmq.shell.local import AlreadyRunning, NotRunning, ServerState, UpState
+from tandemmq.shell.local import AlreadyRunning, NotRunning, ServerPlan, ServerState, UpState
 
 if TYPE_CHECKING:
     from tandemmq.shell.supervisor import Supervisor
@@ -79,6 +79,14 @@ class UpOptions:
             metavar="IP",
         ),
     ] = ""
+    proxy: Annotated[
+        bool | None,
+        typer.Option(
+            "--proxy/--no-proxy",
+            help="Serve the gRPC clients of RocketMQ 5.",
+            show_default="on if the extra `proxy` is installed and port 8081 is free",
+        ),
+    ] = None
     override: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
@@ -109,9 +117,26 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
                 bind=options.bind,
                 overrides=options.override or (),
             )
+            plans += _plan_proxy(folder, plans[0], is_wanted=options.proxy)
             asyncio.run(_supervise(Supervisor(folder, plans, _print_line)))
     except AlreadyRunning:
         _report_running(folder, given)
+
+
+def _plan_proxy(folder: Path, name_server: ServerPlan, *, is_wanted: bool | None) -> list[ServerPlan]:
+    """Plans a proxy unless it is unwanted; one that nobody asked for is left out if it cannot start.
+
+    Raises:  ConfigError when a wanted proxy cannot start.
+    """
+    if is_wanted is False:
+        return []
+    try:
+        return [local.plan_proxy(folder, name_server)]
+    except ConfigError as error:
+        if is_wanted:
+            raise
+        typer.echo(f"without a proxy for gRPC clients: {error}")
+        return []
 
 
 def _is_parent(folder: Path, given: Mapping[str, object]) -> bool:
@@ -216,9 +241,11 @@ def _print_ready(state: UpState, stop_command: str) -> None:
     for server in state.servers:
         line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
         _print_line(line)
+    proxies = [server.address for server in state.servers if server.role == local.PROXY]
+    grpc = f", those of RocketMQ 5 (gRPC) only the proxy: {proxies[0]}" if proxies else ""
     where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
     _print_line(
-        f"\nClients need only the name server: {state.namesrv}\n"
+        f"\nClients need only the name server: {state.namesrv}{grpc}\n"
         f"Files and logs are in {state.folder}; {stop_command} stops it. Try:\n"
         f"  {where}echo hello | tandemmq produce demo\n"
         "  tandemmq tail demo --last 10\n"
@@ -272,7 +299,8 @@ def status(store: Store = None, as_json: AsJson = False) -> None:
 async def _show_status(state: UpState, as_json: bool) -> None:
     from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer
 
-    found = dict(await asyncio.gather(*(_check_broker(state, server) for server in state.servers[1:])))
+    brokers = [server for server in state.servers if server.is_broker]
+    found = dict(await asyncio.gather(*(_check_broker(state, server) for server in brokers)))
     now_ms = int(time.time() * 1000)
     is_well = all(server.state == "ready" for server in state.servers)
     columns = ("name", "role", "address", "process", "state", "uptime_seconds", "restarts", "lag_bytes")

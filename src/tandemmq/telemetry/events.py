@@ -143,6 +143,8 @@ PROXY_DEAD_LETTER_FAILED: Final = "proxy_dead_letter.failed"
 PROXY_HAND_BACK_FAILED: Final = "proxy_hand_back.failed"
 PROXY_RENEWAL_ENDED: Final = "proxy_renewal.ended"
 PROXY_RENEWAL_FULL: Final = "proxy_renewal.full"
+PROXY_STARTED: Final = "proxy.started"
+PROXY_STOPPED: Final = "proxy.stopped"
 PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
 
 # remoting

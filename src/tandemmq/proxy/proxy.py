@@ -1,0 +1,278 @@
+"""`Proxy`: builds the parts of a proxy in order, starts and stops them, and has no other behaviour."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+
+from tandemmq.client.options import parse_name_servers
+from tandemmq.client.route_cache import NameServers
+from tandemmq.errors import ConfigError
+from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
+from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
+from tandemmq.proxy.broker_requests import RelayedRequests
+from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.callers import Callers, CheckAccess
+from tandemmq.proxy.certificate import ensure_certificate
+from tandemmq.proxy.clients import ClientLimits, Clients
+from tandemmq.proxy.grpc_limits import GrpcLimits
+from tandemmq.proxy.grpc_server import GrpcServer
+from tandemmq.proxy.incoming import SendLimits
+from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.options import ProxyConfig, ProxyOptions
+from tandemmq.proxy.registration import BrokerRegistration
+from tandemmq.proxy.renewal import Renewal, RenewalOptions
+from tandemmq.proxy.rpc import Method
+from tandemmq.proxy.service_info import Health, health_methods, reflection_methods
+from tandemmq.proxy.settings import SettingsOptions
+from tandemmq.remoting.audit import AccessLog
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.options import TlsMode, parse_address
+from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
+from tandemmq.runtime.ports import Address, Machine
+from tandemmq.runtime.tasks import OnFatal, TaskScope
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+CLIENT_ID_BYTES = 8
+
+
+class Proxy:
+    """One proxy. `on_fatal` is called when a bug has ended one of its tasks, and it must be stopped."""
+
+    def __init__(
+        self,
+        config: ProxyConfig,
+        *,
+        machine: Machine,
+        connections_max: int = CONNECTIONS_MAX,
+        on_fatal: OnFatal | None = None,
+    ) -> None:
+        self._config = config
+        self._machine = machine
+        self._options = options = config.options
+        clock, chance = machine.clock, machine.chance
+        self._tasks = tasks = TaskScope(
+            "proxy", None if on_fatal is None else lambda _, error: on_fatal(error)
+        )
+        self.clients = Clients(
+            clock=clock, chance=chance, limits=ClientLimits(silence_s=options.client_expiry_ms / 1000)
+        )
+        routes = RelayedRequests(self.clients, clock).routes()
+        self._remoting = self._connect(routes)
+        addresses = parse_name_servers(options.name_servers)
+        name_servers = NameServers(self._remoting, addresses, first=chance.below(len(addresses)))
+        self.brokers = Brokers(self._remoting, name_servers, clock=clock, chance=chance, tasks=tasks)
+        self._registration = BrokerRegistration(
+            self.clients,
+            self.brokers,
+            clock=clock,
+            client_id=f"tandemmq-proxy@{chance.token_bytes(CLIENT_ID_BYTES).hex()}",
+            open_connections=lambda: self._connect(routes),
+        )
+        self._renewal = Renewal(
+            LeaseCalls(self.brokers),
+            self.clients,
+            clock=clock,
+            tasks=tasks,
+            options=RenewalOptions(invisible_ms=options.invisible_ms, life_ms=options.renew_ms_max),
+        )
+        self._receives = receiving.ReceiveHandlers(
+            brokers=self.brokers,
+            calls=LeaseCalls(self.brokers),
+            renewal=self._renewal,
+            clock=clock,
+            chance=chance,
+            tasks=tasks,
+            options=receiving.ReceiveOptions(
+                poll_ms_min=options.poll_ms_min,
+                poll_ms_max=options.poll_ms_max,
+                batch_size_max=options.batch_max,
+                invisible_ms_min=options.invisible_ms_min,
+                invisible_ms_max=options.invisible_ms_max,
+                renews=options.renews_leases,
+            ),
+        )
+        self._health = Health()
+        self._tls = _make_tls(config, machine)
+        self._server = GrpcServer(
+            machine.network,
+            clock,
+            methods=self._methods(),
+            tls=self._tls,
+            limits=GrpcLimits(
+                message_bytes_max=options.message_bytes_max,
+                connections_max=connections_max,
+                idle_s=options.idle_close_ms / 1000,
+            ),
+            on_fatal=on_fatal,
+        )
+
+    @property
+    def address(self) -> Address:
+        """The listening address. Only between `start`, and `drain` or `stop`."""
+        return self._server.address
+
+    async def start(self) -> Address:
+        """Starts the proxy and returns the bound address. Name servers and brokers need not run yet.
+
+        Raises:  OSError when the port cannot be bound; ConfigError for a certificate that cannot be used.
+        """
+        if self._tls.options.is_served:
+            self._tls.load()
+        address = await self._server.start(self._options.listen_host, self._options.listen_port)
+        for name, work in (
+            ("clients", self.clients.run()),
+            ("registration", self._registration.run()),
+            ("renewal", self._renewal.run()),
+            ("certificates", self._tls.watch()),
+        ):
+            self._tasks.start(name, work)
+        self._health.set_serving(True)
+        log.info(events.PROXY_STARTED, extra={"address": address})
+        return address
+
+    async def drain(self) -> None:
+        """Prepares the stop: new calls go elsewhere, held receives are answered empty, and the other calls in
+        flight end, within `grpcShutdownTimeSeconds`.
+        """
+        self._health.set_serving(False)
+        self.clients.reconnect()
+        draining = self._tasks.start("drain", self._server.drain(self._options.drain_s))
+        self._receives.stop()
+        for client in self.clients:
+            if client.stream is not None:
+                client.stream.close_when_sent()
+        await asyncio.wait([draining])
+
+    async def stop(self) -> None:
+        """Closes the port and every connection. Messages that clients have not acknowledged stay leased to
+        them: acknowledgements at another proxy count.
+        """
+        self._health.set_serving(False)
+        await self._server.stop()
+        await self._tasks.close()
+        await self._registration.close()
+        await self._remoting.close()
+        log.info(events.PROXY_STOPPED)
+
+    def _connect(self, routes: Mapping[int, Handler]) -> RemotingClient:
+        """Creates a set of connections to name servers and brokers."""
+        credentials = self._config.credentials
+        return RemotingClient(
+            network=self._machine.network,
+            clock=self._machine.clock,
+            routes=routes,
+            signer=None if credentials is None else credentials.sign,
+            tls=make_client_tls(self._config.tls.dialling),
+        )
+
+    def _methods(self) -> list[Method]:
+        """Builds the handlers; returns their rpcs, and those about the service."""
+        options, brokers, clock = self._options, self.brokers, self._machine.clock
+        admit = Callers(self._access_check()).admit
+        sends = sending.ProduceHandlers(
+            brokers,
+            clock,
+            self._machine.chance,
+            limits=_send_limits(options),
+            checks_kind=options.checks_message_type,
+            note_transaction=self.clients.note_transaction,
+        )
+        ends = sent_messages.SentMessageHandlers(brokers, clock, checks_kind=options.checks_message_type)
+        receipts = acknowledging.ReceiptHandlers(
+            calls=LeaseCalls(brokers),
+            renewal=self._renewal,
+            clock=clock,
+            options=acknowledging.AckOptions(invisible_ms_max=options.invisible_ms_max),
+        )
+        pulls = offsets.OffsetHandlers(
+            brokers=brokers,
+            clock=clock,
+            options=offsets.PullOptions(poll_ms_max=options.poll_ms_max, batch_size_max=options.batch_max),
+        )
+        session = sessions.SessionHandlers(
+            self.clients, brokers, self._tasks, options=_client_settings(options)
+        )
+        route_options = routing.RouteOptions(self._advertised, options.echoes_port)
+        return [
+            *routing.methods(routing.RoutingHandlers(brokers, route_options), admit),
+            *sending.methods(sends, admit),
+            *sent_messages.methods(ends, admit),
+            *receiving.methods(self._receives, admit),
+            *acknowledging.methods(receipts, admit),
+            *offsets.methods(pulls, admit),
+            *sessions.methods(session, admit),
+            *health_methods(self._health),
+            *reflection_methods(),
+        ]
+
+    def _access_check(self) -> CheckAccess | None:
+        options = self._options
+        access = GrpcAccessOptions(
+            authentication_enabled=options.authentication_enabled,
+            authorization_enabled=options.authorization_enabled,
+            authentication_white=_names(options.authentication_white_list),
+            authorization_white=_names(options.authorization_white_list),
+            cluster=options.cluster,
+        )
+        if not access.authentication_enabled:
+            return None
+        clock = self._machine.clock
+        control = AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=AccessLog(clock))
+        return control.check
+
+    def _advertised(self) -> tuple[routing.Endpoint, ...]:
+        """Returns the endpoints for requests that name none."""
+        if self._options.advertised:
+            return (parse_address(self._options.advertised),)
+        return ((self._options.local_host, self.address[1]),)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(piece.strip() for piece in text.split(",") if piece.strip())
+
+
+def _make_tls(config: ProxyConfig, machine: Machine) -> TlsAcceptor:
+    """Returns the TLS of the port, with a certificate of the proxy's own if none is given.
+
+    Raises:  ConfigError if there is none and the proxy must not make one.
+    """
+    tls, options = config.tls, config.options
+    if tls.mode is not TlsMode.DISABLED and tls.cert_path is None:
+        if not options.makes_certificate:
+            raise ConfigError(
+                "tlsTestModeEnable=false needs tlsCertPath and tlsKeyPath, or tls.server.mode=disabled"
+            )
+        path = ensure_certificate(
+            options.store_path, (options.local_host,), disk=machine.disk, clock=machine.clock
+        )
+        tls = replace(tls, cert_path=path, key_path=path)
+    return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=("h2",))
+
+
+def _send_limits(options: ProxyOptions) -> SendLimits:
+    return SendLimits(
+        message_bytes_max=options.body_bytes_max,
+        refuses_empty_body=options.refuses_empty_bodies,
+        property_count_max=options.property_count_max,
+        property_bytes_max=options.property_bytes_max,
+        group_bytes_max=options.message_group_bytes_max,
+        delay_ms_max=options.delay_ms_max,
+        recovery_s_max=options.recovery_s_max,
+    )
+
+
+def _client_settings(options: ProxyOptions) -> SettingsOptions:
+    return SettingsOptions(
+        body_bytes_max=options.body_bytes_max,
+        validates_kinds=options.checks_message_type,
+        producer_attempts_max=options.producer_attempts,
+        receive_batch_size=options.batch_max,
+        long_polling_ms=options.poll_ms_max,
+    )
