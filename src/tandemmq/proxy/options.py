@@ -70,7 +70,7 @@ class ProxyOptions:
     message_bytes_max: int = field(default=136_314_880, metadata={"key": "grpcMaxInboundMessageSize"})
     idle_close_ms: int = field(default=120_000, metadata={"key": "grpcClientIdleTimeMills"})
     drain_s: int = field(default=30, metadata={"key": "grpcShutdownTimeSeconds"})
-    """The time for calls in flight to end after the proxy was told to stop."""
+    """The time for calls in flight to end after the proxy got the signal to stop."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.listen_port <= 65535:

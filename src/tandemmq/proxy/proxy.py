@@ -22,6 +22,7 @@ from tandemmq.proxy.grpc_server import GrpcServer
 from tandemmq.proxy.incoming import SendLimits
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
+from tandemmq.proxy.receive_plan import ReceiveOptions
 from tandemmq.proxy.registration import BrokerRegistration
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Method
@@ -89,14 +90,7 @@ class Proxy:
             clock=clock,
             chance=chance,
             tasks=tasks,
-            options=receiving.ReceiveOptions(
-                poll_ms_min=options.poll_ms_min,
-                poll_ms_max=options.poll_ms_max,
-                batch_size_max=options.batch_max,
-                invisible_ms_min=options.invisible_ms_min,
-                invisible_ms_max=options.invisible_ms_max,
-                renews=options.renews_leases,
-            ),
+            options=_receive_options(options),
         )
         self._health = Health()
         self._tls = _make_tls(config, machine)
@@ -105,11 +99,7 @@ class Proxy:
             clock,
             methods=self._methods(),
             tls=self._tls,
-            limits=GrpcLimits(
-                message_bytes_max=options.message_bytes_max,
-                connections_max=connections_max,
-                idle_s=options.idle_close_ms / 1000,
-            ),
+            limits=_grpc_limits(options, connections_max),
             on_fatal=on_fatal,
         )
 
@@ -191,7 +181,7 @@ class Proxy:
             clock=clock,
             options=acknowledging.AckOptions(invisible_ms_max=options.invisible_ms_max),
         )
-        pulls = offsets.OffsetHandlers(
+        pulls = offsets.PullConsumerHandlers(
             brokers=brokers,
             clock=clock,
             options=offsets.PullOptions(poll_ms_max=options.poll_ms_max, batch_size_max=options.batch_max),
@@ -254,6 +244,25 @@ def _make_tls(config: ProxyConfig, machine: Machine) -> TlsAcceptor:
         )
         tls = replace(tls, cert_path=path, key_path=path)
     return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=("h2",))
+
+
+def _grpc_limits(options: ProxyOptions, connections_max: int) -> GrpcLimits:
+    return GrpcLimits(
+        message_bytes_max=options.message_bytes_max,
+        connections_max=connections_max,
+        idle_s=options.idle_close_ms / 1000,
+    )
+
+
+def _receive_options(options: ProxyOptions) -> ReceiveOptions:
+    return ReceiveOptions(
+        poll_ms_min=options.poll_ms_min,
+        poll_ms_max=options.poll_ms_max,
+        batch_size_max=options.batch_max,
+        invisible_ms_min=options.invisible_ms_min,
+        invisible_ms_max=options.invisible_ms_max,
+        renews=options.renews_leases,
+    )
 
 
 def _send_limits(options: ProxyOptions) -> SendLimits:

@@ -198,7 +198,7 @@ class RoutingHandlers:
         return endpoints
 
 
-def methods(handlers: RouteHandlers, admit: Admit) -> list[Method]:
+def methods(handlers: RoutingHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of routes."""
     return [
         unary("QueryRoute", QueryRouteRequest, QueryRouteResponse, admit, handlers.handle_query_route),

@@ -124,7 +124,7 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
 
 
 def _plan_proxy(folder: Path, name_server: ServerPlan, *, is_wanted: bool | None) -> list[ServerPlan]:
-    """Plans a proxy unless it is unwanted; one that nobody asked for is left out if it cannot start.
+    """Plans a proxy unless it is unwanted; one by default is left out if it cannot start.
 
     Raises:  ConfigError when a wanted proxy cannot start.
     """

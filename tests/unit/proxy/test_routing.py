@@ -10,7 +10,7 @@ from tandemmq.errors import TopicNotFound
 from tandemmq.protocol.bodies.route import QueueData
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy import routing
-from tandemmq.proxy.routing import RoutingHandlers, RouteOptions, accepted_kinds, permissions_of, scheme_of
+from tandemmq.proxy.routing import RouteOptions, RoutingHandlers, accepted_kinds, permissions_of, scheme_of
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
 from unit.proxy.calls import caller
