@@ -40,6 +40,7 @@ class Request(NamedTuple):
     path: str
     content_type: bytes
     metadata: Mapping[str, str]
+    size: int
 
     @property
     def is_grpc(self) -> bool:
@@ -51,7 +52,9 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Request:
     """Returns the request of a header list. Binary metadata (`-bin`) is dropped."""
     method, path, content_type = b"", "", b""
     metadata: dict[str, str] = {}
+    size = 0
     for name, value in headers:
+        size += len(name) + len(value)
         if name[:1] == b":":
             if name == b":method":
                 method = value
@@ -63,7 +66,7 @@ def read_headers(headers: Iterable[tuple[bytes, bytes]]) -> Request:
         elif name[-4:] == b"-bin":
             continue
         metadata[name.decode("utf-8", "replace").lower()] = value.decode("utf-8", "replace")
-    return Request(method, path, content_type, metadata)
+    return Request(method, path, content_type, metadata, size)
 
 
 def parse_timeout(text: str) -> float:
@@ -192,17 +195,18 @@ class GrpcStream:
 
     # The methods called by the connection.
 
+    def hold_headers(self, size: int) -> None:
+        """Counts the headers as bytes of the request, until the end of the call."""
+        self._reserve(size)
+
     def on_data(self, data: bytes, window_size: int) -> None:
         """Accepts the payload of a DATA frame, which used `window_size` bytes of the peer's window."""
         self._unacknowledged += window_size
         if self.ending is not None or self._failure is not None:
             self._acknowledge(window_size)
             return
-        if not self._owner.shared.reserve(len(data)):
-            limit = self._owner.shared.limits.request_bytes_max
-            self.refuse(RpcRefused(Code.TOO_MANY_REQUESTS, f"over {limit} bytes of requests wait; try later"))
+        if not self._reserve(len(data)):
             return
-        self._reserved += len(data)
         if not self._buffer:
             self._buffer = data
         else:
@@ -301,6 +305,15 @@ class GrpcStream:
     def _wake(self) -> None:
         if self._changed is not None and not self._changed.done():
             self._changed.set_result(None)
+
+    def _reserve(self, size: int) -> bool:
+        """Counts bytes of the request; returns False, after refusing it, if they exceed the bound."""
+        if self._owner.shared.reserve(size):
+            self._reserved += size
+            return True
+        limit = self._owner.shared.limits.request_bytes_max
+        self.refuse(RpcRefused(Code.TOO_MANY_REQUESTS, f"over {limit} bytes of requests wait; try later"))
+        return False
 
     def _release(self, size: int) -> None:
         if size:

@@ -229,7 +229,9 @@ class GrpcConnection(asyncio.Protocol):
 
     def _set_reading(self) -> None:
         is_wanted = not self.writer.is_full and not self._is_read_due
-        if is_wanted != self._is_reading and self._transport is not None and not self._is_over:
+        if self._is_over or self._transport is None or self._transport.is_closing():
+            return
+        if is_wanted != self._is_reading:
             self._is_reading = is_wanted
             self._transport.resume_reading() if is_wanted else self._transport.pause_reading()
 
@@ -266,6 +268,7 @@ class GrpcConnection(asyncio.Protocol):
         stream = GrpcStream(self, stream_id, method, request, now_s)
         self.streams[stream_id] = stream
         self.idle_since_s = None
+        stream.hold_headers(request.size)
         if not context.shared.begin(is_held=method.is_held):
             stream.refuse(RpcRefused(Code.TOO_MANY_REQUESTS, "too many calls are in flight; try later"))
         request_by_s, deadline_s = now_s + context.limits.request_s, stream.deadline_s

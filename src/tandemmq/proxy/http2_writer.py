@@ -162,8 +162,7 @@ class Http2Writer:
         if last_stream_id is None:
             last_stream_id = self.http2.highest_inbound_stream_id
         self.flush()
-        if self._transport is not None:
-            self._transport.write(GoAwayFrame(0, last_stream_id=last_stream_id, error_code=code).serialize())
+        self._write(GoAwayFrame(0, last_stream_id=last_stream_id, error_code=code).serialize())
 
     # Messages.
 
@@ -202,9 +201,12 @@ class Http2Writer:
     def flush(self) -> None:
         self._unflushed = 0
         if self._transport is not None:
-            data = self.http2.data_to_send()
-            if data:
-                self._transport.write(data)
+            self._write(self.http2.data_to_send())
+
+    def _write(self, data: bytes) -> None:
+        # uvloop raises when the peer has reset the connection, and `connection_lost` comes later.
+        if data and self._transport is not None and not self._transport.is_closing():
+            self._transport.write(data)
 
     def _flush_due(self) -> None:
         self._is_flush_due = False

@@ -256,7 +256,7 @@ async def test_messages_that_no_handler_wants_close_the_window() -> None:
             sent += len(piece)
             await asyncio.sleep(0)
         assert sent <= 2 * 64 * KIB
-        assert w.server.shared.request_bytes == sent
+        assert sent <= w.server.shared.request_bytes <= sent + 1_000  # with its headers
         other = client.call(ECHO, b"x")
         assert await client.ends(other) == (0, "")
         client.http2.reset_stream(stream)
