@@ -36,7 +36,6 @@ TelemetryCommand = message_class("TelemetryCommand")
 
 COMMANDS_MAX: Final = 256
 RELAYS_MAX: Final = 1_024
-RELAY_S: Final = 5.0
 SWEEP_S: Final = 5.0
 RECONNECT_SINCE: Final = {"JAVA": (5, 1, 0), "GO": (5, 1, 4)}
 """The first versions, by language, that obey reconnect_endpoints; some others fail at an unknown command."""
@@ -48,11 +47,13 @@ class ClientLimits:
 
     silence_s  a client without a sign of life for so long has left
     grace_s    the same after the end of its stream, unless another sign of life follows
+    relay_s    the time for a client's answer to a tool's request
     """
 
     count_max: int = 20_000
     silence_s: float = 120.0  # channelExpiredTimeout
     grace_s: float = 30.0
+    relay_s: float = 5.0  # grpcProxyRelayRequestTimeoutInSeconds
 
 
 class CommandStream:
@@ -102,22 +103,23 @@ class CommandStream:
             self._reading.reschedule(asyncio.get_running_loop().time())
 
     def close_when_sent(self) -> None:
-        """Lets `write` return once all commands are sent."""
+        """Ends the stream once the waiting commands are sent; further ones are dropped."""
         self._is_closing = True
         self._changed.set()
 
     async def write(self) -> None:
-        """Sends commands until the stream ends; ends it when sending fails."""
+        """Sends commands until the stream ends; also ends it when sending fails."""
         try:
             while not self.is_ended:
                 while self._waiting:
                     await self._call.send(self._waiting.popleft())
                 if self._is_closing:
-                    return
+                    break
                 self._changed.clear()
                 await self._changed.wait()
         except (TandemError, OSError):
-            self.end()
+            pass
+        self.end()
 
 
 @dataclass(eq=False, slots=True)
@@ -315,14 +317,14 @@ class Clients:
     async def ask(self, client: GrpcClient, name: str, **fields: Any) -> Message:
         """Sends the command `name` with a nonce and returns the client's answer to it.
 
-        Raises:  Busy when the client does not answer within RELAY_S, or cannot be asked.
+        Raises:  Busy when the client does not answer in time, or cannot be asked.
         """
         if len(self._relays) >= RELAYS_MAX:
             raise Busy(f"{RELAYS_MAX} requests to clients of this proxy wait for answers: try again later")
         nonce = self._chance.token_bytes(16).hex()
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         self._relays[nonce] = _Relay(client.client_id, answer)
-        timer = self._clock.call_later(RELAY_S, answer.cancel)
+        timer = self._clock.call_later(self._limits.relay_s, answer.cancel)
         try:
             if not self.command(client, **{name: {"nonce": nonce, **fields}}):
                 raise Busy(f"the client {client.client_id} has no telemetry stream at this proxy")
@@ -331,7 +333,7 @@ class Clients:
             timer.cancel()
             del self._relays[nonce]
         if answer.cancelled():
-            raise Busy(f"the client {client.client_id} did not answer within {RELAY_S:.0f} s")
+            raise Busy(f"the client {client.client_id} did not answer within {self._limits.relay_s:.0f} s")
         return answer.result()
 
     def answer(self, client_id: str, nonce: str, command: Message) -> None:

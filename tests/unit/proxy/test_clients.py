@@ -113,6 +113,21 @@ async def test_a_stream_whose_client_is_lost_ends() -> None:
     assert tasks.failure is None
 
 
+async def test_a_stream_is_closed_after_its_commands() -> None:
+    """So a proxy that stops sends what waits, and ends the call with success."""
+    call = FakeCall(ends=False)
+    made = CommandStream(call)
+    assert made.put(settings={})
+    made.close_when_sent()
+    assert not made.put(settings={})
+    tasks = TaskScope("proxy")
+    async with made.reading():
+        tasks.start("write", made.write())
+        await asyncio.Event().wait()
+    assert len(call.sent) == 1
+    await tasks.close()
+
+
 async def test_a_timeout_of_the_reader_is_not_hidden() -> None:
     made = stream()
     with pytest.raises(TimeoutError):
