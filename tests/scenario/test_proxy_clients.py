@@ -189,7 +189,7 @@ async def test_a_check_reaches_the_producer_and_its_id_ends_the_transaction(rig:
 
 async def test_routes_are_those_of_the_brokers(rig: Rig) -> None:
     async with running_proxy(rig) as proxy:
-        routes = RoutingHandlers(proxy.brokers, RouteOptions((("proxy", 8081),)))
+        routes = RoutingHandlers(proxy.brokers, RouteOptions(lambda: (("proxy", 8081),)))
         answer = await routes.handle_query_route(caller(), QueryRouteRequest(topic={"name": "T"}))
         assert [(one.broker.name, one.broker.id, one.id) for one in answer.message_queues] == [
             ("broker-a", 0, 0),

@@ -62,7 +62,9 @@ class Proxy:
             "proxy", None if on_fatal is None else lambda _, error: on_fatal(error)
         )
         self.clients = Clients(
-            clock=clock, chance=chance, limits=ClientLimits(silence_s=options.client_expiry_ms / 1000)
+            clock=clock,
+            chance=chance,
+            limits=ClientLimits(silence_s=options.client_expiry_ms / 1000, relay_s=options.relay_s),
         )
         routes = RelayedRequests(self.clients, clock).routes()
         self._remoting = self._connect(routes)
