@@ -114,7 +114,7 @@ async def test_a_stream_whose_client_is_lost_ends() -> None:
 
 
 async def test_a_stream_is_closed_after_its_commands() -> None:
-    """So a proxy that stops sends what waits, and ends the call with success."""
+    """A proxy that stops sends the waiting commands and ends the call with success."""
     call = FakeCall(ends=False)
     made = CommandStream(call)
     assert made.put(settings={})
