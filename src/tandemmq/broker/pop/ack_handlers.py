@@ -60,9 +60,10 @@ class AckHandlers:
             return self._ack_in_order(channel, command, key, header, handle.pop_time_ms)
         lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
         index = None if lease is None else lease.index(header.offset)
-        if header.is_strict and (lease is None or index is None or lease.moved_bits >> index & 1):
-            raise _not_held(header.offset)
         if lease is None or index is None or not lease.is_open(index):
+            named = LeaseKey(*key, handle.start_offset, handle.pop_time_ms)
+            if header.is_strict and not self.lease_log.leases.is_acknowledged(named, header.offset):
+                raise _not_held(header.offset)
             return command.reply()
         self._count_ack(key)
         self.lease_log.ack(lease, index, _answer(channel, command))
@@ -179,7 +180,7 @@ class AckHandlers:
             raise RequestRejected(
                 f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
             ) from None
-        if next_offset is None and header.is_strict:
+        if next_offset is None and header.is_strict and offset >= (self.lease_log.position(key) or 0):
             raise _not_held(offset)
         self._count_ack(key)
         position = self.lease_log.position(key)

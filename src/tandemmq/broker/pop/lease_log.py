@@ -130,6 +130,7 @@ class LeaseLog:
                 for index, offset in enumerate(lease.offsets)
                 if put_off.get((key[:3], offset), 0) > key.pop_time_ms
             ]
+            lease.mark_moved(replaced)
             self.leases.finish(lease, replaced)
 
     def _queue_ids(self) -> Sequence[int]:
@@ -206,7 +207,10 @@ class LeaseLog:
             lease = self.leases.get(change.key)
             if lease is not None and not lease.is_reviving:
                 found = [lease.index(offset) for offset in change.offsets]
-                self.leases.finish(lease, [index for index in found if index is not None])
+                indexes = [index for index in found if index is not None]
+                if change.is_moved:
+                    lease.mark_moved(indexes)
+                self.leases.finish(lease, indexes)
         elif not is_live:
             key = (change.topic, change.group, change.queue_id)
             self._offsets.commit(
@@ -360,7 +364,7 @@ class LeaseLog:
         now_ms = self._clock.now_ms()
         records = [
             self.records.check_point(new, moves_position=False, now_ms=now_ms),
-            self.records.ack(lease, [lease.offsets[index]], now_ms),
+            self.records.ack(lease, [lease.offsets[index]], now_ms, is_moved=True),
         ]
 
         def settled(status: PutStatus) -> None:
@@ -374,7 +378,7 @@ class LeaseLog:
 
         first = self._append(records, settled)
         lease.bits |= 1 << index
-        lease.moved_bits |= 1 << index
+        lease.mark_moved([index])
         self.leases.add(new)
         self.leases.record_written(new, first)
         self.on_sooner()
@@ -494,8 +498,9 @@ class LeaseLog:
     async def store_again(self, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]) -> None:
         """Stores messages of an ended lease again and, in the same append, removes them from the lease."""
         offsets = [lease.offsets[index] for index in indexes]
-        ack = self.records.ack(lease, offsets, self._clock.now_ms())
+        ack = self.records.ack(lease, offsets, self._clock.now_ms(), is_moved=True)
         await self._writer.append([*copies, ack])
+        lease.mark_moved(indexes)
         self.leases.finish(lease, indexes)
 
     def read_messages(self, lease: Lease, offset: int) -> dict[int, Record]:

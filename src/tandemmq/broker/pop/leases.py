@@ -21,6 +21,8 @@ from tandemmq.protocol.record import NewRecord, Record, tag_hash_of
 from tandemmq.protocol.topic_names import REVIVE_TOPIC_PREFIX
 
 LEASE_COUNT_MAX: Final = 200_000
+FINISHED_COUNT_MAX: Final = 32_768
+"""The highest number of finished leases that are remembered, so that a repeated ack is known as one."""
 MESSAGE_COUNT_MAX: Final = 32
 """The highest number of messages in one check point: RocketMQ's bit map has 32 bits."""
 
@@ -57,7 +59,7 @@ class Lease:
     # offset of the lease's check point in its revive queue; -1 until it is written
     revive_offset: int = field(default=-1, init=False)
     is_reviving: bool = field(default=False, init=False)
-    # bit i is set once a change moved offsets[i] to another lease; not stored
+    # bit i is set once offsets[i] is in another lease or in the retry topic, and thus not acknowledged
     moved_bits: int = field(default=0, init=False)
 
     def __post_init__(self, grace_ms: int) -> None:
@@ -74,6 +76,16 @@ class Lease:
 
     def is_open(self, index: int) -> bool:
         return not self.bits >> index & 1
+
+    def mark_moved(self, indexes: Iterable[int]) -> None:
+        """Marks messages as moved to another lease or to the retry topic."""
+        for index in indexes:
+            self.moved_bits |= 1 << index
+
+    def is_acknowledged(self, offset: int) -> bool:
+        """Returns True if the message was acknowledged under this lease."""
+        index = self.index(offset)
+        return index is not None and not self.is_open(index) and not self.moved_bits >> index & 1
 
     @property
     def is_finished(self) -> bool:
@@ -102,12 +114,14 @@ class Leases:
         self._counts: dict[QueueKey, int] = {}
         # By queue of the revive topic: its leases, ordered by the offset of their check points.
         self._written: dict[int, dict[int, Lease]] = {}
+        self._finished: dict[LeaseKey, Lease] = {}  # the last ones, in the order of their end
         self._is_room_awaited = False
         self.on_room: Callable[[], None] = lambda: None
 
     def clear(self) -> None:
         """Empties the table; `LeaseLog.recover` then reads the leases from the log again."""
         self._by_key.clear()
+        self._finished.clear()
         self._by_end.clear()
         self._counts.clear()
         self._written.clear()
@@ -128,6 +142,11 @@ class Leases:
 
     def get(self, key: LeaseKey) -> Lease | None:
         return self._by_key.get(key)
+
+    def is_acknowledged(self, key: LeaseKey, offset: int) -> bool:
+        """Returns True if the message was acknowledged under the lease, which may have finished recently."""
+        lease = self._by_key.get(key) or self._finished.get(key)
+        return lease is not None and lease.is_acknowledged(offset)
 
     def open_count(self, queue: QueueKey) -> int:
         """Returns the number of leases of one queue and group."""
@@ -162,6 +181,9 @@ class Leases:
             lease.bits |= 1 << index
         if lease.is_finished:
             self.drop(lease)
+            self._finished[lease.key] = lease
+            if len(self._finished) > FINISHED_COUNT_MAX:
+                del self._finished[next(iter(self._finished))]
             return True
         return False
 
@@ -270,6 +292,7 @@ class Finished(NamedTuple):
 
     key: LeaseKey
     offsets: Sequence[int]
+    is_moved: bool = False
 
 
 Change = NewLease | Finished | Position
@@ -306,8 +329,8 @@ class LeaseRecords:
         name = self._name(key, key.start_offset, CHECK_POINT_TAG)
         return self._record(CHECK_POINT_TAG, encode_body(body), lease.revive_queue_id, name, now_ms)
 
-    def ack(self, lease: Lease, offsets: Sequence[int], now_ms: int) -> NewRecord:
-        """Builds the record of one or more acks of a lease."""
+    def ack(self, lease: Lease, offsets: Sequence[int], now_ms: int, *, is_moved: bool = False) -> NewRecord:
+        """Builds the record that ends one or more messages of a lease. `is_moved`: no ack ended them."""
         key = lease.key
         is_one = len(offsets) == 1
         body = Ack(
@@ -319,6 +342,7 @@ class LeaseRecords:
             queue_id=key.queue_id,
             start_offset=key.start_offset,
             topic=key.topic,
+            is_moved=is_moved or None,
         )
         tag = ACK_TAG if is_one else BATCH_ACK_TAG
         name = self._name(key, offsets[0], ACK_TAG)
@@ -357,7 +381,8 @@ def read_change(record: Record) -> Change | None:
         if tag in (ACK_TAG.encode(), BATCH_ACK_TAG.encode()):
             ack = decode_body(record.body, Ack)
             key = LeaseKey(ack.topic, ack.group, ack.queue_id, ack.start_offset, ack.pop_time_ms)
-            return Finished(key, [ack.offset] if ack.offsets is None else ack.offsets)
+            offsets = [ack.offset] if ack.offsets is None else ack.offsets
+            return Finished(key, offsets, bool(ack.is_moved))
         if tag == POSITION_TAG.encode():
             return decode_body(record.body, Position)
     except RemoteProtocolError:

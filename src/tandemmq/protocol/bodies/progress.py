@@ -164,7 +164,10 @@ class CheckPoint(Body, frozen=True, kw_only=True):
 
 
 class Ack(Body, frozen=True, kw_only=True):
-    """One acknowledged message (tag `ack`), or several of one check point (tag `bAck`, with `offsets`)."""
+    """One acknowledged message (tag `ack`), or several of one check point (tag `bAck`, with `offsets`).
+
+    `is_moved` (ours): they were not acknowledged, but are in another lease or in the retry topic now.
+    """
 
     offset: int = field(name="ao", default=-1)
     offsets: list[int] | None = field(name="aol", default=None)
@@ -174,6 +177,7 @@ class Ack(Body, frozen=True, kw_only=True):
     queue_id: int = field(name="q", default=0)
     start_offset: int = field(name="so", default=0)
     topic: str = field(name="t", default="")
+    is_moved: bool | None = field(name="tandemMoved", default=None)
 
 
 class Position(Body, frozen=True, kw_only=True):
