@@ -125,10 +125,6 @@ NOT_SERVED: Final = (
         "a topic with many queues, or many topics, take their place; the attributes of a LITE topic"
         " and of its groups are kept and shown, and its messages are read from its queues",
     ),
-    (
-        "priority messages",
-        "a topic of message.type PRIORITY is refused; a group's priority.factor is kept and shown",
-    ),
     ("broker container", "each broker is a process of its own"),
     ("DLedger log", "a log is copied from master to slaves"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
@@ -247,6 +243,12 @@ DIFFERENCES: Final = {
             " message. At most 200,000 leases are open (popCkMaxBufferSize); then pops find nothing."
             " popConsumerKVServiceEnable has no effect.",
             "broker/pop/handlers.py",
+        ),
+        (
+            "Priority messages (5.4): a retry keeps the level of its message, without useSeparateRetryQueue,"
+            " and is popped before the new messages of that level. In RocketMQ all retries have one level,"
+            " and pops by priority find them only when no new message is left.",
+            "broker/pop/reading.py",
         ),
         (
             "CHANGE_MESSAGE_INVISIBLETIME with a handle that is void is answered NO_MESSAGE (208);"

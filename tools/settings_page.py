@@ -117,6 +117,9 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "maxPopPollingSize",
         "popCkMaxBufferSize",
         "popFromRetryProbability",
+        "popFromRetryProbabilityForPriority",
+        "priorityOrderAsc",
+        "useSeparateRetryQueue",
         "enableRetryTopicV2",
         "retrieveMessageFromPopRetryTopicV1",
         "popResponseReturnActualRetryTopic",
@@ -322,6 +325,13 @@ EFFECTS: Final[dict[str, str]] = {
     "maxPopPollingSize": "Held pops in all",
     "popCkMaxBufferSize": "Unacknowledged pops of a queue; more find nothing",
     "popFromRetryProbability": "Part of the pops, in %, that look at retries first",
+    "popFromRetryProbabilityForPriority": (
+        "The same, of pops by priority; the others look at the retries of each level before its messages"
+    ),
+    "priorityOrderAsc": "Pops read the queues from the highest number down; false: from the lowest up",
+    "useSeparateRetryQueue": (
+        "Retries of pops keep the queue number of their message, as those of PRIORITY topics always do"
+    ),
     "enableRetryTopicV2": "Retries of pops are stored in a topic named as RocketMQ 5.2 does",
     "retrieveMessageFromPopRetryTopicV1": "With it: retries under the older name are read, too",
     "popResponseReturnActualRetryTopic": "Popped retries carry the name of their retry topic",

@@ -22,6 +22,7 @@ from tandemmq.client import (
     PopOptions,
     PoppedMessage,
     Producer,
+    ProducerOptions,
     StartFrom,
 )
 from tandemmq.errors import Busy, ConfigError, RemoteProtocolError, RequestRejected
@@ -76,6 +77,22 @@ async def test_two_members_get_each_message_once_and_what_is_let_go_again(tmp_pa
             assert (again.body, again.retry_count, again.topic) == (let_go.body, 1, "T")
             await other.ack(again)
             assert await one.receive(timeout_s=0.1) == []
+
+
+async def test_messages_with_a_priority_come_highest_first(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig:
+        async with Admin(rig.namesrv) as admin:
+            await admin.update_topic("T", attributes={"message.type": "PRIORITY"})
+        options = ProducerOptions(batch_linger_ms=0)
+        async with pops(rig) as consumer, Producer("P", rig.namesrv, options=options) as producer:
+            sends = [
+                await producer.start_send(Message(topic="T", body=b"%d" % level, priority=level))
+                for level in (1, 9, 0, 2)
+            ]
+            assert [(await send).queue.queue_id for send in sends] == [1, 3, 0, 2]
+            found = await receive(consumer, 4)
+            assert [message.priority for message in found] == [9, 2, 1, 0]
+            await consumer.ack(*found)
 
 
 async def test_a_message_at_any_of_several_brokers_ends_the_wait(tmp_path: Path) -> None:

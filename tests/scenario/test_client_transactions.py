@@ -89,10 +89,12 @@ def fail_half_way(_message: Message) -> TransactionState:
     raise RuntimeError("half way")
 
 
-async def test_transactional_message_cannot_be_delayed(rig: Rig) -> None:
+async def test_transactional_message_cannot_be_delayed_or_have_a_priority(rig: Rig) -> None:
     async with TransactionProducer("pays", rig.namesrv, check=never, options=PRODUCING) as producer:
         with pytest.raises(MessageIllegal, match="cannot be delayed"):
             await producer.send_half(Message(topic="Pay", body=b"x", delay_level=1))
+        with pytest.raises(MessageIllegal, match="cannot have a priority"):
+            await producer.send_half(Message(topic="Pay", body=b"x", priority=0))
         again = TransactionProducer("pays", check=never, instance=producer.producer.instance)
         with pytest.raises(ClientError, match="already has"):
             await again.start()

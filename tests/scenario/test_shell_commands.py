@@ -77,6 +77,11 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
     given = ("--tag", "red", "--key", "k1", "--property", "origin=a b")
     assert shell.run("produce", "Lines", *given, data=lines) == "3 messages sent to Lines\n"
     assert shell.run("produce", "Lines", data=b"") == "0 messages sent to Lines\n"
+    assert shell.run("produce", "Urgent", "--priority", "3", data=lines) == "3 messages sent to Urgent\n"
+    shown = [
+        (one["queue"], one["properties"]["_SYS_MSG_PRIORITY_"]) for one in shell.rows("browse", "Urgent")
+    ]
+    assert shown == [(3, "3")] * 3
     path = tmp_path / "more lines"
     path.write_bytes(b"from a file\n" * 10)
     told = json.loads(shell.run("produce", "Lines", "--file", str(path), "--batch", "3", "--json"))

@@ -1214,6 +1214,34 @@ _POP: Final = (
         bug="if next_offset is None:",
         proofs=("scenario/test_pop_order.py",),
     ),
+    Plant(
+        name="a retry loses the priority of its message",
+        path="broker/pop/service.py",
+        sound="if not (options.separate_retry_queues or has_priorities(self.core.topics.get(name))):",
+        bug="if not options.separate_retry_queues:",
+        proofs=("scenario/test_pop_priority.py",),
+    ),
+    Plant(
+        name="new messages of a level that never runs dry hide its retries",
+        path="broker/pop/reading.py",
+        sound="return sorted(retries + queues, key=_level,",
+        bug="return sorted(queues + retries, key=_level,",
+        proofs=("unit/broker/test_pop_reading.py", "scenario/test_pop_priority.py"),
+    ),
+    Plant(
+        name="retries are not read if a kill lost the growth of their topic",
+        path="broker/pop/reading.py",
+        sound="count = max(queue_count, 1 if config is None else config.read_queue_count)",
+        bug="count = 1 if config is None else config.read_queue_count",
+        proofs=("unit/broker/test_pop_reading.py", "scenario/test_pop_priority.py"),
+    ),
+    Plant(
+        name="a message of another kind keeps its priority",
+        path="broker/send/assembly.py",
+        sound="if priority is not None and (is_half or not _OTHER_KIND_NAMES.isdisjoint(pairs)):",
+        bug="if priority is not None and is_half:",
+        proofs=("unit/broker/test_send_assembly.py",),
+    ),
 )
 
 _EXACTLY_ONCE: Final = (

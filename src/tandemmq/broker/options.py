@@ -122,6 +122,9 @@ class BrokerOptions:
     pop_poll_count_max: int = 100_000  # maxPopPollingSize, the same
     pop_lease_count_max: int = 200_000  # popCkMaxBufferSize: at the bound pops return no messages
     pop_retry_percent: int = 20  # popFromRetryProbability: percentage of pops that read the retry topic first
+    priority_retry_percent: int = 0  # popFromRetryProbabilityForPriority: the same, of pops by priority
+    priority_order_asc: bool = True  # priorityOrderAsc: pops read from the highest queue id down
+    separate_retry_queues: bool = False  # useSeparateRetryQueue; topics of priorities always have them
     pop_retry_v2: bool = False  # enableRetryTopicV2
     pop_reads_retry_v1: bool = True  # retrieveMessageFromPopRetryTopicV1
     pop_returns_retry_topic: bool = False  # popResponseReturnActualRetryTopic
@@ -196,6 +199,7 @@ _RANGES = {
     "created_per_address_max": (-(2**63), 2**63),
     "accept_sends_from_ms": (-(2**63), 2**63),
     "pop_retry_percent": (0, 100),
+    "priority_retry_percent": (0, 100),
     "revive_queue_count": (1, 512),
     "default_pop_share_count": (-(2**31), 2**31 - 1),
 }

@@ -36,6 +36,7 @@ _FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
     ("delay_level", (int,), "int"),
     ("deliver_at_ms", (int, type(None)), "int or None"),
     ("delay_ms", (int, type(None)), "int or None"),
+    ("priority", (int, type(None)), "int or None"),
 )
 
 
@@ -46,7 +47,8 @@ class Message(msgspec.Struct):
     `properties`: the user's own; names reserved by the system are refused. `delay_level` 0 delivers at once.
     `wait_stored` False: the answer does not wait for flush or replicas. `deliver_at_ms` (UTC, by the broker's
     clock) or `delay_ms`: the delivery time, accurate to about a second. Only one of the three delays can be
-    set.
+    set. `priority`: 0 and up, for a topic of `message.type` PRIORITY, from which pop consumers receive higher
+    numbers first; it excludes delays and ordering by key.
     """
 
     topic: str
@@ -59,6 +61,7 @@ class Message(msgspec.Struct):
     wait_stored: bool = True
     deliver_at_ms: int | None = None
     delay_ms: int | None = None
+    priority: int | None = None
 
     def __repr__(self) -> str:
         """Shows the fields that are set; a body over `BODY_REPR_BYTES` is truncated and followed by its
@@ -97,6 +100,8 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
         pairs[names.TIMER_DELIVER_MS] = str(message.deliver_at_ms)
     if message.delay_ms is not None:
         pairs[names.TIMER_DELAY_MS] = str(message.delay_ms)
+    if message.priority is not None:
+        pairs[names.PRIORITY] = str(message.priority)
     pairs[names.UNIQ_KEY] = unique_key
     pairs[names.WAIT] = "true" if message.wait_stored else "false"
     return pairs
@@ -140,6 +145,8 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
             raise MessageIllegal(f"the flag {message.flag} must fit into 32 bits, with a sign")
         if message.delay_level or message.deliver_at_ms is not None or message.delay_ms is not None:
             _check_delays(message)
+        if message.priority is not None:
+            _check_priority(message, message.priority)
         keys = message.keys
         for key in keys.split(" ") if isinstance(keys, str) and keys else keys:
             if not key or " " in key:
@@ -172,6 +179,13 @@ def _check_delays(message: Message) -> None:
         raise MessageIllegal("only one of delay_level, deliver_at_ms and delay_ms can be given")
     if given and given[0] < 0:
         raise MessageIllegal(f"the delay {given[0]} must not be negative")
+
+
+def _check_priority(message: Message, priority: int) -> None:
+    if not 0 <= priority <= names.PRIORITY_MAX:
+        raise MessageIllegal(f"the priority {priority} must be from 0 to {names.PRIORITY_MAX}")
+    if is_delayed(message) or names.SHARDING_KEY in message.properties:
+        raise MessageIllegal("a message with a priority must not be delayed or have a sharding key")
 
 
 class ReceivedMessage:
@@ -218,6 +232,11 @@ class ReceivedMessage:
     def properties(self) -> dict[str, str]:
         """The user's properties and the system's."""
         return self.record.properties
+
+    @property
+    def priority(self) -> int | None:
+        """The priority; None without one."""
+        return names.parse_priority(self.record.properties.get(names.PRIORITY))
 
     @property
     def queue_id(self) -> int:

@@ -15,6 +15,8 @@ from typing import Final
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 
 PROPERTIES_BYTES_MAX: Final = 32767
+PRIORITY_MAX: Final = 2**31 - 1
+_PRIORITY_DIGITS_MAX: Final = 10
 
 KEYS: Final = "KEYS"
 TAGS: Final = "TAGS"
@@ -99,6 +101,13 @@ TRANSIENT_PREFIX: Final = "__RMQ.TRANSIENT."
 def is_reserved(name: str) -> bool:
     """Returns True for a name that only the system may set."""
     return name in RESERVED or name.startswith(TRANSIENT_PREFIX)
+
+
+def parse_priority(value: str | None) -> int | None:
+    """Returns the priority that a PRIORITY property holds; None without a valid one (spec rocketmq55 5)."""
+    if value is None or not (value.isascii() and value.isdecimal() and len(value) <= _PRIORITY_DIGITS_MAX):
+        return None
+    return priority if (priority := int(value)) <= PRIORITY_MAX else None
 
 
 def encode_properties(properties: Mapping[str, str]) -> bytes:

@@ -59,6 +59,10 @@ def produce(
         list[str] | None,
         typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
     ] = None,
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", help="A priority for every message; 0 is the lowest.", min=0, metavar="N"),
+    ] = None,
     batch: Annotated[
         int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
     ] = 1_000,
@@ -71,7 +75,7 @@ def produce(
     keys = key or ()
 
     def make(line: bytes) -> Message:
-        return Message(topic, line, tags=tag, keys=keys, properties=pairs)
+        return Message(topic, line, tags=tag, keys=keys, properties=pairs, priority=priority)
 
     with session.explained_errors(), ExitStack() as stack:
         producer = stack.enter_context(

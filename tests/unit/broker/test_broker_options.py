@@ -60,6 +60,7 @@ def test_topics_of_a_fresh_broker() -> None:
         ({}, "+message.type=FIFO, +reserve.time=-1", {"message.type": "FIFO", "reserve.time": "-1"}),
         ({"message.type": "FIFO"}, "-message.type", {}),
         ({"message.type": "FIFO"}, "+message.type=DELAY", {"message.type": "DELAY"}),
+        ({}, "+message.type=PRIORITY", {"message.type": "PRIORITY"}),
         ({}, "+queue.type=SimpleCQ", {"queue.type": "SimpleCQ"}),
         (
             {"message.type": "LITE"},
@@ -82,7 +83,7 @@ def test_attribute_changes(before: dict[str, str], changes: str | None, after: d
         "+queue.type=BatchCQ",
         "+reserve.time=x",
         "+reserve.time=" + "9" * 5_000,
-        "+message.type=PRIORITY",
+        "+message.type=PRIORITIES",
         "+lite.topic.expiration=5",
         "+message.type=LITE,+lite.topic.expiration=43201",
         "+message.type=LITE,+lite.topic.expiration=-2",

@@ -56,6 +56,7 @@ def test_added_pair_wins(pairs: list[tuple[str, str]], is_cut: bool, name: str, 
         (text_of(TIMER_DELAY_MS="5"), 0),
         (text_of(INNER_BASE="5"), 0),
         ("__CRC32#\x010123456789\x02", 0),
+        (text_of(_SYS_MSG_PRIORITY_="0"), 0),
         ("", 0x4),
         ("", 0x80),
     ],
@@ -85,6 +86,41 @@ def test_delay_levels_are_cut_to_the_highest(level: str, expected: int) -> None:
 def test_delay_that_is_no_number_is_refused(level: str) -> None:
     with pytest.raises(MessageIllegal, match="DELAY"):
         look(text_of(DELAY=level))
+
+
+@pytest.mark.parametrize(
+    ("value", "priority"),
+    [
+        ("0", 0),
+        ("7", 7),
+        ("2147483647", 2**31 - 1),
+        ("2147483648", None),
+        ("-1", None),
+        ("x", None),
+        ("٣", None),
+    ],
+)
+def test_priorities_are_whole_numbers_from_zero(value: str, priority: int | None) -> None:
+    found = look(text_of(_SYS_MSG_PRIORITY_=value))
+    assert found.priority == priority
+    assert decode_properties(found.text.encode()) == {"_SYS_MSG_PRIORITY_": value}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"TRAN_MSG": "true"},
+        {"DELAY": "0"},
+        {"TIMER_DELAY_SEC": "9"},
+        {"TIMER_DELAY_MS": "9"},
+        {"TIMER_DELIVER_MS": "9"},
+        {"__SHARDINGKEY": "k"},
+    ],
+)
+def test_a_priority_falls_away_beside_another_kind(other: dict[str, str]) -> None:
+    found = look(text_of(_SYS_MSG_PRIORITY_="5", a="b", **other))
+    assert found.priority is None
+    assert decode_properties(found.text.encode()) == {"a": "b", **other}
 
 
 def test_names_of_the_broker_are_taken_out() -> None:

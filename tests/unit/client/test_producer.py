@@ -301,6 +301,7 @@ async def test_batch_gives_each_message_its_result():
         [Message(topic="T", body=b"x"), Message(topic="U", body=b"x")],
         [Message(topic="T", body=b"x"), Message(topic="T", body=b"x", wait_stored=False)],
         [Message(topic="T", body=b"x"), Message(topic="T", body=b"x", delay_level=3)],
+        [Message(topic="T", body=b"x", priority=0)] * 2,
         [Message(topic="T", body=b"")],
         [Message(topic="%RETRY%g", body=b"x")] * 2,
         [Message(topic="T", body=bytes(3 << 20)), Message(topic="T", body=bytes(3 << 20))],
@@ -393,12 +394,33 @@ async def test_send_many_reports_every_message_in_order():
 async def test_send_many_mixes_what_travels_alone():
     async with running_cluster(T=1, U=1) as cluster, Producer("g", cluster.namesrv) as producer:
         messages = [
-            Message(topic="TU"[i % 2], body=b"x" * (9000 if i == 3 else 1), delay_level=i == 5)
+            Message(
+                topic="TU"[i % 2],
+                body=b"x" * (9000 if i == 3 else 1),
+                delay_level=i == 5,
+                priority=0 if i == 8 else None,
+            )
             for i in range(10)
         ]
         summary = await producer.send_many(messages)
         assert summary.ok_count == 10
-        assert sorted(cluster[0].send_codes) == [310, 310, 320, 320]
+        assert sorted(cluster[0].send_codes) == [310, 310, 310, 320, 320]
+
+
+async def test_a_message_with_a_priority_names_no_queue() -> None:
+    message = Message(topic="T", body=b"x", priority=1)
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        [queue] = await producer.queues("T")
+        for call in (
+            producer.send(message, queue=queue),
+            producer.send_batch([message], queue=queue),
+            producer.send_oneway(message, queue=queue),
+        ):
+            with pytest.raises(MessageIllegal, match="must not name a queue"):
+                await call
+        assert cluster[0].sends == 0
+        await producer.send_oneway(message)
+        await until(lambda: cluster[0].stored("T") == 1)
 
 
 async def test_send_many_stops_at_the_first_error():

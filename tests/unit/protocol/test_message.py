@@ -34,6 +34,7 @@ def test_everything_travels_as_properties() -> None:
         "WAIT": "true",
     }
     assert wire_properties(Message("t", b"b", wait_stored=False), KEY) == {"UNIQ_KEY": KEY, "WAIT": "false"}
+    assert wire_properties(Message("t", b"b", priority=0), KEY)["_SYS_MSG_PRIORITY_"] == "0"
 
 
 def test_too_many_properties_are_refused() -> None:
@@ -54,6 +55,12 @@ def test_too_many_properties_are_refused() -> None:
         (Message("t", b"b", keys=("",)), "non-empty"),
         (Message("t", b"b", properties={"TAGS": "x"}), "reserved"),
         (Message("t", b"b", properties={"a": " "}), "blank"),
+        (Message("t", b"b", properties={"_SYS_MSG_PRIORITY_": "1"}), "reserved"),
+        (Message("t", b"b", priority=-1), "the priority -1 must be from 0"),
+        (Message("t", b"b", priority=2**31), "from 0 to 2147483647"),
+        (Message("t", b"b", priority=1, delay_level=1), "must not be delayed"),
+        (Message("t", b"b", priority=0, deliver_at_ms=1), "must not be delayed"),
+        (Message("t", b"b", priority=0, properties={"__SHARDINGKEY": "k"}), "sharding key"),
     ],
 )
 def test_message_that_no_broker_would_store_is_refused(message: Message, reason: str) -> None:
@@ -78,6 +85,7 @@ def test_message_that_no_broker_would_store_is_refused(message: Message, reason:
         ({"flag": 2**31}, "the flag 2147483648 must fit into 32 bits, with a sign"),
         ({"delay_level": "3"}, "delay_level must be int, not str"),
         ({"delay_ms": "3"}, "delay_ms must be int or None, not str"),
+        ({"priority": "3"}, "priority must be int or None, not str"),
     ],
 )
 def test_a_wrong_type_is_named(wrong: dict[str, Any], fault: str) -> None:
@@ -105,6 +113,12 @@ def stored(body: bytes, *, sys_flag: int = 0, properties: bytes = b"") -> Record
             new, queue_offset=7, log_offset=9, stored_at_ms=6, store_host=encode_host("10.0.0.2", 2)
         )
     )
+
+
+def test_consumer_gets_the_priority() -> None:
+    assert ReceivedMessage(stored(b"x", properties=b"_SYS_MSG_PRIORITY_\x017\x02")).priority == 7
+    assert ReceivedMessage(stored(b"x", properties=b"_SYS_MSG_PRIORITY_\x01high\x02")).priority is None
+    assert ReceivedMessage(stored(b"x")).priority is None
 
 
 def test_consumer_gets_the_content_and_its_own_topic() -> None:

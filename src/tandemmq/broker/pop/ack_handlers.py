@@ -230,7 +230,7 @@ class AckHandlers:
 
     def _check_place(self, key: QueueKey, offset: int, *, is_end_allowed: bool) -> None:
         topic, _, queue_id = key
-        if not is_retry_topic(topic) or self.core.topics.get(topic) is not None:
+        if not is_retry_topic(topic):  # a kill may lose the growth of a retry topic
             count = require_topic(self.core.topics, topic).read_queue_count
             if not 0 <= queue_id < count:
                 raise RequestRejected(

@@ -1,7 +1,7 @@
 """Reading for pops: `PopReader` reads the messages a pop may get, `PopPolls` holds the pop while there are
 none.
 
-Source: spec semantics 14.1.
+Source: spec semantics 14.1, spec rocketmq55 5.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import MESSAGE_COUNT_MAX, QueueKey
 from tandemmq.broker.pull.long_poll import PollChannel
+from tandemmq.broker.topics.attributes import has_priorities, priority_factor
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol import pop_receipts as receipts
 from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_property, remove_property
@@ -332,24 +333,46 @@ class PopReader:
             found.append((receipts.pop_retry_v1(group, topic), receipts.FLAG_RETRY_V1))
         return found
 
-    def sources(self, params: PopParams, queue_count: int) -> Iterator[PoppedQueue]:
-        """Yields the queues in the order in which they are read."""
-        chance = self.core.chance.below(100)
-        is_retry_first = chance < self.core.options.pop_retry_percent
-        retries = []
+    def sources(self, params: PopParams, queue_count: int) -> Sequence[PoppedQueue]:
+        """Returns the queues in the order in which they are read. A pop by priority reads level by level,
+        each level's retries before its new messages (decision 028).
+        """
+        options, chance = self.core.options, self.core.chance.below(100)
+        is_by_priority = self._is_by_priority(params)
+        start = 0 if is_by_priority else chance
+        numbers = self._walk(queue_count, start) if params.queue_id == ANY else [params.queue_id]
+        queues = [PoppedQueue(params.topic, number, receipts.FLAG_NORMAL) for number in numbers]
+        retries: list[PoppedQueue] = []
         if not params.is_ordered:
+            queue_max = self.core.store.queue_max
             for topic, flag in self.retry_topics(params.group, params.topic):
-                if self.core.store.queue_max(topic, 0):
-                    retries.append(PoppedQueue(topic, 0, flag))
-        if is_retry_first:
-            yield from retries
-        if params.queue_id >= 0:
-            yield PoppedQueue(params.topic, params.queue_id, receipts.FLAG_NORMAL)
-        else:
-            for step in range(queue_count):
-                yield PoppedQueue(params.topic, (chance + step) % queue_count, receipts.FLAG_NORMAL)
-        if not is_retry_first:
-            yield from retries
+                config = self.core.topics.get(topic)
+                # A kill may lose the growth of a retry topic, but not that of its topic.
+                count = max(queue_count, 1 if config is None else config.read_queue_count)
+                numbers = [number for number in self._walk(count, start) if queue_max(topic, number)]
+                retries += [PoppedQueue(topic, number, flag) for number in numbers]
+        if chance < (options.priority_retry_percent if is_by_priority else options.pop_retry_percent):
+            return retries + queues
+        if is_by_priority:
+            return sorted(retries + queues, key=_level, reverse=options.priority_order_asc)
+        return queues + retries
+
+    def _is_by_priority(self, params: PopParams) -> bool:
+        """Returns True if the pop follows the priorities of its topic; `priority.factor` gives the share of
+        such pops.
+        """
+        if params.queue_id != ANY or params.is_ordered:
+            return False
+        if not has_priorities(self.core.topics.get(params.topic)):
+            return False
+        return self.core.chance.below(100) < priority_factor(self.core.groups.get(params.group))
+
+    def _walk(self, count: int, start: int) -> list[int]:
+        """Returns the numbers of `count` queues: downwards from below `start`, or upwards from `start`."""
+        first = start % max(count, 1)
+        if self.core.options.priority_order_asc:
+            return [*range(first - 1, -1, -1), *range(count - 1, first - 1, -1)]
+        return [*range(first, count), *range(first)]
 
     def read(self, params: PopParams, queue_count: int, now_ms: int) -> Found:
         """Reads messages for a pop. Positions move past messages that the filter rejects, not past those
@@ -515,6 +538,10 @@ class PopReader:
         if start is None:
             start = self.core.store.queue_min(topic, queue_id)
         return max(0, self.core.store.queue_max(topic, queue_id) - start)
+
+
+def _level(queue: PoppedQueue) -> int:
+    return queue.queue_id
 
 
 def split_records(slices: Sequence[memoryview]) -> Iterator[memoryview]:

@@ -14,9 +14,9 @@ from tandemmq.broker.pop.handlers import PopAdmission, PopHandlers
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, Leases
 from tandemmq.broker.pop.reading import PopPolls, PopReader
+from tandemmq.broker.topics.attributes import has_priorities
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import is_retry_topic
@@ -173,22 +173,29 @@ class Revive(Duty):
             # without room for the property, the message is redelivered without it
             if len(with_time) <= names.PROPERTIES_BYTES_MAX:
                 properties = with_time
-        copy = copy_record(message, self._target(message, lease).name, 0, properties)
+        topic, queue_id = self._target(message, lease)
+        copy = copy_record(message, topic, queue_id, properties)
         copy.retry_count += not lease.is_suspended
         copy.prepared_offset, copy.wait_stored = 0, True
         return copy
 
-    def _target(self, message: Record, lease: Lease) -> TopicConfig:
-        group = lease.key.group
+    def _target(self, message: Record, lease: Lease) -> tuple[str, int]:
+        """Returns the topic and queue of the copy. A retry of a message with a priority stays at its level,
+        so it keeps the queue's number.
+        """
+        group, name, queue_id = lease.key.group, lease.key.topic, lease.key.queue_id
         config = self.core.groups.get(group)
         is_tried_out = config is not None and message.retry_count >= config.retry_count_max
         if is_tried_out and not lease.is_suspended:
             self.dead_count += 1
-            return self.core.creator.create_dlq_topic(group)
-        name = lease.key.topic
+            return self.core.creator.create_dlq_topic(group).name, 0
+        options = self.core.options
         if not is_retry_topic(name):
-            name = pop_retry_v2(group, name) if self.core.options.pop_retry_v2 else pop_retry_v1(group, name)
-        return self.core.creator.create_pop_retry_topic(name, group)
+            if not (options.separate_retry_queues or has_priorities(self.core.topics.get(name))):
+                queue_id = 0
+            name = pop_retry_v2(group, name) if options.pop_retry_v2 else pop_retry_v1(group, name)
+        self.core.creator.create_pop_retry_topic(name, group, queue_id + 1)
+        return name, queue_id
 
 
 class PopService:

@@ -50,6 +50,8 @@ KEYS_MARK = names.KEYS + "\x01"
 _CLAIM_MARK = CLAIM_PROPERTY + "\x01"
 
 _DROPPED_NAMES = ("POP_CK", names.CRC32)
+_OTHER_KIND_NAMES = frozenset((names.DELAY, *DELIVERY_TIME_NAMES, names.SHARDING_KEY))
+"""The names that make a message a delayed or an ordered one, with or without a priority."""
 _DELAY_LEVEL_DIGITS_MAX = 9
 
 
@@ -57,7 +59,7 @@ def is_unusual(text: str, sys_flag: int) -> bool:
     """Returns True if `inspect` must see the message; a false positive costs only time."""
     return (
         "DELAY" in text
-        or "TRAN_MSG\x01" in text
+        or "_MSG" in text  # TRAN_MSG and _SYS_MSG_PRIORITY_: a test of its own would cost every send
         or "POP_CK\x01" in text
         or "TIMER_DELIVER" in text
         or "INNER_" in text
@@ -68,7 +70,7 @@ def is_unusual(text: str, sys_flag: int) -> bool:
 
 
 class Inspected(NamedTuple):
-    """The result of `inspect`: cleaned properties, delay level (0: none), and timer properties.
+    """The result of `inspect`: cleaned properties, delay level (0: none), timer properties, and priority.
 
     A half message keeps its delay and timer properties: they count from its commit on.
     """
@@ -77,6 +79,7 @@ class Inspected(NamedTuple):
     delay_level: int
     timer_properties: Mapping[str, str] = {}
     is_half: bool = False
+    priority: int | None = None
 
 
 def inspect(
@@ -103,6 +106,10 @@ def inspect(
     target = pairs.get(TIMER_DEL_UNIQKEY)
     if target is not None and (recall_topic is None or not may_cancel(recall_topic, target)):
         del pairs[TIMER_DEL_UNIQKEY]  # its name makes `_is_clean` False, so the text is encoded again
+    priority = names.parse_priority(pairs.get(names.PRIORITY))
+    if priority is not None and (is_half or not _OTHER_KIND_NAMES.isdisjoint(pairs)):
+        priority = None  # a message has one kind, and these come first (spec rocketmq55 4.2)
+        del pairs[names.PRIORITY]
     timer_properties: dict[str, str] = {}
     if level == 0 and has_delivery_time(pairs):
         timer_properties = {
@@ -118,7 +125,9 @@ def inspect(
             for name in DELIVERY_TIME_NAMES:
                 kept.pop(name, None)
         text = encode_properties(kept).decode()
-    return Inspected(text, 0, is_half=True) if is_half else Inspected(text, level, timer_properties)
+    if is_half:
+        return Inspected(text, 0, is_half=True)
+    return Inspected(text, level, timer_properties, priority=priority)
 
 
 def _is_clean(text: str, count: int) -> bool:
@@ -181,11 +190,12 @@ def _delay_level(value: str | None, level_max: int) -> int:
 
 
 class Prepared(msgspec.Struct, gc=False, frozen=True):
-    """The records of a send, the key and the handle of its answer, and its claim: the sequence property of a
-    numbered send, "" for any other.
+    """The records of a send, the queue, key and handle of its answer, and its claim: the sequence property of
+    a numbered send, "" for any other.
     """
 
     records: NewBatch | tuple[NewRecord]
+    queue_id: int
     unique_key: str
     claim: str
     recall_handle: str | None = None
@@ -260,13 +270,13 @@ class RecordBuilder:
             next_key=lambda: self._unique_keys.next(self._now_ms()),
             wait_stored=find_value(text, "WAIT\x01").lower() != "false",
         )
-        return Prepared(batch, find_value(text, UNIQ_KEY_MARK), find_value(text, _CLAIM_MARK))
+        return Prepared(batch, queue_id, find_value(text, UNIQ_KEY_MARK), find_value(text, _CLAIM_MARK))
 
     def make_unusual(
         self, channel: Channel, command: Command, header: SendHeader, target: SendTarget, queue_id: int
     ) -> Prepared:
-        """Returns the record of a retry, of a delayed or half message, or of one with names that only the
-        broker may set.
+        """Returns the record of a retry, of a delayed or half message, of one with a priority, or of one with
+        names that only the broker may set.
 
         Raises:  RequestRejected.
         """
@@ -277,7 +287,7 @@ class RecordBuilder:
             if dlq is not None:
                 target, queue_id = dlq, 0
                 text = with_pair(text, names.DELAY, "-1")
-        text, delay_level, timer_properties, is_half = inspect(
+        text, delay_level, timer_properties, is_half, priority = inspect(
             text,
             header.sys_flag,
             delay_level_max=self.delay.level_max,
@@ -289,8 +299,10 @@ class RecordBuilder:
                 f"transactional messages are refused by the broker {options.broker_name}"
                 " (rejectTransactionMessage is true)"
             )
-        if claim and (is_half or target.is_retry):
-            raise MessageIllegal("a numbered send is neither transactional nor a retry")
+        if claim and (is_half or target.is_retry or priority is not None):
+            raise MessageIllegal("a numbered send is neither transactional nor a retry, and has no priority")
+        if priority is not None:
+            queue_id = min(priority, max(target.write_queue_count, 1) - 1)
         record = self.make(channel, command, header, target, queue_id, text)
         recall_handle = None
         if dlq is not None:
@@ -309,4 +321,4 @@ class RecordBuilder:
                         record.topic, options.broker_name, slot_ms + 1, record.unique_key
                     )
                 self.delay.postpone_until(record, slot_ms)
-        return Prepared((record,), record.unique_key, claim, recall_handle)
+        return Prepared((record,), queue_id, record.unique_key, claim, recall_handle)

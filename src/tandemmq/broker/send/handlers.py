@@ -66,7 +66,7 @@ class SendHandlers:
                     if header.is_batch
                     else self.records.make_unusual(channel, command, header, target, queue_id)
                 )
-                self._append_prepared(channel, command, target.topic, queue_id, prepared)
+                self._append_prepared(channel, command, target.topic, prepared)
             else:
                 record = self.records.make(channel, command, header, target, queue_id, text)
                 append = self.core.store.appender.append
@@ -117,11 +117,9 @@ class SendHandlers:
         stats.put_count += len(records)
         stats.put_bytes += len(command.body)
 
-    def _append_prepared(
-        self, channel: Channel, command: Command, topic: str, queue_id: int, send: Prepared
-    ) -> None:
+    def _append_prepared(self, channel: Channel, command: Command, topic: str, send: Prepared) -> None:
         """Appends the records, or the part of a numbered send that is not yet stored (decision 010)."""
-        appender, records = self.core.store.appender, send.records
+        appender, records, queue_id = self.core.store.appender, send.records, send.queue_id
         if send.claim:
             if command.flag & FLAG_ONEWAY:
                 raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")

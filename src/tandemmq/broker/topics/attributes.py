@@ -2,8 +2,8 @@
 
 Invariants: a table holds only attributes that satisfy these rules, so RocketMQ can read it. Attributes of
             lite topics are stored and shown but have no effect: TandemMQ does not serve lite topics
-            (NOT_SERVED in `tools/compatibility.py`). The same holds for `priority.factor`.
-Source: spec semantics 20, spec remoting 8.6.
+            (NOT_SERVED in `tools/compatibility.py`).
+Source: spec semantics 20, spec remoting 8.6, spec rocketmq55 4.2 and 5.
 """
 
 from __future__ import annotations
@@ -13,11 +13,14 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.broker.guards import invalid
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 
 _LONG_MAX: Final = 2**63 - 1
 _TEXT_LENGTH_MAX: Final = 255
 _EXPIRATION: Final = "lite.topic.expiration"
 _TYPE: Final = "message.type"
+_PRIORITY_FACTOR: Final = "priority.factor"
+_PRIORITY_FACTOR_DEFAULT: Final = "100"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +54,16 @@ _FLAG: Final = AttributeRule(values=("true", "false"))
 TOPIC_RULES: Final[Mapping[str, AttributeRule]] = {
     "queue.type": AttributeRule(values=("SimpleCQ",), is_changeable=False),
     "cleanup.policy": AttributeRule(values=("DELETE",), is_changeable=False),
-    _TYPE: AttributeRule(values=("NORMAL", "FIFO", "DELAY", "TRANSACTION", "MIXED", "LITE", "UNSPECIFIED")),
+    _TYPE: AttributeRule(
+        values=("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED", "LITE", "UNSPECIFIED")
+    ),
     "reserve.time": AttributeRule(numbers=(-_LONG_MAX - 1, _LONG_MAX)),
     _EXPIRATION: AttributeRule(numbers=(-1, 43_200)),
 }
-"""BatchCQ queues, COMPACTION and PRIORITY are not supported, so a topic cannot request them."""
+"""BatchCQ queues and COMPACTION are not supported, so a topic cannot request them."""
 
 GROUP_RULES: Final[Mapping[str, AttributeRule]] = {
-    "priority.factor": AttributeRule(numbers=(0, 100)),
+    _PRIORITY_FACTOR: AttributeRule(numbers=(0, 100)),
     "lite.bind.topic": AttributeRule(),
     "lite.sub.model": AttributeRule(values=("Shared", "Exclusive")),
     "lite.sub.reset.offset.exclusive": _FLAG,
@@ -67,6 +72,17 @@ GROUP_RULES: Final[Mapping[str, AttributeRule]] = {
     "lite.sub.client.max.event.cnt": AttributeRule(numbers=(10, _LONG_MAX)),
     "lite.sub.wildcard": AttributeRule(),
 }
+
+
+def has_priorities(topic: TopicConfig | None) -> bool:
+    """Returns True if the queues of the topic are levels of priority, the highest number first."""
+    return topic is not None and topic.attributes.get(_TYPE) == "PRIORITY"
+
+
+def priority_factor(group: SubscriptionGroupConfig | None) -> int:
+    """Returns the percentage of the group's pops that follow the priorities of a topic."""
+    attributes = {} if group is None else group.attributes
+    return int(attributes.get(_PRIORITY_FACTOR, _PRIORITY_FACTOR_DEFAULT))
 
 
 def apply_topic_attributes(

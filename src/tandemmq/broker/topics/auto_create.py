@@ -8,6 +8,8 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
+import msgspec
+
 from tandemmq.broker.guards import require_group
 from tandemmq.broker.options import PERMISSION_INHERIT, BrokerOptions
 from tandemmq.broker.table_file import TableFile, TableSaver
@@ -159,13 +161,15 @@ class TopicCreator:
             self._put(config, f"dead letters of the group {group}")
         return config
 
-    def create_pop_retry_topic(self, name: str, group: str) -> TopicConfig:
-        """Returns the topic for the group's unacknowledged pops, creating it if missing: one queue."""
+    def create_pop_retry_topic(self, name: str, group: str, queue_count: int) -> None:
+        """Creates the topic for the group's unacknowledged pops, or gives it `queue_count` queues if it has
+        fewer.
+        """
         config = self._topics.get(name)
-        if config is None:
-            config = make_topic(name, 1)
+        if config is None or config.read_queue_count < queue_count:
+            counts = {"read_queue_count": queue_count, "write_queue_count": queue_count}
+            config = msgspec.structs.replace(config or make_topic(name, queue_count), **counts)
             self._put(config, f"unacknowledged pops of the group {group}")
-        return config
 
     def _put(self, config: TopicConfig, reason: str) -> None:
         self._topics.put(config, self._clock.now_ms())

@@ -381,7 +381,8 @@ class Outbox:
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
         if self._before_send is not None:
             message = self._before_send(message)
-        shipment = self._packer.pack_one(message, queue=target, deadline_s=self._packer.deadline_s(None))
+        shipment = self._packer.pack_one(message, queue=queue, deadline_s=self._packer.deadline_s(None))
+        shipment.queue = target
         header = shipment.header(self._group, self._options)
         try:
             await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)

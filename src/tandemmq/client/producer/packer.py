@@ -136,13 +136,14 @@ def room_of(message: Message) -> int:
 
 
 def must_travel_alone(message: Message, options: ProducerOptions) -> bool:
-    """Returns True for a message that cannot or should not be in a batch: delayed, for a retry topic, worth
-    compressing, or large.
+    """Returns True for a message that cannot or should not be in a batch: delayed, with a priority, for a
+    retry topic, worth compressing, or large.
     """
     size = room_of(message) - MESSAGE_OVERHEAD_BYTES
     threshold = options.compress_from_bytes
     return bool(
         is_delayed(message)
+        or message.priority is not None
         or (threshold and size >= threshold)
         or size >= options.batch_bytes_max
         or not isinstance(message.topic, str)  # it will be rejected for this
@@ -183,6 +184,8 @@ class Packer:
         """
         options = self._options
         check_message(message, bytes_max=options.message_bytes_max)
+        if message.priority is not None and queue is not None:
+            raise MessageIllegal("a message with a priority must not name a queue: the broker chooses it")
         now_ms = self._clock.now_ms()
         key = unique_key or self._instance.unique_keys.next(now_ms)
         body = message.body
@@ -219,6 +222,8 @@ class Packer:
         self._wrap(message.topic)
         if is_delayed(message) or is_retry_topic(message.topic):
             raise MessageIllegal("a batch must not contain delayed messages or messages for retry topics")
+        if message.priority is not None:  # brokers choose the queue by the priority, except of batches
+            raise MessageIllegal("a batch must not contain messages with a priority: send them one by one")
         key = self._instance.unique_keys.next(self._clock.now_ms())
         return encode_batch_item(message.flag, message.body, self._encode_properties(message, key)), key
 

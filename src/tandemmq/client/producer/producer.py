@@ -138,8 +138,8 @@ class Producer(Client):
         """Sends all messages in one request to one queue; all or none are stored. Returns one result per
         message.
 
-        Raises:  MessageIllegal when the list is empty, mixes topics or wait policies, holds delayed messages,
-                 or is larger than one message may be; else as `send`.
+        Raises:  MessageIllegal when the list is empty, mixes topics or wait policies, holds delayed messages
+                 or messages with a priority, or is larger than one message may be; else as `send`.
         """
         return await (await self.start_batch(messages, queue=queue, timeout_s=timeout_s))
 
@@ -167,9 +167,9 @@ class Producer(Client):
         """Sends all messages in batches, several batches at a time; calls `on_result(message, outcome)` for
         each message, in the order of sending.
 
-        The fast way for hundreds of thousands of messages. Delayed and large messages are sent alone. With
-        `stop_on_error` the first failure stops the sending; the error is raised after the batches in flight
-        have ended.
+        The fast way for hundreds of thousands of messages. Delayed and large messages, and those with a
+        priority, are sent alone. With `stop_on_error` the first failure stops the sending; the error is
+        raised after the batches in flight have ended.
         """
         return await send_chunks(
             cut_messages(messages, self.options),

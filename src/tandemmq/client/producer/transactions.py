@@ -113,8 +113,8 @@ class TransactionProducer(Client):
         half message that was stored without every guarantee of the broker is rolled back, and `work` does not
         run.
 
-        Raises:  the errors of `Producer.send`; MessageIllegal for a delayed message; nothing has happened
-                 then.
+        Raises:  the errors of `Producer.send`; MessageIllegal for a delayed message or one with a priority;
+                 nothing has happened then.
         """
         sent = await self.send_half(message, timeout_s=timeout_s)
         if not sent.is_ok:
@@ -134,6 +134,8 @@ class TransactionProducer(Client):
         """
         if message.delay_level or message.delay_ms is not None or message.deliver_at_ms is not None:
             raise MessageIllegal("a transactional message cannot be delayed")
+        if message.priority is not None:
+            raise MessageIllegal("a transactional message cannot have a priority")
         system = {names.TRAN_MSG: "true", names.PGROUP: self.group}
         return await self.producer.send_system(
             message, system, sys_flag=TRANSACTION_PREPARED, timeout_s=timeout_s
