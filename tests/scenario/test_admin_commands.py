@@ -962,9 +962,13 @@ async def test_a_look_is_repeated_until_it_is_interrupted(rig: Rig) -> None:
     assert b"Traceback" not in complaints
 
 
-async def test_attributes_of_a_group_are_kept_or_refused_by_name(rig: Rig) -> None:
+async def test_attributes_are_kept_or_refused_by_name(rig: Rig) -> None:
     broker = await rig.start_broker()
     address = render_address(broker.address)
+    await rows(rig, "updateTopic", "-b", address, "-t", "Alerts", "-a", "+message.type=PRIORITY")
+    topic = broker._tables.topics.get("Alerts")
+    assert topic is not None
+    assert topic.attributes == {"message.type": "PRIORITY"}
     change = ("updateSubGroup", "-b", address, "-g", "G")
     result = await invoke("admin", *change, "--attributes", "+color=red")
     assert (result.exit_code, "attribute change '+color=red'" in result.output) == (1, True)
