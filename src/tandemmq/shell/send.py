@@ -8,11 +8,14 @@ import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
+from msgspec import structs
 
+from tandemmq.admin.options import grouped
 from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_send
@@ -44,6 +47,25 @@ LINE_BYTES_MAX: Final = 4 * MIB
 _ROUTE_POLL_S: Final = 0.1
 
 
+@dataclass(frozen=True, slots=True)
+class MessageOptions:
+    """The options of `produce` that every message gets."""
+
+    key: Annotated[list[str] | None, typer.Option("--key", help="A key for every message; repeatable.")] = (
+        None
+    )
+    tag: Annotated[str, typer.Option("--tag", help="A tag for every message.")] = ""
+    properties: Annotated[
+        list[str] | None,
+        typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
+    ] = None
+    priority: Annotated[
+        int | None,
+        typer.Option("--priority", help="A priority for every message; 0 is the lowest.", min=0, metavar="N"),
+    ] = None
+
+
+@grouped
 def produce(
     topic: session.Topic,
     namesrv: session.NameServers = "",
@@ -51,18 +73,7 @@ def produce(
         Path | None,
         typer.Option("--file", "-f", help="Read this file instead of standard input.", metavar="FILE"),
     ] = None,
-    key: Annotated[
-        list[str] | None, typer.Option("--key", help="A key for every message; repeatable.")
-    ] = None,
-    tag: Annotated[str, typer.Option("--tag", help="A tag for every message.")] = "",
-    properties: Annotated[
-        list[str] | None,
-        typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
-    ] = None,
-    priority: Annotated[
-        int | None,
-        typer.Option("--priority", help="A priority for every message; 0 is the lowest.", min=0, metavar="N"),
-    ] = None,
+    given: MessageOptions = MessageOptions(),
     batch: Annotated[
         int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
     ] = 1_000,
@@ -70,12 +81,11 @@ def produce(
 ) -> None:
     """Send each line as one message, without its line end. Empty lines are skipped."""
     session.check_name(topic)
-    pairs = dict(_pair(text) for text in properties or ())
+    pairs = dict(_pair(text) for text in given.properties or ())
     options = ProducerOptions(client=tools_options(), batch_count_max=batch)
-    keys = key or ()
-
-    def make(line: bytes) -> Message:
-        return Message(topic, line, tags=tag, keys=keys, properties=pairs, priority=priority)
+    every = Message(
+        topic, b"", tags=given.tag, keys=given.key or (), properties=pairs, priority=given.priority
+    )
 
     with session.explained_errors(), ExitStack() as stack:
         producer = stack.enter_context(
@@ -90,7 +100,8 @@ def produce(
         sending = Sending(stack.enter_context(_progress(source)))
         try:
             for lines in read_lines(source):
-                sending.send(producer, [make(line) for line in lines if line], len(lines))
+                messages = [structs.replace(every, body=line) for line in lines if line]
+                sending.send(producer, messages, len(lines))
         except KeyboardInterrupt:
             session.note("interrupted")
             sending.print_summary(topic, as_json=as_json)
