@@ -110,6 +110,11 @@ class Proxy:
         """The listening address. Only between `start`, and `drain` or `stop`."""
         return self._server.address
 
+    @property
+    def held_receive_count(self) -> int:
+        """The number of receives that wait for messages."""
+        return self._receives.held_count
+
     async def start(self) -> Address:
         """Starts the proxy and returns the bound address. Name servers and brokers need not run yet.
 
