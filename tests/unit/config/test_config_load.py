@@ -12,6 +12,7 @@ from tandemmq.config.load import (
     MachineFacts,
     load_broker,
     load_name_server,
+    load_proxy,
     read_settings,
     with_saved_settings,
 )
@@ -317,3 +318,35 @@ def test_changes_of_earlier_runs_of_a_name_server_hold_where_nothing_else_is_sai
     file = tmp_path / "ns.conf"
     file.write_text("enableAllTopicList=false\n")
     assert with_saved_settings(read_settings(file, ()), file).keys() == {"enableAllTopicList"}
+
+
+def test_a_proxy_reads_rocketmqs_json_file(tmp_path: Path) -> None:
+    path = tmp_path / "rmq-proxy.json"
+    path.write_text(
+        '{"rocketMQClusterName": "C", "namesrvAddr": "10.0.0.1:9876", "grpcServerPort": 18081,'
+        ' "enableTopicMessageTypeCheck": false, "renewAheadTimeMillis": 5000, "grpcBossLoopNum": 1}'
+    )
+    loaded = load_proxy(read_settings(path, ["maxMessageSize=1024"]), MACHINE)
+    options = loaded.options
+    assert (options.cluster, options.name_servers, options.listen_port) == ("C", "10.0.0.1:9876", 18081)
+    assert (options.checks_message_type, options.body_bytes_max) == (False, 1024)
+    assert loaded.inert == ("renewAheadTimeMillis",)  # the other one repeats RocketMQ's default
+    assert options.local_host == MACHINE.address
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("{", "must be a JSON object"),
+        ('{"grpcServerPort": [1]}', "must be a JSON object of texts, numbers and booleans"),
+        ('{"grpcServerPort": "x"}', "grpcServerPort=x: must be a whole number from 0 to 65535"),
+        ('{"grpcServerPorts": 1}', "unknown proxy setting grpcServerPorts; did you mean grpcServerPort?"),
+        ('{"namesrvAddr": ""}', "namesrvAddr=: must be host:port"),
+        ('{"minInvisibleTimeMillsForRecv": 9, "maxInvisibleTimeMills": 5}', "minInvisibleTimeMillsForRecv=9"),
+    ],
+)
+def test_a_bad_setting_of_a_proxy_is_named(tmp_path: Path, text: str, reason: str) -> None:
+    path = tmp_path / "rmq-proxy.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match=re.escape(reason)):
+        load_proxy(read_settings(path, []), MACHINE)
