@@ -13,7 +13,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
 from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
 from tandemmq.proxy.broker_requests import RelayedRequests
-from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import Callers, CheckAccess
 from tandemmq.proxy.certificate import ensure_certificate
 from tandemmq.proxy.clients import ClientLimits, Clients
@@ -146,6 +146,7 @@ class Proxy:
             if client.stream is not None:
                 client.stream.close_when_sent()
         await asyncio.wait([draining])
+        await self._receives.wait_ended(CALL_S)
 
     async def stop(self) -> None:
         """Closes the port and every connection. Messages that clients have not acknowledged stay leased to

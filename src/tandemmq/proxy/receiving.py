@@ -17,9 +17,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import PopOutcome
@@ -85,6 +85,7 @@ class ReceiveHandlers:
     options: ReceiveOptions = field(default_factory=ReceiveOptions)
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
+    _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
     _waiters: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
 
     async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
@@ -105,18 +106,23 @@ class ReceiveHandlers:
         try:
             await waiter
         except asyncio.CancelledError:
-            self.tasks.start("abandon", self._abandon(plan, poll, pop))
+            self._start_end("abandon", self._abandon(plan, poll, pop))
             raise
         finally:
             self._waiters.pop(waiter, None)
         if not pop.done():  # the proxy stops
-            self.tasks.start("abandon", self._abandon(plan, poll, pop))
+            self._start_end("abandon", self._abandon(plan, poll, pop))
             await self._answer(plan, PopOutcome([]), send)
             return
         outcome = pop.result()
         if isinstance(outcome, Exception):
             raise outcome
         await self._answer(plan, outcome, send)
+
+    async def wait_ended(self, timeout_s: float) -> None:
+        """Waits until no pop is held and no message is being handed back, at most `timeout_s`."""
+        if self._ending:
+            await asyncio.wait(list(self._ending), timeout=timeout_s)
 
     def stop(self) -> None:
         """Answers all held receives as if no message came; `held_count` is 0 once their pops have ended."""
@@ -220,9 +226,9 @@ class ReceiveHandlers:
         for message in outcome.messages:
             receipt = self._receipt(plan, message, is_renewable=outcome.is_renewable)
             if not plan.subscription.matches(message.tags):
-                self.tasks.start("ack-unwanted", self._ack(plan, receipt))
+                self._start_end("ack-unwanted", self._ack(plan, receipt))
             elif message.retry_count >= plan.attempts_max:
-                self.tasks.start("dead-letter", self._bury(plan, message, receipt))
+                self._start_end("dead-letter", self._bury(plan, message, receipt))
             else:
                 found.append(_Delivery(message, receipt))
         return found
@@ -242,10 +248,15 @@ class ReceiveHandlers:
 
     # Ends of messages that are not delivered. Each is a task of the scope: the call may be over.
 
+    def _start_end(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
+        task = self.tasks.start(name, coro)
+        self._ending[task] = None
+        task.add_done_callback(lambda _: self._ending.pop(task, None))
+
     def _hand_back(self, plan: ReceivePlan, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
             self.renewal.forget(receipt.text)
-        self.tasks.start("hand-back", self._change_all(plan, receipts))
+        self._start_end("hand-back", self._change_all(plan, receipts))
 
     async def _abandon(
         self, plan: ReceivePlan, poll: _Poll, pop: asyncio.Task[PopOutcome | Exception]

@@ -81,13 +81,20 @@ class LeaseOwner(NamedTuple):
 class _Renewed:
     """Messages that one request renews: those of a renewable lease, or one other message.
 
-    `receipts` has the newest receipt of each open message, by the handle that the client has.
+    receipts    the newest receipt of each open message, by the handle that the client has
+    until_s     no renewal lasts longer
+    renewal_s   the time of the next renewal
+    number      the heap's entry that counts: for that renewal, or an earlier look at where the client is
+    recheck_s   the pause before that look
     """
 
     owner: LeaseOwner
     receipts: dict[str, Receipt]
     is_in_place: bool
     until_s: float
+    renewal_s: float
+    number: int = 0
+    recheck_s: float = RETRY_S
     failure_count: int = 0
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
@@ -135,9 +142,10 @@ class Renewal:
             place = (handle.broker_name, handle.flag, handle.queue_id, handle.start_offset)
             renewed = shared.get(place) if receipt.is_renewable else None
             if renewed is None:
-                renewed = shared[place] = _Renewed(owner, {}, receipt.is_renewable, until_s)
+                renewal_s = now_s + self._pause_s()
+                renewed = shared[place] = _Renewed(owner, {}, receipt.is_renewable, until_s, renewal_s)
                 self._by_client.setdefault(owner.client_id, {})[renewed] = None
-                self._schedule(renewed, now_s + self._renewal_s())
+                self._schedule(renewed, renewal_s)
             renewed.receipts[receipt.text] = receipt
             self._by_handle[receipt.text] = renewed
 
@@ -168,8 +176,8 @@ class Renewal:
             self._wake.clear()
             now_s = self._clock.monotonic()
             while self._due and self._due[0][0] <= now_s and self._in_flight < IN_FLIGHT_MAX:
-                _, _, renewed = heapq.heappop(self._due)
-                if renewed.receipts:
+                _, number, renewed = heapq.heappop(self._due)
+                if renewed.receipts and renewed.number == number:
                     self._in_flight += 1
                     self._tasks.start("renew", self._renew_counted(renewed))
             is_idle = not self._due or self._in_flight >= IN_FLIGHT_MAX
@@ -192,9 +200,15 @@ class Renewal:
             log.warning(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, "it was held too long"))
             self._drop(renewed)
             return
-        if not self._liveness.is_alive(owner.client_id) and not await self._is_elsewhere(renewed):
-            await self._release(renewed)
-            return
+        if not self._liveness.is_alive(owner.client_id):
+            if not await self._is_elsewhere(renewed):
+                await self._release(renewed)
+                return
+            if now_s < renewed.renewal_s:
+                # The brokers may list it only because this proxy has not unregistered it yet.
+                renewed.recheck_s *= 2
+                self._schedule(renewed, min(now_s + renewed.recheck_s, renewed.renewal_s))
+                return
         try:
             async with renewed.lock:
                 if renewed.receipts:
@@ -210,7 +224,8 @@ class Renewal:
                 self._schedule(renewed, self._clock.monotonic() + RETRY_S)
             return
         renewed.failure_count = 0
-        self._schedule(renewed, now_s + self._renewal_s())
+        renewed.renewal_s = now_s + self._pause_s()
+        self._schedule(renewed, renewed.renewal_s)
 
     async def _extend(self, renewed: _Renewed, invisible_ms: int) -> None:
         _, group, topic = renewed.owner
@@ -276,10 +291,13 @@ class Renewal:
         if not of_client:
             self._by_client.pop(renewed.owner.client_id, None)
 
-    def _renewal_s(self) -> float:
+    def _pause_s(self) -> float:
+        """Returns the time from a renewal to the next one."""
         return max(self.options.invisible_ms - self.options.ahead_ms, 1_000) / 1000
 
     def _schedule(self, renewed: _Renewed, due_s: float) -> None:
+        """Sets the time of the next work; an earlier entry of the heap is ignored from now on."""
         self._number += 1
+        renewed.number = self._number
         heapq.heappush(self._due, (due_s, self._number, renewed))
         self._wake.set()

@@ -278,6 +278,10 @@ async def test_too_many_held_receives_are_refused_and_stopping_answers_them() ->
     proxy.receiving.stop()
     await call
     assert answers.sent[0].status.code == Code.MESSAGE_NOT_FOUND
-    proxy.broker.gate.set()
+    ended = asyncio.ensure_future(proxy.receiving.wait_ended(20))
     await settle()
+    assert not ended.done()
+    proxy.broker.gate.set()
+    await ended
     assert (proxy.receiving.held_count, proxy.broker.visible_in_ms()) == (0, [1_000])
+    await proxy.receiving.wait_ended(20)

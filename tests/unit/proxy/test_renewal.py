@@ -125,6 +125,28 @@ async def test_a_client_that_moved_to_another_proxy_keeps_its_messages() -> None
         assert proxy.broker.messages[0].is_done
 
 
+async def test_a_client_that_the_brokers_list_a_little_longer_is_noticed_soon() -> None:
+    """Its proxy unregisters it only after it has left."""
+    async with renewing("a", "b") as proxy:
+        await receive(proxy, auto_renew=True)
+        proxy.broker.members = ("c1",)
+        proxy.clients.lose("c1")
+        await pass_time(proxy, 2)
+        proxy.broker.members = ()
+        await pass_time(proxy, 2)
+        assert all(one is not None and one <= 1_000 for one in proxy.broker.visible_in_ms())
+        assert len(proxy.broker.asked_of(CHANGE)) == 1
+
+
+async def test_a_client_that_moved_is_renewed_once_per_pause() -> None:
+    async with renewing("a") as proxy:
+        await receive(proxy, auto_renew=True)
+        proxy.broker.members = ("c1",)
+        proxy.clients.lose("c1")
+        await pass_time(proxy, 301)
+        assert len(proxy.broker.asked_of(CHANGE)) == 10
+
+
 async def test_a_client_that_left_without_a_word_is_noticed_at_the_next_renewal() -> None:
     async with renewing("a") as proxy:
         await receive(proxy, auto_renew=True)
