@@ -128,10 +128,6 @@ NOT_SERVED: Final = (
     ("broker container", "each broker is a process of its own"),
     ("DLedger log", "a log is copied from master to slaves"),
     ("RocksDB queues and tables", "the default store format of RocketMQ is served"),
-    (
-        "gRPC protocol of 5.x clients",
-        "RocketMQ's proxy in cluster mode speaks it, before our brokers as before its own",
-    ),
 )
 
 DIFFERENCES: Final = {
