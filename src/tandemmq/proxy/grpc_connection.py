@@ -204,7 +204,7 @@ class GrpcConnection(asyncio.Protocol):
             self._refuse(error.code, str(error))
             return
         except Http2Error as error:  # h2 has collected the GOAWAY
-            self._log_closed(str(error) or type(error).__name__)
+            self._log_closed(f"{type(error).__name__}: {error}")
             self._close("the peer violates HTTP/2")
             return
         except Exception as error:  # the edge: a connection must not stop the proxy
