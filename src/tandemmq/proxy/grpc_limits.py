@@ -31,8 +31,10 @@ class GrpcLimits:
     """The most calls of one connection, as announced to the peer; one more gets REFUSED_STREAM."""
     calls_max: int = 4_096
     """The most unary calls in flight, over all connections; one more is answered TOO_MANY_REQUESTS."""
-    held_calls_max: int = 20_000
-    """The same for calls of streaming methods, which may be held for long."""
+    held_calls_max: int = 50_000
+    """The same for calls of streaming methods, which may be held for long. The handlers bound each kind of
+    them more closely: 20,000 telemetry streams, and 20,000 receives.
+    """
     request_bytes_max: int = 256 * MIB
     """The most bytes of requests in memory, over all connections; the call that needs more is answered
     TOO_MANY_REQUESTS. A request counts until its call ends or asks for the next one.

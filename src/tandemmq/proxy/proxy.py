@@ -18,7 +18,7 @@ from tandemmq.proxy.callers import Callers, CheckAccess
 from tandemmq.proxy.certificate import ensure_certificate
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
-from tandemmq.proxy.grpc_server import GrpcServer
+from tandemmq.proxy.grpc_server import ALPN, GrpcServer
 from tandemmq.proxy.incoming import SendLimits
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
@@ -251,7 +251,7 @@ def _make_tls(config: ProxyConfig, machine: Machine) -> TlsAcceptor:
             options.store_path, (options.local_host,), disk=machine.disk, clock=machine.clock
         )
         tls = replace(tls, cert_path=path, key_path=path)
-    return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=("h2",))
+    return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=ALPN)
 
 
 def _grpc_limits(options: ProxyOptions, connections_max: int) -> GrpcLimits:

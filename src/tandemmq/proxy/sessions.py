@@ -167,7 +167,7 @@ def methods(handlers: SessionHandlers, admit: Admit) -> list[Method]:
         await handlers.serve_telemetry(call, admit)
 
     return [
-        Method(SERVICE + "Telemetry", serve_telemetry),
+        Method(SERVICE + "Telemetry", serve_telemetry, is_held=True),
         unary("Heartbeat", HeartbeatRequest, HeartbeatResponse, admit, handlers.handle_heartbeat),
         unary(
             "NotifyClientTermination",

@@ -338,3 +338,9 @@ async def test_only_clients_that_know_the_command_are_asked_to_reconnect(proxy: 
         client.language, client.version = language, version
         assert proxy.clients.reconnect() == is_asked, (language, version)
     await until(lambda: len(call.sent) == 4)
+
+
+async def test_only_telemetry_counts_as_held_by_the_transport() -> None:
+    """Else the streams of 4,096 clients would leave no room for unary calls."""
+    held = [name for name, method in Proxy().by_name.items() if method.is_held]
+    assert held == ["Telemetry"]
