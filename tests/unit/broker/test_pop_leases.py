@@ -368,3 +368,24 @@ async def test_a_renewal_that_was_not_stored_changes_nothing() -> None:
         log.renew(lease, 60_000, answers.append)
     assert (lease.invisible_ms, log.leases.next_end_ms()) == (10_000, lease.key.pop_time_ms + 10_000)
     await store.close()
+
+
+async def test_a_repeated_ack_is_answered_when_it_is_stored_and_takes_nothing_back() -> None:
+    clock, disk = ManualClock(), MemoryDisk()
+    store, log = await open_log(clock, disk, OffsetTable())
+    lease = make(pop_time=clock.now_ms(), invisible=60_000)
+    log.open([lease], lambda _status: None)
+    await clock.pass_time(0.1)
+    answers: list[PutStatus] = []
+    log.ack(lease, 0, answers.append)
+    log.ack(lease, 0, answers.append)
+    assert answers == []
+    await clock.pass_time(0.1)
+    assert [is_stored(status) for status in answers] == [True, True]
+    disk.fault = NoRoom()
+    log.ack(lease, 0, answers.append)  # a third one, which fails
+    log.ack(lease, 1, answers.append)
+    await clock.pass_time(0.1)
+    assert [is_stored(status) for status in answers] == [True, True, False, False]
+    assert lease.open_offsets() == [1, 2], "only the failed first ack is taken back"
+    await store.close()

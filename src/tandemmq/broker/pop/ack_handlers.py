@@ -64,7 +64,9 @@ class AckHandlers:
             named = LeaseKey(*key, handle.start_offset, handle.pop_time_ms)
             if header.is_strict and not self.lease_log.leases.is_acknowledged(named, header.offset):
                 raise _not_held(header.offset)
-            return command.reply()
+            if not header.is_strict or lease is None or index is None:
+                return command.reply()
+            # Only a repetition, but the first ack may not be stored yet.
         self._count_ack(key)
         self.lease_log.ack(lease, index, _answer(channel, command))
         return None
@@ -180,10 +182,15 @@ class AckHandlers:
             raise RequestRejected(
                 f"offset {offset} was not popped in order at that time", code=ResponseCode.MESSAGE_ILLEGAL
             ) from None
-        if next_offset is None and header.is_strict and offset >= (self.lease_log.position(key) or 0):
+        position = self.lease_log.position(key)
+        if header.is_strict and position is not None and offset < position:
+            # Only a repetition, but the position that the first ack moved may not be stored yet.
+            self.lease_log.put_position(key, position, _answer(channel, command))
+            self._free(key)
+            return None
+        if header.is_strict and next_offset is None:
             raise _not_held(offset)
         self._count_ack(key)
-        position = self.lease_log.position(key)
         if next_offset is None or (position is not None and next_offset <= position):
             self._free(key)
             return command.reply()
