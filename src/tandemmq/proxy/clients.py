@@ -129,6 +129,7 @@ class GrpcClient:
     profile             from its last settings; None before the first
     settings            the merged settings that it got
     transaction_topics  the topics to which it has sent transactions
+    access_key          the user that sent the settings
     changed_at_ms       the time of the last change of the profile
     deadline_s          the end of its life on `Clock.monotonic`, unless a sign of life follows
     """
@@ -140,6 +141,7 @@ class GrpcClient:
     profile: Profile | None = None
     settings: Message | None = None
     stream: CommandStream | None = None
+    access_key: str = ""
     changed_at_ms: int = 0
     transaction_topics: dict[str, None] = field(default_factory=dict)
 
@@ -239,11 +241,16 @@ class Clients:
             client.stream.end()
         client.stream, client.settings = stream, settings
         client.deadline_s = self._clock.monotonic() + self._limits.silence_s
-        if client.profile != profile:
-            self._unlist(client)
-            client.profile, client.changed_at_ms = profile, self._clock.now_ms()
-            self._list(client)
-            self._after_change()
+        if client.profile == profile and client.access_key == caller.access_key:
+            return
+        self._unlist(client)
+        if client.access_key != caller.access_key:
+            # Checks carry messages: those of another user's transactions must not reach this one.
+            client.access_key = caller.access_key
+            client.transaction_topics.clear()
+        client.profile, client.changed_at_ms = profile, self._clock.now_ms()
+        self._list(client)
+        self._after_change()
 
     def refresh(self, client_id: str) -> GrpcClient | None:
         """Records a heartbeat. Returns the client if its settings are known."""

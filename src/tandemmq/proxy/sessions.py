@@ -17,7 +17,7 @@ from typing import Final
 
 from tandemmq.errors import TandemError
 from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.clients import Clients, CommandStream, TelemetryCommand
+from tandemmq.proxy.clients import Clients, CommandStream, GrpcClient, TelemetryCommand
 from tandemmq.proxy.rpc import (
     OK,
     SERVICE,
@@ -69,7 +69,8 @@ class SessionHandlers:
 
     async def handle_termination(self, caller: Caller, _request: Message) -> Message:
         """Removes the client, with its settings and registrations."""
-        self._refresh(caller)
+        if self._refresh(caller).access_key != caller.access_key:
+            raise RpcRefused(Code.UNAUTHORIZED, f"another user has sent the settings of {caller.client_id}")
         self.clients.remove(caller.client_id)
         return NotifyClientTerminationResponse(status=OK)
 
@@ -137,11 +138,13 @@ class SessionHandlers:
             return known.settings
         return merge_settings(settings, self.options, group)
 
-    def _refresh(self, caller: Caller) -> None:
-        if self.clients.refresh(caller.client_id) is None:
+    def _refresh(self, caller: Caller) -> GrpcClient:
+        client = self.clients.refresh(caller.client_id)
+        if client is None:
             raise RpcRefused(
                 Code.UNRECOGNIZED_CLIENT_TYPE, f"the settings of client {caller.client_id} are not known here"
             )
+        return client
 
     def _failure(self, client_id: str, error: TandemError) -> GrpcFailure:
         """Returns the gRPC error for an error of a stream, and logs it if it is the client's first one."""

@@ -45,11 +45,12 @@ class Proxy:
             method.path.rpartition("/")[2]: method for method in methods(self.handlers, self.admit)
         }
         self.refusal: RpcRefused | None = None
+        self.access_key = ""
 
     async def admit(self, call: GrpcCall, _request: Message) -> Caller:
         if self.refusal is not None:
             raise self.refusal
-        return caller(call.metadata["x-mq-client-id"])
+        return caller(call.metadata["x-mq-client-id"], access_key=self.access_key)
 
     async def open(
         self, settings: dict[str, Any] | None = None, client_id: str = "c1"
@@ -225,6 +226,20 @@ async def test_a_terminated_client_is_gone(proxy: Proxy) -> None:
     assert not task.done(), "the client ends the stream itself"
     call.end()
     assert await task is None
+
+
+async def test_another_user_gets_no_checks_of_a_clients_transactions(proxy: Proxy) -> None:
+    """A client id is known to many: it appears in logs and in tools."""
+    proxy.access_key = "alice"
+    await proxy.open({"client_type": 1, "publishing": {}})
+    proxy.clients.note_transaction("Pay", "c1")
+    assert proxy.clients.producer_of("Pay") is not None
+    proxy.access_key = "mallory"
+    termination = await proxy.ask("NotifyClientTermination", NotifyClientTerminationResponse)
+    assert termination == Code.UNAUTHORIZED
+    await proxy.open({"client_type": 1, "publishing": {}})
+    assert proxy.clients.producer_of("Pay") is None
+    assert proxy.clients.produced_topics == []
 
 
 async def test_heartbeats_keep_a_client_and_silence_ends_it(proxy: Proxy) -> None:
