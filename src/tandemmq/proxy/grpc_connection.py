@@ -94,7 +94,10 @@ class GrpcConnection(asyncio.Protocol):
         self._is_drained = False
         self._is_over = False
         self._stalled_since_s: float | None = None
-        """The time since when the socket is full, or the connection is closed and may have unsent bytes."""
+        """The time since when the peer accepts no byte, while the socket is full, or the connection is closed
+        and may have unsent bytes.
+        """
+        self._stalled_bytes = 0
         self._reset_count = 0
         self._resets_since_s = 0.0
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
@@ -183,6 +186,11 @@ class GrpcConnection(asyncio.Protocol):
     def sweep(self, now_s: float) -> None:
         """Checks the time limits of the connection itself."""
         limits = self._context.limits
+        if self._stalled_since_s is not None and self._transport is not None:
+            unsent = self._transport.get_write_buffer_size()
+            if unsent < self._stalled_bytes:
+                self._stalled_since_s = now_s
+            self._stalled_bytes = unsent
         if self._stalled_since_s is not None and now_s - self._stalled_since_s >= limits.slow_reader_s:
             if not self._is_over:
                 self._log_closed(f"the peer reads nothing for {limits.slow_reader_s:g} s")

@@ -58,7 +58,7 @@ class GrpcLimits:
     write_buffer_high_bytes: int = 1 * MIB
     """The unsent bytes of a connection above which nothing more is sent and nothing is read."""
     slow_reader_s: float = 30.0
-    """The time that a peer may stay above it, and that a closing connection may take to send the rest."""
+    """The time after which a peer above it that accepts no byte is disconnected; also at the end."""
 
     def __post_init__(self) -> None:
         for name in self.__slots__:

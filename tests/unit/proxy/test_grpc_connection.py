@@ -328,6 +328,24 @@ async def test_a_peer_that_reads_nothing_is_disconnected(caplog: pytest.LogCaptu
         await w.is_well()
 
 
+async def test_a_slow_peer_that_still_reads_stays_connected(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with world(write_buffer_high_bytes=100_000, slow_reader_s=30) as w:
+        client = await w.connect(window=(1 << 31) - 1)
+        client.http2.increment_flow_control_window((1 << 31) - 1 - 65_535)
+        client.flush()
+        await asyncio.sleep(0)
+        client.transport.pause_reading()
+        stream = client.call(STREAM, b"100 10000")
+        await until(lambda: w.sent_count)
+        unsent = iter(range(100_000, 0, -1_000))
+        transport = next(iter(w.server._connections))._transport
+        monkeypatch.setattr(transport, "get_write_buffer_size", lambda: next(unsent))
+        await w.clock.pass_time(300)
+        client.transport.resume_reading()
+        assert await client.ends(stream) == (0, "")
+        assert len(client.data[stream]) == 100 * 10_005
+
+
 # Abuse.
 
 
