@@ -292,8 +292,9 @@ class Renewal:
             self._by_client.pop(renewed.owner.client_id, None)
 
     def _pause_s(self) -> float:
-        """Returns the time from a renewal to the next one."""
-        return max(self.options.invisible_ms - self.options.ahead_ms, 1_000) / 1000
+        """Returns the time between renewals; half of the lease if it is not longer than `ahead_ms`."""
+        lease_ms, ahead_ms = self.options.invisible_ms, self.options.ahead_ms
+        return (lease_ms - ahead_ms if ahead_ms < lease_ms else lease_ms / 2) / 1000
 
     def _schedule(self, renewed: _Renewed, due_s: float) -> None:
         """Sets the time of the next work; an earlier entry of the heap is ignored from now on."""

@@ -145,7 +145,10 @@ class PopBroker:
         )
 
     def _held(self, header: headers.AckRequest) -> Held | None:
-        handle, message = parse_handle(header.extra_info), self.messages[header.offset]
+        handle = parse_handle(header.extra_info)
+        if not 0 <= header.offset < len(self.messages):
+            return None
+        message = self.messages[header.offset]
         names_it = (handle.start_offset, handle.pop_time_ms) == (message.start_offset, message.pop_time_ms)
         is_held = not message.is_done and message.visible_at_ms > self.clock.now_ms()
         return message if names_it and is_held else None

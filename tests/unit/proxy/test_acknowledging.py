@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
-from consume_rig import GROUP, TOPIC, Held, PopBroker, Proxy, handle_of
+from consume_rig import BROKER, GROUP, TOPIC, Held, PopBroker, Proxy, handle_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from sim.manual_clock import ManualClock
+from sim.manual_clock import START_MS, ManualClock
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.proxy.acknowledging import (
@@ -203,3 +206,30 @@ async def test_a_handle_of_another_broker_is_invalid() -> None:
     proxy = make("a")
     handle = handle_of(pop_time_ms=proxy.broker.clock.now_ms(), broker="broker-z")
     assert (await ack(proxy, handle)).status.code == Code.INVALID_RECEIPT_HANDLE
+
+
+NUMBERS = st.sampled_from(["0", "1", "7", "-1", "9" * 18, "9" * 19, "9" * 40, "x", "", "²", " ", "1.5"])
+FIELDS = ("0", str(START_MS), "60000", "0", "0", BROKER, "0", "0", "1000", "10800000")
+HANDLES = st.text(max_size=60) | st.tuples(
+    *(st.just(field) | (st.just(field) | NUMBERS) for field in FIELDS)
+).flatmap(lambda fields: st.integers(6, len(fields)).map(lambda count: " ".join(fields[:count])))
+
+
+@settings(max_examples=300, deadline=None)
+@given(HANDLES)
+def test_any_text_as_a_handle_is_answered(text: str) -> None:
+    async def ask() -> None:
+        proxy = make("a")
+        [entry] = (await ack(proxy, text)).entries
+        assert entry.status.code in (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+        answer = await change(proxy, text, 10)
+        assert answer.status.code in (Code.OK, Code.INVALID_RECEIPT_HANDLE)
+        forward = ForwardRequest(**NAMES, receipt_handle=text, message_id=text)
+        refusals = []
+        try:
+            await proxy.receipts.handle_forward(proxy.caller(), forward)
+        except RpcRefused as error:
+            refusals.append(error.code)
+        assert refusals in ([], [Code.INVALID_RECEIPT_HANDLE])
+
+    asyncio.run(ask())

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 import pytest
 from consume_rig import BROKER, GROUP, TOPIC, Held, PopBroker, Proxy
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from sim.manual_clock import ManualClock
-from tandemmq.errors import RequestRejected, TopicNotFound
+from tandemmq.errors import RequestRejected, TandemError, TopicNotFound
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.proxy.handles import parse_receipt
@@ -285,3 +288,45 @@ async def test_too_many_held_receives_are_refused_and_stopping_answers_them() ->
     await ended
     assert (proxy.receiving.held_count, proxy.broker.visible_in_ms()) == (0, [1_000])
     await proxy.receiving.wait_ended(20)
+
+
+NAMES = st.sampled_from(["", "T", "G", "Gone", "a b", "%RETRY%G", "TBW102", "x" * 300, "ä"])
+SPANS = st.none() | st.fixed_dictionaries(
+    {"seconds": st.integers(-(2**63), 2**63 - 1), "nanos": st.integers(-(2**31), 2**31 - 1)}
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.fixed_dictionaries(
+        {
+            "group": st.fixed_dictionaries({"name": NAMES}),
+            "message_queue": st.fixed_dictionaries(
+                {
+                    "topic": st.fixed_dictionaries({"name": NAMES}),
+                    "broker": st.fixed_dictionaries({"name": NAMES | st.just(BROKER)}),
+                    "id": st.integers(-(2**31), 2**31 - 1),
+                }
+            ),
+            "filter_expression": st.fixed_dictionaries(
+                {"type": st.integers(0, 9), "expression": st.text(max_size=30)}
+            ),
+            "batch_size": st.integers(-(2**31), 2**31 - 1),
+            "invisible_duration": SPANS,
+            "long_polling_timeout": SPANS,
+            "auto_renew": st.booleans(),
+            "attempt_id": st.none() | st.text(max_size=50),
+        }
+    ),
+    st.none() | st.floats(-10, 1e9),
+)
+def test_any_request_is_served_or_refused(fields: dict[str, Any], remaining_s: float | None) -> None:
+    async def ask() -> None:
+        proxy = make("a")
+        with contextlib.suppress(TandemError):
+            await receive(proxy, request(**fields), remaining_s=remaining_s)
+        await settle()
+        assert not proxy.tasks.is_closed
+        assert proxy.receiving.held_count == 0
+
+    asyncio.run(ask())

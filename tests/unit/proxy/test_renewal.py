@@ -193,3 +193,11 @@ async def test_more_messages_than_the_bound_are_delivered_and_not_renewed() -> N
     async with renewing("a", "b", count_max=1) as proxy:
         assert len(await receive(proxy, auto_renew=True)) == 2
         assert len(proxy.renewal) == 0
+
+
+async def test_a_short_lease_is_renewed_after_half_of_it() -> None:
+    async with renewing("a", invisible_ms=10_000) as proxy:
+        await receive(proxy, auto_renew=True)
+        await pass_time(proxy, 21)
+        assert len(proxy.broker.asked_of(CHANGE)) == 4
+        assert proxy.broker.visible_in_ms() == [9_000]
