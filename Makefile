@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,17 +25,21 @@ demo: setup-demo ## Run the main job: 336,776 flights through master, slave and 
 
 test: JOBS ?= 3
 test: setup-dev ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
-	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not long")
+	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not grpc and not long")
 
 test-long: JOBS ?= 2
 test-long: setup-dev ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
-	@$(PYTEST) -m "long and not interop"
+	@$(PYTEST) -m "long and not interop and not grpc"
 
 test-all: test test-long ## Both
 
 interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m interop tests/interop $(ARGS)
+
+grpc: setup-dev ## Run the official gRPC clients in five languages through our proxy, before our broker and Java's (needs Go, Node, Rust, a JDK and Maven)
+	@scripts/setup jdk
+	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m grpc tests/interop $(ARGS)
 
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk
@@ -147,7 +151,7 @@ changelog: setup-maintain ## Show what the changes in changes/ would add to CHAN
 	@$(PY) -m towncrier build --draft --version next
 
 coverage: setup-maintain ## Run the unit, property and scenario tests and print how much of the package they execute
-	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not grpc and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
 
 packaging: ## Check the files in packaging/: the Dockerfile, the Kubernetes manifest, the confinement of the systemd units
 	@scripts/setup linters

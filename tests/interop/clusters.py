@@ -157,18 +157,21 @@ class JavaBroker:
 
 
 @contextmanager
-def java_proxy(name_server: str, directory: Path) -> Iterator[str]:
+def java_proxy(
+    name_server: str, directory: Path, settings: Mapping[str, object] | None = None
+) -> Iterator[str]:
     """RocketMQ's proxy before the cluster; the address that clients of the gRPC protocol are given."""
     port = broker_port()
-    settings = {
+    values = {
         "rocketMQClusterName": "DefaultCluster",
         "proxyMode": "CLUSTER",
         "namesrvAddr": name_server,
         "localServeAddr": HOST,
         "grpcServerPort": port,
         "remotingListenPort": port + 1,
+        **(settings or {}),
     }
-    server = JavaServer(GRPC, "org.apache.rocketmq.proxy.ProxyStartup", settings, directory)
+    server = JavaServer(GRPC, "org.apache.rocketmq.proxy.ProxyStartup", values, directory)
     server.start()
     try:
 

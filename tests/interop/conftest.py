@@ -12,14 +12,35 @@ from collections.abc import Iterator
 import pytest
 from ahead import Ahead
 from clusters import Cluster, java_cluster, our_cluster
-from java_peers import LINE_4, LINE_5, fetch_all, missing_tools
-from tally import Tally
+from java_peers import GRPC, LINE_4, LINE_5, fetch_all, jars, missing_tools
+from language_peers import GRPC_LANGUAGES, absent_tools
+from tally import Tally, grpc_place_of, place_of
 
 TALLY = pytest.StashKey[Tally]()
 STATUS = pytest.StashKey[int]()
 IS_REQUIRED = os.environ.get("TANDEMMQ_REQUIRE_INTEROP") == "1"
 IS_CLIENT_RUN = os.environ.get("TANDEMMQ_CLIENT_BOTH") == "1"
 """`make client-both`: only our client's cases, which need no more of Java than its servers."""
+KINDS = ("interop", "grpc")
+"""The markers of what needs Java; a run has one of them."""
+
+
+INSTALL = {
+    "interop": "install a JDK (11 or newer) and Maven",
+    "grpc": "install Go, Node.js with npm, Rust, a JDK (11 or newer) and Maven",
+}
+
+
+def kind_of(item: pytest.Item) -> str | None:
+    return next((kind for kind in KINDS if item.get_closest_marker(kind)), None)
+
+
+def tools_of(kind: str) -> list[str]:
+    """The programs that a run of the kind lacks."""
+    if kind == "interop":
+        return missing_tools()
+    absent = {tool for language in GRPC_LANGUAGES.values() for tool in absent_tools(language)}
+    return sorted({*absent, *missing_tools()})
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -28,28 +49,35 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    missing = missing_tools()
-    if not missing or IS_REQUIRED:
+    if IS_REQUIRED:
         return
-    reason = f"{', '.join(missing)} missing: install a JDK (11 or newer) and Maven"
     for item in items:
-        if item.get_closest_marker("interop"):
-            item.add_marker(pytest.mark.skip(reason=reason))
+        if (kind := kind_of(item)) and (missing := tools_of(kind)):
+            item.add_marker(pytest.mark.skip(reason=f"{', '.join(missing)} missing: {INSTALL[kind]}"))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Java's jars are fetched before the first test: a repository out of reach ends the run at once."""
-    items = [item for item in session.items if item.get_closest_marker("interop")]
-    session.config.stash[TALLY].expect(items)
-    if items and IS_REQUIRED and not session.config.option.collectonly:
-        if missing_tools():
-            pytest.exit(f"{', '.join(missing_tools())} missing: install a JDK and Maven", returncode=1)
+    kinds = {item: kind for item in session.items if (kind := kind_of(item))}
+    for item, kind in kinds.items():
+        session.config.stash[TALLY].expect([item], grpc_place_of if kind == "grpc" else place_of)
+    if not IS_REQUIRED or session.config.option.collectonly:
+        return
+    for kind in sorted(set(kinds.values())):
+        if missing := tools_of(kind):
+            pytest.exit(f"{', '.join(missing)} missing: {INSTALL[kind]}", returncode=1)
         if IS_CLIENT_RUN:
             return
         try:
-            fetch_all()
+            fetch_all() if kind == "interop" else fetch_servers()
         except AssertionError as error:
             pytest.exit(f"Java's jars cannot be had:\n{error}", returncode=1)
+
+
+def fetch_servers() -> None:
+    """Fetches the servers that the clients of the gRPC protocol need beside ours."""
+    for line in (LINE_5, GRPC):
+        jars(line.servers)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,14 +103,16 @@ def pytest_unconfigure(config: pytest.Config) -> None:
     is_good = config.stash.get(STATUS, 1) == 0 and any(tally.passed.values())
     if IS_CLIENT_RUN:
         print("", tally.client_line(is_good), sep="\n")
+    elif tally.is_grpc:
+        print("", *tally.grpc_table(), tally.grpc_line(is_good), sep="\n")
     else:
         print("", *tally.table(), tally.closing_line(is_good), sep="\n")
 
 
 @pytest.fixture(autouse=True)
 def _tools_are_there(request: pytest.FixtureRequest) -> None:
-    if request.node.get_closest_marker("interop"):
-        assert not missing_tools(), f"missing: {missing_tools()}"
+    if kind := kind_of(request.node):
+        assert not tools_of(kind), f"missing: {tools_of(kind)}"
 
 
 @pytest.fixture(scope="session")

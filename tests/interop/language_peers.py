@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from java_peers import CACHE
+from java_peers import CACHE, QUICK_START
 
 FOLDER = Path(__file__).parent
 BUILD_SECONDS_MAX = 900
@@ -61,6 +61,15 @@ def _build_python(folder: Path) -> list[str]:
     return [python, str(folder / "main.py")]
 
 
+def _build_java(folder: Path) -> list[str]:
+    _run(["mvn", "-q", "-B", "dependency:copy-dependencies", f"-DoutputDirectory={folder / 'lib'}"], folder)
+    _run(
+        ["javac", "-nowarn", "-d", "classes", "-cp", "lib/*", *(p.name for p in folder.glob("*.java"))],
+        folder,
+    )
+    return ["java", "-Xmx256m", *QUICK_START, "-cp", f"{folder / 'classes'}:{folder / 'lib'}/*", "Cases"]
+
+
 LANGUAGES = {
     language.name: language
     for language in (
@@ -71,15 +80,29 @@ LANGUAGES = {
         Language("rust", "rust", ("cargo",), _build_rust),
     )
 }
+GRPC_LANGUAGES = {
+    language.name: language
+    for language in (
+        Language("python", "grpc/python", (), _build_python),
+        Language("node", "grpc/node", ("node", "npm"), _build_node),
+        Language("go", "grpc/go", ("go",), _build_go),
+        Language("java", "grpc/java", ("mvn", "javac", "java"), _build_java),
+        Language("rust", "grpc/rust", ("cargo",), _build_rust),
+    )
+}
+"""Their official clients of the gRPC protocol."""
 
 
 def require(name: str) -> Language:
     """The language; its tools are there, or the case is skipped."""
     language = LANGUAGES[name]
-    missing = [tool for tool in language.tools if shutil.which(tool) is None]
-    if missing:
+    if missing := absent_tools(language):
         pytest.skip(f"{', '.join(missing)} missing: {name} is not run")
     return language
+
+
+def absent_tools(language: Language) -> list[str]:
+    return [tool for tool in language.tools if shutil.which(tool) is None]
 
 
 @cache
@@ -97,8 +120,14 @@ def command_of(language: Language) -> list[str]:
     return told.read_text().split("\0")
 
 
-def run_client(language: Language, *arguments: str, home: Path, seconds_max: float = 150) -> str:
-    """Returns the output of the program, which prints OK on success."""
+def run_client(
+    language: Language,
+    *arguments: str,
+    home: Path,
+    environment: Mapping[str, str] | None = None,
+    seconds_max: float = 150,
+) -> str:
+    """Returns the output of the program, which prints OK on success. Its home is also that of its log."""
     home.mkdir(parents=True, exist_ok=True)
     done = subprocess.run(
         [*command_of(language), *arguments],
@@ -107,13 +136,23 @@ def run_client(language: Language, *arguments: str, home: Path, seconds_max: flo
         text=True,
         timeout=seconds_max,
         check=False,
-        env={**os.environ, "HOME": str(home)},
+        env={
+            **os.environ,
+            "HOME": str(home),
+            "JDK_JAVA_OPTIONS": f"-Duser.home={home}",
+            **(environment or {}),
+        },
         cwd=home,
     )
     is_good = done.returncode == 0 and "OK" in done.stdout.splitlines()
     words = " ".join(arguments)
-    assert is_good, f"{language.name} {words} ended with {done.returncode}:\n{done.stdout[-6000:]}"
+    said = done.stdout[-6000:] + "".join(_tail(path) for path in sorted(home.rglob("*.log")) if not is_good)
+    assert is_good, f"{language.name} {words} ended with {done.returncode}:\n{said}"
     return done.stdout
+
+
+def _tail(log: Path) -> str:
+    return f"\n{log}:\n{log.read_text(errors='replace')[-4000:]}"
 
 
 def _run(command: list[str], folder: Path, environment: Mapping[str, str] | None = None) -> None:

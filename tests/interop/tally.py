@@ -7,7 +7,7 @@ is a failure: nothing is known about it. Only a language whose tools are missing
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 import pytest
@@ -34,6 +34,17 @@ def place_of(item: pytest.Item) -> Place:
     told = marker.kwargs if marker is not None else {}
     words = [*_words(item)]
     return Place(told.get("row") or _row(item, words), told.get("column") or _column(words))
+
+
+GRPC_ROWS = ("python", "node", "go", "java", "rust")
+GRPC_COLUMNS = ("ours", "mixed", "control")
+"""Our proxy and broker, our proxy before Java's broker, Java's proxy and broker (test_grpc_clients.py)."""
+
+
+def grpc_place_of(item: pytest.Item) -> Place:
+    """Counts a case of the official gRPC clients by its language and servers."""
+    params = item.callspec.params  # type: ignore[attr-defined]
+    return Place(params["language"], params.get("servers", "ours"))
 
 
 def _words(item: pytest.Item) -> Iterable[str]:
@@ -72,15 +83,15 @@ class Tally:
     absent: set[str] = field(default_factory=set)
     """Languages whose tools are missing."""
 
-    def expect(self, items: Iterable[pytest.Item]) -> None:
-        self.places.update({item.nodeid: place_of(item) for item in items})
+    def expect(self, items: Iterable[pytest.Item], place: Callable[[pytest.Item], Place] = place_of) -> None:
+        self.places.update({item.nodeid: place(item) for item in items})
 
     def add(self, report: pytest.TestReport) -> None:
         """One phase of one case."""
         place = self.places.get(report.nodeid)
         if place is None:
             return
-        if report.outcome == "skipped" and place.row in LANGUAGES:
+        if report.outcome == "skipped" and place.row in LANGUAGES and place.column not in GRPC_COLUMNS:
             self.absent.add(place.row)
         elif report.outcome != "passed" or hasattr(report, "wasxfail"):
             self.bad.add(report.nodeid)
@@ -104,6 +115,27 @@ class Tally:
             if row != OTHER or any(counts):
                 lines.append(f"{row:<10}" + "".join(f"{count:>16}" for count in counts))
         return lines
+
+    @property
+    def is_grpc(self) -> bool:
+        """True if the cases are those of the official gRPC clients."""
+        return any(place.column in GRPC_COLUMNS for place in self.places.values())
+
+    def grpc_table(self) -> list[str]:
+        """A line per language: the cases that passed by who served."""
+        lines = [f"{'passed':<10}" + "".join(f"{column:>10}" for column in GRPC_COLUMNS)]
+        for row in GRPC_ROWS:
+            counts = (self.passed[Place(row, column)] for column in GRPC_COLUMNS)
+            lines.append(f"{row:<10}" + "".join(f"{count:>10}" for count in counts))
+        return lines
+
+    def grpc_line(self, is_good: bool) -> str:
+        """The closing line of `make grpc`: cases through our proxy that passed, by language."""
+        counts = {
+            row: sum(self.passed[Place(row, column)] for column in GRPC_COLUMNS[:2]) for row in GRPC_ROWS
+        }
+        told = " ".join(f"{row}={count}" for row, count in counts.items())
+        return f"GRPC {'OK' if is_good else 'FAILED'} {told} failed={self.failed_count}"
 
     def client_line(self, is_good: bool) -> str:
         """The same for a run of our own client's cases alone."""

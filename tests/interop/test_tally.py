@@ -6,7 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from tally import BOTH, JAVA, OURS, Place, Tally, place_of
+from tally import BOTH, JAVA, OURS, Place, Tally, grpc_place_of, place_of
 
 
 def item(name: str, **params: object) -> Any:
@@ -85,3 +85,20 @@ def test_a_run_of_our_client_needs_both_makers() -> None:
     assert tally.client_line(True) == "CLIENT OK ours=1 java=1 failed=0"
     tally.add(report(java, "failed", "teardown"))
     assert tally.client_line(False) == "CLIENT FAILED ours=1 java=1 failed=1"
+
+
+def test_a_run_of_the_grpc_clients_counts_what_went_through_our_proxy() -> None:
+    cases = [
+        item("grpc", language="go", case="normal", servers=made) for made in ("ours", "mixed", "control")
+    ]
+    acl = item("grpc", language="java")
+    tally = Tally()
+    assert not tally.is_grpc
+    tally.expect([*cases, acl], grpc_place_of)
+    for case in (*cases, acl):
+        tally.add(report(case))
+    assert tally.is_grpc
+    assert tally.grpc_line(True) == "GRPC OK python=0 node=0 go=2 java=1 rust=0 failed=0"
+    assert tally.grpc_table()[3].split() == ["go", "1", "1", "1"]
+    tally.add(report(cases[1], "skipped", "setup"))
+    assert tally.grpc_line(False) == "GRPC FAILED python=0 node=0 go=2 java=1 rust=0 failed=1"
