@@ -10,12 +10,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from clusters import HOST, Cluster
 from msgspec.structs import replace
 
 from tandemmq.api import broker_admin
-from tandemmq.client import BlockingAdmin
+from tandemmq.api.calls import AdminCall
+from tandemmq.client import BlockingAdmin, ClientOptions
 from tandemmq.launcher import Server
 from tandemmq.protocol.bodies.tables import (
     CustomizedRetry,
@@ -23,6 +25,8 @@ from tandemmq.protocol.bodies.tables import (
     GroupRetryPolicy,
     SubscriptionGroupConfig,
 )
+from tandemmq.protocol.signature import Credentials
+from tandemmq.proxy import certificate
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
@@ -90,36 +94,54 @@ class Servers:
     cluster: Cluster
     proxy: str
     environment: dict[str, str]
+    admin: Credentials | None = None
+    """Who makes topics and groups where access is controlled."""
 
     def prepare(self, case: Case, topic: str, language: str) -> None:
         """Makes the topic of the case's message type, and its groups."""
-        with BlockingAdmin(self.cluster.name_server) as admin:
+        with BlockingAdmin(self.cluster.name_server, options=self._options) as admin:
             admin.create_topic(topic, attributes={"+message.type": case.kind})
             if case.has_dead_letters:
                 admin.create_topic(f"%DLQ%{topic}-group", queue_count=1)
         policy = NODE_POLICY if language == "node" else EVERY_SECOND
-        asyncio.run(self._make_groups(case, topic, policy))
+        configs = [_group_config(case, topic, group, policy) for group in case.groups]
+        asyncio.run(self.ask(broker_admin.create_group, *configs))
 
-    async def _make_groups(self, case: Case, topic: str, policy: GroupRetryPolicy) -> None:
-        client = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+    @property
+    def _options(self) -> ClientOptions:
+        if self.admin is None:
+            return ClientOptions()
+        return ClientOptions(access_key=self.admin.access_key, secret_key=self.admin.secret_key)
+
+    async def ask(self, call: AdminCall[Any, Any], *what: object) -> None:
+        """Sends each request to every broker."""
+        signer = None if self.admin is None else self.admin.sign
+        client = RemotingClient(network=TcpNetwork(), clock=LoopClock(), signer=signer)
         try:
-            for group in case.groups:
-                config = SubscriptionGroupConfig(name=f"{topic}-{group}")
-                if group == "group":
-                    config = replace(config, is_orderly=case.is_orderly)
-                if group == "group" and case.retries is not None:
-                    config = replace(config, retry_count_max=case.retries, retry_policy=policy)
+            for one in what:
                 for broker in self.cluster.brokers.values():
-                    await broker_admin.create_group(client, broker.address, config)
+                    await call(client, broker.address, one)
         finally:
             await client.close()
 
 
+def _group_config(case: Case, topic: str, group: str, policy: GroupRetryPolicy) -> SubscriptionGroupConfig:
+    config = SubscriptionGroupConfig(name=f"{topic}-{group}")
+    if group != "group":
+        return config
+    config = replace(config, is_orderly=case.is_orderly)
+    if case.retries is None:
+        return config
+    return replace(config, retry_count_max=case.retries, retry_policy=policy)
+
+
 @contextmanager
-def our_proxy(name_server: str, directory: Path, settings: Mapping[str, object]) -> Iterator[str]:
+def our_proxy(
+    name_server: str, directory: Path, settings: Mapping[str, object] | None = None
+) -> Iterator[str]:
     """Our proxy before a cluster; the address that clients are given."""
     directory.mkdir(parents=True, exist_ok=True)
-    values = {"bindAddress": HOST, "proxyStorePath": directory / "store", **settings}
+    values = {"bindAddress": HOST, "proxyStorePath": directory, **(settings or {})}
     words = [part for key, value in values.items() for part in ("--set", f"{key}={value}")]
     command = ["proxy", "--namesrv", name_server, "--port", "0", *words]
     server = Server("proxy", command, directory / "proxy.log")
@@ -127,3 +149,12 @@ def our_proxy(name_server: str, directory: Path, settings: Mapping[str, object])
         yield server.start()
     finally:
         server.stop()
+
+
+def own_certificate(directory: Path) -> Path:
+    """The certificate that our proxy made for itself, without its key, for clients that verify it."""
+    begin, end = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
+    text = (directory / certificate.FILE_NAME).read_text()
+    path = directory / "certificate.pem"
+    path.write_text(f"{begin}{text.split(begin)[1].split(end)[0]}{end}\n")
+    return path

@@ -43,9 +43,11 @@ def _build_go(folder: Path) -> list[str]:
 
 
 def _build_rust(folder: Path) -> list[str]:
+    """What the program depends on is compiled once for all its states."""
+    target = folder.parent / "rust-target"
     # The client's crates use features that a stable compiler has, but enables only with this setting.
-    _run(["cargo", "build", "--quiet"], folder, {"RUSTC_BOOTSTRAP": "1"})
-    return [str(folder / "target" / "debug" / "program")]
+    _run(["cargo", "build", "--quiet"], folder, {"RUSTC_BOOTSTRAP": "1", "CARGO_TARGET_DIR": str(target)})
+    return [str(shutil.copy(target / "debug" / "program", folder / "program"))]
 
 
 def _build_node(folder: Path) -> list[str]:

@@ -6,6 +6,8 @@ proxy and broker: a case that fails there too says nothing about us.
 
 from __future__ import annotations
 
+import asyncio
+import json
 import secrets
 import subprocess
 from collections.abc import Iterator
@@ -14,14 +16,20 @@ from pathlib import Path
 import pytest
 from ahead import Ahead
 from clusters import Cluster, java_cluster, java_proxy, our_cluster
-from grpc_peers import CASES, SETTINGS, Servers, cases_of, our_proxy
+from grpc_peers import CASES, SETTINGS, Servers, cases_of, our_proxy, own_certificate
 from java_peers import LINE_5
 from language_peers import BUILD_SECONDS_MAX, GRPC_LANGUAGES, command_of, run_client
 
+from tandemmq.api import broker_admin
+from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.signature import Credentials
+
 pytestmark = [pytest.mark.grpc, pytest.mark.timeout(BUILD_SECONDS_MAX + 240)]
 
-UNSUPPORTED = {("ours", "priority")}
-"""Our broker has no priority topics."""
+OURS = {"PEER_PROXY": "ours"}
+"""Tells a program that Java's proxy differs here from ours."""
+ADMIN = Credentials("grpc-admin", "admin-secret")
+USER = Credentials("grpc-user", "user-secret")
 
 
 @pytest.fixture(scope="session")
@@ -49,34 +57,32 @@ def our_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-@pytest.fixture(scope="module")
-def servers(
-    request: pytest.FixtureRequest, certificate: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Servers]:
+@pytest.fixture(scope="module", params=["ours", "mixed", "control"])
+def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
     folder = tmp_path_factory.mktemp(f"grpc-{request.param}")
-    cluster: Cluster = request.getfixturevalue("our_servers" if request.param == "ours" else "java_servers")
-    cert, key = certificate
-    files = {"tlsTestModeEnable": False, "tlsCertPath": str(cert), "tlsKeyPath": str(key)}
-    environment = {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(cert)}
-    if request.param == "control":
-        with java_proxy(cluster.name_server, folder, files) as proxy:
-            yield Servers(cluster, proxy, environment)
-    else:
-        with our_proxy(cluster.name_server, folder, files) as proxy:
-            yield Servers(cluster, proxy, {**environment, "PEER_PROXY": "ours"})
+    if request.param == "ours":
+        cluster: Cluster = request.getfixturevalue("our_servers")
+        with our_proxy(cluster.name_server, folder) as proxy:
+            yield Servers(
+                cluster, proxy, {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(own_certificate(folder)), **OURS}
+            )
+        return
+    cluster = request.getfixturevalue("java_servers")
+    cert, key = request.getfixturevalue("certificate")
+    files = {"tlsTestModeEnable": "false", "tlsCertPath": str(cert), "tlsKeyPath": str(key)}
+    environment = {
+        "GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(cert),
+        **(OURS if request.param == "mixed" else {}),
+    }
+    make = our_proxy if request.param == "mixed" else java_proxy
+    with make(cluster.name_server, folder, files) as proxy:
+        yield Servers(cluster, proxy, environment)
 
 
-def runs() -> list[tuple[str, str, str]]:
-    return [
-        (made, language, case)
-        for made in ("ours", "mixed", "control")
-        for language in GRPC_LANGUAGES
-        for case in cases_of(language)
-        if (made, case) not in UNSUPPORTED
-    ]
+RUNS = [(language, case) for language in GRPC_LANGUAGES for case in cases_of(language)]
 
 
-@pytest.mark.parametrize(("servers", "language", "case"), runs(), indirect=["servers"])
+@pytest.mark.parametrize(("language", "case"), RUNS)
 def test_case(
     servers: Servers,
     language: str,
@@ -96,3 +102,42 @@ def test_case(
         return run_client(peer, *words, home=homes / name, environment=servers.environment)
 
     print(ahead.output(request, "case", run))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Servers]:
+    """Our proxy and broker with access control; the user may use the topics and groups of these tests."""
+    folder = tmp_path_factory.mktemp("grpc-guarded")
+    access = {
+        "authenticationEnabled": "true",
+        "authorizationEnabled": "true",
+        "innerClientAuthenticationCredentials": json.dumps(
+            {"accessKey": ADMIN.access_key, "secretKey": ADMIN.secret_key}
+        ),
+    }
+    first = json.dumps({"username": ADMIN.access_key, "password": ADMIN.secret_key})
+    with our_cluster(folder) as cluster:
+        settings = {"metricsExporterType": "DISABLE", "initAuthenticationUser": first, **SETTINGS, **access}
+        cluster.start_ours("broker-a", settings)
+        with our_proxy(cluster.name_server, folder / "proxy", access) as proxy:
+            keys = {"PEER_ACCESS_KEY": USER.access_key, "PEER_SECRET_KEY": USER.secret_key}
+            servers = Servers(cluster, proxy, {**OURS, **keys}, ADMIN)
+            user = UserInfo(username=USER.access_key, password=USER.secret_key)
+            asyncio.run(servers.ask(broker_admin.create_user, user))
+            entries = (
+                EntryInfo(resource="Topic:grpc-*", actions=("Pub", "Sub"), decision="Allow"),
+                EntryInfo(resource="Group:grpc-*", actions=("Sub",), decision="Allow"),
+            )
+            acl = AclInfo(subject=f"User:{USER.access_key}", policies=(PolicyInfo(entries=entries),))
+            asyncio.run(servers.ask(broker_admin.create_acl, acl))
+            servers.prepare(CASES["normal"], "forbidden", "python")
+            yield servers
+
+
+@pytest.mark.parametrize("language", GRPC_LANGUAGES)
+def test_acl(guarded: Servers, language: str, tmp_path: Path) -> None:
+    peer = GRPC_LANGUAGES[language]
+    command_of(peer)
+    topic = f"grpc-{language}-acl-{secrets.token_hex(3)}"
+    guarded.prepare(CASES["normal"], topic, language)
+    print(run_client(peer, "acl", guarded.proxy, topic, home=tmp_path, environment=guarded.environment))

@@ -92,8 +92,8 @@ def test_a_run_of_the_grpc_clients_counts_what_went_through_our_proxy() -> None:
         item("grpc", language="go", case="normal", servers=made) for made in ("ours", "mixed", "control")
     ]
     acl = item("grpc", language="java")
+    assert not Tally().is_grpc
     tally = Tally()
-    assert not tally.is_grpc
     tally.expect([*cases, acl], grpc_place_of)
     for case in (*cases, acl):
         tally.add(report(case))
