@@ -1,4 +1,4 @@
-"""What the official clients of the gRPC protocol are run against, and what each of their cases needs.
+"""The servers that the official clients of the gRPC protocol run against, and the needs of each case.
 
 The programs are in `grpc/<language>`; a case has one name in all of them.
 """
@@ -36,7 +36,7 @@ SETTINGS = {
     "transactionTimeOut": 6000,
     "transactionCheckInterval": 2000,
 }
-"""What the brokers of both makers leave off by default, and a short wait for unended transactions."""
+"""Features that the brokers of both makers leave off by default; short waits for open transactions."""
 
 
 EVERY_SECOND = GroupRetryPolicy(customized=CustomizedRetry(delays_ms=(1000,)))
@@ -95,7 +95,7 @@ class Servers:
     proxy: str
     environment: dict[str, str]
     admin: Credentials | None = None
-    """Who makes topics and groups where access is controlled."""
+    """The maker of topics and groups where access is controlled."""
 
     def prepare(self, case: Case, topic: str, language: str) -> None:
         """Makes the topic of the case's message type, and its groups."""

@@ -43,7 +43,7 @@ def _build_go(folder: Path) -> list[str]:
 
 
 def _build_rust(folder: Path) -> list[str]:
-    """What the program depends on is compiled once for all its states."""
+    """Builds with a target folder for all states of the program, so that its crates are compiled once."""
     target = folder.parent / "rust-target"
     # The client's crates use features that a stable compiler has, but enables only with this setting.
     _run(["cargo", "build", "--quiet"], folder, {"RUSTC_BOOTSTRAP": "1", "CARGO_TARGET_DIR": str(target)})
@@ -92,7 +92,7 @@ GRPC_LANGUAGES = {
         Language("rust", "grpc/rust", ("cargo",), _build_rust),
     )
 }
-"""Their official clients of the gRPC protocol."""
+"""The official clients of the gRPC protocol."""
 
 
 def require(name: str) -> Language:

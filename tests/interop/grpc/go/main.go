@@ -445,7 +445,7 @@ func dead(peer *Peer) {
 	same(found, []string{"bad", "bad", "fine", "good"}, "deliveries")
 }
 
-// fifoDead: the client itself sends an ordered message to the dead letter queue, and goes on with the next.
+// fifoDead: the client itself sends an ordered message to the dead letter queue, and consumes the next.
 func fifoDead(peer *Peer) {
 	tries := &Tries{}
 	peer.push(tries.failing("a-1", math.MaxInt))

@@ -407,7 +407,7 @@ public final class Cases {
         same(List.of("bad", "bad", "fine", "good"), sorted(tries), "deliveries");
     }
 
-    /** The client itself sends an ordered message to the dead letter queue, and goes on with the next. */
+    /** The client itself sends an ordered message to the dead letter queue, and consumes the next. */
     private void fifoDead() throws Exception {
         List<String> tries = list();
         push(failing(tries, "a-1", Integer.MAX_VALUE));

@@ -266,7 +266,7 @@ async function dead(peer) {
   assert.deepStrictEqual(tries.sort(), ['bad', 'bad', 'fine', 'good']);
 }
 
-/** The client itself sends an ordered message to the dead letter queue, and goes on with the next. */
+/** The client itself sends an ordered message to the dead letter queue, and consumes the next. */
 async function fifo_dead(peer) {
   const { tries, consume } = failing('a-1', Infinity);
   await peer.push(consume);

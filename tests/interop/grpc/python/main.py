@@ -297,7 +297,7 @@ def dead(peer: Peer) -> None:
 
 
 def fifo_dead(peer: Peer) -> None:
-    """The client itself sends an ordered message to the dead letter queue, and goes on with the next."""
+    """The client itself sends an ordered message to the dead letter queue, and consumes the next."""
     tries = Tries()
     peer.push(lambda message: tries.count(text_of(message)) < 0 or text_of(message) != "a-1")
     producer = peer.producer()
@@ -325,7 +325,7 @@ def filters(peer: Peer) -> None:
 
 
 def refused(peer: Peer) -> None:
-    """What no server can do is refused; this client tells of a missing topic when it is used."""
+    """A missing topic and a message of the wrong kind are refused, the topic when it is first used."""
     producer, missing = peer.producer(), Peer(endpoint, f"{peer.topic}-missing")
     assert_refused(lambda: producer.send(missing.message("x")), names=("route",))
     assert_refused(lambda: producer.send(peer.message("x", message_group="group")), names=("type",))
