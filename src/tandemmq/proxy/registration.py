@@ -82,7 +82,9 @@ class Seats:
         return self._seats.get(client_id)
 
     def update(self, groups: dict[str, str]) -> dict[str, Seat]:
-        """Seats the members, given by client id with their groups. Returns the seats that were freed."""
+        """Seats the members, given by client id with their groups. Returns the seats that are free now, with
+        the members that left them.
+        """
         freed = {
             client_id: seat for client_id, seat in self._seats.items() if groups.get(client_id) != seat.group
         }
@@ -101,7 +103,8 @@ class Seats:
                 self._seats[client_id] = free
                 self._taken.add(free)
                 self._counts[free.connection] += 1
-        return freed
+        # Brokers replace a member on its connection; unregistering it could remove the new one.
+        return {client_id: seat for client_id, seat in freed.items() if seat not in self._taken}
 
     def _free_seat(self, group: str) -> Seat | None:
         for connection in range(self.connections_max):
@@ -160,6 +163,7 @@ class BrokerRegistration:
         self._seats = Seats(connections_max if open_connections is not None else min(1, connections_max))
         self._connections: list[RemotingClient] = [brokers.remoting]
         self._produced: frozenset[str] = frozenset()
+        self._bodies: dict[str, tuple[Profile, bytes]] = {}
         self._requested = asyncio.Event()
         self._outages = Outages()
         clients.on_change.append(self._requested.set)
@@ -233,6 +237,8 @@ class BrokerRegistration:
             if client.profile is not None and client.profile.group
         }
         freed = self._seats.update({key: profile.group for key, (_, profile) in consumers.items()})
+        for client_id in self._bodies.keys() - consumers.keys():
+            del self._bodies[client_id]
         requests = [
             _Request(seat.connection, address, _leave(client_id, consumer_group=seat.group))
             for client_id, seat in freed.items()
@@ -242,12 +248,19 @@ class BrokerRegistration:
             seat = self._seats.get(client_id)
             if seat is None:
                 continue
-            body = encode_body(
-                Heartbeat(client_id=client_id, consumers=(describe_consumer(profile, client.changed_at_ms),))
-            )
+            body = self._body_of(client, profile)
             for address in await self._masters_of(profile, masters):
                 requests.append(_Request(seat.connection, address, _beat_of(client, body)))
         return requests
+
+    def _body_of(self, client: GrpcClient, profile: Profile) -> bytes:
+        """Returns the heartbeat's body of a consumer, which is made once per change: filters cost time."""
+        made = self._bodies.get(client.client_id)
+        if made is None or made[0] is not profile:
+            consumer = describe_consumer(profile, client.changed_at_ms)
+            body = encode_body(Heartbeat(client_id=client.client_id, consumers=(consumer,)))
+            made = self._bodies[client.client_id] = (profile, body)
+        return made[1]
 
     async def _masters_of(self, profile: Profile, masters: list[str]) -> list[str]:
         """Returns the masters of the topics that a consumer subscribes; all masters if it names none."""

@@ -145,8 +145,12 @@ async def test_members_of_a_group_have_connections_of_their_own() -> None:
     assert proxy.registration.unregistered_count == 1
     proxy.clients.remove("c0")
     await proxy.registration.beat()
-    assert first.departures() != []
+    assert [body.client_id for _, body in first.beats()] == ["c2", "d"]
+    assert first.departures() == [], "its successor on the connection must not be removed"
     assert proxy.registration.unregistered_count == 0
+    proxy.clients.remove("d")
+    await proxy.registration.beat()
+    assert first.departures() == [(address, "d", None, "H") for address in MASTERS.values()]
     await proxy.registration.close()
     assert (first.is_closed, second.is_closed) == (False, True)
 
@@ -215,7 +219,7 @@ def test_a_member_keeps_its_seat_and_a_free_one_is_reused() -> None:
     assert seats.update({"a": "G", "b": "G", "c": "G", "d": "H"}) == {}
     assert [seats.get(one) for one in "abcd"] == [Seat("G", 0), Seat("G", 1), None, Seat("H", 0)]
     assert seats.unseated == {"c"}
-    assert seats.update({"b": "G", "c": "G", "d": "I"}) == {"a": Seat("G", 0), "d": Seat("H", 0)}
+    assert seats.update({"b": "G", "c": "G", "d": "I"}) == {"d": Seat("H", 0)}
     assert [seats.get(one) for one in "bcd"] == [Seat("G", 1), Seat("G", 0), Seat("I", 0)]
     none = Seats(0)
     none.update({"a": "G"})
