@@ -36,6 +36,7 @@ CALL_S = 4.0
 """More than the 3 s that a synchronous master waits for its slaves."""
 ONCE = ProducerOptions(timeout_s=4.0, retry_count_max=0)
 """A send that is not repeated leaves at most one copy."""
+PRIORITIES = 8
 
 
 class DirectWork(WorkNode):
@@ -66,7 +67,9 @@ class Popped:
 
 
 class PopWork(DirectWork):
-    """Pops as sent by RocketMQ 5 clients: acknowledged, postponed, or abandoned."""
+    """Pops as sent by RocketMQ 5 clients: acknowledged, postponed, or abandoned. In every second run the
+    messages have priorities.
+    """
 
     kind = "pop"
     topic = "Popped"
@@ -86,9 +89,12 @@ class PopWork(DirectWork):
         """The messages for which an acknowledgement was sent, without knowing if the broker accepted it in
         time.
         """
+        self._has_priorities = self.world.dice.happens(50)
 
     async def prepare(self) -> None:
         await super().prepare()
+        if self._has_priorities:
+            await self.admin.update_topic(self.topic, attributes={"message.type": "PRIORITY"})
         self.instance.routes.track(self.topic)
         await self.instance.routes.refresh(self.topic)
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=1_000)
@@ -100,7 +106,8 @@ class PopWork(DirectWork):
         self._open.append(producer)
         while not self.is_resting:
             item = self.new_item()
-            await self.send(producer, item, Message(topic=self.topic, body=item.body))
+            priority = item.number % PRIORITIES if self._has_priorities else None
+            await self.send(producer, item, Message(topic=self.topic, body=item.body, priority=priority))
             await self.pause()
 
     def serve(self) -> Iterable[Coroutine[Any, Any, None]]:
