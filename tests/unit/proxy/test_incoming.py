@@ -217,6 +217,10 @@ def test_sender_that_gives_no_host_and_time_gets_its_peer_and_now():
     assert "RECONSUME_TIME" not in found
 
 
+def test_negative_number_of_attempts_is_none():
+    assert read(message(delivery_attempt=-3))[0].retry_count == 0
+
+
 @pytest.mark.parametrize("seconds", [-(2**63), -1, 2**63 - 1])
 def test_born_times_of_no_calendar_are_clamped(seconds: int):
     assert 0 <= read(message(born_timestamp={"seconds": seconds}))[0].born_at_ms < 2**48
@@ -270,6 +274,7 @@ def test_limits_of_0_switch_checks_off():
     )
     assert read(message(body=b""), limits=limits)[0].body == b""
     assert len(read(message(body=bytes(5_000_000)), limits=limits)[0].body) == 5_000_000
+    assert read(message(body=gzip.compress(b"x"), body_encoding=GZIP), limits=limits)[0].body == b"x"
     assert read(message(message_group="g" * 200), limits=limits)[0].group == "g" * 200
     assert read(message(delivery_timestamp=at(10 * DAY_S)), limits=limits)[0].kind is MessageKind.DELAY
     span = {"seconds": 99_999}
