@@ -388,22 +388,27 @@ async def test_lost_name_server_does_not_stop_a_retry(rig: SendRig):
 
 
 async def test_bytes_in_flight_are_bounded(rig: SendRig):
-    service = handlers(rig, bytes_in_flight_max=1000)
+    """Each send starts while the one before is in flight, until there is no room for another."""
+    service = handlers(rig, bytes_in_flight_max=2_000)
     inside: list[int] = []
-    nested: list[TandemError] = []
+    refused: list[TandemError] = []
     real = rig.table.request
 
     async def ask(address: str, command: Command, timeout_s: float) -> Command:
-        if command.code in SENDS and not inside:
+        if command.code in SENDS:
             inside.append(service.bytes_in_flight)
-            nested.append(await refusal(service.handle_send(CALLER, request(message(body=bytes(600))))))
+            try:
+                await service.handle_send(CALLER, request(message(body=bytes(700))))
+            except TandemError as error:
+                refused.append(error)
         return await real(address, command, timeout_s)
 
     rig.table.request = ask  # type: ignore[method-assign]
-    answer = await service.handle_send(CALLER, request(message(body=bytes(600))))
+    answer = await service.handle_send(CALLER, request(message(body=bytes(700))))
     assert answer.status.code == Code.OK
-    assert inside[0] > 600
-    assert code_of(nested[0]) is Code.TOO_MANY_REQUESTS
+    assert len(inside) == 2
+    assert inside[1] == 2 * inside[0] > 1_400
+    assert [code_of(error) for error in refused] == [Code.TOO_MANY_REQUESTS]
     assert service.bytes_in_flight == 0
 
 
