@@ -44,7 +44,7 @@ from tandemmq.broker.access.needs import (
 )
 from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
 from tandemmq.protocol.bodies.tables import AclInfo, UserInfo
-from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.brokers import ASK_S_MIN, CALL_S, Brokers
 from tandemmq.proxy.cache import Cached, CacheLimits
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import PACKAGE, enum_number
@@ -349,15 +349,16 @@ class AccessControl:
         masters = (await self._brokers.masters()).values()
         if not masters:
             raise BrokerUnreachable("no broker has a master")
+        time_s = max(ASK_S_MIN, CALL_S / len(masters))
         for address in masters:
             try:
                 info = await broker_admin.query_user.within(
-                    CALL_S, self._brokers.remoting, address, access_key
+                    time_s, self._brokers.remoting, address, access_key
                 )
                 if info is None:
                     continue
                 acl = await broker_admin.query_acl.within(
-                    CALL_S, self._brokers.remoting, address, SUBJECT_PREFIX + access_key
+                    time_s, self._brokers.remoting, address, SUBJECT_PREFIX + access_key
                 )
             except TandemError as error:
                 failure = error

@@ -6,12 +6,20 @@ deadline, and a request may therefore be executed twice.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, TypeVar
 
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client.route_cache import NameServers, RouteView, build_view, is_known
-from tandemmq.errors import BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable, TopicNotFound
+from tandemmq.errors import (
+    BrokerUnreachable,
+    NoRoute,
+    NotServed,
+    RequestTimeout,
+    ServiceNotAvailable,
+    TandemError,
+    TopicNotFound,
+)
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy.cache import Cached
@@ -28,6 +36,8 @@ OUTAGE_PAUSE_MS: Final = (50, 200)
 SEND_S: Final = 2.0
 """The time for a send towards the broker (spec proxy 7)."""
 CALL_S: Final = 3.0
+ASK_S_MIN: Final = 0.5
+"""The least time for one of several masters that are asked in turn."""
 NORMAL: Final = "NORMAL"
 
 
@@ -75,11 +85,14 @@ class Brokers:
         """Returns the topic's `message.type`; NORMAL without one, or while no broker answers."""
         try:
             return await self.known_kind(topic)
-        except OUTAGES:
+        except (*OUTAGES, RequestTimeout):
             return NORMAL
 
     async def known_kind(self, topic: str) -> str:
-        """Returns the topic's `message.type`; NORMAL without one. Raises OUTAGES while no broker answers."""
+        """Returns the topic's `message.type`; NORMAL without one.
+
+        Raises:  OUTAGES or RequestTimeout while no broker answers.
+        """
         return await self._kinds.get(topic) or NORMAL
 
     async def group(self, name: str) -> SubscriptionGroupConfig:
@@ -121,32 +134,43 @@ class Brokers:
         return None if route is None else TopicAccess(topic, route)
 
     async def _query_kind(self, topic: str) -> str | None:
-        """Returns the attribute of the topic at the first master that answers."""
+        """Returns the attribute of the topic at the first master that has it."""
         access = await self.topic(topic)
-        failure: Exception | None = None
-        for address in sorted(access.route.masters):
-            try:
-                config = await broker_admin.query_topic_config.within(CALL_S, self.remoting, address, topic)
-            except OUTAGES as error:
-                failure = error
-                continue
-            if config is not None:
-                return config.attributes.get("message.type", NORMAL)
-        if failure is not None:
-            raise failure
-        return None
+        config = await self.ask_masters(
+            sorted(access.route.masters),
+            lambda address, time_s: broker_admin.query_topic_config.within(
+                time_s, self.remoting, address, topic
+            ),
+        )
+        return None if config is None else config.attributes.get("message.type", NORMAL)
 
     async def _query_group(self, group: str) -> SubscriptionGroupConfig | None:
-        """Returns the settings of the group at the first master of the cluster that answers."""
-        failure: Exception | None = None
-        for address in (await self.masters()).values():
+        """Returns the settings of the group at the first master of the cluster that has it."""
+        return await self.ask_masters(
+            list((await self.masters()).values()),
+            lambda address, time_s: broker_admin.query_group_config.within(
+                time_s, self.remoting, address, group
+            ),
+        )
+
+    async def ask_masters(
+        self, addresses: Sequence[str], ask: Callable[[str, float], Awaitable[T | None]]
+    ) -> T | None:
+        """Returns the answer of the first master that knows one; None if no master does.
+
+        The masters share CALL_S, because clients wait for 3 s: a silent one must not hide the others.
+
+        Raises:  the error of the last master that did not answer, if no other one knows an answer.
+        """
+        failure: TandemError | None = None
+        for address in addresses:
             try:
-                config = await broker_admin.query_group_config.within(CALL_S, self.remoting, address, group)
-            except OUTAGES as error:
+                answer = await ask(address, max(ASK_S_MIN, CALL_S / len(addresses)))
+            except (*OUTAGES, RequestTimeout) as error:
                 failure = error
                 continue
-            if config is not None:
-                return config
+            if answer is not None:
+                return answer
         if failure is not None:
             raise failure
         return None
