@@ -36,6 +36,7 @@ TOPICS = {
     "Fifo": "FIFO",
     "Delay": "DELAY",
     "Half": "TRANSACTION",
+    "Levels": "PRIORITY",
 }
 
 
@@ -163,6 +164,19 @@ async def test_delayed_message_can_be_recalled_at_another_proxy(cluster: Cluster
         [found] = await received(cluster, "Delay", 1)
     assert found.body == b"kept"
     assert found.stored_at_ms >= due["seconds"] * 1000 - 1000
+
+
+async def test_message_with_a_priority_is_in_the_queue_of_its_level(cluster: Cluster) -> None:
+    async with running_proxy(cluster) as proxy:
+        for priority in (0, 2, 99):
+            sent = await proxy.send(message("Levels", b"x", f"id{priority}", priority=priority))
+            assert sent.status.code == Code.OK
+        found = await received(cluster, "Levels", 3)
+    assert {one.message_id: one.queue_id for one in found} == {"id0": 0, "id2": 2, "id99": 3}
+    [highest] = [one.record for one in found if one.message_id == "id99"]
+    rendered = ClientMessage(**render_message(highest, topic="Levels")).system_properties
+    assert rendered.priority == 99
+    assert rendered.message_type == enum_number("MessageType", "PRIORITY")
 
 
 async def test_transaction_ends_at_another_proxy(cluster: Cluster) -> None:

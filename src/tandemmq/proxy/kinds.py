@@ -58,8 +58,7 @@ def kind_of(properties: Mapping[str, str]) -> MessageKind:
         return MessageKind.DELAY
     if properties.get(names.SHARDING_KEY):
         return MessageKind.FIFO
-    priority = whole_number(properties.get(names.PRIORITY))
-    if priority is not None and priority >= 0:
+    if names.parse_priority(properties.get(names.PRIORITY)) is not None:
         return MessageKind.PRIORITY
     if properties.get(names.LITE_TOPIC):
         return MessageKind.LITE

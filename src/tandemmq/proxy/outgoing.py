@@ -104,8 +104,8 @@ def _optional_fields(record: Record, properties: Mapping[str, str]) -> dict[str,
     recovery_s = whole_number(properties.get(names.CHECK_IMMUNITY_TIME))
     if recovery_s is not None and 0 < recovery_s <= INT32_MAX:
         fields["orphaned_transaction_recovery_duration"] = duration(recovery_s * 1000)
-    priority = whole_number(properties.get(names.PRIORITY))
-    if priority is not None and 0 <= priority <= INT32_MAX:
+    priority = names.parse_priority(properties.get(names.PRIORITY))
+    if priority is not None:
         fields["priority"] = priority
     if lite_topic := properties.get(names.LITE_TOPIC):
         fields["lite_topic"] = lite_topic
