@@ -47,6 +47,7 @@ SECTIONS: Final = {
     "Operate": (
         "cli",
         "operations",
+        "proxy",
         "settings",
         "durability",
         "security",
