@@ -2450,6 +2450,159 @@ _ELECTED: Final = (
     ),
 )
 
+_PROXY: Final = (
+    Plant(
+        name="a receipt handle is valid for one more millisecond",
+        path="proxy/handles.py",
+        sound="if late_ms >= 0:",
+        bug="if late_ms > 0:",
+        proofs=("unit/proxy/test_handles.py",),
+    ),
+    Plant(
+        name="a renewable handle is valid for its invisible time longer",
+        path="proxy/handles.py",
+        sound="max(self.handle.invisible_ms, self.life_ms)",
+        bug="self.handle.invisible_ms + self.life_ms",
+        proofs=("unit/proxy/test_handles.py",),
+    ),
+    Plant(
+        name="an acknowledgement that failed is answered with OK",
+        path="proxy/acknowledging.py",
+        sound='return failed_status("AckMessage", error)',
+        bug="return OK",
+        proofs=("unit/proxy/test_acknowledging.py",),
+    ),
+    Plant(
+        name="a message is renewed after its acknowledgement",
+        path="proxy/acknowledging.py",
+        sound="                self.renewal.forget(entry.receipt_handle)\n",
+        bug="",
+        proofs=(
+            "unit/proxy/test_acknowledging.py",
+            "unit/proxy/test_renewal.py",
+        ),
+    ),
+    Plant(
+        name="the messages of a cancelled receive are not handed back",
+        path="proxy/receiving.py",
+        sound='            self._start_end("abandon", self._abandon(plan, poll, pop))\n            raise',
+        bug="            raise",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="the broker holds the pop of a cancelled receive",
+        path="proxy/receiving.py",
+        sound="if poll.address and not pop.done():",
+        bug="if not poll.address:",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="a message that could not be written is not handed back",
+        path="proxy/receiving.py",
+        sound="receipt for one in deliveries[written:]]",
+        bug="receipt for one in deliveries[written + 1 :]]",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="a message that is handed back counts as delivered",
+        path="proxy/receiving.py",
+        sound="self.options.handed_back_ms, is_suspended=True)",
+        bug="self.options.handed_back_ms, is_suspended=False)",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="the status of a receive follows its messages",
+        path="proxy/receiving.py",
+        sound="            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n"
+        "            for one in deliveries:\n"
+        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n"
+        "                written += 1\n",
+        bug="            for one in deliveries:\n"
+        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n"
+        "                written += 1\n"
+        "            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="a dead letter is delivered once more before",
+        path="proxy/receiving.py",
+        sound="message.retry_count >= plan.attempts_max",
+        bug="message.retry_count > plan.attempts_max",
+        proofs=("unit/proxy/test_receiving.py",),
+    ),
+    Plant(
+        name="the attempts of a delivery are counted from 0",
+        path="proxy/outgoing.py",
+        sound="min(max(record.retry_count, 0) + 1, INT32_MAX)",
+        bug="min(max(record.retry_count, 0), INT32_MAX)",
+        proofs=("unit/proxy/test_outgoing.py",),
+    ),
+    Plant(
+        name="groups are spread over the queues in another way than at Java's proxies",
+        path="proxy/queue_choice.py",
+        sound="step = (state >> 33) + 1",
+        bug="step = (state >> 33) | 1",
+        proofs=("unit/proxy/test_queue_choice.py",),
+    ),
+    Plant(
+        name="a message group leaves its queue when its broker has failed",
+        path="proxy/queue_choice.py",
+        sound="            return topic.queues[queue_index(group, len(topic.queues))]",
+        bug="            names = {queue.broker_name for queue in topic.queues}.difference(avoid)\n"
+        "            queues = [one for one in topic.queues if one.broker_name in names] or topic.queues\n"
+        "            return queues[queue_index(group, len(queues))]",
+        proofs=(
+            "unit/proxy/test_queue_choice.py",
+            "unit/proxy/test_sending.py",
+        ),
+    ),
+    Plant(
+        name="all messages of a batch are answered with its first offset",
+        path="proxy/sending.py",
+        sound='"offset": answer.queue_offset + index}',
+        bug='"offset": answer.queue_offset}',
+        proofs=("unit/proxy/test_sending.py",),
+    ),
+    Plant(
+        name="a failed send stays in flight",
+        path="proxy/sending.py",
+        sound="        try:\n"
+        "            queue, answer = await self._send(topic, messages, caller)\n"
+        "        finally:\n"
+        "            self.bytes_in_flight -= size\n",
+        bug="        queue, answer = await self._send(topic, messages, caller)\n"
+        "        self.bytes_in_flight -= size\n",
+        proofs=("unit/proxy/test_sending.py",),
+    ),
+    Plant(
+        name="bytes of a request that were read do not open the window",
+        path="proxy/grpc_call.py",
+        sound="            self._owner.writer.open_window(self.id, size)",
+        bug="            pass",
+        proofs=(
+            "unit/proxy/test_grpc_connection.py",
+            "unit/proxy/test_grpc_server.py",
+        ),
+    ),
+    Plant(
+        name="a larger window of one call does not resume it",
+        path="proxy/http2_writer.py",
+        sound="        if stream in self._blocked:\n            self._resume(stream)",
+        bug="        if stream in self._blocked:\n            self.flush_soon()",
+        proofs=("unit/proxy/test_grpc_connection.py",),
+    ),
+    Plant(
+        name="a cancelled call keeps its handler",
+        path="proxy/grpc_call.py",
+        sound="        if self.task is not None:\n            self.task.cancel()",
+        bug="        if self.task is None:\n            self._wake()",
+        proofs=(
+            "unit/proxy/test_grpc_connection.py",
+            "unit/proxy/test_grpc_server.py",
+        ),
+    ),
+)
+
 PLANTS: Final[tuple[Plant, ...]] = (
     *_STORE,
     *_DELETIONS,
@@ -2466,6 +2619,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_CONSENSUS,
     *_HISTORY,
     *_ELECTED,
+    *_PROXY,
 )
 
 ELECTION_BUGS: Final = (

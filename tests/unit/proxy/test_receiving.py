@@ -247,6 +247,9 @@ async def test_a_pop_that_the_broker_answers_after_the_call_is_handed_back() -> 
     call.cancel()
     await settle()
     assert proxy.receiving.held_count == 1, "the broker still holds it"
+    [pop] = proxy.broker.asked_of(RequestCode.POP_MESSAGE)
+    [end] = proxy.broker.asked_of(RequestCode.POLLING_INFO)
+    assert end.ended_poll_id == pop.poll_id
     proxy.broker.gate.set()
     await settle()
     assert proxy.receiving.held_count == 0
