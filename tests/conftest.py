@@ -40,6 +40,7 @@ LONG = (
     "faults/test_changed_logs.py",
     "faults/test_client_soak.py",
     "faults/test_failover.py",
+    "faults/test_grpc_chaos.py",
     "faults/test_process_faults.py",
     "faults/test_soak.py",
     "scenario/test_cli_document.py",

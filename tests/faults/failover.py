@@ -53,7 +53,8 @@ from functools import partial
 from pathlib import Path
 
 from client_ledger import QUICK, ClientLedger, consuming
-from elected_hosts import GROUP, ElectedHosts, Member
+from elected_group import ROUND_S_MAX, ElectedGroup
+from elected_hosts import ElectedHosts, Member
 from java_senders import CLIENTS, OURS, POLL_S, JavaSend, JavaSender, body_of, client_of
 from rich.console import Console
 from rich.progress import Progress
@@ -63,16 +64,11 @@ from spark_reader import END_S, START_S, SparkReader, StreamFindings, judge_stre
 from interop.java_peers import missing_tools
 from sim.linearizable import Append, Read, contradiction
 from small_disk import MountRefused
-from tandemmq.api.calls import call
-from tandemmq.api.controller import apply_broker_id, find_leader, hand_over_group, read_sync_states
+from tandemmq.api.controller import apply_broker_id, find_leader
 from tandemmq.client import Admin, Message, Producer, ProducerOptions
-from tandemmq.errors import NotLeader, TandemError
-from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.bodies.replica import BrokerEpochs, EpochRange, GroupSyncState
-from tandemmq.protocol.codes import RequestCode
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies.replica import EpochRange
 from tandemmq.protocol.message_id import decode_message_id
-from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 TOPIC = "Failover"
@@ -92,7 +88,6 @@ CLEAN_MS = 500
 """cleanResourceInterval: the interval at which a broker checks whether its disk is full."""
 FILE_BYTES = 1 << 20
 """The size of a log file: the rest of it can still be written although the disk is full."""
-ROUND_S_MAX = 60.0
 FILLER_SIZE = 200
 """The length of an address that the controllers store until the last page of the log is full."""
 SHOWN_MAX = 20
@@ -211,13 +206,13 @@ class Failover:
         self._history = history
         self._chance = random.Random(seed)
         self._kinds = self.choose(only, with_disks=bool(hosts.disks))
-        self._asking = RemotingClient(network=TcpNetwork(), clock=LoopClock())
+        self._group = ElectedGroup(hosts)
         self._numbers = itertools.count()
         self._fillers = itertools.count()
 
     async def run(self, rounds: int, ends_at_s: float, on_round: Callable[[Round], None]) -> None:
         hosts, history = self._hosts, self._history
-        await self._whole()
+        await self._group.whole()
         async with Admin(hosts.name_server) as admin:
             await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
         options = ProducerOptions(client=QUICK, timeout_s=SEND_TIMEOUT_S, compress_from_bytes=0)
@@ -292,17 +287,17 @@ class Failover:
         ranges: list[EpochRange] = []
 
         async def is_caught_up() -> bool:
-            found = [await self._epochs(address) for address in self._hosts.addresses.values()]
+            found = [await self._group.epochs(address) for address in self._hosts.addresses.values()]
             ranges[:] = found[0].epochs
             return len({epochs.max_log_offset for epochs in found}) == 1
 
-        master = await self._whole()
+        master = await self._group.whole()
         await until(is_caught_up, "three logs of one length", not_yet=(TandemError,))
         await asyncio.to_thread(self._hosts.stop_brokers, master)
         return ranges
 
     async def close(self) -> None:
-        await self._asking.close()
+        await self._group.close()
 
     async def _send(self, producer: Producer) -> None:
         """Sends messages. Never returns."""
@@ -360,7 +355,7 @@ class Failover:
         failed, begun_s = history.failed, time.monotonic()
         history.cause = harm.__name__
         cause = await harm(self, master)
-        await self._whole()
+        await self._group.whole()
         await self._calm()
         ended_s = time.monotonic()
         rto_ms = history.longest_gap_ms(begun_s, ended_s)
@@ -397,7 +392,7 @@ class Failover:
         return "host cut"
 
     async def _kill_controller_and_master(self, master: int) -> str:
-        leader = await self._leader()
+        leader = await self._group.leader()
         address = {address: number for number, address in self._hosts.controller_addresses.items()}[leader]
         killed = [self._hosts.controllers[address], self._hosts.brokers[master]]
         await asyncio.gather(*(asyncio.to_thread(one.kill) for one in killed))
@@ -414,24 +409,10 @@ class Failover:
         return "slave killed"
 
     async def _hand_over(self, master: int) -> str:
-        await self._hand_over_to(
+        await self._group.hand_over_to(
             self._chance.choice([number for number in self._hosts.brokers if number != master])
         )
         return HANDED_OVER
-
-    async def _hand_over_to(self, number: int) -> None:
-        state = await self._state()
-        assert state is not None
-        ids = {one.address: one.broker_id for one in state.in_sync}
-        target = ids[self._hosts.addresses[number]]
-
-        async def is_done() -> bool:
-            controller = await self._leader()
-            _, after = await hand_over_group(self._asking, controller, GROUP, target, clock=LoopClock())
-            return after.master_id == target
-
-        # The controllers may have to find a leader first, on a busy machine.
-        await until(is_done, f"{target} is the master", ROUND_S_MAX, not_yet=(NotLeader,))
 
     async def _restart_all(self, master: int) -> str:
         """Performs an update: every process is stopped cleanly and restarted, the master while another one
@@ -444,14 +425,14 @@ class Failover:
         slaves = [number for number in sorted(hosts.brokers) if number != master]
         for number in slaves:
             await self._restart(hosts.brokers[number])
-            await self._whole()
-        await self._hand_over_to(self._chance.choice(slaves))
-        await self._whole()
+            await self._group.whole()
+        await self._group.hand_over_to(self._chance.choice(slaves))
+        await self._group.whole()
         if self._java:
             await asyncio.sleep(2 * POLL_S)  # as an operator does: RocketMQ clients look up the route
         await self._restart(hosts.brokers[master])
-        await self._whole()
-        await self._hand_over_to(master)
+        await self._group.whole()
+        await self._group.hand_over_to(master)
         return ROLLED
 
     @staticmethod
@@ -462,7 +443,7 @@ class Failover:
     async def _controllers_agree(self) -> bool:
         try:
             leaders = [
-                await find_leader(self._asking, address, timeout_s=1.0)
+                await find_leader(self._group.remoting, address, timeout_s=1.0)
                 for address in self._hosts.controller_addresses.values()
             ]
         except TandemError:
@@ -494,7 +475,7 @@ class Failover:
     async def _fill_controllers_disk(self, master: int) -> str:
         """Makes the leading controller end because it cannot store its log, and then kills the master."""
         by_address = {address: number for number, address in self._hosts.controller_addresses.items()}
-        leader = await self._leader()
+        leader = await self._group.leader()
         controller, broker = self._hosts.controllers[by_address[leader]], self._hosts.brokers[master]
         disk = self._hosts.disks[controller.name]
         await asyncio.to_thread(disk.fill)
@@ -502,7 +483,9 @@ class Failover:
         async def has_ended() -> bool:
             if controller.is_alive:
                 name = f"filler-{next(self._fillers)}"
-                await apply_broker_id(self._asking, leader, "filler", name, 1, f"{'x' * FILLER_SIZE};1")
+                await apply_broker_id(
+                    self._group.remoting, leader, "filler", name, 1, f"{'x' * FILLER_SIZE};1"
+                )
             return not controller.is_alive
 
         await until(
@@ -524,22 +507,6 @@ class Failover:
 
     # States.
 
-    async def _whole(self) -> int:
-        """Waits until all three are in the set; returns the number of the master."""
-        found: list[int] = []
-        by_address = {address: number for number, address in self._hosts.addresses.items()}
-
-        async def is_whole() -> bool:
-            self._hosts.check_alive()
-            state = await self._state()
-            if state is None or state.master_address is None or len(state.in_sync) != len(by_address):
-                return False
-            found[:] = [by_address[state.master_address]]
-            return True
-
-        await until(is_whole, "three in sync", ROUND_S_MAX, not_yet=(TandemError, KeyError))
-        return found[0]
-
     async def _calm(self) -> int:
         """Waits for the same, and until sends of each client are acknowledged again."""
         goals = [count + CALM_ACKS for count in self._counts()]
@@ -548,27 +515,11 @@ class Failover:
             return all(count >= goal for count, goal in zip(self._counts(), goals, strict=True))
 
         await until(is_calm, "sends are acknowledged", ROUND_S_MAX)
-        return await self._whole()
+        return await self._group.whole()
 
     def _counts(self) -> list[int]:
         """Returns the number of acknowledged sends of each client."""
         return [len(self._history.acks), *(sender.acknowledged() for sender in self._java)]
-
-    async def _leader(self) -> str:
-        reasons: list[str] = []
-        for address in self._hosts.controller_addresses.values():
-            try:
-                return await find_leader(self._asking, address, timeout_s=1.0)
-            except TandemError as error:
-                reasons.append(str(error))
-        raise TandemError("; ".join(reasons))
-
-    async def _state(self) -> GroupSyncState | None:
-        return (await read_sync_states.within(1.0, self._asking, await self._leader(), [GROUP])).get(GROUP)
-
-    async def _epochs(self, address: str) -> BrokerEpochs:
-        answer = await call(self._asking, address, RequestCode.GET_BROKER_EPOCH_CACHE)
-        return decode_body(answer.body, BrokerEpochs)
 
 
 def two_masters(acks: Iterable[Ack], ranges: Iterable[EpochRange]) -> list[str]:
