@@ -10,12 +10,15 @@ import pytest
 from proxy_rig import ConsumerProxy, consumer_proxy, handle_of
 
 from tandemmq.api import broker_admin
+from tandemmq.api.controller import hand_over_group, read_sync_states
 from tandemmq.client import Message
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy.renewal import RenewalOptions
 from tandemmq.proxy.statuses import Code
+from tandemmq.runtime.machine import LoopClock
 from tandemmq.testing import Cluster
+from tandemmq.testing.cluster import BROKER_NAME
 from waits import until
 
 OK = int(Code.OK)
@@ -113,3 +116,53 @@ async def test_a_renewed_handle_is_valid_at_the_next_master_and_at_another_proxy
         assert await ack_until_answered([one], second) == OK
         assert await two.receive("T", long_polling_timeout={"seconds": 1}) == [], "the third is still held"
         assert await ack_until_answered([two], third) == OK
+
+
+async def test_a_master_that_leads_again_does_not_hold_queues_for_its_earlier_pops(cluster: Cluster) -> None:
+    """The client of such a pop gave its messages up, but its proxy still renews it."""
+    quick = RenewalOptions(invisible_ms=20_000, ahead_ms=19_500)
+    await fill(cluster, 4)
+    first = cluster.master_address
+    second = cluster.slave_address
+    async with (
+        consumer_proxy(cluster.name_servers, renewal=quick) as one,
+        consumer_proxy(cluster.name_servers) as two,
+    ):
+        config = SubscriptionGroupConfig(name="G", is_orderly=True)
+        await broker_admin.create_group(one.remoting, first, config)
+        held = await one.receive_all("T", 2, batch_size=2, auto_renew=True)
+        await hand_over(cluster, one, second)
+        again = await receive_in_time(two, batch_size=2)
+        assert [message.body for message in again] == [message.body for message in held]
+        for message in again:
+            assert await ack_until_answered([two], message) == OK
+        await hand_over(cluster, one, first)
+        assert [message.body for message in await receive_in_time(two)] == [b"2", b"3"]
+
+
+async def hand_over(cluster: Cluster, proxy: ConsumerProxy, address: str) -> None:
+    """Makes the broker at this address the master, once it has everything."""
+    controller = cluster.controller_address
+
+    async def leads() -> bool:
+        group = (await read_sync_states(proxy.remoting, controller, [BROKER_NAME]))[BROKER_NAME]
+        ids = {one.address: one.broker_id for one in group.in_sync}
+        if address not in ids:
+            return False
+        if group.master_address != address:
+            await hand_over_group(proxy.remoting, controller, BROKER_NAME, ids[address], clock=LoopClock())
+        return group.master_address == address
+
+    await until(leads, f"{address} leads", not_yet=(TandemError,))
+
+
+async def receive_in_time(proxy: ConsumerProxy, **changes: Any) -> list[Any]:
+    """Returns the first messages, long before the invisible time of a held pop has passed."""
+    found: list[Any] = []
+
+    async def is_answered() -> bool:
+        found.extend(await proxy.receive("T", long_polling_timeout={"seconds": 1}, **changes))
+        return bool(found)
+
+    await until(is_answered, "messages are received", 12, not_yet=(TandemError,))
+    return found

@@ -312,6 +312,9 @@ class Broker:
         assert self._parts is not None
         self._elected.set_master(address)
         self._parts.pulls.set_has_master(address is not None)
+        if address is not None:
+            # They would hold the queues again in this broker's next term, for as long as a proxy renews them.
+            self._tables.orders.drop_all()
 
     def has_tables(self, broker_id: int) -> bool:
         """Returns True if the slave holds the current topics and groups. Only on a master."""

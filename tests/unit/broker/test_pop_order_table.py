@@ -92,6 +92,20 @@ def test_a_pop_is_forgotten_with_the_last_of_its_messages() -> None:
     assert table.get(KEY) is None
 
 
+def test_every_pop_is_forgotten_when_another_master_leads() -> None:
+    table = OrderTable()
+    changes: list[None] = []
+    table.on_change.append(lambda: changes.append(None))
+    table.put(KEY, popped(4, attempt="a"))
+    table.put(("T", "H", 1), popped(7))
+    assert table.drop_all() == 2
+    assert table.get(KEY) is None
+    assert list(table.attempts_of(KEY[:2])) == []
+    assert len(changes) == 3
+    assert table.drop_all() == 0
+    assert len(changes) == 3, "nothing is to be saved"
+
+
 def test_a_message_that_was_put_off_untried_is_not_counted() -> None:
     table = OrderTable()
     table.put(KEY, popped(1, 2))

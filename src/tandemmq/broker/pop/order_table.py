@@ -161,6 +161,15 @@ class OrderTable(StoredTable):
         for key in [key for key in self._pops if key[1] == group]:
             self.clear(key)
 
+    def drop_all(self) -> int:
+        """Forgets every pop: another master serves the queues. Returns their number."""
+        keys = list(self._pops)
+        for key in keys:
+            self._remove(key)
+        if keys:
+            self._after_change()
+        return len(keys)
+
     def drop_beyond(self, queue_end: Callable[[str, int], int]) -> int:
         """Forgets pops with offsets beyond the end of their queue. Returns their number."""
         gone = [
