@@ -37,9 +37,9 @@ interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines a
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m interop tests/interop $(ARGS)
 
-grpc: setup-dev ## Run the official gRPC clients in five languages through our proxy, before our broker and Java's (needs Go, Node, Rust, a JDK and Maven)
-	@scripts/setup jdk
-	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m grpc tests/interop $(ARGS)
+grpc: setup-dev ## Run the official gRPC clients in five languages through our proxy, before our broker and Java's (needs Go, Node, Rust, a JDK and Maven; ARGS=--chaos kills proxies and masters under gRPC load instead, and needs none of these)
+	@$(if $(findstring --chaos,$(ARGS)),,scripts/setup jdk)
+	@$(if $(findstring --chaos,$(ARGS)),PYTHONPATH=tests $(PY) tests/faults/grpc_chaos.py,TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m grpc tests/interop) $(ARGS)
 
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk

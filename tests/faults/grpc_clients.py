@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
+import re
 import time
 import uuid
 from collections.abc import Sequence
@@ -100,6 +101,10 @@ class GrpcClient:
         self._history.errors[f"{name}: gRPC {error.code().name}"] += 1
         if error.code() is grpc.StatusCode.UNAVAILABLE and place == self.current:
             self.use(1 - place)
+
+    def _record_error(self, name: str, status: Any) -> None:
+        text = re.sub(r"[\w.:-]*\d[\w.:-]*", "N", status.message)[:120]
+        self._history.errors[f"{name}: {Code(status.code).name} {text}"] += 1
 
     def _metadata(self) -> tuple[tuple[str, str], ...]:
         return (
@@ -206,10 +211,10 @@ class GrpcProducer(GrpcClient):
         except grpc.aio.AioRpcError as error:
             self._history.errors[f"SendMessage: gRPC {error.code().name}"] += 1
             return False
-        code = answer.entries[0].status.code if answer.entries else answer.status.code
-        if code != Code.OK:
-            self._history.errors[f"SendMessage: {Code(code).name}"] += 1
-        return bool(code == Code.OK)
+        status = answer.entries[0].status if answer.entries else answer.status
+        if status.code != Code.OK:
+            self._record_error("SendMessage", status)
+        return bool(status.code == Code.OK)
 
 
 class GrpcPushConsumer(GrpcClient):
@@ -252,19 +257,19 @@ class GrpcPushConsumer(GrpcClient):
         while True:
             place = self.current
             try:
-                code, messages = await self._receive(place, queue, attempt_id)
+                status, messages = await self._receive(place, queue, attempt_id)
             except grpc.aio.AioRpcError as error:
                 self._leave(place, error, "ReceiveMessage")
                 await asyncio.sleep(RETRY_S)
                 continue
             attempt_id = str(uuid.uuid4())
-            if code == Code.OK:
+            if status.code == Code.OK:
                 await self._consume(place, messages)
-            elif code != Code.MESSAGE_NOT_FOUND:
-                self._history.errors[f"ReceiveMessage: {Code(code).name}"] += 1
-                await asyncio.sleep(0.02 if code == Code.TOO_MANY_REQUESTS else RETRY_S)
+            elif status.code != Code.MESSAGE_NOT_FOUND:
+                self._record_error("ReceiveMessage", status)
+                await asyncio.sleep(0.02 if status.code == Code.TOO_MANY_REQUESTS else RETRY_S)
 
-    async def _receive(self, place: int, queue: Any, attempt_id: str) -> tuple[int, list[Any]]:
+    async def _receive(self, place: int, queue: Any, attempt_id: str) -> tuple[Any, list[Any]]:
         request = message_class("ReceiveMessageRequest")(
             group=self._group,
             message_queue=queue,
@@ -280,7 +285,7 @@ class GrpcPushConsumer(GrpcClient):
         shape = message_class("ReceiveMessageResponse")
         parts = [shape.FromString(data) async for data in stream]
         messages = [part.message for part in parts if part.WhichOneof("content") == "message"]
-        return parts[0].status.code, messages
+        return parts[0].status, messages
 
     async def _consume(self, place: int, messages: list[Any]) -> None:
         self._history.record_receive(self.client_id, [_delivery(self._topic, one) for one in messages])
@@ -319,11 +324,11 @@ class GrpcPushConsumer(GrpcClient):
         except grpc.aio.AioRpcError as error:
             self._history.errors[f"AckMessage: gRPC {error.code().name}"] += 1
             return AckEnd.UNKNOWN
-        code = answer.entries[0].status.code if answer.entries else answer.status.code
-        if code == Code.OK:
+        status = answer.entries[0].status if answer.entries else answer.status
+        if status.code == Code.OK:
             return AckEnd.OK
-        self._history.errors[f"AckMessage: {Code(code).name}"] += 1
-        return AckEnd.INVALID if code == Code.INVALID_RECEIPT_HANDLE else AckEnd.UNKNOWN
+        self._record_error("AckMessage", status)
+        return AckEnd.INVALID if status.code == Code.INVALID_RECEIPT_HANDLE else AckEnd.UNKNOWN
 
 
 def _delivery(topic: str, message: Any) -> Delivery:
