@@ -109,7 +109,8 @@ class Brokers:
     ) -> T:
         """Returns the answer of the broker group's master; `ask` gets its address and the seconds left.
 
-        Raises:  the error of the last attempt; NoRoute while the route names no master; TopicNotFound.
+        Raises:  the error of the last attempt; BrokerUnreachable while the route names no master;
+                 TopicNotFound.
         """
         deadline_s = self._clock.monotonic() + timeout_s
         low, high = OUTAGE_PAUSE_MS
@@ -118,7 +119,7 @@ class Brokers:
             try:
                 address = access.view.master_address(broker_name)
                 if address is None:
-                    raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+                    raise BrokerUnreachable(f"broker {broker_name!r} has no master for topic {topic!r}")
                 return await ask(address, max(0.0, deadline_s - self._clock.monotonic()))
             except OUTAGES:
                 pause_s = (low + self._chance.below(high - low)) / 1000

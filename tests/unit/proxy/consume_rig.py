@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from sim.manual_clock import ManualClock
-from tandemmq.errors import BrokerUnreachable, NoRoute, TopicNotFound
+from tandemmq.errors import BrokerUnreachable, TopicNotFound
 from tandemmq.protocol.bodies.client import encode_consumer_list
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
@@ -234,7 +234,7 @@ class OneBroker:
     ) -> Any:
         address = (await self.topic(topic)).view.master_address(broker_name)
         if address is None:
-            raise NoRoute(f"broker {broker_name!r} has no master")
+            raise BrokerUnreachable(f"broker {broker_name!r} has no master")
         return await ask(address, timeout_s)
 
 

@@ -21,7 +21,7 @@ def test_inflate_stops_at_the_limit(pack):
 
 
 @pytest.mark.parametrize(
-    "body", [b"", b"x", b"\x1f\x8b", gzip.compress(b"abc")[:-1], gzip.compress(b"abc") * 2]
+    "body", [b"", b"x", b"\x1f\x8b", gzip.compress(b"abc", mtime=0)[:-1], gzip.compress(b"abc", mtime=0) * 2]
 )
 def test_other_bytes_are_refused(body: bytes):
     with pytest.raises(RemoteProtocolError):
