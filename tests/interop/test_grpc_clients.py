@@ -46,7 +46,8 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 @pytest.fixture(scope="session")
 def java_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with java_cluster(LINE_5, tmp_path_factory.mktemp("grpc-java")) as cluster:
-        cluster.start_java(LINE_5, "broker-a", SETTINGS)
+        # By default it refuses a send that waits 200 ms for a thread, as the first ones do on a busy machine.
+        cluster.start_java(LINE_5, "broker-a", {"waitTimeMillsInSendQueue": 20_000, **SETTINGS})
         yield cluster
 
 
