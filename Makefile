@@ -110,7 +110,7 @@ spark: setup-dev ## Kill the pipelines 20 times under load, count what arrived, 
 	@PYTHONPATH=tests $(PY) tests/spark_proof/prove_spark.py --kills $(KILLS) --rows $(ROWS) --seed $(SEED) --audit-rows $(AUDIT_ROWS) $(ARGS)
 
 fuzz: FRAMES ?= 1000000
-fuzz: setup-dev ## Send a million mutated frames to a name server, a broker and its HA port (FRAMES=n, ARGS="--seed 7")
+fuzz: setup-dev ## Send a million mutated frames to a name server, a broker, its HA port and a gRPC proxy (FRAMES=n, ARGS="--seed 7")
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
 costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from sim.fuzz import run
-from sim.fuzz.run import Ended
-from sim.fuzz.victims import Victim, victims
+from sim.fuzz.victims import Ended, Victim, victims
 
 pytestmark = pytest.mark.process
 

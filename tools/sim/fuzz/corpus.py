@@ -127,7 +127,7 @@ def prologue_of(role: ServingRole) -> list[Command]:
 
 
 def _request(entry: RequestRow, body: bytes, form: int) -> Command:
-    fields = {} if entry.request is None else _fields_of(entry.request)
+    fields = {} if entry.request is None else fields_of(entry.request)
     fields |= _extra_fields(entry.code, body)
     return Command(
         code=int(entry.code),
@@ -138,7 +138,7 @@ def _request(entry: RequestRow, body: bytes, form: int) -> Command:
     )
 
 
-def _fields_of(kind: type[Header]) -> dict[str, str]:
+def fields_of(kind: type[Header]) -> dict[str, str]:
     """Returns a text for every field of a header, by its wire name."""
     codec_of(kind)  # raises if it is not a header
     fields = {}

@@ -1,4 +1,5 @@
-"""`python -m sim.fuzz.run`: sends mutated real frames to a name server, a broker and its HA port.
+"""`python -m sim.fuzz.run`: sends mutated real frames to a name server, a broker and its HA port, and mutated
+HTTP/2 and requests to a gRPC proxy in memory.
 
 The last line is `FUZZ OK frames=N crashes=0`, or `FUZZ FAILED ...` with exit code 1; then the lines before it
 show the log excerpts and the commands that send the same bytes again. A crash is a process that exits, logs
@@ -24,8 +25,9 @@ from rich.progress import Progress, TaskID
 
 from sim.dice import Dice
 from sim.fuzz.corpus import HA_REPORT, prologue_of, reports, requests_of
+from sim.fuzz.grpc_proxy import ProxyVictim, run_http2_batch, run_rpc_batch
 from sim.fuzz.mutate import fence, flip, mutate
-from sim.fuzz.victims import Victim, Victims, victims
+from sim.fuzz.victims import Ended, Subject, Victim, Victims, victims
 from sim.seeds import print_text, progress_on
 from tandemmq.protocol.catalogue import ServingRole
 from tandemmq.protocol.frame import FrameDecoder, encode_frame
@@ -36,17 +38,6 @@ FENCE_OPAQUE = 0x5EED
 FENCE_SECONDS_MAX = 30.0
 HA_REPORTS_PER_BATCH = 50
 HA_REPORT_BYTES = HA_REPORT.size
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """The end of a batch: the number of frames sent, and whether the server closed the connection or did not
-    answer.
-    """
-
-    frame_count: int
-    is_closed_by_server: bool = False
-    is_silent: bool = False
 
 
 async def run_remoting_batch(victim: Victim, role: ServingRole, dice: Dice) -> Ended:
@@ -143,6 +134,7 @@ async def _read_to_fence(reader: asyncio.StreamReader) -> bool:
     return False
 
 
+TARGETS = ("broker", "namesrv", "ha", "http2", "rpc")
 CRASHES_SHOWN = 10
 GROWTH_MIB_MAX = 64
 """The most MiB that a process may grow after the first quarter; invented names are kept, so some growth is
@@ -158,7 +150,7 @@ class Target:
     """One port, its share of the frames in percent, and the results."""
 
     name: str
-    victim: Victim
+    victim: Subject
     run_batch: RunBatch
     percent: int
     frame_count: int = 0
@@ -174,7 +166,7 @@ class Target:
             advance(self.frame_count)
             if not self.early_mib and self.frame_count * 4 >= frame_count:
                 self.early_mib = self.victim.resident_mib()
-            if self.crashes and not self.victim.server.is_alive:
+            if self.crashes and not self.victim.is_alive:
                 return
 
     async def run_one(self, seed: int, batch: int) -> None:
@@ -195,7 +187,7 @@ class Target:
 
     def check_memory(self) -> str:
         """Returns a line with the memory growth; too much counts as a crash."""
-        if not self.victim.server.is_alive:
+        if not self.victim.is_alive:
             return f"{self.name}: gone"
         now_mib = self.victim.resident_mib()
         if now_mib - self.early_mib > GROWTH_MIB_MAX:
@@ -211,15 +203,18 @@ class Target:
 
 
 def make_targets(three: Victims) -> list[Target]:
+    http2, rpc = ProxyVictim(), ProxyVictim()
     return [
-        Target("broker", three.broker, partial(run_remoting_batch, three.broker, ServingRole.BROKER), 70),
+        Target("broker", three.broker, partial(run_remoting_batch, three.broker, ServingRole.BROKER), 65),
         Target(
             "namesrv",
             three.name_server,
             partial(run_remoting_batch, three.name_server, ServingRole.NAME_SERVER),
             20,
         ),
-        Target("ha", three.ha, partial(run_ha_batch, three.ha), 10),
+        Target("ha", three.ha, partial(run_ha_batch, three.ha), 8),
+        Target("http2", http2, partial(run_http2_batch, http2), 4),
+        Target("rpc", rpc, partial(run_rpc_batch, rpc), 3),
     ]
 
 
@@ -264,7 +259,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m sim.fuzz.run", description=__doc__)
     parser.add_argument("--frames", type=int, default=1_000_000, help="how many frames in all")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--target", choices=["broker", "namesrv", "ha"], help="with --batch: replay it alone")
+    parser.add_argument("--target", choices=TARGETS, help="with --batch: replay it alone")
     parser.add_argument("--batch", type=int)
     parser.add_argument("--keep", type=Path, help="where to leave the logs and the store")
     options = parser.parse_args(arguments)

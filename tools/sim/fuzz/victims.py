@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from sim.fuzz.corpus import BROKER
 from tandemmq.bench.process_stats import resident_bytes
@@ -21,6 +22,29 @@ HA_ADDRESS = re.compile(r"broker\.started .*ha_address=(\S+)")
 EXCERPT_LINES = 12
 
 
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The end of a batch: the number of frames sent, and whether the server closed the connection or did not
+    answer.
+    """
+
+    frame_count: int
+    is_closed_by_server: bool = False
+    is_silent: bool = False
+
+
+class Subject(Protocol):
+    """A server that is fuzzed."""
+
+    @property
+    def is_alive(self) -> bool: ...
+
+    def fault(self) -> str | None:
+        """Returns the fault since the last call; None if there is none."""
+
+    def resident_mib(self) -> int: ...
+
+
 @dataclass(slots=True)
 class Victim:
     """One server: its address and its log."""
@@ -30,6 +54,10 @@ class Victim:
     host: str
     port: int
     log_bytes_read: int = 0
+
+    @property
+    def is_alive(self) -> bool:
+        return self.server.is_alive
 
     def fault(self) -> str | None:
         """Returns the fault since the last call; None if there is none."""
