@@ -41,6 +41,10 @@ ASK_S_MIN: Final = 0.5
 NORMAL: Final = "NORMAL"
 
 
+class NoMaster(BrokerUnreachable):
+    """No broker that could be asked has a master now."""
+
+
 class TopicAccess:
     """A topic's route in both forms: as registered, and as clients interpret it."""
 
@@ -161,9 +165,12 @@ class Brokers:
 
         The masters share CALL_S, because clients wait for 3 s: a silent one must not hide the others.
 
-        Raises:  the error of the last master that did not answer, if no other one knows an answer.
+        Raises:  the error of the last master that did not answer, if no other one knows an answer;
+                 NoMaster without any master, because none denied that the answer exists.
         """
         failure: TandemError | None = None
+        if not addresses:
+            failure = NoMaster("no broker has a master now")
         for address in addresses:
             try:
                 answer = await ask(address, max(ASK_S_MIN, CALL_S / len(addresses)))

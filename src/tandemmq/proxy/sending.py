@@ -25,7 +25,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, is_retry_topic
-from tandemmq.proxy.brokers import OUTAGE_PAUSE_MS, OUTAGES, SEND_S, Brokers
+from tandemmq.proxy.brokers import OUTAGE_PAUSE_MS, OUTAGES, SEND_S, Brokers, NoMaster
 from tandemmq.proxy.incoming import IncomingMessage, SendLimits, read_messages
 from tandemmq.proxy.kinds import MessageKind, check_kind
 from tandemmq.proxy.queue_choice import NoWritableQueue, QueueChooser
@@ -110,7 +110,10 @@ class ProduceHandlers:
         await self.brokers.topic(topic)
         if not self.checks_kind:
             return
-        accepted = await self.brokers.known_kind(topic)
+        try:
+            accepted = await self.brokers.known_kind(topic)
+        except NoMaster:
+            return  # the send itself waits for a master
         for message in messages:
             check_kind(topic, accepted, message.kind)
 

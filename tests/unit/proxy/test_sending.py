@@ -351,6 +351,14 @@ async def test_topic_that_lost_its_only_master_waits_for_another(rig: SendRig):
     assert (await service.handle_send(CALLER, request(message("One")))).status.code == Code.OK
 
 
+async def test_kind_is_unknown_and_no_conflict_without_a_master(rig: SendRig):
+    masters = dict(rig.table.masters)
+    rig.table.masters.clear()
+    error = await refusal(handlers(rig).handle_send(CALLER, request(message("Fifo", message_group="g"))))
+    assert code_of(error) is Code.FORBIDDEN  # as for every topic that lost its masters
+    rig.table.masters.update(masters)
+
+
 async def test_deleted_topic_is_not_found(rig: SendRig):
     service = handlers(rig)
     await service.handle_send(CALLER, request(message("One")))
