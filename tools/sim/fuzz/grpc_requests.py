@@ -31,6 +31,9 @@ TELEMETRY: Final = "Telemetry"
 BODY_BYTES_MAX: Final = 60_000
 FRAME_HEAD_BYTES: Final = 9
 
+_SELDOM: Final = ("body_digest", "delivery_timestamp", "message_group", "priority")
+"""Fields that make most sends invalid: a message is of one kind, and its digest must match."""
+_USUAL: Final = {"message_type": "NORMAL", "body_encoding": "IDENTITY"}
 _NASTY_32: Final = (-1, -(2**31), 2**31 - 1, 65_536, 99)
 _NASTY_64: Final = (-1, -(2**63), 2**63 - 1, 2**53 + 1, 10**15)
 _INT32S: Final = (FieldDescriptor.CPPTYPE_INT32, FieldDescriptor.CPPTYPE_ENUM)
@@ -117,7 +120,7 @@ def make_headers(path: str, dice: Dice) -> list[tuple[bytes, bytes]]:
 def _fill(message: Any, role: str, now_ms: int, wild: int, dice: Dice) -> None:
     """Sets the fields of a message; `wild` is the share of nonsense in percent."""
     for field in message.DESCRIPTOR.fields:
-        if "lite" in field.name and not dice.happens(5):
+        if ("lite" in field.name or field.name in _SELDOM) and not dice.happens(5):
             continue
         if field.containing_oneof is not None and not dice.happens(60):
             continue
@@ -145,6 +148,8 @@ def _count(wild: int, dice: Dice) -> int:
 def _value(field: Any, role: str, now_ms: int, wild: int, dice: Dice) -> Any:
     is_wild = dice.happens(wild)
     if field.enum_type is not None and not is_wild:
+        if field.name in _USUAL and dice.happens(70):
+            return field.enum_type.values_by_name[_USUAL[field.name]].number
         return dice.pick([value.number for value in field.enum_type.values])
     if field.cpp_type in _INT32S:
         return dice.pick(_NASTY_32) if is_wild else {"port": 8081, "batch_size": 16}.get(field.name, 0)

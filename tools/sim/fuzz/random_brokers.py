@@ -34,7 +34,17 @@ from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
 
 NAME_SERVER: Final = ("names", 9876)
 BROKERS: Final = {"fuzz-a": ("fuzz-a", 10911), "fuzz-b": ("fuzz-b", 10911)}
-_KINDS: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "UNSPECIFIED", "MIXED", "nonsense")
+_KINDS: Final = (
+    "NORMAL",
+    "NORMAL",
+    "MIXED",
+    "MIXED",
+    "FIFO",
+    "DELAY",
+    "TRANSACTION",
+    "UNSPECIFIED",
+    "nonsense",
+)
 _PUSHES: Final = (
     RequestCode.CHECK_TRANSACTION_STATE,
     RequestCode.GET_CONSUMER_RUNNING_INFO,
