@@ -1,0 +1,1 @@
+"""Simulated clusters with gRPC proxies in front of their brokers, and clients of the proxies."""
