@@ -21,11 +21,14 @@ from java_peers import LINE_5
 from language_peers import BUILD_SECONDS_MAX, GRPC_LANGUAGES, command_of, run_client
 
 from tandemmq.api import broker_admin
+from tandemmq.client import BlockingAdmin, BlockingProducer, Message, ProducerOptions
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.protocol.signature import Credentials
 
 pytestmark = [pytest.mark.grpc, pytest.mark.timeout(BUILD_SECONDS_MAX + 240)]
 
+JAVA_SETTINGS = {"waitTimeMillsInSendQueue": 20_000, **SETTINGS}
+"""By default it refuses a send that waits 200 ms for a thread, as may happen on a busy machine."""
 OURS = {"PEER_PROXY": "ours"}
 """Tells a program that Java's proxy differs here from ours."""
 ADMIN = Credentials("grpc-admin", "admin-secret")
@@ -41,14 +44,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     command = ["openssl", *words.split(), "-keyout", str(key), "-out", str(cert)]
     subprocess.run(command, check=True, capture_output=True)
     return cert, key
-
-
-@pytest.fixture(scope="session")
-def java_servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with java_cluster(LINE_5, tmp_path_factory.mktemp("grpc-java")) as cluster:
-        # By default it refuses a send that waits 200 ms for a thread, as the first ones do on a busy machine.
-        cluster.start_java(LINE_5, "broker-a", {"waitTimeMillsInSendQueue": 20_000, **SETTINGS})
-        yield cluster
 
 
 @pytest.fixture(scope="session")
@@ -68,7 +63,6 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
                 cluster, proxy, {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(own_certificate(folder)), **OURS}
             )
         return
-    cluster = request.getfixturevalue("java_servers")
     cert, key = request.getfixturevalue("certificate")
     files = {"tlsTestModeEnable": "false", "tlsCertPath": str(cert), "tlsKeyPath": str(key)}
     environment = {
@@ -76,8 +70,21 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         **(OURS if request.param == "mixed" else {}),
     }
     make = our_proxy if request.param == "mixed" else java_proxy
-    with make(cluster.name_server, folder, files) as proxy:
-        yield Servers(cluster, proxy, environment)
+    # A cluster for each: transactions leave a broker with a busy processor, and the next proxy gives it 3 s.
+    with java_cluster(LINE_5, folder / "servers") as cluster:
+        cluster.start_java(LINE_5, "broker-a", JAVA_SETTINGS)
+        warm_up(cluster)
+        with make(cluster.name_server, folder, files) as proxy:
+            yield Servers(cluster, proxy, environment)
+
+
+def warm_up(cluster: Cluster) -> None:
+    """Sends a message: the first one takes a Java broker seconds, and a client would send its first twice."""
+    with BlockingAdmin(cluster.name_server) as admin:
+        admin.create_topic("warm-up")
+    options = ProducerOptions(timeout_s=60)
+    with BlockingProducer("warm-up", cluster.name_server, options=options) as producer:
+        assert producer.send(Message(topic="warm-up", body=b"first")).is_ok
 
 
 RUNS = [(language, case) for language in GRPC_LANGUAGES for case in cases_of(language)]
