@@ -494,10 +494,15 @@ CLIENTS: Final = (
         "go",
     ),
     ("Rust", "`rocketmq-client-rust` 0.6.0", "a producer and a push consumer", "rust"),
-    ("Node", "`rocketmq-client-nodejs` 1.0.8, by the proxy", "a producer and a simple consumer", "node"),
+    (
+        "Node",
+        "`rocketmq-client-nodejs` 1.0.8, by RocketMQ's proxy",
+        "a producer and a simple consumer",
+        "node",
+    ),
     (
         "Python",
-        "`rocketmq-python-client` 5.1.2, by the proxy",
+        "`rocketmq-python-client` 5.1.2, by RocketMQ's proxy",
         "a producer, a simple and a push consumer",
         "python",
     ),
@@ -509,6 +514,23 @@ CLIENTS: Final = (
     ),
 )
 """The programs that run against us: language, program, what is checked, and by which tests."""
+
+GRPC_CLIENTS: Final = (
+    (
+        "Python, Node, Go, Java",
+        "`rocketmq-python-client` 5.1.2, `rocketmq-client-nodejs` 1.0.8, `rocketmq-clients/golang/v5` 5.1.4,"
+        " `rocketmq-client-java` 5.2.0",
+        "all kinds of messages, simple and push consumers, order under failures, retries up to the dead"
+        " letter, invisible time, recall, filters, access control, TLS and plaintext",
+    ),
+    (
+        "Rust",
+        "crate `rocketmq` 5.0.0",
+        "all kinds of messages but priority, batches, simple consumers, filters, access control; the crate"
+        " has nothing else",
+    ),
+)
+"""The gRPC clients that run through our proxy: language, artifact and version, what is checked."""
 
 _SECTIONS: Final = (
     ((10, 310, 320, 36), "spec remoting 9.2, 9.6"),
@@ -577,6 +599,16 @@ def _lines() -> Iterator[str]:
     yield "|---|---|---|---|"
     for row in CLIENTS:
         yield f"| {' | '.join(row)} |"
+    yield ""
+    yield (
+        "`make grpc` runs the official clients of the gRPC protocol through our proxy, before our broker and"
+        " RocketMQ's ([how](interop.md#the-official-grpc-clients)):"
+    )
+    yield ""
+    yield "| language | artifact and version | what is run |"
+    yield "|---|---|---|"
+    for client in GRPC_CLIENTS:
+        yield f"| {' | '.join(client)} |"
     yield ""
     yield "## Deliberate differences"
     yield ""
