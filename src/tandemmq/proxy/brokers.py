@@ -71,12 +71,14 @@ class Brokers:
         self.name_servers = name_servers
         self._clock = clock
         self._chance = chance
-        self.topics: Cached[str, TopicAccess] = Cached("route", self._query_route, clock=clock, tasks=tasks)
+        # A name server that has just started knows no topic until the brokers have registered again.
+        self.topics: Cached[str, TopicAccess] = Cached(
+            "route", self._query_route, clock=clock, tasks=tasks, survives_absence=True
+        )
         self._kinds: Cached[str, str] = Cached("topic", self._query_kind, clock=clock, tasks=tasks)
         self._groups: Cached[str, SubscriptionGroupConfig] = Cached(
             "group", self._query_group, clock=clock, tasks=tasks
         )
-        self._some_broker = ""
 
     async def topic(self, name: str) -> TopicAccess:
         """Returns the route of a topic. Raises TopicNotFound."""

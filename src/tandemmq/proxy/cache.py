@@ -21,7 +21,7 @@ class CacheLimits:
 
     fresh_s  a younger value is returned without a query; an older one starts a query in the background
     keep_s   an older value is not returned: callers wait for the query
-    miss_s   for how long the answer "does not exist" is kept
+    miss_s   for how long the answer "does not exist" is kept, and the pause after a query in vain
     """
 
     fresh_s: float = 20.0
@@ -31,15 +31,18 @@ class CacheLimits:
 
 
 class _Kept(NamedTuple, Generic[V]):
+    """A value, the end of its use, and the time from which on it is queried again."""
+
     value: V | None
-    at_s: float
+    until_s: float
+    due_s: float
 
 
 class Cached(Generic[K, V]):
     """Values by key, queried when needed. At most one query per key is in flight, and its callers share it.
 
-    A failed query leaves the old value in use until `keep_s`. At `count_max` the least recently used value is
-    dropped.
+    A failed query leaves the old value in use until `keep_s`. With `survives_absence` so does the answer
+    "does not exist". At `count_max` the least recently used value is dropped.
     """
 
     def __init__(
@@ -50,12 +53,14 @@ class Cached(Generic[K, V]):
         clock: Clock,
         tasks: TaskScope,
         limits: CacheLimits | None = None,
+        survives_absence: bool = False,
     ) -> None:
         self._name = name
         self._query = query
         self._clock = clock
         self._tasks = tasks
         self._limits = limits or CacheLimits()
+        self._survives_absence = survives_absence
         self._kept: dict[K, _Kept[V]] = {}
         self._loading: dict[K, asyncio.Task[TandemError | None]] = {}
 
@@ -70,12 +75,9 @@ class Cached(Generic[K, V]):
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._kept[key] = kept  # the most recently used one is last
-            age_s = self._clock.monotonic() - kept.at_s
-            if kept.value is None:
-                if age_s < self._limits.miss_s:
-                    return None
-            elif age_s < self._limits.keep_s:
-                if age_s >= self._limits.fresh_s:
+            now_s = self._clock.monotonic()
+            if now_s < kept.until_s:
+                if now_s >= kept.due_s:
                     self._load(key)
                 return kept.value
         return await self.refresh(key)
@@ -106,12 +108,23 @@ class Cached(Generic[K, V]):
 
     async def _fill(self, key: K) -> TandemError | None:
         """Queries and stores the value. An error is returned: one failed query must not end the scope."""
+        value, error = None, None
         try:
             value = await self._query(key)
-        except TandemError as error:
+        except TandemError as failure:
+            error = failure
+        now_s, limits = self._clock.monotonic(), self._limits
+        old = self._kept.pop(key, None)
+        if error is not None or (value is None and self._survives_absence and _is_usable(old, now_s)):
+            if old is not None:
+                self._kept[key] = old._replace(due_s=now_s + limits.miss_s)
             return error
-        self._kept.pop(key, None)
-        self._kept[key] = _Kept(value, self._clock.monotonic())
-        if len(self._kept) > self._limits.count_max:
+        fresh_s, keep_s = (limits.fresh_s, limits.keep_s) if value is not None else (limits.miss_s,) * 2
+        self._kept[key] = _Kept(value, now_s + keep_s, now_s + fresh_s)
+        if len(self._kept) > limits.count_max:
             del self._kept[next(iter(self._kept))]
         return None
+
+
+def _is_usable(kept: _Kept[V] | None, now_s: float) -> bool:
+    return kept is not None and kept.value is not None and now_s < kept.until_s

@@ -34,7 +34,7 @@ from tandemmq.proxy.grpc_call import RESPONSE, GrpcStream, Request, read_headers
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
 from tandemmq.proxy.http2_frames import Http2Reader, Http2Refused
 from tandemmq.proxy.http2_writer import STREAM_ID_MAX, Headers, Http2Writer, ServerHttp2
-from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method
+from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method, grpc_status_of
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
 from tandemmq.runtime.tasks import TaskScope
@@ -344,8 +344,8 @@ class GrpcConnection(asyncio.Protocol):
         """Returns the status that answers an error of a handler; unexpected ones are logged."""
         if isinstance(error, GrpcFailure):
             return error.status, str(error)
-        if isinstance(error, RpcRefused) and error.code is Code.TOO_MANY_REQUESTS:
-            return GrpcStatus.RESOURCE_EXHAUSTED, str(error)
+        if isinstance(error, RpcRefused):
+            return grpc_status_of(error.code), str(error)
         is_expected = isinstance(error, TandemError)
         admitted = self.shared.lines.admit()
         if admitted is not None:

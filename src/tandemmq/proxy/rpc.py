@@ -123,7 +123,7 @@ def unary(name: str, request: Message, response: Message, admit: Admit, handle: 
 
     async def serve(call: GrpcCall) -> None:
         try:
-            asked = await _receive_one(call, request)
+            asked = await receive_one(call, request)
             answer = await handle(await admit(call, asked), asked)
         except TandemError as error:
             if isinstance(error, GrpcFailure):
@@ -142,7 +142,7 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
             await call.send(answer.SerializeToString())
 
         try:
-            asked = await _receive_one(call, request)
+            asked = await receive_one(call, request)
             await handle(await admit(call, asked), asked, send)
         except TandemError as error:
             if isinstance(error, GrpcFailure):
@@ -152,7 +152,8 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
     return Method(SERVICE + name, serve, is_held=True)
 
 
-async def _receive_one(call: GrpcCall, request: Message) -> Message:
+async def receive_one(call: GrpcCall, request: Message) -> Message:
+    """Returns the request of a call that has one. Raises GrpcFailure without one; RpcRefused as `parse`."""
     data = await call.receive()
     if data is None:
         raise GrpcFailure(GrpcStatus.INTERNAL, "the call ended without a request")
@@ -165,6 +166,15 @@ def parse(shape: Message, data: bytes) -> Message:
         return shape.FromString(data)
     except Exception as error:  # noqa: BLE001  # the library's DecodeError has no typed import
         raise RpcRefused(Code.BAD_REQUEST, f"the request cannot be decoded: {error}") from None
+
+
+def grpc_status_of(code: Code) -> GrpcStatus:
+    """Returns the gRPC status for a refusal where the answer has no field for a status (spec proxy 2.10)."""
+    if code is Code.TOO_MANY_REQUESTS:
+        return GrpcStatus.RESOURCE_EXHAUSTED
+    if code is Code.UNSUPPORTED or code < Code.INTERNAL_SERVER_ERROR:
+        return GrpcStatus.INVALID_ARGUMENT
+    return GrpcStatus.INTERNAL
 
 
 def failed_status(name: str, error: TandemError) -> dict[str, Any]:

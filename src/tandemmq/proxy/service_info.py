@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from tandemmq.proxy.rpc import GrpcCall, GrpcFailure, GrpcStatus, Message, Method
+from tandemmq.proxy.rpc import GrpcCall, GrpcFailure, GrpcStatus, Message, Method, parse, receive_one
 from tandemmq.proxy.schema import PACKAGE, add_file, find_file, message_class
 
 _HEALTH: Final = "grpc.health.v1"
@@ -86,7 +86,7 @@ class Health:
 
     async def check(self, call: GrpcCall) -> None:
         """Answers with the present state; NOT_FOUND for an unknown service."""
-        status = self._status(await _receive(call, _HealthRequest))
+        status = self._status(await receive_one(call, _HealthRequest))
         if status == SERVICE_UNKNOWN:
             raise GrpcFailure(
                 GrpcStatus.NOT_FOUND, f"unknown service; known are {MESSAGING} and the empty name"
@@ -95,7 +95,7 @@ class Health:
 
     async def watch(self, call: GrpcCall) -> None:
         """Answers with the present state, and with each later one until the client ends the call."""
-        request = await _receive(call, _HealthRequest)
+        request = await receive_one(call, _HealthRequest)
         sent = None
         while True:
             changed, status = self._changed, self._status(request)
@@ -130,7 +130,7 @@ def _reflection_method(package: str, services: Sequence[str]) -> Method:
 
     async def serve(call: GrpcCall) -> None:
         while (data := await call.receive()) is not None:
-            request = _parse(shape, data)
+            request = parse(shape, data)
             answer = response(
                 valid_host=request.host, original_request=request, **_reflect(request, services)
             )
@@ -161,17 +161,3 @@ def _describe(find: Callable[[], list[bytes]], name: str) -> dict[str, Any]:
 
 def _refuse(status: GrpcStatus, text: str) -> dict[str, Any]:
     return {"error_response": {"error_code": int(status), "error_message": text}}
-
-
-async def _receive(call: GrpcCall, shape: Message) -> Message:
-    data = await call.receive()
-    if data is None:
-        raise GrpcFailure(GrpcStatus.INVALID_ARGUMENT, "the call ended without a request")
-    return _parse(shape, data)
-
-
-def _parse(shape: Message, data: bytes) -> Message:
-    try:
-        return shape.FromString(data)
-    except Exception as error:  # noqa: BLE001  # the library's DecodeError has no typed import
-        raise GrpcFailure(GrpcStatus.INVALID_ARGUMENT, f"the request cannot be decoded: {error}") from None

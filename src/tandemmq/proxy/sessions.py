@@ -25,9 +25,9 @@ from tandemmq.proxy.rpc import (
     Caller,
     GrpcCall,
     GrpcFailure,
-    GrpcStatus,
     Message,
     Method,
+    grpc_status_of,
     parse,
     unary,
 )
@@ -46,10 +46,6 @@ NotifyClientTerminationResponse = message_class("NotifyClientTerminationResponse
 
 REFUSED_KEPT_MAX: Final = 1_024
 _OPENING: Final = TelemetryCommand()
-_OWN_STATUS: Final = {
-    Code.TOO_MANY_REQUESTS: GrpcStatus.RESOURCE_EXHAUSTED,
-    Code.UNSUPPORTED: GrpcStatus.INVALID_ARGUMENT,
-}
 
 
 @dataclass(slots=True)
@@ -151,7 +147,6 @@ class SessionHandlers:
         if isinstance(error, GrpcFailure):
             return error
         code = code_of(error)
-        fault = GrpcStatus.INVALID_ARGUMENT if code < Code.INTERNAL_SERVER_ERROR else GrpcStatus.INTERNAL
         if client_id not in self._refused:
             log.warning(
                 events.PROXY_CLIENT_REFUSED,
@@ -160,7 +155,7 @@ class SessionHandlers:
             self._refused[client_id] = None
             if len(self._refused) > REFUSED_KEPT_MAX:
                 del self._refused[next(iter(self._refused))]
-        return GrpcFailure(_OWN_STATUS.get(code, fault), f"{code.name}: {error}")
+        return GrpcFailure(grpc_status_of(code), f"{code.name}: {error}")
 
 
 def methods(handlers: SessionHandlers, admit: Admit) -> list[Method]:

@@ -9,7 +9,7 @@ import pytest
 from calls import FakeCall
 from google.protobuf import descriptor_pb2, descriptor_pool
 
-from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method
+from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method, grpc_status_of
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.service_info import (
     MESSAGING,
@@ -20,6 +20,7 @@ from tandemmq.proxy.service_info import (
     health_methods,
     reflection_methods,
 )
+from tandemmq.proxy.statuses import RpcRefused
 from waits import until
 
 HealthRequest = message_class("HealthCheckRequest", "grpc.health.v1")
@@ -67,9 +68,9 @@ async def test_watch_answers_each_change() -> None:
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05a"])
 async def test_a_request_that_cannot_be_decoded_is_refused(data: bytes) -> None:
     for method in [*health_methods(Health()), *reflection_methods()]:
-        with pytest.raises(GrpcFailure) as caught:
+        with pytest.raises(RpcRefused) as caught:
             await method.serve(FakeCall([data]))
-        assert caught.value.status is GrpcStatus.INVALID_ARGUMENT
+        assert grpc_status_of(caught.value.code) is GrpcStatus.INVALID_ARGUMENT
 
 
 def reflection(package: str) -> Method:
