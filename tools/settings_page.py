@@ -520,6 +520,9 @@ EFFECTS: Final[dict[str, str]] = {
     ),
     "useEndpointPortFromRequest": "Routes repeat the port to which a client connects",
     "localServeAddr": "Address of this machine in its certificate, and in routes without `proxyAdvertise`",
+    "proxyProtocolAddresses": (
+        "Load balancers, separated by `;`, whose connections may begin with the PROXY protocol (v1, v2)"
+    ),
     "rocketMQClusterName": "Cluster of the brokers",
     "proxyStorePath": "Folder of the certificate that the proxy makes for itself",
     "tlsTestModeEnable": "A proxy without a certificate makes one for itself",
@@ -582,6 +585,7 @@ OURS: Final = frozenset(
         "snapshotEntries",
         "controllerAdmitUnsigned",
         "proxyAdvertise",
+        "proxyProtocolAddresses",
         "proxyStorePath",
     )
 )

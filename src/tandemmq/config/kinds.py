@@ -164,6 +164,10 @@ NAME_SERVERS: Final = ValueKind(
 OPTIONAL_TEXT: Final = ValueKind("a text, or empty", _checked(str.isprintable))
 HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)
 DELAY_LEVELS: Final = ValueKind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
+IPS: Final = ValueKind(
+    "numeric IPv4 or IPv6 addresses, separated by ;",
+    lambda text: tuple(_parse_ip(piece) for piece in _parse_list(text)),
+)
 NETWORKS: Final = ValueKind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
 SECRET: Final = ValueKind(
     f"at least {SECRET_CHARS_MIN} characters, or empty",

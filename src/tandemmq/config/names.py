@@ -270,6 +270,7 @@ def _kind_of(option: Field[Any]) -> ValueKind:
 _PROXY_KINDS: Final = {
     "namesrvAddr": kinds.NAME_SERVERS,
     "proxyAdvertise": kinds.ADDRESS,
+    "proxyProtocolAddresses": kinds.IPS,
     "proxyStorePath": kinds.DIRECTORY,
     "authenticationWhitelist": kinds.OPTIONAL_TEXT,
     "authorizationWhitelist": kinds.OPTIONAL_TEXT,

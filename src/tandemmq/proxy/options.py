@@ -24,6 +24,8 @@ class ProxyOptions:
     """The port to listen on; 0 picks a free one."""
     advertised: str = field(default="", metadata={"key": "proxyAdvertise"})  # ours
     """`host:port` for clients whose route request names no endpoints; empty: `local_host` and the port."""
+    balancers: tuple[str, ...] = field(default=(), metadata={"key": "proxyProtocolAddresses"})  # ours
+    """The addresses of load balancers whose connections may begin with the PROXY protocol."""
     echoes_port: bool = field(default=True, metadata={"key": "useEndpointPortFromRequest"})
     """True if routes repeat the port of the request's endpoints; RocketMQ: False, its own port."""
     local_host: str = field(default="127.0.0.1", metadata={"key": "localServeAddr"})

@@ -103,6 +103,7 @@ class Proxy:
             tls=self._tls,
             limits=_grpc_limits(options, connections_max),
             on_fatal=on_fatal,
+            balancers=options.balancers,
         )
 
     @property

@@ -332,6 +332,8 @@ def test_a_proxy_reads_rocketmqs_json_file(tmp_path: Path) -> None:
     assert (options.checks_message_type, options.body_bytes_max) == (False, 1024)
     assert loaded.inert == ("renewAheadTimeMillis",)  # the other one repeats RocketMQ's default
     assert options.local_host == MACHINE.address
+    forwarded = load_proxy(read_settings(None, ["proxyProtocolAddresses=10.0.0.7;::1"]), MACHINE)
+    assert forwarded.options.balancers == ("10.0.0.7", "::1")
 
 
 @pytest.mark.parametrize(
