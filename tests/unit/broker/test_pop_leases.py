@@ -370,6 +370,58 @@ async def test_a_renewal_that_was_not_stored_changes_nothing() -> None:
     await store.close()
 
 
+async def test_of_two_renewals_in_one_turn_that_fail_neither_is_remembered() -> None:
+    """If the second one remembered the first, progress would pass the check point, and the lease be lost."""
+    clock, disk, offsets = ManualClock(), MemoryDisk(), OffsetTable()
+    store, log = await open_log(clock, disk, offsets)
+    lease = make(pop_time=clock.now_ms(), invisible=60_000)
+    log.open([lease], lambda _status: None)
+    await clock.pass_time(0.1)
+    disk.fault = NoRoom()
+    answers: list[PutStatus] = []
+    log.renew(lease, 70_000, answers.append)
+    log.renew(lease, 80_000, answers.append)
+    await clock.pass_time(0.1)
+    assert [is_stored(status) for status in answers] == [False, False]
+    assert (lease.revive_offset, lease.invisible_ms) == (0, 60_000)
+    disk.fault = NoFault()
+    for _ in range(3):
+        await clock.pass_time(11)
+        log.settle()
+    assert log.recover() == 1
+    await store.close()
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_a_start_does_not_return_to_an_older_position_of_an_ordered_group(is_shared: bool) -> None:
+    """An open lease of another group holds a queue of the revive topic back, so the queue is read again."""
+    clock, offsets = ManualClock(), OffsetTable()
+    store, _ = await open_log(clock, MemoryDisk(), offsets)
+    core = make_core(clock, store, offsets)
+    core.options = BrokerOptions(cluster_name="c", broker_name="b", revive_queue_count=8)
+    log = LeaseLog(core, Leases())
+    log.recover()
+    queue_id = log.revive_queue_of("ordered")
+    other = next(name for name in map(str, range(99)) if (log.revive_queue_of(name) == queue_id) == is_shared)
+    lease = Lease(
+        LeaseKey("T", other, 0, 40, clock.now_ms()),
+        [40],
+        invisible_ms=60_000,
+        revive_queue_id=log.revive_queue_of(other),
+        end_offset=41,
+    )
+    log.open([lease], lambda _status: None)
+    key = ("T", "ordered", 0)
+    for offset in range(1, 11):
+        log.put_position(key, offset, lambda _status: None)
+    for _ in range(3):
+        await clock.pass_time(11)
+        log.settle()
+    assert log.recover() == 1
+    assert log.position(key) == 10
+    await store.close()
+
+
 async def test_a_repeated_ack_is_answered_when_it_is_stored_and_takes_nothing_back() -> None:
     clock, disk = ManualClock(), MemoryDisk()
     store, log = await open_log(clock, disk, OffsetTable())

@@ -93,8 +93,6 @@ class ProxiedWork(DirectWork):
         await self.admin.ensure_topic(self.topic, queue_count=self.queue_count, attributes=attributes)
         self.instance.routes.track(self.topic)
         await self.instance.routes.refresh(self.topic)
-        if self.is_ordered:
-            self.world.moved_s[self.group] = math.inf  # the same
         config = SubscriptionGroupConfig(name=self.group, retry_count_max=1_000, is_orderly=self.is_ordered)
         await broker_admin.create_group(self.instance.remoting, self.master_address(), config)
 
@@ -271,8 +269,6 @@ class ProxiedWork(DirectWork):
         done_s, done_place = self._done_at.get(item.number, (None, place))
         if done_s is None or not self._is_kept(done_s):
             return
-        if self.is_ordered and not self.world.is_quiet_since(done_s - EXCUSE_S):
-            return  # open: docs/simulation.md
         # A send or a revival that met a fault may have made a copy.
         if place == done_place or self.world.is_quiet_since(item.begin_s - EXCUSE_S):
             self.world.findings.broken.append(f"{where}: {item}, acknowledged with OK at {done_s:.3f}")

@@ -213,7 +213,8 @@ class AckHandlers:
         if header.is_strict and not is_held:
             raise _not_held(header.offset)
         self.changed_count += 1
-        self.wake_at(key, visible_at_ms)
+        if is_held:
+            self.wake_at(key, visible_at_ms)
         response = ChangeInvisibleResponse(
             pop_time_ms=handle.pop_time_ms,
             invisible_ms=visible_at_ms - handle.pop_time_ms,

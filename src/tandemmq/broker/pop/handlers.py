@@ -324,7 +324,9 @@ class PopHandlers:
     def _pop(self, pending: PendingPop, found: Found, now_ms: int) -> None:
         params = pending.params
         keys = [(t.source.topic, params.group, t.source.queue_id, t.start_offset) for t in found.batches]
-        answer = self._new_answer(self.lease_log.free_time(keys, now_ms), self.lease_log.next_queue_id())
+        answer = self._new_answer(
+            self.lease_log.free_time(keys, now_ms), self.lease_log.revive_queue_of(params.group)
+        )
         answer.is_renewable = params.is_renewable
         leases = []
         for key, batches in zip(keys, found.batches, strict=True):
@@ -357,17 +359,19 @@ class PopHandlers:
     def _pop_in_order(self, pending: PendingPop, found: Found, now_ms: int) -> None:
         params, orders = pending.params, self.core.tables.orders
         keys = [(got.source.topic, params.group, got.source.queue_id) for got in found.batches]
-        now_ms = orders.free_time(keys, now_ms)
-        answer = self._new_answer(now_ms, receipts.ORDERED_REVIVE_QUEUE)
+        pop_time_ms = orders.free_time(keys, now_ms)
+        answer = self._new_answer(pop_time_ms, receipts.ORDERED_REVIVE_QUEUE)
         answer.is_renewable = params.is_renewable
         for key, batches in zip(keys, found.batches, strict=True):
             pop = OrderedPop(
                 batches.offsets,
-                pop_time_ms=now_ms,
+                pop_time_ms=pop_time_ms,
                 invisible_ms=params.invisible_ms,
                 attempt_id=params.attempt_id,
                 seen_at_ms=now_ms,
             )
+            if pop_time_ms > now_ms:  # the clock was set back: the lease begins now
+                pop.visible = dict.fromkeys(pop.offsets, now_ms + params.invisible_ms)
             orders.put(key, pop)
             answer.add(batches, params)
             flag, queue_id = batches.source.flag, batches.source.queue_id

@@ -16,6 +16,7 @@ Source: spec semantics 14.4; decision 008.
 from __future__ import annotations
 
 import heapq
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -69,7 +70,6 @@ class LeaseLog:
         self._queue_count = options.revive_queue_count
         self._roll_after_count = roll_after_count
         self._writer = DurableWriter(core.store, core.clock)
-        self._turn = 0
         self._positions: dict[QueueKey, int] = {}
         self._moved: dict[QueueKey, int] = {}  # changed since the last round
         self._known_ends: dict[int, int] = {}
@@ -275,7 +275,7 @@ class LeaseLog:
         """
         topic, group, queue_id = key
         now_ms = self._clock.now_ms()
-        revive_queue_id = self.next_queue_id()
+        revive_queue_id = self.revive_queue_of(group)
         record = self.records.position(
             topic, group, queue_id, offset, revive_queue_id=revive_queue_id, now_ms=now_ms
         )
@@ -285,10 +285,13 @@ class LeaseLog:
 
     # Writing.
 
-    def next_queue_id(self) -> int:
-        """Returns the next queue of the revive topic, round robin."""
-        self._turn = (self._turn + 1) % self._queue_count
-        return self._turn
+    def revive_queue_of(self, group: str) -> int:
+        """Returns the queue of the revive topic for all records of a group.
+
+        `recover` reads each queue from its oldest open lease on, and the newest position of a group must be
+        the last one that it reads. In another queue, without an open lease, it would not be read at all.
+        """
+        return zlib.crc32(group.encode()) % self._queue_count
 
     def free_time(self, keys: Sequence[tuple[str, str, int, int]], now_ms: int) -> int:
         """Returns the first pop time from `now_ms` on at which none of these keys names an existing lease."""
@@ -402,8 +405,9 @@ class LeaseLog:
 
         def settled(status: PutStatus) -> None:
             if not is_stored(status) and self.leases.get(lease.key) is lease and not lease.is_reviving:
-                self.leases.record_written(lease, before_offset)
-                self.leases.renew(lease, before_ms)
+                # An earlier renewal of the same turn may have failed, too: its values were never stored.
+                self.leases.record_written(lease, min(before_offset, lease.revive_offset))
+                self.leases.renew(lease, min(before_ms, lease.invisible_ms))
                 self.on_sooner()
             on_done(status)
 
@@ -488,7 +492,7 @@ class LeaseLog:
 
         def settled(status: PutStatus) -> None:
             if not is_stored(status):
-                self.leases.record_written(lease, before)
+                self.leases.record_written(lease, min(before, lease.revive_offset))
 
         try:
             first = self._append([record], settled)
