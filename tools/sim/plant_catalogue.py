@@ -1145,9 +1145,23 @@ _POP: Final = (
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(
+        name="a failed renewal remembers the offset of an earlier one that failed, too",
+        path="broker/pop/lease_log.py",
+        sound="self.leases.record_written(lease, min(before_offset, lease.revive_offset))",
+        bug="self.leases.record_written(lease, before_offset)",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
+        name="the records of a group are spread over the queues of the revive topic",
+        path="broker/pop/lease_log.py",
+        sound="return zlib.crc32(group.encode()) % self._queue_count",
+        bug="self._turn = getattr(self, '_turn', 0) + 1; return self._turn % self._queue_count",
+        proofs=("unit/broker/test_pop_leases.py",),
+    ),
+    Plant(
         name="a renewal that was not stored counts",
         path="broker/pop/lease_log.py",
-        sound="                self.leases.renew(lease, before_ms)\n",
+        sound="                self.leases.renew(lease, min(before_ms, lease.invisible_ms))\n",
         bug="                pass\n",
         proofs=("unit/broker/test_pop_leases.py",),
     ),
@@ -1231,8 +1245,8 @@ _POP: Final = (
     Plant(
         name="a repeated check point that was not stored counts",
         path="broker/pop/lease_log.py",
-        sound="if not is_stored(status):\n                self.leases.record_written(lease, before)",
-        bug="if False:\n                self.leases.record_written(lease, before)",
+        sound="                self.leases.record_written(lease, min(before, lease.revive_offset))\n",
+        bug="                pass\n",
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(
