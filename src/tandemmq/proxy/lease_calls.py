@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from tandemmq.api import broker_consume, broker_send
+from tandemmq.api import broker_admin, broker_consume, broker_send
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.pop_receipts import parse_handle
+from tandemmq.protocol.pop_receipts import parse_handle, real_topic
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.handles import UNKNOWN, Receipt, invalid_handle
@@ -88,6 +88,7 @@ class LeaseCalls:
             retry_count_max=0,
             broker_name=receipt.handle.broker_name,
         )
+        await self._check_position(group, topic, receipt)
         remoting = self.brokers.remoting
         await self._call(
             topic,
@@ -95,6 +96,22 @@ class LeaseCalls:
             lambda address, remaining_s: broker_send.send_back.within(remaining_s, remoting, address, header),
         )
         await self.ack(group, topic, receipt)
+
+    async def _check_position(self, group: str, topic: str, receipt: Receipt) -> None:
+        """Checks that the log has the message of the receipt at its ninth field, which comes from the client:
+        the broker would copy whatever message is there, of any topic.
+        """
+        handle, remoting = receipt.handle, self.brokers.remoting
+        record = await self._call(
+            topic,
+            receipt,
+            lambda address, remaining_s: broker_admin.view_message.within(
+                remaining_s, remoting, address, receipt.log_offset
+            ),
+        )
+        named = real_topic(handle.flag, group, topic), handle.queue_id, handle.offset
+        if record is None or (record.topic, record.queue_id, record.queue_offset) != named:
+            raise invalid_handle("its ninth field is the position of another message")
 
     async def _call(self, topic: str, receipt: Receipt, ask: Callable[[str, float], Awaitable[T]]) -> T:
         broker_name = receipt.handle.broker_name

@@ -91,6 +91,7 @@ class PopBroker:
             RequestCode.ACK_MESSAGE: self._ack,
             RequestCode.CHANGE_MESSAGE_INVISIBLETIME: self._change,
             RequestCode.CONSUMER_SEND_MSG_BACK: self._send_back,
+            RequestCode.VIEW_MESSAGE_BY_ID: self._view,
             RequestCode.GET_CONSUMER_LIST_BY_GROUP: self._members,
             RequestCode.POLLING_INFO: lambda command, _header: command.reply(0),
         }
@@ -189,6 +190,12 @@ class PopBroker:
     def _send_back(self, command: Command, header: SendBackRequest) -> Command:
         self.dead.append(header)
         return command.reply()
+
+    def _view(self, command: Command, header: headers.ViewMessageRequest) -> Command:
+        offset = header.log_offset - 1_000
+        if not 0 <= offset < len(self.messages):
+            return command.reply(ResponseCode.SYSTEM_ERROR, remark="no message there")
+        return command.reply(body=self._record(offset, self.messages[offset]))
 
     def _members(self, command: Command, header: Any) -> Command:
         return command.reply(0, body=encode_consumer_list(self.members))

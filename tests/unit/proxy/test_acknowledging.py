@@ -187,6 +187,20 @@ async def test_a_dead_letter_is_copied_and_acknowledged() -> None:
     assert proxy.broker.messages[0].is_done
 
 
+@pytest.mark.parametrize("log_offset", [1_001, 1_002, 5])
+async def test_a_dead_letter_is_the_message_of_its_handle(log_offset: int) -> None:
+    """The position comes from the client: with another one the broker would copy a message of any topic."""
+    proxy = make("a", "b")
+    [handle, _] = await receive(proxy)
+    forged = f"{handle.rpartition(' ')[0]} {log_offset}"
+    with pytest.raises(RpcRefused, match="position of another message") as refused:
+        await proxy.receipts.handle_forward(
+            proxy.caller(), ForwardRequest(**NAMES, receipt_handle=forged, message_id="key-0")
+        )
+    assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
+    assert proxy.broker.dead == []
+
+
 async def test_a_dead_letter_that_was_not_stored_is_not_acknowledged() -> None:
     proxy = make("a")
     [handle] = await receive(proxy)
