@@ -1,4 +1,4 @@
 """The gRPC proxy: RocketMQ 5 clients in front of any brokers.
 
-`grpc` is the transport, `rpc` the seam to the handlers, which turn an rpc into requests to brokers.
+`grpc_server` is the transport; `rpc` is the seam to the handlers, which turn an rpc into requests to brokers.
 """

@@ -56,7 +56,9 @@ class TopicAccess:
 
 
 class Brokers:
-    """Queries are cached (`Cached`); a changed topic or group is seen within 20 s."""
+    """Queries are cached (`Cached`): a changed topic or group is seen within 20 s, a deleted topic within
+    300 s.
+    """
 
     def __init__(
         self,

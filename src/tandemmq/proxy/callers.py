@@ -29,6 +29,8 @@ CLIENT_ID_CHARS_MAX: Final = 1_024
 """The longest client id that brokers register."""
 VERSION_CHARS_MAX: Final = 64
 NAMESPACE_CHARS_MAX: Final = 255
+NAME_CHARS_KEPT: Final = 256
+"""The checked characters of a name, more than any limit: the checks remember the names that they got."""
 
 _LANGUAGES: Final = {code.name: code for code in LanguageCode} | {
     "GOLANG": LanguageCode.GO,
@@ -103,7 +105,7 @@ def _namespace(metadata: Mapping[str, str]) -> str:
 def topic_name(resource: Message) -> str:
     """Returns the name of a topic. Raises RpcRefused ILLEGAL_TOPIC for a bad name or a system topic."""
     name: str = resource.name
-    fault = topic_fault(name)
+    fault = topic_fault(name[:NAME_CHARS_KEPT])
     if not fault and is_system_topic(name):
         fault = f"the topic {name} is a topic of the system"
     if fault:
@@ -117,7 +119,7 @@ def group_name(resource: Message) -> str:
     Raises:  RpcRefused ILLEGAL_CONSUMER_GROUP for a bad name or a system group.
     """
     name: str = resource.name
-    fault = group_fault(name)
+    fault = group_fault(name[:NAME_CHARS_KEPT])
     if not fault and is_system_group(name):
         fault = f"the group {name} is a group of the system"
     if fault:

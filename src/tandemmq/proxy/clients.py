@@ -29,12 +29,14 @@ from tandemmq.proxy.settings import TOPICS_MAX, ClientRole, Profile
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.telemetry import events
+from tandemmq.units import MIB
 
 log = logging.getLogger(__name__)
 
 TelemetryCommand = message_class("TelemetryCommand")
 
 COMMANDS_MAX: Final = 256
+COMMAND_BYTES_MAX: Final = 8 * MIB
 RELAYS_MAX: Final = 1_024
 SWEEP_S: Final = 5.0
 RECONNECT_SINCE: Final = {"JAVA": (5, 1, 0), "GO": (5, 1, 4)}
@@ -59,11 +61,21 @@ class ClientLimits:
 class CommandStream:
     """The server's side of a telemetry stream: commands are sent in order by `write`, which one task runs."""
 
-    __slots__ = ("_call", "_changed", "_is_closing", "_reading", "_waiting", "has_settings", "is_ended")
+    __slots__ = (
+        "_call",
+        "_changed",
+        "_is_closing",
+        "_reading",
+        "_waiting",
+        "_waiting_bytes",
+        "has_settings",
+        "is_ended",
+    )
 
     def __init__(self, call: GrpcCall) -> None:
         self._call = call
         self._waiting: deque[bytes] = deque()
+        self._waiting_bytes = 0
         self._changed = asyncio.Event()
         self._is_closing = False
         self._reading: asyncio.Timeout | None = None
@@ -89,7 +101,11 @@ class CommandStream:
         """Queues a command. Returns False if it was dropped: the client does not read, or has gone."""
         if self.is_ended or self._is_closing or len(self._waiting) >= COMMANDS_MAX:
             return False
-        self._waiting.append(TelemetryCommand(status=OK, **command).SerializeToString())
+        data = TelemetryCommand(status=OK, **command).SerializeToString()
+        if self._waiting and self._waiting_bytes + len(data) > COMMAND_BYTES_MAX:
+            return False
+        self._waiting.append(data)
+        self._waiting_bytes += len(data)
         self._changed.set()
         return True
 
@@ -112,7 +128,9 @@ class CommandStream:
         try:
             while not self.is_ended:
                 while self._waiting:
-                    await self._call.send(self._waiting.popleft())
+                    data = self._waiting.popleft()
+                    self._waiting_bytes -= len(data)
+                    await self._call.send(data)
                 if self._is_closing:
                     break
                 self._changed.clear()

@@ -21,13 +21,9 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.compression import CONTENT_BYTES_MAX
 from tandemmq.protocol.properties import check_properties_size, encode_properties
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
-from tandemmq.protocol.topic_names import (
-    DELAY_LEVELS_MS,
-    DERIVED_TOPIC_CHARS_MAX,
-    is_system_topic,
-    topic_fault,
-)
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.proxy.body_codec import BodyTooLarge, inflate
+from tandemmq.proxy.callers import topic_name
 from tandemmq.proxy.kinds import MessageKind, is_system_name, kind_of
 from tandemmq.proxy.rpc import Caller, Message
 from tandemmq.proxy.schema import enum_number
@@ -79,22 +75,6 @@ class IncomingMessage(NamedTuple):
     group: str
 
 
-def topic_of(resource: Message) -> str:
-    """Returns the name of a topic that clients may use. Raises RpcRefused ILLEGAL_TOPIC."""
-    topic: str = resource.name
-    if len(topic) > DERIVED_TOPIC_CHARS_MAX:  # `topic_fault` is cached and must not keep long texts
-        raise RpcRefused(
-            Code.ILLEGAL_TOPIC,
-            f"the topic has {len(topic)} characters, at most {DERIVED_TOPIC_CHARS_MAX} are allowed",
-        )
-    fault = topic_fault(topic)
-    if not fault and is_system_topic(topic):
-        fault = f"the topic {topic} is the brokers' own, clients cannot use it"
-    if fault:
-        raise RpcRefused(Code.ILLEGAL_TOPIC, fault)
-    return topic
-
-
 def read_messages(
     request: Message, *, caller: Caller, limits: SendLimits, now_ms: int
 ) -> tuple[str, list[IncomingMessage]]:
@@ -118,7 +98,7 @@ def read_messages(
                 f"all messages of a request must have one topic, not {_shown(first)} and"
                 f" {_shown(message.topic.name)}",
             )
-    topic = topic_of(messages[0].topic)
+    topic = topic_name(messages[0].topic)
     reader = _RequestReader(topic, caller, limits, now_ms)
     return topic, [reader.read(message) for message in messages]
 

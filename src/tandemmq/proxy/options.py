@@ -13,6 +13,8 @@ from tandemmq.remoting.options import PLAIN, TlsOptions
 
 STORE_PATH: Final = Path(os.path.expanduser("~")) / "tandemmq-proxy"
 NAME_SERVERS: Final = "127.0.0.1:9876"
+POP_COUNT_MAX: Final = 32
+"""The most messages that brokers return for one pop (spec semantics 14)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +83,10 @@ class ProxyOptions:
             raise ConfigError(
                 f"invisible_ms_min={self.invisible_ms_min} must not be above"
                 f" invisible_ms_max={self.invisible_ms_max}"
+            )
+        if not 1 <= self.batch_max <= POP_COUNT_MAX:
+            raise ConfigError(
+                f"batch_max={self.batch_max} must be within 1..{POP_COUNT_MAX}, the most messages of one pop"
             )
         if self.poll_ms_min > self.poll_ms_max:
             raise ConfigError(

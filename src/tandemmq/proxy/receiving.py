@@ -270,7 +270,11 @@ class ReceiveHandlers:
         await asyncio.wait([pop])
         if pop.cancelled() or isinstance(outcome := pop.result(), Exception):
             return
-        receipts = [self._receipt(plan, message, is_renewable=False) for message in outcome.messages]
+        try:
+            receipts = [self._receipt(plan, message, is_renewable=False) for message in outcome.messages]
+        except TandemError as error:  # a handle of another form, with which the message cannot be handed back
+            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+            return
         await self._change_all(plan, receipts)
 
     async def _end_poll(self, plan: ReceivePlan, poll: _Poll) -> None:

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -199,10 +199,11 @@ class BrokerRegistration:
         except TandemError as error:
             self._note(None, "name servers", error)
             return
-        requests = [
-            *self._producer_requests(masters),
-            *await self._consumer_requests(masters),
-        ]
+        await self._send_all(self._producer_requests(masters))
+        # They need the routes of their topics, for which no producer must wait.
+        await self._send_all(await self._consumer_requests(masters))
+
+    async def _send_all(self, requests: Sequence[_Request]) -> None:
         for begin in range(0, len(requests), REQUESTS_AT_ONCE):
             await asyncio.gather(*(self._send(*one) for one in requests[begin : begin + REQUESTS_AT_ONCE]))
 

@@ -38,6 +38,7 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 IN_FLIGHT_MAX: Final = 256
+DUE_KEPT: Final = 1_024
 RETRY_S: Final = 1.0
 """The pause after a renewal that failed."""
 
@@ -121,6 +122,7 @@ class Renewal:
         self._due: list[tuple[float, int, _Renewed]] = []
         self._number = 0
         self._in_flight = 0
+        self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._wake = TimedEvent(clock)
         liveness.on_gone(self._on_gone)
 
@@ -259,12 +261,13 @@ class Renewal:
             self._tasks.start("release", self._release_if_gone(renewed))
 
     async def _release_if_gone(self, renewed: _Renewed) -> None:
-        if not renewed.receipts:
-            return
-        if await self._is_elsewhere(renewed):
-            self._schedule(renewed, self._clock.monotonic() + RETRY_S)
-        else:
-            await self._release(renewed)
+        async with self._releases:
+            if not renewed.receipts:
+                return
+            if await self._is_elsewhere(renewed):
+                self._schedule(renewed, self._clock.monotonic() + RETRY_S)
+            else:
+                await self._release(renewed)
 
     async def _release(self, renewed: _Renewed) -> None:
         """Makes the messages of a client that is gone visible soon."""
@@ -290,6 +293,10 @@ class Renewal:
         of_client.pop(renewed, None)
         if not of_client:
             self._by_client.pop(renewed.owner.client_id, None)
+        if len(self._due) > DUE_KEPT and len(self._due) > 4 * len(self._by_handle):
+            # Acknowledged messages would stay in the heap until they are due.
+            self._due = [entry for entry in self._due if entry[2].receipts and entry[2].number == entry[1]]
+            heapq.heapify(self._due)
 
     def _pause_s(self) -> float:
         """Returns the time between renewals; half of the lease if it is not longer than `ahead_ms`."""

@@ -19,7 +19,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.incoming import topic_of
+from tandemmq.proxy.callers import topic_name
 from tandemmq.proxy.kinds import MessageKind, check_kind
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
 from tandemmq.proxy.schema import enum_number, message_class
@@ -57,7 +57,7 @@ class SentMessageHandlers:
         """Forwards the outcome to the broker of the half message. OK means that it was handed over; the
         broker does not answer, and checks again if the outcome was lost.
         """
-        topic = topic_of(request.topic)
+        topic = topic_name(request.topic)
         transaction = parse_transaction_id(request.transaction_id)
         decision = _DECISION_OF_RESOLUTION.get(request.resolution)
         if decision is None:
@@ -86,7 +86,7 @@ class SentMessageHandlers:
 
     async def handle_recall(self, caller: Caller, request: Message) -> Message:
         """Recalls a timed message; returns its id."""
-        topic, handle = topic_of(request.topic), request.recall_handle
+        topic, handle = topic_name(request.topic), request.recall_handle
         if self.checks_kind:
             check_kind(topic, await self.brokers.known_kind(topic), MessageKind.DELAY)
         broker_name = _broker_of(handle)

@@ -73,10 +73,6 @@ class Health:
         self._is_serving = False
         self._changed = asyncio.Event()
 
-    @property
-    def is_serving(self) -> bool:
-        return self._is_serving
-
     def set_serving(self, is_serving: bool) -> None:
         """Sets the state and notifies all watchers."""
         if is_serving != self._is_serving:

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from send_rig import CALLER, message, request
 
 from tandemmq.protocol.properties import decode_properties
-from tandemmq.proxy.incoming import IncomingMessage, SendLimits, read_messages, topic_of
+from tandemmq.proxy.callers import topic_name
+from tandemmq.proxy.incoming import IncomingMessage, SendLimits, read_messages
 from tandemmq.proxy.kinds import MessageKind
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -291,7 +292,7 @@ def test_inflation_is_bounded_also_without_a_limit_of_bodies():
 
 @pytest.mark.parametrize("topic", ["T", "%RETRY%g", "%DLQ%g", "ns%T", "a|b-_9"])
 def test_topics_of_clients_are_accepted(topic: str):
-    assert topic_of(message_class("Resource")(name=topic)) == topic
+    assert topic_name(message_class("Resource")(name=topic)) == topic
 
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
