@@ -482,5 +482,14 @@ PROXY_INERT: Final = _parse_inert(
     detectInterval=2000 enableBatchAck=false enableRemotingLocalProxyGrpc=true
     enableAclRpcHookForClusterMode=false traceOn=false returnHandleGroupThreadPoolNums=2 maxLiteTopicSize=64
     maxLiteRenewNumPerChannel=100 maxSyncLiteSubscriptionRate=5000 tls.test.mode.enable=true
+    authenticationProvider authenticationMetadataProvider authorizationProvider authorizationMetadataProvider
+    authenticationStrategy authorizationStrategy enableACL namesrvDomainSubgroup rocketmqMQClientNum
+    channelExpiredInSeconds contextExpiredInSeconds regionId metricsLabel metricsInDelta remotingAccessAddr
+    enablePrintJstack heartbeatSyncerTopicName heartbeatSyncerTopicClusterName
+    topicRouteServiceCacheExpiredSeconds topicRouteServiceCacheRefreshSeconds topicRouteServiceCacheMaxNum
+    topicConfigCacheExpiredSeconds topicConfigCacheRefreshSeconds topicConfigCacheMaxNum
+    subscriptionGroupConfigCacheExpiredSeconds subscriptionGroupConfigCacheRefreshSeconds
+    subscriptionGroupConfigCacheMaxNum userCacheExpiredSeconds userCacheRefreshSeconds userCacheMaxNum
+    aclCacheExpiredSeconds aclCacheRefreshSeconds aclCacheMaxNum
     """
 )
