@@ -422,6 +422,18 @@ async def test_a_start_does_not_return_to_an_older_position_of_an_ordered_group(
     await store.close()
 
 
+async def test_the_committed_offset_of_an_ordered_group_does_not_fall_to_one_that_became_safe_later() -> None:
+    clock, disk, offsets = ManualClock(), MemoryDisk(), OffsetTable()
+    store, log = await open_log(clock, disk, offsets)
+    log.put_position(("T", "G", 0), 5, lambda _status: None)
+    log.settle()
+    await store.sync()
+    log.put_position(("T", "G", 0), 9, lambda _status: None)
+    log.settle()  # 5 is safe
+    assert offsets.committed("G", "T", 0) == 9
+    await store.close()
+
+
 async def test_a_repeated_ack_is_answered_when_it_is_stored_and_takes_nothing_back() -> None:
     clock, disk = ManualClock(), MemoryDisk()
     store, log = await open_log(clock, disk, OffsetTable())

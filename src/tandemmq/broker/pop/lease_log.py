@@ -281,6 +281,8 @@ class LeaseLog:
         )
         self._append([record], on_done)
         self.move(key, offset)
+        for _, moved in self._progress:  # an older position would undo this commit
+            moved.pop(key, None)
         self._offsets.commit(group, topic, queue_id, offset, now_ms)
 
     # Writing.
