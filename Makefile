@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,13 +68,18 @@ power: setup-dev ## Take the power from real brokers under load 100 times in eac
 	@TANDEMMQ_POWER_CUTS=$(CUTS) $(PY) -m pytest -s tests/crash/test_power_cuts.py $(ARGS)
 
 sim: SEEDS ?= 1000
-sim: setup-dev ## Plant ten bugs of elections, then run 1000 simulated clusters (SEEDS=n, ARGS="--seed 7 --trace" runs that alone)
+sim: setup-dev ## Plant ten bugs of elections, then run 1000 simulated clusters and 100 with gRPC proxies (SEEDS=n, ARGS="--seed 7 --trace" runs that alone)
 	@$(if $(ARGS),,$(PY) -m sim.plants --elections)
 	@$(PY) -m sim.cluster.run --seeds $(SEEDS) $(ARGS)
+	@$(if $(ARGS),,$(PY) -m sim.proxied.run --seeds $$(( ($(SEEDS) + 9) / 10 )))
 
 elected: SEEDS ?= 500
 elected: setup-dev ## Run 500 simulated clusters whose brokers are elected through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")
 	@$(PY) -m sim.elected.run --seeds $(SEEDS) $(ARGS)
+
+proxied: SEEDS ?= 500
+proxied: setup-dev ## Run 500 simulated clusters with gRPC proxies and their clients (SEEDS=n, ARGS="--seed 7 --trace")
+	@$(PY) -m sim.proxied.run --seeds $(SEEDS) $(ARGS)
 
 raft: SEEDS ?= 2000
 raft: setup-dev ## Run 2000 simulated Raft groups through crashes and partitions (SEEDS=n, ARGS="--seed 7 --trace")

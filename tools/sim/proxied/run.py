@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
         arguments,
         module=MODULE,
         description=__doc__,
-        seed_count=200,
+        seed_count=500,
         run_many=partial(run_many, kind=PROXIED, module=MODULE),
         run_one=partial(run_one, kind=PROXIED, module=MODULE),
     )
