@@ -532,9 +532,9 @@ EFFECTS: Final[dict[str, str]] = {
     "enableMessageBodyEmptyCheck": "Messages with an empty body are refused",
     "maxUserPropertySize": "Bytes of a message's properties, tag and keys",
     "userPropertyMaxNum": "Properties of a message",
-    "maxMessageGroupSize": "Bytes of a message group, which must be shorter",
-    "maxDelayTimeMills": "Longest delay of a message, in ms",
-    "maxTransactionRecoverySecond": "Longest time before the first check of a transaction, in s",
+    "maxMessageGroupSize": "Bytes of a message group, which must be shorter; 0: no limit",
+    "maxDelayTimeMills": "Longest delay of a message, in ms; 0: no limit",
+    "maxTransactionRecoverySecond": "Longest time before the first check of a transaction, in s; 0: no limit",
     "enableTopicMessageTypeCheck": "A message must be of the type of its topic",
     "enableProxyAutoRenew": "Messages of push consumers stay invisible while they are processed",
     "defaultInvisibleTimeMills": "Invisible time of such messages, in ms; it is renewed",
@@ -545,6 +545,15 @@ EFFECTS: Final[dict[str, str]] = {
     "grpcClientConsumerMaxLongPollingTimeoutMillis": "Longest wait of a receive for messages, in ms",
     "grpcClientConsumerLongPollingBatchSize": "Messages of one receive",
     "grpcClientProducerMaxAttempts": "Attempts of producers, as the proxy sets them",
+    "grpcClientProducerBackoffInitialMillis": "Pause of producers before the second attempt, in ms",
+    "grpcClientProducerBackoffMaxMillis": "Longest pause between attempts, in ms",
+    "grpcClientProducerBackoffMultiplier": "Factor from each pause to the next",
+    "metricCollectorMode": "Whether clients export their own metrics",
+    "metricCollectorAddress": "Address to which they export them, as OTLP over gRPC",
+    "useDelayLevel": (
+        "Messages with a delivery time also get the level with the next longer delay, for brokers that have"
+        " no timers (4.x, or `timerWheelEnable=false`)"
+    ),
     "grpcProxyRelayRequestTimeoutInSeconds": "Wait for a client's answer to a question of a tool, in s",
     "grpcMaxInboundMessageSize": "Bytes of one request",
     "grpcClientIdleTimeMills": "Connections without a call are closed after this time, in ms",

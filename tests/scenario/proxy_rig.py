@@ -11,7 +11,7 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy.acknowledging import AckMessageRequest, ChangeInvisibleDurationRequest, ReceiptHandlers
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receive_plan import ReceiveOptions
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receiving import ReceiveHandlers, ReceiveMessageRequest
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
@@ -49,7 +49,7 @@ class ConsumerProxy:
             clock=clock,
             chance=chance,
             tasks=self.tasks,
-            options=ReceiveOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
+            options=ProxyOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
         )
         self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal, clock=clock)
         self.tasks.start("renewal", self.renewal.run())

@@ -23,7 +23,7 @@ from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.clients import Clients, TelemetryCommand
 from tandemmq.proxy.registration import BrokerRegistration
-from tandemmq.proxy.routing import QueryAssignmentRequest, QueryRouteRequest, RouteOptions, RoutingHandlers
+from tandemmq.proxy.routing import QueryAssignmentRequest, QueryRouteRequest, RoutingHandlers
 from tandemmq.proxy.sessions import SessionHandlers
 from tandemmq.proxy.transaction_ids import parse_transaction_id
 from tandemmq.remoting.client import RemotingClient
@@ -189,7 +189,7 @@ async def test_a_check_reaches_the_producer_and_its_id_ends_the_transaction(rig:
 
 async def test_routes_are_those_of_the_brokers(rig: Rig) -> None:
     async with running_proxy(rig) as proxy:
-        routes = RoutingHandlers(proxy.brokers, RouteOptions(lambda: (("proxy", 8081),)))
+        routes = RoutingHandlers(proxy.brokers, lambda: ("proxy", 8081))
         answer = await routes.handle_query_route(caller(), QueryRouteRequest(topic={"name": "T"}))
         assert [(one.broker.name, one.broker.id, one.id) for one in answer.message_queues] == [
             ("broker-a", 0, 0),

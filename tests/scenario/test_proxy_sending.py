@@ -14,6 +14,7 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import TandemError
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.rpc import Caller
 from tandemmq.proxy.schema import enum_number, message_class
@@ -43,7 +44,7 @@ TOPICS = {
 class ProxyHandlers:
     """The handlers of one proxy: nothing is shared with those of another one."""
 
-    def __init__(self, name_servers: str) -> None:
+    def __init__(self, name_servers: str, options: ProxyOptions) -> None:
         self.clock, self.tasks = LoopClock(), TaskScope("proxy")
         self.remoting = RemotingClient(network=TcpNetwork(), clock=self.clock)
         chance = SystemRandom()
@@ -54,7 +55,7 @@ class ProxyHandlers:
             chance=chance,
             tasks=self.tasks,
         )
-        self.sending = ProduceHandlers(brokers, self.clock, chance)
+        self.sending = ProduceHandlers(brokers, self.clock, chance, options)
         self.sent = SentMessageHandlers(brokers, self.clock)
 
     async def send(self, *messages: dict[str, Any]) -> Any:
@@ -75,8 +76,8 @@ class ProxyHandlers:
 
 
 @asynccontextmanager
-async def running_proxy(cluster: Cluster) -> AsyncIterator[ProxyHandlers]:
-    proxy = ProxyHandlers(cluster.name_servers)
+async def running_proxy(cluster: Cluster, **options: Any) -> AsyncIterator[ProxyHandlers]:
+    proxy = ProxyHandlers(cluster.name_servers, ProxyOptions(**options))
     try:
         yield proxy
     finally:
@@ -164,6 +165,21 @@ async def test_delayed_message_can_be_recalled_at_another_proxy(cluster: Cluster
         [found] = await received(cluster, "Delay", 1)
     assert found.body == b"kept"
     assert found.stored_at_ms >= due["seconds"] * 1000 - 1000
+
+
+async def test_brokers_without_timers_deliver_at_the_end_of_a_level() -> None:
+    async with Cluster(settings={"timerWheelEnable": "false"}) as cluster:
+        async with Admin(cluster.name_servers) as admin:
+            await admin.create_topic("Delay", attributes={"message.type": "DELAY"})
+        async with running_proxy(cluster) as proxy:
+            due = {"seconds": proxy.clock.now_ms() // 1000 + 1}
+            delayed = message("Delay", b"late", "01AB", delivery_timestamp=due)
+            with pytest.raises(TandemError, match="timerWheelEnable=false"):
+                await proxy.send(delayed)
+        async with running_proxy(cluster, uses_delay_levels=True) as proxy:
+            assert (await proxy.send(delayed)).status.code == Code.OK
+            [found] = await received(cluster, "Delay", 1)
+            assert found.body == b"late"
 
 
 async def test_message_with_a_priority_is_in_the_queue_of_its_level(cluster: Cluster) -> None:

@@ -2520,8 +2520,8 @@ _PROXY: Final = (
     Plant(
         name="a message that is handed back counts as delivered",
         path="proxy/receiving.py",
-        sound="self.options.handed_back_ms, is_suspended=True)",
-        bug="self.options.handed_back_ms, is_suspended=False)",
+        sound="HANDED_BACK_MS, is_suspended=True)",
+        bug="HANDED_BACK_MS, is_suspended=False)",
         proofs=("unit/proxy/test_receiving.py",),
     ),
     Plant(

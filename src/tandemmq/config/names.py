@@ -19,7 +19,7 @@ from tandemmq.config.kinds import FLAG, POSITIVE, ValueKind, choice, whole
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import option_keys as nameserver_option_keys
 from tandemmq.protocol.frame import FRAME_BYTES_MAX
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.options import MetricCollectorMode, ProxyOptions
 from tandemmq.remoting.options import ClientAuth, TlsMode
 from tandemmq.remoting.settings import option_keys
 from tandemmq.replication.core.options import FirstTransfer
@@ -272,6 +272,13 @@ _PROXY_KINDS: Final = {
     "proxyAdvertise": kinds.ADDRESS,
     "proxyProtocolAddresses": kinds.IPS,
     "proxyStorePath": kinds.DIRECTORY,
+    "maxMessageSize": whole(0),
+    "maxMessageGroupSize": whole(0),
+    "maxDelayTimeMills": whole(0),
+    "maxTransactionRecoverySecond": whole(0),
+    "messageDelayLevel": kinds.DELAY_LEVELS,
+    "metricCollectorMode": choice(MetricCollectorMode),
+    "metricCollectorAddress": kinds.ADDRESS,
     "authenticationWhitelist": kinds.OPTIONAL_TEXT,
     "authorizationWhitelist": kinds.OPTIONAL_TEXT,
 }
@@ -465,13 +472,11 @@ controllerDLegerPeers.
 PROXY_INERT: Final = _parse_inert(
     """
     proxyClusterName=DefaultCluster proxyName namesrvDomain proxyMode=CLUSTER brokerConfigPath
-    remotingListenPort=8080 useDelayLevel=false messageDelayLevel
-    metricCollectorMode=off metricCollectorAddress metricsExporterType=DISABLE metricsPromExporterPort=5557
+    remotingListenPort=8080 metricsExporterType=DISABLE metricsPromExporterPort=5557
     metricsPromExporterHost grpcBossLoopNum=1 grpcWorkerLoopNum grpcThreadPoolNums
     grpcThreadPoolQueueCapacity=100000 grpcMaxConcurrentCallsPerConnection=2147483647
     grpcServerPermitKeepAliveTimeMillis=30000 grpcServerPermitKeepAliveWithoutCalls=true
-    grpcClientProducerBackoffInitialMillis=10 grpcClientProducerBackoffMaxMillis=1000
-    grpcClientProducerBackoffMultiplier=2 grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity=10000
+    grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity=10000
     grpcConsumerThreadPoolNums grpcConsumerThreadQueueCapacity=10000 grpcRouteThreadPoolNums
     grpcRouteThreadQueueCapacity=10000 grpcClientManagerThreadPoolNums
     grpcClientManagerThreadQueueCapacity=10000 grpcTransactionThreadPoolNums

@@ -15,11 +15,13 @@ from typing import Final
 from tandemmq.errors import TandemError
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receive_plan import check_invisible, span_ms
+from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.receive_plan import check_invisible
 from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, failed_status, unary
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import milliseconds
 from tandemmq.runtime.ports import Clock
 
 AckMessageRequest = message_class("AckMessageRequest")
@@ -33,13 +35,6 @@ ENTRIES_MAX: Final = 1_024
 ACKS_AT_ONCE: Final = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AckOptions:
-    """The bounds of these requests."""
-
-    invisible_ms_max: int = 43_200_000  # maxInvisibleTimeMills
-
-
 @dataclass(slots=True, kw_only=True)
 class ReceiptHandlers:
     """Serves the requests that present a receipt handle."""
@@ -47,7 +42,7 @@ class ReceiptHandlers:
     calls: LeaseCalls
     renewal: Renewal
     clock: Clock
-    options: AckOptions = field(default_factory=AckOptions)
+    options: ProxyOptions = field(default_factory=ProxyOptions)
 
     async def handle_ack(self, caller: Caller, request: Message) -> Message:
         """Handles AckMessage: one status per entry, in the order of the entries."""
@@ -103,7 +98,7 @@ class ReceiptHandlers:
         is no longer renewed.
         """
         group, topic = group_name(request.group), topic_name(request.topic)
-        invisible_ms = span_ms(request.invisible_duration)
+        invisible_ms = milliseconds(request.invisible_duration)
         check_invisible(invisible_ms, 0, self.options.invisible_ms_max)
         async with self.renewal.newest(request.receipt_handle) as receipt:
             receipt.check_alive(self.clock.now_ms())

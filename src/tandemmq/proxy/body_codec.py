@@ -3,9 +3,9 @@
 Clients get plain bodies: no client decodes every compression that brokers may store. Bodies from clients are
 stored plain: consumers of the remoting protocol would fail on the gzip format.
 
-At a bound: a body that inflates to more than `CONTENT_BYTES_MAX` is delivered as stored, and the caller is
-notified; a sent body that inflates to more than a message may have is refused.
-Source: spec proxy 5.11.
+At a bound: a stored body that inflates to more than `CONTENT_BYTES_MAX` is delivered as stored; a sent body
+            that inflates to more than a message may have is refused.
+Source:     spec proxy 5.11.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import zlib
 from typing import Any, Final
 
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.compression import CONTENT_BYTES_MAX, Content
+from tandemmq.protocol.compression import CONTENT_BYTES_MAX
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.sys_flag import COMPRESSED
 from tandemmq.proxy.schema import enum_number
@@ -26,19 +26,19 @@ _ANY_HEADER: Final = zlib.MAX_WBITS + 32
 _MD5: Final = enum_number("DigestType", "MD5")
 
 
-def plain_body(record: Record) -> Content:
-    """Returns the body as its producer wrote it; the stored bytes and a fault if they do not decode.
+def plain_body(record: Record) -> bytes:
+    """Returns the body as its producer wrote it; the stored bytes if they do not decode.
 
     Java's proxy stores gzip bodies with the flag of zlib, so those are recognized by their first bytes.
     """
     if not record.sys_flag & COMPRESSED:
-        return Content(record.body)
+        return record.body
     if record.body.startswith(GZIP_MAGIC):
         try:
-            return Content(inflate(record.body, CONTENT_BYTES_MAX))
-        except RemoteProtocolError as error:
-            return Content(record.body, str(error))
-    return record.decode_content()
+            return inflate(record.body, CONTENT_BYTES_MAX)
+        except RemoteProtocolError:
+            return record.body
+    return record.decode_content().data
 
 
 class BodyTooLarge(RemoteProtocolError):

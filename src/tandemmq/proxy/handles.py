@@ -25,6 +25,7 @@ from tandemmq.protocol.pop_receipts import (
     render_handle,
 )
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import natural_number
 
 HANDLE_CHARS_MAX: Final = 512
 _BROKER_NAME_CHARS_MAX: Final = 255
@@ -32,7 +33,6 @@ _INT32_END: Final = 2**31
 _INT64_END: Final = 2**63
 _FLAGS: Final = (FLAG_NORMAL, FLAG_RETRY_V1, FLAG_RETRY_V2)
 _FIELDS_OF_BROKER: Final = 8
-_DIGITS_MAX: Final = 18
 UNKNOWN: Final = -1
 
 
@@ -89,7 +89,7 @@ def parse_receipt(text: str) -> Receipt:
         raise invalid_handle(f"{text!r} has a number that is negative or too large")
     if handle.flag not in _FLAGS or not 0 < len(handle.broker_name) <= _BROKER_NAME_CHARS_MAX:
         raise invalid_handle(f"{text!r} has an unknown flag or no name of a broker")
-    log_offset, life_ms = (_number(extra[place]) if len(extra) > place else None for place in (0, 1))
+    log_offset, life_ms = (natural_number(extra[place]) if len(extra) > place else None for place in (0, 1))
     if log_offset is None:
         return Receipt(handle)
     return Receipt(handle, log_offset, life_ms or 0)
@@ -98,9 +98,3 @@ def parse_receipt(text: str) -> Receipt:
 def invalid_handle(fault: str) -> RpcRefused:
     """Returns the refusal of a handle; clients give up the message then, and it is delivered again."""
     return RpcRefused(Code.INVALID_RECEIPT_HANDLE, f"the receipt handle is invalid: {fault}")
-
-
-def _number(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_MAX:
-        return None
-    return int(text)

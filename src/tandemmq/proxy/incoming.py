@@ -4,16 +4,14 @@
 type that the client names; only the type TRANSACTION is taken from it.
 
 At a bound: every limit has its own status code; nothing of a request is sent when one of its messages is
-            beyond a limit. A limit of 0 or less for the body, the group, the delivery time or the recovery
-            time switches that check off, as in Java.
+            beyond a limit. A limit of 0 for the group, the delivery time or the recovery time switches that
+            check off, as in Java; for the body, it is what a message may have at most.
 Source:     spec proxy 5.2, 5.3, 5.4, 5.11; spec semantics 1.4.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tandemmq.errors import MessageIllegal, RemoteProtocolError
@@ -21,45 +19,22 @@ from tandemmq.protocol import properties as names
 from tandemmq.protocol.compression import CONTENT_BYTES_MAX
 from tandemmq.protocol.properties import check_properties_size, encode_properties
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
-from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.proxy.body_codec import BodyTooLarge, inflate
 from tandemmq.proxy.callers import topic_name
 from tandemmq.proxy.kinds import MessageKind, is_system_name, kind_of
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import Caller, Message
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
-from tandemmq.units import MIB
+from tandemmq.proxy.values import TIME_MS_MAX, milliseconds
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _GZIP: Final = enum_number("Encoding", "GZIP")
 _TRANSACTION: Final = enum_number("MessageType", "TRANSACTION")
 _TEXT_CHARS: Final = 64
 """The characters of a refused value that its error shows."""
-TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, the last time that a Timestamp may hold."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SendLimits:
-    """The limits of sent messages (spec proxy 5.3), and the delay levels of brokers without timers.
-
-    message_bytes_max    of a body, after decompression too; of all messages of one request together
-    message_count_max    of the messages of one request
-    property_bytes_max   of names and values of user properties, the tag and the keys, as UTF-8; also of the
-                         message id, the trace context and the born host, each alone
-    use_delay_level      also set the delay level that is closest to the delivery time from above
-    """
-
-    message_bytes_max: int = 4 * MIB
-    message_count_max: int = 1024
-    refuses_empty_body: bool = True
-    property_count_max: int = 128
-    property_bytes_max: int = 16_384
-    group_bytes_max: int = 64
-    delay_ms_max: int = 86_400_000
-    recovery_s_max: int = 3_600
-    use_delay_level: bool = False
-    delay_levels_ms: Sequence[int] = DELAY_LEVELS_MS
+MESSAGES_MAX: Final = 1024
+"""The most messages of one request."""
 
 
 class IncomingMessage(NamedTuple):
@@ -76,7 +51,7 @@ class IncomingMessage(NamedTuple):
 
 
 def read_messages(
-    request: Message, *, caller: Caller, limits: SendLimits, now_ms: int
+    request: Message, *, caller: Caller, options: ProxyOptions, now_ms: int
 ) -> tuple[str, list[IncomingMessage]]:
     """Returns the topic and the checked messages of a SendMessageRequest, in order; at least one.
 
@@ -85,10 +60,10 @@ def read_messages(
     messages = request.messages
     if not messages:
         raise RpcRefused(Code.MESSAGE_CORRUPTED, "the request has no message")
-    if len(messages) > limits.message_count_max:
+    if len(messages) > MESSAGES_MAX:
         raise RpcRefused(
             Code.BAD_REQUEST,
-            f"the request has {len(messages)} messages, at most {limits.message_count_max} are allowed",
+            f"the request has {len(messages)} messages, at most {MESSAGES_MAX} are allowed",
         )
     first = messages[0].topic.name
     for message in messages:
@@ -99,19 +74,19 @@ def read_messages(
                 f" {_shown(message.topic.name)}",
             )
     topic = topic_name(messages[0].topic)
-    reader = _RequestReader(topic, caller, limits, now_ms)
+    reader = _RequestReader(topic, caller, options, now_ms)
     return topic, [reader.read(message) for message in messages]
 
 
 class _RequestReader:
     """The reader of the messages of one request."""
 
-    __slots__ = ("_caller", "_content_bytes", "_limits", "_now_ms", "_topic")
+    __slots__ = ("_caller", "_content_bytes", "_now_ms", "_options", "_topic")
 
-    def __init__(self, topic: str, caller: Caller, limits: SendLimits, now_ms: int) -> None:
+    def __init__(self, topic: str, caller: Caller, options: ProxyOptions, now_ms: int) -> None:
         self._topic = topic
         self._caller = caller
-        self._limits = limits
+        self._options = options
         self._now_ms = now_ms
         self._content_bytes = 0
 
@@ -120,7 +95,7 @@ class _RequestReader:
         system = message.system_properties
         body = self._read_body(message.body, system.body_encoding)
         properties = self._read_user_properties(message)
-        _check_message_id(system.message_id, self._limits)
+        _check_message_id(system.message_id, self._options)
         self._check_group(system.message_group)
         if system.lite_topic:
             raise RpcRefused(Code.UNSUPPORTED, "lite topics are not supported: send without lite_topic")
@@ -153,10 +128,10 @@ class _RequestReader:
 
     def _read_body(self, body: bytes, encoding: int) -> bytes:
         """Returns the plain body, so small that the messages of the request so far may be one batch."""
-        bytes_max = self._limits.message_bytes_max
-        if bytes_max > 0 and len(body) > bytes_max:
+        bytes_max = self._options.body_bytes_max or CONTENT_BYTES_MAX
+        if len(body) > bytes_max:
             raise _body_too_large(f"the body has {len(body)} bytes", bytes_max)
-        room = max(0, (bytes_max if bytes_max > 0 else CONTENT_BYTES_MAX) - self._content_bytes)
+        room = max(0, bytes_max - self._content_bytes)
         if encoding == _GZIP and body:
             try:
                 body = inflate(body, room)
@@ -164,22 +139,22 @@ class _RequestReader:
                 raise _body_too_large("the body is compressed and has more bytes", bytes_max) from None
             except RemoteProtocolError as error:
                 raise RpcRefused(Code.MESSAGE_CORRUPTED, f"body_encoding is GZIP, but {error}") from None
-        if not body and self._limits.refuses_empty_body:
+        if not body and self._options.refuses_empty_bodies:
             raise RpcRefused(Code.MESSAGE_BODY_EMPTY, "the body is empty, at least 1 byte is needed")
         self._content_bytes += len(body)
-        if bytes_max > 0 and self._content_bytes > bytes_max:
+        if self._content_bytes > bytes_max:
             raise _body_too_large("the messages of the request have more bytes together", bytes_max)
         return body
 
     def _read_user_properties(self, message: Message) -> dict[str, str]:
         """Returns the user's properties with the tag and the keys."""
-        limits, system = self._limits, message.system_properties
+        options, system = self._options, message.system_properties
         properties = dict(sorted(message.user_properties.items()))
-        if len(properties) > limits.property_count_max:
+        if len(properties) > options.property_count_max:
             raise RpcRefused(
                 Code.MESSAGE_PROPERTIES_TOO_LARGE,
                 f"the message has {len(properties)} user properties, at most"
-                f" {limits.property_count_max} are allowed",
+                f" {options.property_count_max} are allowed",
             )
         for key, value in properties.items():
             _check_property(key, value)
@@ -198,10 +173,10 @@ class _RequestReader:
                 _check_word(key, "key", Code.ILLEGAL_MESSAGE_KEY)
             properties[names.KEYS] = " ".join(keys)
             size += sum(len(key.encode()) for key in keys)
-        if size > limits.property_bytes_max:
+        if size > options.property_bytes_max:
             raise RpcRefused(
                 Code.MESSAGE_PROPERTIES_TOO_LARGE,
-                f"user properties, tag and keys have {size} bytes, at most {limits.property_bytes_max} are"
+                f"user properties, tag and keys have {size} bytes, at most {options.property_bytes_max} are"
                 " allowed",
             )
         return properties
@@ -210,7 +185,7 @@ class _RequestReader:
         if not group:
             return
         _check_word(group, "message group", Code.ILLEGAL_MESSAGE_GROUP)
-        bound = self._limits.group_bytes_max
+        bound = self._options.message_group_bytes_max
         if 0 < bound <= len(group.encode()):
             raise RpcRefused(
                 Code.ILLEGAL_MESSAGE_GROUP,
@@ -226,13 +201,13 @@ class _RequestReader:
                 raise RpcRefused(
                     Code.BAD_REQUEST, "a transactional message must not have a delivery_timestamp"
                 )
-            self._read_delivery_time(_milliseconds(system.delivery_timestamp), properties)
+            self._read_delivery_time(milliseconds(system.delivery_timestamp), properties)
         if not is_transaction:
             return
         properties[names.TRAN_MSG] = "true"
         if system.HasField("orphaned_transaction_recovery_duration"):
             span_s = system.orphaned_transaction_recovery_duration.seconds
-            bound_s = self._limits.recovery_s_max
+            bound_s = self._options.recovery_s_max
             if span_s < 0 or 0 < bound_s < span_s:
                 raise RpcRefused(
                     Code.BAD_REQUEST,
@@ -242,17 +217,17 @@ class _RequestReader:
                 properties[names.CHECK_IMMUNITY_TIME] = str(span_s)
 
     def _read_delivery_time(self, at_ms: int, properties: dict[str, str]) -> None:
-        limits = self._limits
+        options = self._options
         ahead_ms = at_ms - self._now_ms
-        if 0 < limits.delay_ms_max < ahead_ms or at_ms > TIME_MS_MAX:
+        if 0 < options.delay_ms_max < ahead_ms or at_ms > TIME_MS_MAX:
             raise RpcRefused(
                 Code.ILLEGAL_DELIVERY_TIME,
-                f"the delivery time is {ahead_ms} ms ahead, at most {limits.delay_ms_max} ms are allowed",
+                f"the delivery time is {ahead_ms} ms ahead, at most {options.delay_ms_max} ms are allowed",
             )
         properties[names.TIMER_DELIVER_MS] = str(max(0, at_ms))
-        if limits.use_delay_level and ahead_ms > 0:
-            level = sum(delay_ms < ahead_ms for delay_ms in limits.delay_levels_ms) + 1
-            properties[names.DELAY] = str(min(level, len(limits.delay_levels_ms)))
+        if options.uses_delay_levels:
+            level = sum(delay_ms < ahead_ms for delay_ms in options.delay_levels_ms) + 1
+            properties[names.DELAY] = str(min(level, len(options.delay_levels_ms)))
 
     def _read_priority(self, system: Message, properties: dict[str, str]) -> None:
         if system.HasField("priority"):
@@ -265,26 +240,20 @@ class _RequestReader:
     def _read_origin(self, system: Message, properties: dict[str, str]) -> int:
         """Adds the sender's host, time and trace context; returns the time."""
         for name, value in (("trace_context", system.trace_context), ("born_host", system.born_host)):
-            if _CONTROL.search(value) or len(value.encode()) > self._limits.property_bytes_max:
+            if _CONTROL.search(value) or len(value.encode()) > self._options.property_bytes_max:
                 raise RpcRefused(
                     Code.BAD_REQUEST,
                     f"{name} {_shown(value)} must have no control characters and at most"
-                    f" {self._limits.property_bytes_max} bytes",
+                    f" {self._options.property_bytes_max} bytes",
                 )
         if system.trace_context:
             properties[names.TRACE_CONTEXT] = system.trace_context
         properties[names.BORN_HOST] = system.born_host or self._caller.peer[0]
         born_at_ms = self._now_ms
         if system.HasField("born_timestamp"):
-            born_at_ms = min(max(_milliseconds(system.born_timestamp), 0), TIME_MS_MAX)
+            born_at_ms = min(max(milliseconds(system.born_timestamp), 0), TIME_MS_MAX)
         properties[names.BORN_TIMESTAMP] = str(born_at_ms)
         return born_at_ms
-
-
-def _milliseconds(time: Message) -> int:
-    seconds: int = time.seconds
-    nanos: int = time.nanos
-    return seconds * 1000 + nanos // 1_000_000
 
 
 def _check_property(key: str, value: str) -> None:
@@ -304,18 +273,17 @@ def _check_word(text: str, name: str, code: Code) -> None:
         raise RpcRefused(code, f"the {name} {_shown(text)} must not be blank or have control characters")
 
 
-def _check_message_id(message_id: str, limits: SendLimits) -> None:
+def _check_message_id(message_id: str, options: ProxyOptions) -> None:
     _check_word(message_id, "message id", Code.ILLEGAL_MESSAGE_ID)
-    if len(message_id.encode()) > limits.property_bytes_max:
+    if len(message_id.encode()) > options.property_bytes_max:
         raise RpcRefused(
             Code.ILLEGAL_MESSAGE_ID,
-            f"the message id {_shown(message_id)} has more than {limits.property_bytes_max} bytes",
+            f"the message id {_shown(message_id)} has more than {options.property_bytes_max} bytes",
         )
 
 
 def _body_too_large(found: str, bytes_max: int) -> RpcRefused:
-    bound = bytes_max if bytes_max > 0 else CONTENT_BYTES_MAX
-    return RpcRefused(Code.MESSAGE_BODY_TOO_LARGE, f"{found}, at most {bound} are allowed")
+    return RpcRefused(Code.MESSAGE_BODY_TOO_LARGE, f"{found}, at most {bytes_max} are allowed")
 
 
 def _shown(text: str) -> str:

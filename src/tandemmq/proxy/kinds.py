@@ -17,9 +17,6 @@ from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
 
-_DIGITS_MAX: Final = 18
-"""Every number of this many digits fits into 64 bits."""
-
 
 class MessageKind(Enum):
     """The kinds of messages, by the name that both a topic's `message.type` and the MessageType use."""
@@ -80,11 +77,3 @@ def check_kind(topic: str, accepted: str, kind: MessageKind) -> None:
         f"topic {topic} has message.type {accepted}, the message is of kind {kind.value}: send it to a topic"
         f" of type {kind.value}{' or MIXED' if kind in MIXED_KINDS else ''}",
     )
-
-
-def whole_number(text: str | None) -> int | None:
-    """Returns the value of a decimal text; None without one."""
-    digits = (text or "").removeprefix("-")
-    if text is None or not (digits.isascii() and digits.isdigit()) or len(digits) > _DIGITS_MAX:
-        return None
-    return int(text)

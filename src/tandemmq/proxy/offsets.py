@@ -21,11 +21,13 @@ from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
-from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription, span_ms
+from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, Unary, server_stream, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import milliseconds
 from tandemmq.runtime.ports import Clock
 
 PullMessageRequest = message_class("PullMessageRequest")
@@ -38,15 +40,6 @@ _INT32_END: Final = 2**31
 _TIMESTAMP: Final = enum_number("QueryOffsetPolicy", "TIMESTAMP")
 _END: Final = enum_number("QueryOffsetPolicy", "END")
 _BEGINNING: Final = enum_number("QueryOffsetPolicy", "BEGINNING")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PullOptions:
-    """The bounds of pulls."""
-
-    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
-    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
-    held_count_max: int = 20_000
 
 
 class AskedQueue(NamedTuple):
@@ -76,7 +69,8 @@ class PullConsumerHandlers:
 
     brokers: Brokers
     clock: Clock
-    options: PullOptions = field(default_factory=PullOptions)
+    options: ProxyOptions = field(default_factory=ProxyOptions)
+    held_count_max: int = 20_000
     held_count: int = field(default=0, init=False)
 
     async def handle_pull(self, caller: Caller, request: Message, send: Send) -> None:
@@ -87,7 +81,7 @@ class PullConsumerHandlers:
         if request.batch_size <= 0:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
         subscription = make_subscription(queue.topic, request.filter_expression, self.clock.now_ms())
-        if self.held_count >= self.options.held_count_max:
+        if self.held_count >= self.held_count_max:
             raise RpcRefused(Code.TOO_MANY_REQUESTS, f"this proxy holds {self.held_count} pulls, its most")
         self.held_count += 1
         try:
@@ -106,10 +100,10 @@ class PullConsumerHandlers:
         self, caller: Caller, request: Message, group: str, queue: AskedQueue, subscription: Subscription
     ) -> Pulled:
         now_s = self.clock.monotonic()
-        hold_s = min(max(span_ms(request.long_polling_timeout), 0), self.options.poll_ms_max) / 1000
+        hold_s = min(max(milliseconds(request.long_polling_timeout), 0), self.options.poll_ms_max) / 1000
         if caller.deadline_s is not None:
             hold_s = max(0.0, min(hold_s, caller.deadline_s - now_s - ANSWER_MS / 1000))
-        count = min(request.batch_size, self.options.batch_size_max)
+        count = min(request.batch_size, self.options.batch_max)
 
         def ask(address: str, remaining_s: float) -> Awaitable[Pulled]:
             hold_ms = max(0, round((now_s + hold_s - self.clock.monotonic()) * 1000))
@@ -196,7 +190,7 @@ class PullConsumerHandlers:
                     remaining_s, remoting, address, topic, queue_id, broker_name=broker_name
                 )
             return broker_consume.search_offset.within(
-                remaining_s, remoting, address, topic, queue_id, span_ms(request.timestamp)
+                remaining_s, remoting, address, topic, queue_id, milliseconds(request.timestamp)
             )
 
         offset = await self.brokers.call_master(queue.topic, queue.broker_name, ask)

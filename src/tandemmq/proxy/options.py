@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
+from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.remoting.options import PLAIN, TlsOptions
 
 STORE_PATH: Final = Path(os.path.expanduser("~")) / "tandemmq-proxy"
 NAME_SERVERS: Final = "127.0.0.1:9876"
 POP_COUNT_MAX: Final = 32
 """The most messages that brokers return for one pop (spec semantics 14)."""
+
+
+class MetricCollectorMode(Enum):
+    """The metrics of clients: not exported, or exported to `metricCollectorAddress` (spec proxy 4.6)."""
+
+    OFF = "off"
+    ON = "on"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,14 +47,21 @@ class ProxyOptions:
     """The folder of the certificate that the proxy makes for itself."""
     makes_certificate: bool = field(default=True, metadata={"key": "tlsTestModeEnable"})
     """True if a proxy without a certificate makes one for itself."""
-    # Sends (spec proxy 5.3)
+    # Sends (spec proxy 5.3); 0 for the body, the group, the delay or the recovery time means no limit
     body_bytes_max: int = field(default=4_194_304, metadata={"key": "maxMessageSize"})
+    """The bytes of a body, before and after decompression, and of all messages of one request together."""
     refuses_empty_bodies: bool = field(default=True, metadata={"key": "enableMessageBodyEmptyCheck"})
     property_bytes_max: int = field(default=16_384, metadata={"key": "maxUserPropertySize"})
+    """The bytes of names and values of user properties, the tag and the keys together, as UTF-8; also of the
+    message id, the trace context and the born host, each alone.
+    """
     property_count_max: int = field(default=128, metadata={"key": "userPropertyMaxNum"})
     message_group_bytes_max: int = field(default=64, metadata={"key": "maxMessageGroupSize"})
     delay_ms_max: int = field(default=86_400_000, metadata={"key": "maxDelayTimeMills"})
     recovery_s_max: int = field(default=3_600, metadata={"key": "maxTransactionRecoverySecond"})
+    uses_delay_levels: bool = field(default=False, metadata={"key": "useDelayLevel"})
+    """True if a message with a delivery time also gets the level with the next longer delay."""
+    delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS, metadata={"key": "messageDelayLevel"})
     checks_message_type: bool = field(default=True, metadata={"key": "enableTopicMessageTypeCheck"})
     # Receives (spec proxy 5.9, 5.12)
     renews_leases: bool = field(default=True, metadata={"key": "enableProxyAutoRenew"})
@@ -62,6 +78,16 @@ class ProxyOptions:
     batch_max: int = field(default=32, metadata={"key": "grpcClientConsumerLongPollingBatchSize"})
     # Settings for clients (spec proxy 4.2)
     producer_attempts: int = field(default=3, metadata={"key": "grpcClientProducerMaxAttempts"})
+    producer_backoff_ms: int = field(default=10, metadata={"key": "grpcClientProducerBackoffInitialMillis"})
+    producer_backoff_ms_max: int = field(
+        default=1_000, metadata={"key": "grpcClientProducerBackoffMaxMillis"}
+    )
+    producer_backoff_factor: int = field(default=2, metadata={"key": "grpcClientProducerBackoffMultiplier"})
+    metric_collector_mode: MetricCollectorMode = field(
+        default=MetricCollectorMode.OFF, metadata={"key": "metricCollectorMode"}
+    )
+    metric_collector: str = field(default="", metadata={"key": "metricCollectorAddress"})
+    """`host:port` to which clients send their metrics (OTLP over gRPC)."""
     client_expiry_ms: int = field(default=120_000, metadata={"key": "channelExpiredTimeout"})
     relay_s: int = field(default=5, metadata={"key": "grpcProxyRelayRequestTimeoutInSeconds"})
     # Access control (spec proxy 8)
@@ -92,6 +118,8 @@ class ProxyOptions:
             raise ConfigError(
                 f"poll_ms_min={self.poll_ms_min} must not be above poll_ms_max={self.poll_ms_max}"
             )
+        if self.metric_collector_mode is MetricCollectorMode.ON and not self.metric_collector:
+            raise ConfigError("metric_collector_mode=on needs metric_collector=host:port")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,35 +8,18 @@ Source:     spec proxy 5.10, 5.11.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.record import Record
 from tandemmq.proxy.body_codec import digest_of, plain_body
-from tandemmq.proxy.kinds import enum_of_kind, is_system_name, kind_of, whole_number
+from tandemmq.proxy.kinds import enum_of_kind, is_system_name, kind_of
 from tandemmq.proxy.schema import enum_number
+from tandemmq.proxy.values import duration, timestamp, whole_number
 
-TIMESTAMP_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, the last time that clients accept."""
 INT32_MAX: Final = 2**31 - 1
 _IDENTITY: Final = enum_number("Encoding", "IDENTITY")
-
-
-def timestamp(at_ms: int) -> dict[str, int]:
-    """Returns the fields of a Timestamp; a time before 1970 or after 9999 becomes the nearest one inside."""
-    seconds, ms = divmod(min(max(at_ms, 0), TIMESTAMP_MS_MAX), 1000)
-    return {"seconds": seconds, "nanos": ms * 1_000_000}
-
-
-def duration(span_ms: int) -> dict[str, int]:
-    """Returns the fields of a Duration that is not negative."""
-    seconds, ms = divmod(max(span_ms, 0), 1000)
-    return {"seconds": seconds, "nanos": ms * 1_000_000}
-
-
-def _ignore_fault(fault: str) -> None:
-    """Does nothing with the reason why a body was delivered as stored."""
 
 
 def render_message(
@@ -46,17 +29,14 @@ def render_message(
     namespace: str = "",
     receipt_handle: str = "",
     invisible_ms: int | None = None,
-    on_fault: Callable[[str], None] = _ignore_fault,
 ) -> dict[str, Any]:
     """Returns the fields of the `Message` of a stored record.
 
-    `topic`: the name that the client uses, also for a record of a retry topic. `on_fault` gets the reason
-    when a body cannot be decompressed; the stored bytes are delivered then.
+    `topic`: the name that the client uses, also for a record of a retry topic. A body that cannot be
+    decompressed is delivered as stored.
     """
     properties = record.properties
-    body, fault = plain_body(record)
-    if fault:
-        on_fault(fault)
+    body = plain_body(record)
     resource = {"name": topic}
     if namespace:
         resource["resource_namespace"] = namespace

@@ -19,15 +19,12 @@ from tandemmq.proxy.certificate import ensure_certificate
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
 from tandemmq.proxy.grpc_server import ALPN, GrpcServer
-from tandemmq.proxy.incoming import SendLimits
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.options import ProxyConfig, ProxyOptions
-from tandemmq.proxy.receive_plan import ReceiveOptions
+from tandemmq.proxy.options import ProxyConfig
 from tandemmq.proxy.registration import BrokerRegistration
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Method
 from tandemmq.proxy.service_info import Health, health_methods, reflection_methods
-from tandemmq.proxy.settings import SettingsOptions
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
@@ -92,19 +89,16 @@ class Proxy:
             clock=clock,
             chance=chance,
             tasks=tasks,
-            options=_receive_options(options),
+            options=options,
         )
         self._health = Health()
         self._tls = _make_tls(config, machine)
-        self._server = GrpcServer(
-            machine.network,
-            clock,
-            methods=self._methods(),
-            tls=self._tls,
-            limits=_grpc_limits(options, connections_max),
-            on_fatal=on_fatal,
-            balancers=options.balancers,
+        limits = GrpcLimits(
+            message_bytes_max=options.message_bytes_max,
+            connections_max=connections_max,
+            idle_s=options.idle_close_ms / 1000,
         )
+        self._server = self._make_server(limits, on_fatal)
 
     @property
     def address(self) -> Address:
@@ -160,6 +154,17 @@ class Proxy:
         await self._remoting.close()
         log.info(events.PROXY_STOPPED)
 
+    def _make_server(self, limits: GrpcLimits, on_fatal: OnFatal | None) -> GrpcServer:
+        return GrpcServer(
+            self._machine.network,
+            self._machine.clock,
+            methods=self._methods(),
+            tls=self._tls,
+            limits=limits,
+            on_fatal=on_fatal,
+            balancers=self._options.balancers,
+        )
+
     def _connect(self, routes: Mapping[int, Handler]) -> RemotingClient:
         """Creates a set of connections to name servers and brokers."""
         credentials = self._config.credentials
@@ -175,32 +180,18 @@ class Proxy:
         """Builds the handlers; returns their rpcs, and those about the service."""
         options, brokers, clock = self._options, self.brokers, self._machine.clock
         admit = Callers(self._access_check()).admit
+        routes = routing.RoutingHandlers(brokers, self._advertised, options)
         sends = sending.ProduceHandlers(
-            brokers,
-            clock,
-            self._machine.chance,
-            limits=_send_limits(options),
-            checks_kind=options.checks_message_type,
-            note_transaction=self.clients.note_transaction,
+            brokers, clock, self._machine.chance, options, note_transaction=self.clients.note_transaction
         )
-        ends = sent_messages.SentMessageHandlers(brokers, clock, checks_kind=options.checks_message_type)
+        ends = sent_messages.SentMessageHandlers(brokers, clock, options)
         receipts = acknowledging.ReceiptHandlers(
-            calls=LeaseCalls(brokers),
-            renewal=self._renewal,
-            clock=clock,
-            options=acknowledging.AckOptions(invisible_ms_max=options.invisible_ms_max),
+            calls=LeaseCalls(brokers), renewal=self._renewal, clock=clock, options=options
         )
-        pulls = offsets.PullConsumerHandlers(
-            brokers=brokers,
-            clock=clock,
-            options=offsets.PullOptions(poll_ms_max=options.poll_ms_max, batch_size_max=options.batch_max),
-        )
-        session = sessions.SessionHandlers(
-            self.clients, brokers, self._tasks, options=_client_settings(options)
-        )
-        route_options = routing.RouteOptions(self._advertised, options.echoes_port)
+        pulls = offsets.PullConsumerHandlers(brokers=brokers, clock=clock, options=options)
+        session = sessions.SessionHandlers(self.clients, brokers, self._tasks, options)
         return [
-            *routing.methods(routing.RoutingHandlers(brokers, route_options), admit),
+            *routing.methods(routes, admit),
             *sending.methods(sends, admit),
             *sent_messages.methods(ends, admit),
             *receiving.methods(self._receives, admit),
@@ -226,11 +217,11 @@ class Proxy:
         control = AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=AccessLog(clock))
         return control.check
 
-    def _advertised(self) -> tuple[routing.Endpoint, ...]:
-        """Returns the endpoints for requests that name none."""
+    def _advertised(self) -> routing.Endpoint:
+        """Returns the endpoint for requests that name none."""
         if self._options.advertised:
-            return (parse_address(self._options.advertised),)
-        return ((self._options.local_host, self.address[1]),)
+            return parse_address(self._options.advertised)
+        return self._options.local_host, self.address[1]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -253,44 +244,3 @@ def _make_tls(config: ProxyConfig, machine: Machine) -> TlsAcceptor:
         )
         tls = replace(tls, cert_path=path, key_path=path)
     return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=ALPN)
-
-
-def _grpc_limits(options: ProxyOptions, connections_max: int) -> GrpcLimits:
-    return GrpcLimits(
-        message_bytes_max=options.message_bytes_max,
-        connections_max=connections_max,
-        idle_s=options.idle_close_ms / 1000,
-    )
-
-
-def _receive_options(options: ProxyOptions) -> ReceiveOptions:
-    return ReceiveOptions(
-        poll_ms_min=options.poll_ms_min,
-        poll_ms_max=options.poll_ms_max,
-        batch_size_max=options.batch_max,
-        invisible_ms_min=options.invisible_ms_min,
-        invisible_ms_max=options.invisible_ms_max,
-        renews=options.renews_leases,
-    )
-
-
-def _send_limits(options: ProxyOptions) -> SendLimits:
-    return SendLimits(
-        message_bytes_max=options.body_bytes_max,
-        refuses_empty_body=options.refuses_empty_bodies,
-        property_count_max=options.property_count_max,
-        property_bytes_max=options.property_bytes_max,
-        group_bytes_max=options.message_group_bytes_max,
-        delay_ms_max=options.delay_ms_max,
-        recovery_s_max=options.recovery_s_max,
-    )
-
-
-def _client_settings(options: ProxyOptions) -> SettingsOptions:
-    return SettingsOptions(
-        body_bytes_max=options.body_bytes_max,
-        validates_kinds=options.checks_message_type,
-        producer_attempts_max=options.producer_attempts,
-        receive_batch_size=options.batch_max,
-        long_polling_ms=options.poll_ms_max,
-    )

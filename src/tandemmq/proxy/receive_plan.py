@@ -11,10 +11,12 @@ from typing import Final
 from tandemmq.client.consumer.subscription import Subscription, parse_sql, parse_subscription
 from tandemmq.errors import BadRequest
 from tandemmq.proxy.brokers import TopicAccess
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.renewal import LeaseOwner
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import milliseconds
 from tandemmq.runtime.ports import Random
 
 ANSWER_MS: Final = 300
@@ -22,20 +24,6 @@ ANSWER_MS: Final = 300
 REQUEST_MS: Final = 3_000
 """The request timeout of all clients, part of the deadline of a receive."""
 _SQL: Final = enum_number("FilterType", "SQL")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReceiveOptions:
-    """The bounds of receives; times in milliseconds."""
-
-    poll_ms_min: int = 5_000  # grpcClientConsumerMinLongPollingTimeoutMillis
-    poll_ms_max: int = 20_000  # grpcClientConsumerMaxLongPollingTimeoutMillis
-    batch_size_max: int = 32  # grpcClientConsumerLongPollingBatchSize
-    invisible_ms_min: int = 10_000  # minInvisibleTimeMillsForRecv
-    invisible_ms_max: int = 43_200_000  # maxInvisibleTimeMills
-    renews: bool = True  # enableProxyAutoRenew
-    handed_back_ms: int = 1_000  # invisibleTimeMillisWhenClear
-    held_count_max: int = 20_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,19 +55,14 @@ def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscript
         raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
 
 
-def span_ms(span: Message) -> int:
-    """Returns the milliseconds of a Duration."""
-    return int(span.seconds) * 1000 + int(span.nanos) // 1_000_000
-
-
-def poll_time_ms(request: Message, remaining_ms: int | None, options: ReceiveOptions) -> int:
+def poll_time_ms(request: Message, remaining_ms: int | None, options: ProxyOptions) -> int:
     """Returns the time for which the broker may hold the pop (spec proxy 5.9). `remaining_ms`: the time until
     the caller's deadline, None without one.
 
     Raises:  RpcRefused ILLEGAL_POLLING_TIME for a deadline too near for the shortest poll.
     """
     if request.HasField("long_polling_timeout"):
-        asked_ms = span_ms(request.long_polling_timeout)
+        asked_ms = milliseconds(request.long_polling_timeout)
     else:
         asked_ms = options.poll_ms_max if remaining_ms is None else remaining_ms - REQUEST_MS // 2
     poll_ms = min(max(asked_ms, options.poll_ms_min), options.poll_ms_max)

@@ -19,7 +19,7 @@ import asyncio
 import logging
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import PopOutcome
@@ -31,21 +31,21 @@ from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.handles import Receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.outgoing import render_message, timestamp
+from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import (
-    ReceiveOptions,
     ReceivePlan,
     check_invisible,
     make_subscription,
     pick_broker,
     poll_time_ms,
-    span_ms,
 )
 from tandemmq.proxy.renewal import LeaseOwner, Renewal
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import attempts_of
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import milliseconds, timestamp
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
@@ -54,6 +54,9 @@ log = logging.getLogger(__name__)
 
 ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 ReceiveMessageResponse = message_class("ReceiveMessageResponse")
+
+HANDED_BACK_MS: Final = 1_000
+"""The invisible time of a message that is handed back."""
 
 
 @dataclass(slots=True)
@@ -82,7 +85,8 @@ class ReceiveHandlers:
     clock: Clock
     chance: Random
     tasks: TaskScope
-    options: ReceiveOptions = field(default_factory=ReceiveOptions)
+    options: ProxyOptions = field(default_factory=ProxyOptions)
+    held_count_max: int = 20_000
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
     _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
@@ -91,10 +95,10 @@ class ReceiveHandlers:
     async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
         """Handles ReceiveMessage."""
         plan = await self._plan(caller, request)
-        if self.held_count >= self.options.held_count_max:
+        if self.held_count >= self.held_count_max:
             raise RpcRefused(
                 Code.TOO_MANY_REQUESTS,
-                f"this proxy holds {self.held_count} receives, at most {self.options.held_count_max}",
+                f"this proxy holds {self.held_count} receives, at most {self.held_count_max}",
             )
         self._poll_count += 1
         poll = _Poll(f"{self._poll_count}")
@@ -141,8 +145,8 @@ class ReceiveHandlers:
         if caller.deadline_s is not None:
             remaining_ms = round((caller.deadline_s - self.clock.monotonic()) * 1000)
         poll_ms = poll_time_ms(request, remaining_ms, options)
-        is_renewed = request.auto_renew and options.renews
-        invisible_ms = span_ms(request.invisible_duration)
+        is_renewed = request.auto_renew and options.renews_leases
+        invisible_ms = milliseconds(request.invisible_duration)
         if is_renewed:
             invisible_ms = self.renewal.options.invisible_ms
         else:
@@ -157,7 +161,7 @@ class ReceiveHandlers:
             namespace=request.message_queue.topic.resource_namespace,
             broker_name=pick_broker(request.message_queue.broker.name, access, self.chance),
             subscription=subscription,
-            batch_size=min(request.batch_size, options.batch_size_max),
+            batch_size=min(request.batch_size, options.batch_max),
             invisible_ms=invisible_ms,
             poll_ms=poll_ms,
             is_renewed=is_renewed,
@@ -298,7 +302,7 @@ class ReceiveHandlers:
     async def _change(self, plan: ReceivePlan, receipt: Receipt) -> None:
         _, group, topic = plan.owner
         try:
-            await self.calls.change(group, topic, receipt, self.options.handed_back_ms, is_suspended=True)
+            await self.calls.change(group, topic, receipt, HANDED_BACK_MS, is_suspended=True)
         except TandemError as error:  # the message is visible again after its invisible time
             log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
 

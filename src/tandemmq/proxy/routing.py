@@ -11,7 +11,7 @@ Source:     spec proxy 6.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Any, Final
 
@@ -19,6 +19,7 @@ from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.proxy.brokers import NORMAL, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -124,23 +125,15 @@ def _queues_of(route: TopicRoute) -> Iterator[tuple[QueueData, Mapping[int, str]
 
 
 @dataclass(frozen=True, slots=True)
-class RouteOptions:
-    """The endpoints in routes.
+class RoutingHandlers:
+    """Handles QueryRoute and QueryAssignment.
 
-    advertised   returns the endpoints of this proxy, for requests that name none
-    echoes_port  False: the port of the endpoints of a request is replaced by the advertised one
+    advertised  returns the endpoint of this proxy, for requests that name none
     """
 
-    advertised: Callable[[], Sequence[Endpoint]]  # proxyAdvertise
-    echoes_port: bool = True  # useEndpointPortFromRequest
-
-
-@dataclass(frozen=True, slots=True)
-class RoutingHandlers:
-    """QueryRoute and QueryAssignment."""
-
     brokers: Brokers
-    options: RouteOptions
+    advertised: Callable[[], Endpoint]
+    options: ProxyOptions = field(default_factory=ProxyOptions)
 
     async def handle_query_route(self, _caller: Caller, request: Message) -> Message:
         """Answers the queues of every replica; a topic without a route is never created."""
@@ -187,11 +180,11 @@ class RoutingHandlers:
         """Returns the endpoints for every broker: those of the request, with host and port as sent."""
         asked = request.endpoints
         if not asked.addresses:
-            return make_endpoints(self.options.advertised())
+            return make_endpoints([self.advertised()])
         check_endpoints(asked)
         hosts = [(address.host, address.port) for address in asked.addresses]
         if not self.options.echoes_port:
-            hosts = [(host, self.options.advertised()[0][1]) for host, _ in hosts]
+            hosts = [(host, self.advertised()[1]) for host, _ in hosts]
         endpoints = make_endpoints(hosts)
         if asked.scheme != _UNSPECIFIED:
             endpoints["scheme"] = asked.scheme

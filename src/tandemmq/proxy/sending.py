@@ -26,8 +26,9 @@ from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, is_retry_topic
 from tandemmq.proxy.brokers import OUTAGE_PAUSE_MS, OUTAGES, SEND_S, Brokers, NoMaster
-from tandemmq.proxy.incoming import IncomingMessage, SendLimits, read_messages
+from tandemmq.proxy.incoming import IncomingMessage, read_messages
 from tandemmq.proxy.kinds import MessageKind, check_kind
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.queue_choice import NoWritableQueue, QueueChooser
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
 from tandemmq.proxy.schema import message_class
@@ -73,8 +74,7 @@ class ProduceHandlers:
     brokers: Brokers
     clock: Clock
     chance: Random
-    limits: SendLimits = field(default_factory=SendLimits)
-    checks_kind: bool = True
+    options: ProxyOptions = field(default_factory=ProxyOptions)
     bytes_in_flight_max: int = BYTES_IN_FLIGHT_MAX
     note_transaction: Callable[[str, str], None] = ignore_transaction
     bytes_in_flight: int = field(init=False, default=0)
@@ -86,7 +86,7 @@ class ProduceHandlers:
     async def handle_send(self, caller: Caller, request: Message) -> Message:
         """Returns one entry per message, in order."""
         now_ms = self.clock.now_ms()
-        topic, messages = read_messages(request, caller=caller, limits=self.limits, now_ms=now_ms)
+        topic, messages = read_messages(request, caller=caller, options=self.options, now_ms=now_ms)
         if len(messages) > 1:
             _check_batch(messages)
         await self._check_kinds(topic, messages)
@@ -108,7 +108,7 @@ class ProduceHandlers:
 
     async def _check_kinds(self, topic: str, messages: Sequence[IncomingMessage]) -> None:
         await self.brokers.topic(topic)
-        if not self.checks_kind:
+        if not self.options.checks_message_type:
             return
         try:
             accepted = await self.brokers.known_kind(topic)

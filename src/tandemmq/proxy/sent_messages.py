@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tandemmq.api import broker_send
@@ -21,6 +21,7 @@ from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import topic_name
 from tandemmq.proxy.kinds import MessageKind, check_kind
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -51,7 +52,7 @@ class SentMessageHandlers:
 
     brokers: Brokers
     clock: Clock
-    checks_kind: bool = True
+    options: ProxyOptions = field(default_factory=ProxyOptions)
 
     async def handle_end_transaction(self, caller: Caller, request: Message) -> Message:
         """Forwards the outcome to the broker of the half message. OK means that it was handed over; the
@@ -87,7 +88,7 @@ class SentMessageHandlers:
     async def handle_recall(self, caller: Caller, request: Message) -> Message:
         """Recalls a timed message; returns its id."""
         topic, handle = topic_name(request.topic), request.recall_handle
-        if self.checks_kind:
+        if self.options.checks_message_type:
             check_kind(topic, await self.brokers.known_kind(topic), MessageKind.DELAY)
         broker_name = _broker_of(handle)
         await self._require_broker(topic, broker_name, Code.BAD_REQUEST)

@@ -18,6 +18,7 @@ from typing import Final
 from tandemmq.errors import TandemError
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.clients import Clients, CommandStream, GrpcClient, TelemetryCommand
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import (
     OK,
     SERVICE,
@@ -32,7 +33,7 @@ from tandemmq.proxy.rpc import (
     unary,
 )
 from tandemmq.proxy.schema import message_class
-from tandemmq.proxy.settings import ClientRole, Profile, SettingsOptions, merge_settings, profile_of
+from tandemmq.proxy.settings import ClientRole, Profile, merge_settings, profile_of
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
@@ -55,7 +56,7 @@ class SessionHandlers:
     clients: Clients
     brokers: Brokers
     tasks: TaskScope
-    options: SettingsOptions = field(default_factory=SettingsOptions)
+    options: ProxyOptions = field(default_factory=ProxyOptions)
     _refused: dict[str, None] = field(default_factory=dict, init=False)
 
     async def handle_heartbeat(self, caller: Caller, _request: Message) -> Message:

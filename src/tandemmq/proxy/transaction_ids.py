@@ -12,12 +12,12 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from typing import Final, NamedTuple
 
 from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.values import natural_number
 
 _VERSION: Final = "1"
 _SEPARATOR: Final = "\x01"
 _CHARS_MAX: Final = 65_536
 """Longer texts are not decoded; a unique key has at most the bytes of a message's properties."""
-_DIGITS_MAX: Final = 18
 _TEXT_CHARS: Final = 64
 
 
@@ -41,7 +41,7 @@ def parse_transaction_id(text: str) -> TransactionId:
     """Returns the parts of an id. Raises RpcRefused INVALID_TRANSACTION_ID for a text of another form."""
     parts = _decode(text).split(_SEPARATOR, 4)
     if len(parts) == 5 and parts[0] == _VERSION and parts[1] and parts[4]:
-        half_offset, log_offset = _offset(parts[2]), _offset(parts[3])
+        half_offset, log_offset = natural_number(parts[2]), natural_number(parts[3])
         if half_offset is not None and log_offset is not None:
             return TransactionId(parts[1], half_offset, log_offset, parts[4])
     raise RpcRefused(
@@ -58,9 +58,3 @@ def _decode(text: str) -> str:
         return urlsafe_b64decode(text + "=" * (-len(text) % 4)).decode()
     except ValueError:
         return ""
-
-
-def _offset(text: str) -> int | None:
-    if not (text.isascii() and text.isdigit()) or len(text) > _DIGITS_MAX:
-        return None
-    return int(text)

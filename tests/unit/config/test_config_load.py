@@ -336,6 +336,19 @@ def test_a_proxy_reads_rocketmqs_json_file(tmp_path: Path) -> None:
     assert forwarded.options.balancers == ("10.0.0.7", "::1")
 
 
+def test_a_proxy_reads_the_settings_of_its_clients() -> None:
+    settings = ["metricCollectorMode=on", "metricCollectorAddress=otel:4317", "useDelayLevel=true"]
+    settings += [
+        "messageDelayLevel=1s 1m",
+        "grpcClientProducerBackoffMaxMillis=3000",
+        "maxMessageGroupSize=0",
+    ]
+    options = load_proxy(read_settings(None, settings), MACHINE).options
+    assert (options.metric_collector_mode.value, options.metric_collector) == ("on", "otel:4317")
+    assert (options.uses_delay_levels, options.delay_levels_ms) == (True, (1_000, 60_000))
+    assert (options.producer_backoff_ms_max, options.message_group_bytes_max) == (3_000, 0)
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
@@ -344,6 +357,8 @@ def test_a_proxy_reads_rocketmqs_json_file(tmp_path: Path) -> None:
         ('{"grpcServerPort": "x"}', "grpcServerPort=x: must be a whole number from 0 to 65535"),
         ('{"grpcServerPorts": 1}', "unknown proxy setting grpcServerPorts; did you mean grpcServerPort?"),
         ('{"namesrvAddr": ""}', "namesrvAddr=: must be host:port"),
+        ('{"metricCollectorMode": "on"}', "metricCollectorMode=on needs metricCollectorAddress=host:port"),
+        ('{"metricCollectorMode": "proxy"}', "metricCollectorMode=proxy: must be one of OFF, ON"),
         ('{"minInvisibleTimeMillsForRecv": 9, "maxInvisibleTimeMills": 5}', "minInvisibleTimeMillsForRecv=9"),
     ],
 )

@@ -23,7 +23,6 @@ from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.acknowledging import ReceiptHandlers
 from tandemmq.proxy.brokers import Brokers, TopicAccess
 from tandemmq.proxy.lease_calls import LeaseCalls
-from tandemmq.proxy.receive_plan import ReceiveOptions
 from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
@@ -270,7 +269,7 @@ class Proxy:
 
     broker: PopBroker
     renewal_options: RenewalOptions = field(default_factory=RenewalOptions)
-    receive_options: ReceiveOptions = field(default_factory=ReceiveOptions)
+    held_receives_max: int = 20_000
 
     def __post_init__(self) -> None:
         clock = self.broker.clock
@@ -289,7 +288,7 @@ class Proxy:
             clock=clock,
             chance=cast(Any, chance),
             tasks=self.tasks,
-            options=self.receive_options,
+            held_count_max=self.held_receives_max,
         )
         self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal, clock=clock)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import zlib
 from contextlib import suppress
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,23 +14,24 @@ from send_rig import CALLER, message, request
 
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.proxy.callers import topic_name
-from tandemmq.proxy.incoming import IncomingMessage, SendLimits, read_messages
+from tandemmq.proxy.incoming import IncomingMessage, read_messages
 from tandemmq.proxy.kinds import MessageKind
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 
 NOW_MS = 1_700_000_000_000
 DAY_S = 86_400
 GZIP = enum_number("Encoding", "GZIP")
-LIMITS = SendLimits()
+OPTIONS = ProxyOptions()
 
 
-def read(*messages: dict[str, Any], limits: SendLimits = LIMITS) -> list[IncomingMessage]:
-    return read_messages(request(*messages), caller=CALLER, limits=limits, now_ms=NOW_MS)[1]
+def read(*messages: dict[str, Any], options: ProxyOptions = OPTIONS) -> list[IncomingMessage]:
+    return read_messages(request(*messages), caller=CALLER, options=options, now_ms=NOW_MS)[1]
 
 
-def properties_of(*messages: dict[str, Any], limits: SendLimits = LIMITS) -> dict[str, str]:
-    return decode_properties(read(*messages, limits=limits)[0].properties)
+def properties_of(*messages: dict[str, Any], options: ProxyOptions = OPTIONS) -> dict[str, str]:
+    return decode_properties(read(*messages, options=options)[0].properties)
 
 
 def at(offset_s: int) -> dict[str, int]:
@@ -256,10 +256,13 @@ def test_delivery_time_before_1970_is_0():
 
 
 @pytest.mark.parametrize(
-    ("offset_s", "level"), [(1, "1"), (2, "2"), (5, "2"), (6, "3"), (7200, "18"), (86_000, "18"), (0, None)]
+    ("offset_s", "level"),
+    [(1, "1"), (2, "2"), (5, "2"), (6, "3"), (7200, "18"), (86_000, "18"), (0, "1"), (-5, "1")],
 )
-def test_delivery_time_is_also_a_level_for_old_brokers(offset_s: int, level: str | None):
-    found = properties_of(message(delivery_timestamp=at(offset_s)), limits=SendLimits(use_delay_level=True))
+def test_delivery_time_is_also_a_level_for_brokers_without_timers(offset_s: int, level: str):
+    found = properties_of(
+        message(delivery_timestamp=at(offset_s)), options=ProxyOptions(uses_delay_levels=True)
+    )
     assert found.get("DELAY") == level
 
 
@@ -270,23 +273,29 @@ def test_compressed_body_is_stored_plain(pack: Any):
 
 
 def test_limits_of_0_switch_checks_off():
-    limits = SendLimits(
-        message_bytes_max=0, refuses_empty_body=False, group_bytes_max=0, delay_ms_max=0, recovery_s_max=0
+    options = ProxyOptions(
+        body_bytes_max=0,
+        refuses_empty_bodies=False,
+        message_group_bytes_max=0,
+        delay_ms_max=0,
+        recovery_s_max=0,
     )
-    assert read(message(body=b""), limits=limits)[0].body == b""
-    assert len(read(message(body=bytes(5_000_000)), limits=limits)[0].body) == 5_000_000
-    assert read(message(body=gzip.compress(b"x", mtime=0), body_encoding=GZIP), limits=limits)[0].body == b"x"
-    assert read(message(message_group="g" * 200), limits=limits)[0].group == "g" * 200
-    assert read(message(delivery_timestamp=at(10 * DAY_S)), limits=limits)[0].kind is MessageKind.DELAY
+    assert read(message(body=b""), options=options)[0].body == b""
+    assert len(read(message(body=bytes(5_000_000)), options=options)[0].body) == 5_000_000
+    assert (
+        read(message(body=gzip.compress(b"x", mtime=0), body_encoding=GZIP), options=options)[0].body == b"x"
+    )
+    assert read(message(message_group="g" * 200), options=options)[0].group == "g" * 200
+    assert read(message(delivery_timestamp=at(10 * DAY_S)), options=options)[0].kind is MessageKind.DELAY
     span = {"seconds": 99_999}
     one = message(kind="TRANSACTION", orphaned_transaction_recovery_duration=span)
-    assert read(one, limits=limits)[0].kind is MessageKind.TRANSACTION
+    assert read(one, options=options)[0].kind is MessageKind.TRANSACTION
 
 
 def test_inflation_is_bounded_also_without_a_limit_of_bodies():
     bomb = message(body=gzip.compress(bytes(65 * 1024 * 1024), mtime=0), body_encoding=GZIP)
     with pytest.raises(RpcRefused) as refused:
-        read(bomb, limits=replace(LIMITS, message_bytes_max=0))
+        read(bomb, options=ProxyOptions(body_bytes_max=0))
     assert refused.value.code is Code.MESSAGE_BODY_TOO_LARGE
 
 

@@ -13,7 +13,7 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import consume as headers
 from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.offsets import PullConsumerHandlers, PullMessageRequest, PullOptions
+from tandemmq.proxy.offsets import PullConsumerHandlers, PullMessageRequest
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 
@@ -53,7 +53,7 @@ def make(*bodies: str, **options: Any) -> tuple[PullBroker, PullConsumerHandlers
     broker = PullBroker()
     broker.messages = [Held(body.encode(), "t") for body in bodies]
     brokers = cast(Brokers, OneBroker(broker, broker.clock))
-    return broker, PullConsumerHandlers(brokers=brokers, clock=broker.clock, options=PullOptions(**options))
+    return broker, PullConsumerHandlers(brokers=brokers, clock=broker.clock, **options)
 
 
 async def pull(handlers: PullConsumerHandlers, **changes: Any) -> list[Any]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.tables import (
     CustomizedRetry,
     ExponentialRetry,
     GroupRetryPolicy,
     SubscriptionGroupConfig,
 )
+from tandemmq.protocol.compression import CONTENT_BYTES_MAX
+from tandemmq.proxy.options import MetricCollectorMode, ProxyOptions
 from tandemmq.proxy.schema import message_class
-from tandemmq.proxy.settings import ATTEMPTS_MAX, SettingsOptions, merge_settings
+from tandemmq.proxy.settings import ATTEMPTS_MAX, merge_settings
 
 Settings = message_class("Settings")
-OPTIONS = SettingsOptions()
+OPTIONS = ProxyOptions()
 
 
 def producer(**fields: Any) -> Any:
@@ -100,7 +105,34 @@ def test_no_limit_of_retries_is_the_largest_number() -> None:
         assert merged.backoff_policy.max_attempts == attempts
 
 
+def test_a_producer_gets_the_configured_retries_and_limits() -> None:
+    options = ProxyOptions(
+        body_bytes_max=0,
+        producer_attempts=5,
+        producer_backoff_ms=20,
+        producer_backoff_ms_max=3_000,
+        producer_backoff_factor=3,
+    )
+    merged = merge_settings(producer(), options)
+    policy = merged.backoff_policy
+    assert policy.max_attempts == 5
+    assert policy.exponential_backoff.initial.nanos == 20_000_000
+    assert policy.exponential_backoff.max.seconds == 3
+    assert policy.exponential_backoff.multiplier == 3
+    assert merged.publishing.max_body_size == CONTENT_BYTES_MAX, "0 would refuse every message"
+
+
 def test_clients_send_metrics_to_the_collector() -> None:
-    merged = merge_settings(consumer(), SettingsOptions(collector=("10.0.0.9", 4317)))
+    options = ProxyOptions(
+        metric_collector_mode=MetricCollectorMode.ON, metric_collector="collector.example:4317"
+    )
+    merged = merge_settings(consumer(), options)
     assert merged.metric.on
-    assert [(one.host, one.port) for one in merged.metric.endpoints.addresses] == [("10.0.0.9", 4317)]
+    assert [(one.host, one.port) for one in merged.metric.endpoints.addresses] == [
+        ("collector.example", 4317)
+    ]
+
+
+def test_a_collector_is_needed_to_send_metrics() -> None:
+    with pytest.raises(ConfigError, match="metric_collector"):
+        ProxyOptions(metric_collector_mode=MetricCollectorMode.ON)

@@ -9,7 +9,8 @@ from consume_rig import TOPIC, route
 from test_receiving import request
 
 from tandemmq.proxy.brokers import TopicAccess
-from tandemmq.proxy.receive_plan import ReceiveOptions, pick_broker, poll_time_ms
+from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.receive_plan import pick_broker, poll_time_ms
 from tandemmq.proxy.statuses import Code, RpcRefused
 
 
@@ -37,10 +38,10 @@ def test_the_poll_time_follows_from_the_request_and_its_deadline(
     remaining_ms = None if remaining_s is None else round(remaining_s * 1000)
     if expected is None:
         with pytest.raises(RpcRefused) as refused:
-            poll_time_ms(asked, remaining_ms, ReceiveOptions())
+            poll_time_ms(asked, remaining_ms, ProxyOptions())
         assert refused.value.code == Code.ILLEGAL_POLLING_TIME
     else:
-        assert poll_time_ms(asked, remaining_ms, ReceiveOptions()) == expected
+        assert poll_time_ms(asked, remaining_ms, ProxyOptions()) == expected
 
 
 def test_any_readable_broker_serves_a_request_for_an_unknown_one() -> None:

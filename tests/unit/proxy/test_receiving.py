@@ -16,7 +16,6 @@ from tandemmq.errors import RequestRejected, TandemError, TopicNotFound
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.proxy.handles import parse_receipt
-from tandemmq.proxy.receive_plan import ReceiveOptions
 from tandemmq.proxy.receiving import ReceiveMessageRequest
 from tandemmq.proxy.renewal import RenewalOptions
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -273,7 +272,7 @@ async def test_a_failed_write_hands_back_what_was_not_written() -> None:
 
 
 async def test_too_many_held_receives_are_refused_and_stopping_answers_them() -> None:
-    proxy = make("a", receive_options=ReceiveOptions(held_count_max=1))
+    proxy = make("a", held_receives_max=1)
     proxy.broker.gate = asyncio.Event()
     answers = Answers()
     call = asyncio.ensure_future(proxy.receiving.handle_receive(proxy.caller(), request(), answers.send))

@@ -10,7 +10,8 @@ from tandemmq.errors import TopicNotFound
 from tandemmq.protocol.bodies.route import QueueData
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy import routing
-from tandemmq.proxy.routing import RouteOptions, RoutingHandlers, accepted_kinds, permissions_of, scheme_of
+from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.routing import RoutingHandlers, accepted_kinds, permissions_of, scheme_of
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused
 from unit.proxy.calls import caller
@@ -22,7 +23,7 @@ ASKED = {"scheme": enum_number("AddressScheme", "IPv4"), "addresses": [{"host": 
 
 
 def handlers(known: KnownBrokers, **options: Any) -> RoutingHandlers:
-    return RoutingHandlers(known.brokers, RouteOptions(lambda: (ADVERTISED,), **options))
+    return RoutingHandlers(known.brokers, lambda: ADVERTISED, ProxyOptions(**options))
 
 
 async def ask_route(known: KnownBrokers, endpoints: Any = None, topic: str = "T", **options: Any) -> Any:

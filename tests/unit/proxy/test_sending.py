@@ -22,6 +22,7 @@ from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import decode_properties
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.queue_choice import queue_index
 from tandemmq.proxy.rpc import Caller, GrpcCall
 from tandemmq.proxy.sending import ProduceHandlers, methods
@@ -190,7 +191,9 @@ async def test_topic_accepts_its_kind_only(rig: SendRig, topic: str, kind: str, 
         error = await refusal(send(rig, message(topic, **fields)))
         assert code_of(error) is Code.MESSAGE_PROPERTY_CONFLICT_WITH_TYPE
         assert rig.table.sends == []
-    assert (await send(rig, message(topic, **fields), checks_kind=False)).status.code == Code.OK
+    assert (
+        await send(rig, message(topic, **fields), options=ProxyOptions(checks_message_type=False))
+    ).status.code == Code.OK
 
 
 async def test_unknown_topic_is_not_created(rig: SendRig):
@@ -426,7 +429,7 @@ async def test_bytes_in_flight_are_bounded(rig: SendRig):
 async def test_failed_send_leaves_no_bytes_in_flight(
     rig: SendRig, fail: Callable[[str, Command], TandemError | None]
 ):
-    service = handlers(rig, checks_kind=False)
+    service = handlers(rig, options=ProxyOptions(checks_message_type=False))
     rig.table.fail = fail
     await refusal(service.handle_send(CALLER, request(message())))
     assert service.bytes_in_flight == 0

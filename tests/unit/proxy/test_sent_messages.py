@@ -13,6 +13,7 @@ from send_rig import CALLER, LOG_OFFSET, SendRig, TopicRow, message, request, se
 from tandemmq.errors import BrokerUnreachable, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.send import EndTransactionRequest, RecallRequest
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.proxy.sent_messages import SentMessageHandlers
@@ -167,7 +168,7 @@ async def test_bad_recall_gets_its_code(rig: SendRig, asked: Any, code: Code):
 
 
 async def test_kind_of_the_topic_is_not_checked_when_switched_off(rig: SendRig):
-    service = handlers(rig, checks_kind=False)
+    service = handlers(rig, options=ProxyOptions(checks_message_type=False))
     answer = await service.handle_recall(CALLER, recall(handle("a", "Normal"), "Normal"))
     assert answer.status.code == Code.OK
 
