@@ -61,5 +61,5 @@ async def test_a_bug_of_a_handler_is_found(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 async def test_a_call_without_an_answer_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(grpc_proxy, "END_S", 0.0)
+    monkeypatch.setattr(grpc_proxy._Client, "data_received", lambda _client, _data: None)
     assert (await run_rpc_batch(ProxyVictim(), Dice(1))).is_silent
