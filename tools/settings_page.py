@@ -515,6 +515,7 @@ EFFECTS: Final[dict[str, str]] = {
     ),
     # Proxies.
     "grpcServerPort": "Port for clients of the gRPC protocol, with and without TLS",
+    "proxyWorkers": "Processes that share the port (`--workers`)",
     "proxyAdvertise": (
         "`host:port` for clients whose route request names no endpoints; others get back what they asked"
     ),
@@ -593,6 +594,7 @@ OURS: Final = frozenset(
         "raftElectionTimeoutMillis",
         "snapshotEntries",
         "controllerAdmitUnsigned",
+        "proxyWorkers",
         "proxyAdvertise",
         "proxyProtocolAddresses",
         "proxyStorePath",

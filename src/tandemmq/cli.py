@@ -15,7 +15,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -31,7 +31,9 @@ if TYPE_CHECKING:
     from tandemmq.config.load import MachineFacts
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerConfig
+    from tandemmq.proxy.options import ProxyConfig
     from tandemmq.runtime.descriptors import DescriptorPlan
+    from tandemmq.runtime.ports import Network
 
 
 class _Commands(TyperGroup):
@@ -123,12 +125,22 @@ def proxy(
         int | None,
         typer.Option("-p", "--port", help="The port for clients; 0 picks a free one.", show_default="8081"),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option("-w", "--workers", help="Processes that share the port.", metavar="N", show_default="1"),
+    ] = None,
     log_level: LogLevel = "INFO",
+    worker: Annotated[int, typer.Option("--worker", hidden=True)] = 0,
+    worker_socket: Annotated[int, typer.Option("--worker-socket", hidden=True)] = -1,
 ) -> None:
     """Run a gRPC proxy, for the clients of RocketMQ 5, until SIGTERM or SIGINT."""
-    given = {"namesrvAddr": name_servers, "grpcServerPort": port}
+    given = {"namesrvAddr": name_servers, "grpcServerPort": port, "proxyWorkers": workers}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
-    _run(lambda: _proxy(config, overrides + (override or [])), log_level)
+    overrides += override or []
+    if worker:
+        _run(lambda: _proxy_worker(config, overrides, worker, worker_socket), log_level, {"worker": worker})
+    else:
+        _run(lambda: _proxy(config, overrides, log_level), log_level)
 
 
 @app.command()
@@ -165,7 +177,10 @@ def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
     typer.echo("the settings are valid")
 
 
-def _run(main: Callable[[], Coroutine[Any, Any, int]], log_level: str) -> NoReturn:
+def _run(
+    main: Callable[[], Coroutine[Any, Any, int]], log_level: str, facts: Mapping[str, Any] | None = None
+) -> NoReturn:
+    """Runs the server until its end; `facts` are part of each line of its log."""
     from tandemmq.telemetry.log_lines import LEVELS, configure_logging
 
     level = log_level.upper()
@@ -180,7 +195,7 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], log_level: str) -> NoRetu
     from tandemmq.runtime.machine import keep_freed_memory
 
     keep_freed_memory()
-    configure_logging(level)
+    configure_logging(level, facts)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(main())
@@ -261,28 +276,74 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
     return await serve(server, outcome, ready)
 
 
-async def _proxy(config: Path | None, overrides: list[str]) -> int:
+async def _proxy(config: Path | None, overrides: list[str], log_level: str) -> int:
     from tandemmq.config.load import load_proxy, read_settings
+    from tandemmq.runtime.machine import TcpNetwork
+
+    loaded = load_proxy(read_settings(config, overrides), _machine())
+    _warn(loaded.inert, ())
+    outcome = ServerEnd()
+    if loaded.options.worker_count == 1:
+        return await _serve_proxy(loaded, TcpNetwork(), outcome, "proxy")
+    from tandemmq.shell.proxy_workers import WorkerGroup
+
+    _ensure_certificate(loaded)
+    files = [] if config is None else ["-c", str(config)]
+    settings = [piece for override in overrides for piece in ("--set", override)]
+    group = WorkerGroup(loaded.options, [*files, *settings, "--log-level", log_level], outcome.fail)
+
+    def ready() -> str:
+        return f"proxy ready on {_address(group.address)}, {len(group.workers)} workers"
+
+    return max(await serve(group, outcome, ready), group.exit_code)
+
+
+async def _proxy_worker(config: Path | None, overrides: list[str], number: int, pair: int) -> int:
+    """Runs one worker of a proxy, which gets its connections through the inherited socket `pair`."""
+    from tandemmq.config.load import load_proxy, read_settings
+    from tandemmq.runtime.shared_port import WorkerNetwork
+
+    loaded = load_proxy(read_settings(config, overrides), _machine())
+    address = (loaded.options.listen_host, loaded.options.listen_port)
+    # The second signal, which a parent that has ended causes, stops a server that drains.
+    network = WorkerNetwork(socket.socket(fileno=pair), address, lambda: signal.raise_signal(signal.SIGTERM))
+    return await _serve_proxy(loaded, network, ServerEnd(), f"proxy worker {number}")
+
+
+def _ensure_certificate(loaded: ProxyConfig) -> None:
+    """Makes the certificate that the workers of a proxy share, unless one is given or none is needed."""
     from tandemmq.runtime.disk import RealDisk
-    from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
+    from tandemmq.runtime.machine import LoopClock
+
+    try:
+        from tandemmq.proxy.certificate import ensure_tls
+    except ModuleNotFoundError as error:
+        _fail_without_proxy(error)
+    ensure_tls(loaded, disk=RealDisk(), clock=LoopClock())
+
+
+async def _serve_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd, name: str) -> int:
+    from tandemmq.runtime.disk import RealDisk
+    from tandemmq.runtime.machine import LoopClock, SystemRandom
     from tandemmq.runtime.ports import Machine
 
     try:
         from tandemmq.proxy.proxy import Proxy
     except ModuleNotFoundError as error:
-        _fail(f"the command proxy needs {error.name}: {install_hint('proxy')}")
-    loaded = load_proxy(read_settings(config, overrides), _machine())
-    _warn(loaded.inert, ())
-    outcome = ServerEnd()
+        _fail_without_proxy(error)
     server = Proxy(
         loaded,
-        machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SystemRandom()),
+        machine=Machine(network, RealDisk(), LoopClock(), SystemRandom()),
         connections_max=_plan_descriptors().connections_max,
         on_fatal=outcome.fail,
     )
     return await serve(
-        server, outcome, lambda: f"proxy ready on {_address(server.address)}", retire=server.drain
+        server, outcome, lambda: f"{name} ready on {_address(server.address)}", retire=server.drain
     )
+
+
+def _fail_without_proxy(error: ModuleNotFoundError) -> NoReturn:
+    _fail(f"the command proxy needs {error.name}: {install_hint('proxy')}")
 
 
 def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_max: int) -> Controller:

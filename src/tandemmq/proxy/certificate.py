@@ -8,6 +8,7 @@ replaced as a whole never holds the key of one run and the certificate of anothe
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
 from pathlib import Path
@@ -19,6 +20,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from tandemmq.errors import ConfigError
+from tandemmq.proxy.options import ProxyConfig
+from tandemmq.remoting.options import TlsMode, TlsOptions
 from tandemmq.runtime.ports import Clock, Disk
 
 FILE_NAME: Final = "proxy-tls.pem"
@@ -27,6 +30,22 @@ CLOCK_SKEW: Final = timedelta(days=1)
 """The time before the creation from which the certificate is valid, for clients whose clock is behind."""
 LOCAL_NAMES: Final = ("localhost", "127.0.0.1", "::1")
 COMMON_NAME_MAX: Final = 64
+
+
+def ensure_tls(config: ProxyConfig, *, disk: Disk, clock: Clock) -> TlsOptions:
+    """Returns the TLS options of the port, with a certificate of the proxy's own if none is given.
+
+    Raises:  ConfigError if there is none and the proxy must not make one, or it cannot be used.
+    """
+    tls, options = config.tls, config.options
+    if tls.mode is TlsMode.DISABLED or tls.cert_path is not None:
+        return tls
+    if not options.makes_certificate:
+        raise ConfigError(
+            "tlsTestModeEnable=false needs tlsCertPath and tlsKeyPath, or tls.server.mode=disabled"
+        )
+    path = ensure_certificate(options.store_path, (options.local_host,), disk=disk, clock=clock)
+    return replace(tls, cert_path=path, key_path=path)
 
 
 def ensure_certificate(folder: Path, hosts: Iterable[str] = (), *, disk: Disk, clock: Clock) -> Path:

@@ -17,6 +17,7 @@ STORE_PATH: Final = Path(os.path.expanduser("~")) / "tandemmq-proxy"
 NAME_SERVERS: Final = "127.0.0.1:9876"
 POP_COUNT_MAX: Final = 32
 """The most messages that brokers return for one pop (spec semantics 14)."""
+WORKERS_MAX: Final = 64
 
 
 class MetricCollectorMode(Enum):
@@ -33,6 +34,8 @@ class ProxyOptions:
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})  # ours
     listen_port: int = field(default=8081, metadata={"key": "grpcServerPort"})
     """The port to listen on; 0 picks a free one."""
+    worker_count: int = field(default=1, metadata={"key": "proxyWorkers"})  # ours
+    """The processes that share the port."""
     advertised: str = field(default="", metadata={"key": "proxyAdvertise"})  # ours
     """`host:port` for clients whose route request names no endpoints; empty: `local_host` and the port."""
     balancers: tuple[str, ...] = field(default=(), metadata={"key": "proxyProtocolAddresses"})  # ours
@@ -105,6 +108,8 @@ class ProxyOptions:
     def __post_init__(self) -> None:
         if not 0 <= self.listen_port <= 65535:
             raise ConfigError(f"listen_port must be within 0..65535, not {self.listen_port}")
+        if not 1 <= self.worker_count <= WORKERS_MAX:
+            raise ConfigError(f"worker_count={self.worker_count} must be within 1..{WORKERS_MAX}")
         if self.invisible_ms_min > self.invisible_ms_max:
             raise ConfigError(
                 f"invisible_ms_min={self.invisible_ms_min} must not be above"

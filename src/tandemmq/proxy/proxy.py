@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 
 from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
-from tandemmq.errors import ConfigError
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
 from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
 from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import Callers, CheckAccess
-from tandemmq.proxy.certificate import ensure_certificate
+from tandemmq.proxy.certificate import ensure_tls
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
 from tandemmq.proxy.grpc_server import ALPN, GrpcServer
@@ -28,7 +26,7 @@ from tandemmq.proxy.service_info import Health, health_methods, reflection_metho
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.options import TlsMode, parse_address
+from tandemmq.remoting.options import parse_address
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Machine
@@ -92,7 +90,8 @@ class Proxy:
             options=options,
         )
         self._health = Health()
-        self._tls = _make_tls(config, machine)
+        tls = ensure_tls(config, disk=machine.disk, clock=clock)
+        self._tls = TlsAcceptor(tls, disk=machine.disk, clock=clock, protocols=ALPN)
         limits = GrpcLimits(
             message_bytes_max=options.message_bytes_max,
             connections_max=connections_max,
@@ -226,21 +225,3 @@ class Proxy:
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(piece.strip() for piece in text.split(",") if piece.strip())
-
-
-def _make_tls(config: ProxyConfig, machine: Machine) -> TlsAcceptor:
-    """Returns the TLS of the port, with a certificate of the proxy's own if none is given.
-
-    Raises:  ConfigError if there is none and the proxy must not make one.
-    """
-    tls, options = config.tls, config.options
-    if tls.mode is not TlsMode.DISABLED and tls.cert_path is None:
-        if not options.makes_certificate:
-            raise ConfigError(
-                "tlsTestModeEnable=false needs tlsCertPath and tlsKeyPath, or tls.server.mode=disabled"
-            )
-        path = ensure_certificate(
-            options.store_path, (options.local_host,), disk=machine.disk, clock=machine.clock
-        )
-        tls = replace(tls, cert_path=path, key_path=path)
-    return TlsAcceptor(tls, disk=machine.disk, clock=machine.clock, protocols=ALPN)

@@ -1,10 +1,8 @@
 """Keeps the servers of a local cluster running: starts them, restarts those that die, and stops them in
 order.
 
-Invariants: every change is written to `up.json` before it is printed. A server that dies is restarted after a
-            pause that doubles with each death, up to RESTART_PAUSE_S_MAX; the pause is reset once the server
-            has run for STEADY_S. A server that was never ready ends the whole `up`, because another try would
-            fail in the same way.
+Invariants: every change is written to `up.json` before it is printed. A server that was never ready ends the
+            whole `up`.
 """
 
 from __future__ import annotations
@@ -25,10 +23,8 @@ from tandemmq.errors import TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
+from tandemmq.shell.restarts import RestartedProcess
 
-RESTART_PAUSE_S_MIN: Final = 0.2
-RESTART_PAUSE_S_MAX: Final = 30.0
-STEADY_S: Final = 60.0
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """The size of one server's log at which it becomes `log.1`, replacing the previous one."""
 LOG_CHECK_S: Final = 10.0
@@ -39,54 +35,24 @@ SLOW_START_S: Final = 15.0
 Say = Callable[[str], None]
 
 
-class SupervisedServer:
+class SupervisedServer(RestartedProcess):
     """One server process with its restarts."""
 
     def __init__(self, plan: ServerPlan, folder: Path, on_change: Callable[[], None], say: Say) -> None:
+        label = plan.name if plan.name == plan.role else f"{plan.name} {plan.role}"
+        super().__init__(label, plan.stop_seconds_max)
         self.plan = plan
         self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path))
-        self.is_ready = asyncio.Event()
         self._environment = local.server_environment(folder)
         self._on_change = on_change
         self._say = say
-        self._process: asyncio.subprocess.Process | None = None
-        self._stopping = asyncio.Event()
         self._log_begin = 0
 
-    @property
-    def label(self) -> str:
-        """The name in lines for people."""
-        return self.plan.name if self.plan.name == self.plan.role else f"{self.plan.name} {self.plan.role}"
-
-    async def run(self) -> None:
-        """Runs the server until `stop`. Raises ProcessFailed when the first start fails."""
-        pause_s = RESTART_PAUSE_S_MIN
-        while not self._stopping.is_set():
-            began = time.monotonic()
-            try:
-                how = _exit_text(await self._run_once())
-            except OSError as error:  # no process or file can be created now
-                how = f"cannot be started: {error.strerror or error}"
-            if self._stopping.is_set():
-                return
-            if not self.is_ready.is_set():
-                raise ProcessFailed(
-                    f"{self.label} did not start: {self._last_error() or how} (log: {self.plan.log_path})"
-                )
-            if time.monotonic() - began > STEADY_S:
-                pause_s = RESTART_PAUSE_S_MIN
-            self._change("restarting", f"{how}; restarting in {pause_s:g} s")
-            self._say(f"{self.label} {how}; restarting in {pause_s:g} s (log: {self.plan.log_path})")
-            await asyncio.sleep(pause_s)
-            pause_s = min(pause_s * 2, RESTART_PAUSE_S_MAX)
-            self.state.restarts += 1
-
-    async def _run_once(self) -> int:
-        """Runs the process once; returns its exit code."""
+    async def _spawn(self) -> asyncio.subprocess.Process:
         self.bound_log()
         with self.plan.log_path.open("ab") as log:
             self._log_begin = log.tell()
-            self._process = process = await asyncio.create_subprocess_exec(
+            process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
                 "tandemmq",
@@ -101,31 +67,7 @@ class SupervisedServer:
             )
         self.state.pid, self.state.started_at = process.pid, _now_ms()
         self._change("starting")
-        if self._stopping.is_set():
-            self._terminate()
-        assert process.stdout is not None
-        async for line in process.stdout:
-            if b" ready on " in line and self.state.state != "ready":
-                self._change("ready")
-                if self.is_ready.is_set():
-                    self._say(f"{self.label} is ready again on {self.plan.address}, process {process.pid}")
-                self.is_ready.set()
-        return await process.wait()
-
-    async def stop(self) -> None:
-        """Stops the process by SIGTERM, or by SIGKILL after the plan's `stop_seconds_max`."""
-        self._stopping.set()
-        process = self._process
-        if process is None or process.returncode is not None:
-            return
-        self._terminate()
-        try:
-            async with asyncio.timeout(self.plan.stop_seconds_max):
-                await process.wait()
-        except TimeoutError:
-            process.kill()
-            await process.wait()
-        self._change("stopped")
+        return process
 
     def bound_log(self) -> None:
         """Moves a log that has grown too long aside; lines written during the copy may be lost."""
@@ -135,10 +77,8 @@ class SupervisedServer:
                 shutil.copyfile(path, path.with_name("log.1"))
                 os.truncate(path, 0)
 
-    def _terminate(self) -> None:
-        if self._process is not None:
-            with suppress(ProcessLookupError):
-                self._process.terminate()
+    def _first_failure(self, how: str) -> str:
+        return f"{self.label} did not start: {self._last_error() or how} (log: {self.plan.log_path})"
 
     def _last_error(self) -> str:
         """Returns the server's last error message of this run; empty when there is none."""
@@ -149,8 +89,20 @@ class SupervisedServer:
             return said[-1] if said else ""
         return ""
 
+    def _on_ready(self, pid: int) -> None:
+        self._change("ready")
+        if self.is_ready.is_set():
+            self._say(f"{self.label} is ready again on {self.plan.address}, process {pid}")
+
+    def _on_died(self, how: str, pause_s: float) -> None:
+        self._change("restarting", f"{how}; restarting in {pause_s:g} s")
+        self._say(f"{self.label} {how}; restarting in {pause_s:g} s (log: {self.plan.log_path})")
+
+    def _on_stopped(self) -> None:
+        self._change("stopped")
+
     def _change(self, state: str, note: str = "") -> None:
-        self.state.state, self.state.note = state, note
+        self.state.state, self.state.note, self.state.restarts = state, note, self.restart_count
         self._on_change()
 
 
@@ -289,12 +241,6 @@ async def _wait_until_registered(namesrv: str, groups: Mapping[str, int]) -> Non
                 ):
                     return
             await asyncio.sleep(REGISTERED_POLL_S)
-
-
-def _exit_text(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    return f"was killed by {signal.Signals(-code).name}"
 
 
 def _now_ms() -> int:

@@ -146,6 +146,8 @@ PROXY_RENEWAL_FULL: Final = "proxy_renewal.full"
 PROXY_STARTED: Final = "proxy.started"
 PROXY_STOPPED: Final = "proxy.stopped"
 PROXY_RPC_FAILED: Final = "proxy_rpc.failed"
+PROXY_WORKER_DIED: Final = "proxy_worker.died"
+PROXY_WORKER_READY: Final = "proxy_worker.ready"
 
 # remoting
 CHANNEL_CLOSED_BY_BAD_FRAME: Final = "channel.closed_by_bad_frame"
@@ -184,6 +186,8 @@ SLAVE_SUBSCRIBED: Final = "slave.subscribed"
 SLAVE_TOO_OLD: Final = "slave.too_old"
 
 # runtime
+SHARED_PORT_FAILED: Final = "shared_port.failed"
+SHARED_PORT_REFUSED: Final = "shared_port.refused"
 TASK_FAILED: Final = "task.failed"
 
 # spark

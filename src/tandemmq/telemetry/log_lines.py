@@ -23,13 +23,19 @@ _PLAIN: Final = re.compile(r"[^\s\"=]+")
 
 
 class KeyValueFormatter(logging.Formatter):
-    """Renders the `extra` fields of a record after its event; a traceback follows on separate lines."""
+    """Renders the `extra` fields of a record after its event, then `common` facts of the process; a traceback
+    follows on separate lines.
+    """
+
+    def __init__(self, common: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._common = _render_facts(common or {})
 
     def format(self, record: logging.LogRecord) -> str:
         moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         event = record.msg.event if isinstance(record.msg, EventText) else record.getMessage()
         pieces = [moment.replace("+00:00", "Z"), record.levelname, record.name, event]
-        line = " ".join([*pieces, *_render_facts(_facts_of(record))])
+        line = " ".join([*pieces, *_render_facts(_facts_of(record)), *self._common])
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
@@ -81,10 +87,10 @@ class Outages:
             self._failing.discard((event, key))
 
 
-def make_handler() -> logging.Handler:
-    """Returns a handler that writes such lines to standard error."""
+def make_handler(common: Mapping[str, Any] | None = None) -> logging.Handler:
+    """Returns a handler that writes such lines to standard error, with the facts of the process."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(KeyValueFormatter())
+    handler.setFormatter(KeyValueFormatter(common))
     return handler
 
 
@@ -114,8 +120,8 @@ def _render(value: Any) -> str:
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def configure_logging(level: str) -> None:
-    """Sends every logger's lines of `level` and above to standard error."""
+def configure_logging(level: str, common: Mapping[str, Any] | None = None) -> None:
+    """Sends every logger's lines of `level` and above to standard error, with the facts of the process."""
     root = logging.getLogger()
-    root.handlers[:] = [make_handler()]
+    root.handlers[:] = [make_handler(common)]
     root.setLevel(level)

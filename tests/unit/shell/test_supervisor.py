@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from tandemmq.shell import local, supervisor, up
+from tandemmq.shell import local, restarts, supervisor, up
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
 from tandemmq.shell.supervisor import SupervisedServer, Supervisor
 
@@ -29,9 +29,9 @@ def make(tmp_path: Path, lines: list[str]) -> SupervisedServer:
 async def test_the_pause_doubles_until_a_run_was_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steady_s: float, pauses: list[str]
 ) -> None:
-    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S_MIN", 0.001)
-    monkeypatch.setattr(supervisor, "RESTART_PAUSE_S_MAX", 0.004)
-    monkeypatch.setattr(supervisor, "STEADY_S", steady_s)
+    monkeypatch.setattr(restarts, "RESTART_PAUSE_S_MIN", 0.001)
+    monkeypatch.setattr(restarts, "RESTART_PAUSE_S_MAX", 0.004)
+    monkeypatch.setattr(restarts, "STEADY_S", steady_s)
     lines: list[str] = []
     server = make(tmp_path, lines)
     server.is_ready.set()
@@ -51,7 +51,7 @@ async def test_the_pause_doubles_until_a_run_was_long(
     assert [line.partition("restarting in ")[2].split()[0] for line in lines] == pauses
     assert "was killed by SIGKILL" in lines[0]
     assert "cannot be started: No space left on device" in lines[2]
-    assert server.state.restarts == 5
+    assert server.restart_count == 5
 
 
 @pytest.mark.parametrize(
