@@ -1196,7 +1196,7 @@ _POP: Final = (
     Plant(
         name="a receive whose answer was cut off keeps the rest hidden",
         path="proxy/receiving.py",
-        sound="            if written < len(deliveries):\n",
+        sound="            if not is_complete:\n",
         bug="            if False:\n",
         proofs=("unit/proxy/test_receiving.py",),
     ),
@@ -2511,10 +2511,10 @@ _PROXY: Final = (
         proofs=("unit/proxy/test_receiving.py",),
     ),
     Plant(
-        name="a message that could not be written is not handed back",
+        name="a message that was written before the call failed is not handed back",
         path="proxy/receiving.py",
-        sound="receipt for one in deliveries[written:]]",
-        bug="receipt for one in deliveries[written + 1 :]]",
+        sound="self._hand_back(plan, [one.receipt for one in deliveries])",
+        bug="self._hand_back(plan, [one.receipt for one in deliveries[1:]])",
         proofs=("unit/proxy/test_receiving.py",),
     ),
     Plant(
@@ -2529,11 +2529,9 @@ _PROXY: Final = (
         path="proxy/receiving.py",
         sound="            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n"
         "            for one in deliveries:\n"
-        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n"
-        "                written += 1\n",
+        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n",
         bug="            for one in deliveries:\n"
         "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n"
-        "                written += 1\n"
         "            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n",
         proofs=("unit/proxy/test_receiving.py",),
     ),

@@ -3,9 +3,9 @@
 `receive_plan` checks a request. `ReceiveHandlers` pops, removes messages that the client must not get, and
 writes the answer: the status, the messages, the time of delivery.
 
-Invariants: a message that is not delivered is handed back: it is visible again after a second, and the
-            delivery does not count. That holds for a call that is cancelled at any point, also while the
-            broker holds the pop.
+Invariants: the messages of an answer that was not written as a whole are handed back: they are visible again
+            after a second, and the delivery does not count. That holds for a call that is cancelled at any
+            point, also while the broker holds the pop.
             Everything about the group comes from its configuration at the brokers, so a proxy serves clients
             that it has never met.
 At a bound: above `held_count_max` pops in progress, TOO_MANY_REQUESTS. Abandoned ones count until the broker
@@ -207,20 +207,22 @@ class ReceiveHandlers:
             return error
 
     async def _answer(self, plan: ReceivePlan, outcome: PopOutcome, send: Send) -> None:
-        """Writes the stream; hands back what was not written."""
+        """Writes the stream. If that fails, all messages are handed back, even those that were written:
+        clients discard the messages of a failed call.
+        """
         deliveries = self._select(plan, outcome)
         if plan.is_renewed:
             self.renewal.watch(plan.owner, [one.receipt for one in deliveries])
-        written = 0
+        is_complete = False
         try:
             await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))
             for one in deliveries:
                 await send(ReceiveMessageResponse(message=self._render(plan, one)))
-                written += 1
             await send(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
+            is_complete = True
         finally:
-            if written < len(deliveries):
-                self._hand_back(plan, [one.receipt for one in deliveries[written:]])
+            if not is_complete:
+                self._hand_back(plan, [one.receipt for one in deliveries])
 
     def _select(self, plan: ReceivePlan, outcome: PopOutcome) -> list[_Delivery]:
         """Returns the messages for the client. Others end here: those that only share the hash of a tag are
