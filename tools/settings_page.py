@@ -525,6 +525,8 @@ EFFECTS: Final[dict[str, str]] = {
         "Load balancers, separated by `;`, whose connections may begin with the PROXY protocol (v1, v2)"
     ),
     "rocketMQClusterName": "Cluster of the brokers",
+    "proxyClusterName": "Label `cluster` of its metrics",
+    "proxyName": "Label of its metrics; the host's name without one",
     "proxyStorePath": "Folder of the certificate that the proxy makes for itself",
     "tlsTestModeEnable": "A proxy without a certificate makes one for itself",
     "tlsCertPath": "Certificate of the proxy, PEM",

@@ -304,6 +304,7 @@ async def _proxy_worker(config: Path | None, overrides: list[str], number: int, 
     from tandemmq.runtime.shared_port import WorkerNetwork
 
     loaded = load_proxy(read_settings(config, overrides), _machine())
+    loaded = replace(loaded, options=loaded.options.of_worker(number))
     address = (loaded.options.listen_host, loaded.options.listen_port)
     # The second signal, which a parent that has ended causes, stops a server that drains.
     network = WorkerNetwork(socket.socket(fileno=pair), address, lambda: signal.raise_signal(signal.SIGTERM))

@@ -20,12 +20,12 @@ from broker_rig import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from tandemmq import __version__
-from tandemmq.broker import metrics
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import MetricsExporter
 from tandemmq.errors import ConfigError, StoreError
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.remoting import metrics_port
 from tandemmq.store import BrokerRole, FlushMode
 from tandemmq.telemetry.metrics import HISTORY_DIFFERED, HISTORY_DOUBTED, TABLE
 from waits import PATIENCE_S, until
@@ -37,7 +37,7 @@ PROM = {"metrics_exporter": MetricsExporter.PROM, "metrics_port": 0}
 
 @pytest.fixture(autouse=True)
 def _every_scrape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "RENDER_S_MIN", 0.0)
+    monkeypatch.setattr(metrics_port, "RENDER_S_MIN", 0.0)
 
 
 async def fetch(broker: Broker, path: str) -> tuple[int, str]:
@@ -205,7 +205,7 @@ async def test_topics_beyond_the_bound_are_in_the_totals_only(
 
 
 async def test_texts_are_made_once_per_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(metrics, "RENDER_S_MIN", 3600.0)
+    monkeypatch.setattr(metrics_port, "RENDER_S_MIN", 3600.0)
     async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
         before = await scrape(broker)
         await peer.send_ok("T")

@@ -56,7 +56,7 @@ from tandemmq.store.options import BrokerRole, StoreOptions
 from tandemmq.telemetry import events
 
 if TYPE_CHECKING:
-    from tandemmq.broker.metrics import MetricsEndpoint
+    from tandemmq.remoting.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
@@ -88,7 +88,7 @@ class Broker:
     _replica: ReplicaRole | None = None
     _elected: ElectedReplica | None = None
     _registration: Registration | None = None
-    _metrics: MetricsEndpoint | None = None
+    _metrics: MetricsPort | None = None
     _duties: DutyTasks | None = None
 
     def __init__(
@@ -452,19 +452,13 @@ class Broker:
         if self.options.metrics_exporter is not MetricsExporter.PROM:
             return
         # Imported only if needed: the library costs a broker 30 ms and 4 MiB.
-        from tandemmq.broker.metrics import MetricsEndpoint, MetricSources
+        from tandemmq.broker.metrics import MetricSources, make_metrics_port
 
         listeners = dict(zip(("main", "fast"), self._servers, strict=False))
         sources = MetricSources(parts.core, parts.pop, listeners, self._replica or self._elected)
-        self._metrics = MetricsEndpoint(sources, network=self._machine.network)
+        self._metrics = make_metrics_port(sources, self._machine.network)
         host, port = self.options.metrics_host or self.options.listen_host, self.options.metrics_port
-        try:
-            self.metrics_address = await self._metrics.start(host, port)
-        except OSError as error:
-            raise ConfigError(
-                f"port {port} of {host} cannot be listened on: {error.strerror or error}"
-                " (metricsPromExporterPort)"
-            ) from error
+        self.metrics_address = await self._metrics.start(host, port)
 
     def _start_tasks(self, parts: Parts) -> None:
         self._scope.start("save_tables", self._tables.saver.run())

@@ -1,4 +1,4 @@
-"""The metrics of a broker: readings from its parts, and the port that serves them.
+"""The metrics of a broker: readings from its parts, which `remoting.metrics_port` serves.
 
 The parts know nothing of metrics. The readings cover the store's watermarks, files, disk and durations;
 traffic; and replication lag.
@@ -10,7 +10,6 @@ At a bound: the first `TOPIC_SERIES_MAX` topics, in the store's order of queues,
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -24,20 +23,18 @@ from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode, response_name
-from tandemmq.remoting.http import HttpAnswer, HttpServer
+from tandemmq.remoting.http import HttpAnswer
+from tandemmq.remoting.metrics_port import MetricsPort
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
-from tandemmq.runtime.ports import Address, Clock, Disk, Network
+from tandemmq.runtime.ports import Clock, Disk, Network
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
-from tandemmq.telemetry import events, metrics
+from tandemmq.telemetry import metrics
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX, TOPIC_SERIES_MAX, Sample
-from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 from tandemmq.units import ReplicaId
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,64 +215,37 @@ def _read_slave(status: ReplicationSlaveStatus, synced_at: float | None, clock: 
         yield Sample(metrics.CONFIG_SYNC_AGE, clock.monotonic() - synced_at)
 
 
-RENDER_S_MIN = 1.0
+def read_all(sources: MetricSources) -> Iterator[Sample]:
+    """Yields every reading of a broker."""
+    options, store = sources.core.options, sources.core.store
+    yield Sample(
+        metrics.BROKER_INFO,
+        1,
+        (
+            options.cluster_name,
+            options.broker_name,
+            str(options.broker_id),
+            store.assigned_role.value,
+            __version__,
+        ),
+    )
+    yield from read_store(store, sources.core.disk)
+    yield from read_traffic(sources)
+    if sources.replica is not None:
+        yield from read_replication(sources.replica, store, sources.core.clock)
 
 
-class MetricsEndpoint:
-    """Serves /metrics for Prometheus and /healthz for a supervisor on a separate port; reads the broker's
-    parts on request.
+def check_health(store: MessageStore) -> HttpAnswer:
+    """Returns 200 while the store can be trusted, even if it rejects sends at the moment."""
+    facts = store.facts()
+    if facts.is_failed:
+        return HttpAnswer(f"{facts.refusal}\n".encode(), status=503)
+    return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())
 
-    At a bound: the text is rendered at most once per `RENDER_S_MIN`; further requests get the same text, so
-                that scrapers cannot starve clients.
-    """
 
-    def __init__(self, sources: MetricSources, *, network: Network) -> None:
-        self._sources = sources
-        self._exporter = TextExporter(self._read_all)
-        self._text = b""
-        self._rendered_at = float("-inf")
-        pages = {"/metrics": self._serve_metrics, "/healthz": self._serve_health}
-        self._server = HttpServer(pages, network=network, clock=sources.core.clock)
-
-    async def start(self, host: str, port: int) -> Address:
-        """Returns the bound address; port 0 picks a free one. Raises OSError when it cannot be bound."""
-        address = await self._server.start(host, port)
-        log.info(events.METRICS_STARTED, extra={"address": address})
-        return address
-
-    async def stop(self) -> None:
-        """Stops serving."""
-        await self._server.stop()
-
-    def _read_all(self) -> Iterator[Sample]:
-        sources = self._sources
-        options, store = sources.core.options, sources.core.store
-        yield Sample(
-            metrics.BROKER_INFO,
-            1,
-            (
-                options.cluster_name,
-                options.broker_name,
-                str(options.broker_id),
-                store.assigned_role.value,
-                __version__,
-            ),
-        )
-        yield from read_store(store, sources.core.disk)
-        yield from read_traffic(sources)
-        if sources.replica is not None:
-            yield from read_replication(sources.replica, store, sources.core.clock)
-
-    def _serve_metrics(self) -> HttpAnswer:
-        now = self._sources.core.clock.monotonic()
-        if now - self._rendered_at >= RENDER_S_MIN:
-            self._text = self._exporter.render()
-            self._rendered_at = now
-        return HttpAnswer(self._text, CONTENT_TYPE)
-
-    def _serve_health(self) -> HttpAnswer:
-        """Returns 200 while the store can be trusted, even if it rejects sends at the moment."""
-        facts = self._sources.core.store.facts()
-        if facts.is_failed:
-            return HttpAnswer(f"{facts.refusal}\n".encode(), status=503)
-        return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())
+def make_metrics_port(sources: MetricSources, network: Network) -> MetricsPort:
+    """Returns the port that serves a broker's metrics."""
+    core = sources.core
+    return MetricsPort(
+        lambda: read_all(sources), lambda: check_health(core.store), network=network, clock=core.clock
+    )

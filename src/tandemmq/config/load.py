@@ -230,6 +230,7 @@ def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyC
     parts.values.setdefault(
         "proxy.local_host", machine.address if listen_host in _ANY_ADDRESS else listen_host
     )
+    parts.values.setdefault("proxy.name", machine.host_name)
     if machine.name_servers:
         parts.values.setdefault("proxy.name_servers", machine.name_servers)
     return ProxyConfig(

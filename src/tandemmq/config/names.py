@@ -270,6 +270,9 @@ def _kind_of(option: Field[Any]) -> ValueKind:
 _PROXY_KINDS: Final = {
     "namesrvAddr": kinds.NAME_SERVERS,
     "proxyAdvertise": kinds.ADDRESS,
+    "metricsExporterType": BROKER_KEYS["metricsExporterType"].kind,
+    "metricsPromExporterHost": kinds.OPTIONAL_IP,
+    "metricsPromExporterPort": kinds.PORT,
     "proxyProtocolAddresses": kinds.IPS,
     "proxyStorePath": kinds.DIRECTORY,
     "maxMessageSize": whole(0),
@@ -471,9 +474,8 @@ controllerDLegerPeers.
 
 PROXY_INERT: Final = _parse_inert(
     """
-    proxyClusterName=DefaultCluster proxyName namesrvDomain proxyMode=CLUSTER brokerConfigPath
-    remotingListenPort=8080 metricsExporterType=DISABLE metricsPromExporterPort=5557
-    metricsPromExporterHost grpcBossLoopNum=1 grpcWorkerLoopNum grpcThreadPoolNums
+    namesrvDomain proxyMode=CLUSTER brokerConfigPath
+    remotingListenPort=8080 grpcBossLoopNum=1 grpcWorkerLoopNum grpcThreadPoolNums
     grpcThreadPoolQueueCapacity=100000 grpcMaxConcurrentCallsPerConnection=2147483647
     grpcServerPermitKeepAliveTimeMillis=30000 grpcServerPermitKeepAliveWithoutCalls=true
     grpcProducerThreadPoolNums grpcProducerThreadQueueCapacity=10000

@@ -247,10 +247,12 @@ class AccessControl:
         self._brokers = brokers
         self._options = options
         self._audit = audit
-        self._users: Cached[str, ProxyUser] = Cached(
+        self.users: Cached[str, ProxyUser] = Cached(
             "user", self._query_user, clock=clock, tasks=tasks, limits=USER_LIMITS
         )
         self._awaited: Counter[str] = Counter()
+        self.refused_count = 0
+        """The requests that were refused because too many users were being fetched."""
 
     async def check(self, metadata: Mapping[str, str], peer: Address, request: Message) -> str:
         """Returns the access key of the user; "" if the request needs none.
@@ -307,12 +309,13 @@ class AccessControl:
         return user
 
     async def _user(self, access_key: str) -> ProxyUser | None:
-        is_new = access_key not in self._awaited and self._users.peek(access_key) is None
+        is_new = access_key not in self._awaited and self.users.peek(access_key) is None
         if is_new and len(self._awaited) >= LOOKUPS_MAX:
+            self.refused_count += 1
             raise Unauthenticated(f"{LOOKUPS_MAX} users are being fetched: try again later")
         self._awaited[access_key] += 1
         try:
-            return await self._users.get(access_key)
+            return await self.users.get(access_key)
         finally:
             self._awaited[access_key] -= 1
             if not self._awaited[access_key]:

@@ -77,8 +77,8 @@ class Brokers:
         self.topics: Cached[str, TopicAccess] = Cached(
             "route", self._query_route, clock=clock, tasks=tasks, survives_absence=True
         )
-        self._kinds: Cached[str, str] = Cached("topic", self._query_kind, clock=clock, tasks=tasks)
-        self._groups: Cached[str, SubscriptionGroupConfig] = Cached(
+        self.kinds: Cached[str, str] = Cached("topic", self._query_kind, clock=clock, tasks=tasks)
+        self.groups: Cached[str, SubscriptionGroupConfig] = Cached(
             "group", self._query_group, clock=clock, tasks=tasks
         )
 
@@ -101,11 +101,11 @@ class Brokers:
 
         Raises:  OUTAGES or RequestTimeout while no broker answers.
         """
-        return await self._kinds.get(topic) or NORMAL
+        return await self.kinds.get(topic) or NORMAL
 
     async def group(self, name: str) -> SubscriptionGroupConfig:
         """Returns the settings of a consumer group; the default ones for an unknown group."""
-        return await self._groups.get(name) or SubscriptionGroupConfig(name=name)
+        return await self.groups.get(name) or SubscriptionGroupConfig(name=name)
 
     async def call_master(
         self,

@@ -63,6 +63,10 @@ class Cached(Generic[K, V]):
         self._survives_absence = survives_absence
         self._kept: dict[K, _Kept[V]] = {}
         self._loading: dict[K, asyncio.Task[TandemError | None]] = {}
+        self.hit_count = 0
+        """The values that were returned without a wait for a query."""
+        self.query_count = 0
+        self.failure_count = 0
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,6 +83,7 @@ class Cached(Generic[K, V]):
             if now_s < kept.until_s:
                 if now_s >= kept.due_s:
                     self._load(key)
+                self.hit_count += 1
                 return kept.value
         return await self.refresh(key)
 
@@ -109,9 +114,11 @@ class Cached(Generic[K, V]):
     async def _fill(self, key: K) -> TandemError | None:
         """Queries and stores the value. An error is returned: one failed query must not end the scope."""
         value, error = None, None
+        self.query_count += 1
         try:
             value = await self._query(key)
         except TandemError as failure:
+            self.failure_count += 1
             error = failure
         now_s, limits = self._clock.monotonic(), self._limits
         old = self._kept.pop(key, None)

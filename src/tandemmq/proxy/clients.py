@@ -216,6 +216,8 @@ class Clients:
         self._on_gone: list[Callable[[str], None]] = []
         self.dropped_count = 0
         """Commands that were dropped because a client did not read them."""
+        self.refused_count = 0
+        """New clients that were refused because the table was full."""
 
     def __len__(self) -> int:
         return len(self._clients)
@@ -384,6 +386,7 @@ class Clients:
         client = self._clients.get(client_id)
         if client is None:
             if len(self._clients) >= self._limits.count_max:
+                self.refused_count += 1
                 raise RpcRefused(
                     Code.TOO_MANY_REQUESTS,
                     f"this proxy has {self._limits.count_max} clients: use another one",

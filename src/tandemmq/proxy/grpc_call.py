@@ -117,9 +117,10 @@ class GrpcStream:
     """
 
     __slots__ = (
-        "_buffer", "_changed", "_failure", "_front_bytes", "_owner", "_reserved", "_senders", "_served_bytes",
-        "_unacknowledged", "deadline_s", "ending", "has_request", "id", "is_started", "metadata", "method",
-        "opened_at_s", "peer", "peer_has_ended", "task", "tick", "unsent",
+        "_buffer", "_changed", "_failure", "_front_bytes", "_owner", "_reserved", "_senders",
+        "_served_bytes", "_unacknowledged", "code", "deadline_s", "ending", "has_request", "id",
+        "is_started", "metadata", "method", "opened_at_s", "peer", "peer_has_ended", "task", "tick",
+        "unsent",
     )  # fmt: skip
 
     def __init__(
@@ -133,6 +134,7 @@ class GrpcStream:
         self.metadata = request.metadata
         self.peer = owner.peer
         self.opened_at_s = now_s
+        self.code = 0
         self.ending: tuple[GrpcStatus, str] | None = None
         self.task: asyncio.Task[None] | None = None
         self.tick = 0

@@ -34,6 +34,7 @@ from tandemmq.proxy.grpc_call import RESPONSE, GrpcStream, Request, read_headers
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
 from tandemmq.proxy.http2_frames import Http2Reader, Http2Refused
 from tandemmq.proxy.http2_writer import STREAM_ID_MAX, Headers, Http2Writer, ServerHttp2
+from tandemmq.proxy.meters import CallMeter
 from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method, grpc_status_of
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
@@ -64,6 +65,7 @@ class GrpcContext:
     deadlines: Deadlines
     tasks: TaskScope
     methods: Mapping[str, Method]
+    meter: CallMeter
     on_connected: Callable[[GrpcConnection], bool]
     on_lost: Callable[[GrpcConnection], None]
 
@@ -364,9 +366,12 @@ class GrpcConnection(asyncio.Protocol):
 
     def _end(self, stream: GrpcStream, status: GrpcStatus, text: str) -> None:
         """Ends a running call without an answer."""
+        context = self._context
         self.writer.forget(stream)
-        self._context.deadlines.remove(stream)
+        context.deadlines.remove(stream)
         stream.end(status, text)
+        lasted_s = context.clock.monotonic() - stream.opened_at_s
+        context.meter.end(stream.method.path, status.value or stream.code, lasted_s)
 
     def _on_served(self, stream: GrpcStream) -> None:
         """Forgets a call whose handler is done."""

@@ -6,10 +6,12 @@ Source: spec proxy 1.3, 3.5, 7, 10.6.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tandemmq.errors import ConfigError
+from tandemmq.proxy.meters import Limit
 from tandemmq.remoting.shared_bounds import LineLimit
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Clock, TimerHandle
@@ -69,7 +71,7 @@ class GrpcLimits:
 class SharedCalls:
     """The calls in flight and their bytes, over all connections of a server."""
 
-    __slots__ = ("call_count", "held_count", "limits", "lines", "request_bytes")
+    __slots__ = ("call_count", "held_count", "limits", "lines", "refusals", "request_bytes")
 
     def __init__(self, clock: Clock, limits: GrpcLimits) -> None:
         self.limits = limits
@@ -77,14 +79,19 @@ class SharedCalls:
         self.call_count = 0
         self.held_count = 0
         self.request_bytes = 0
+        self.refusals: Counter[Limit] = Counter()
 
     def begin(self, *, is_held: bool) -> bool:
         """Counts one more call; returns False if it exceeds the bound. `end` counts it off in any case."""
         if is_held:
             self.held_count += 1
-            return self.held_count <= self.limits.held_calls_max
-        self.call_count += 1
-        return self.call_count <= self.limits.calls_max
+            is_admitted = self.held_count <= self.limits.held_calls_max
+        else:
+            self.call_count += 1
+            is_admitted = self.call_count <= self.limits.calls_max
+        if not is_admitted:
+            self.refusals[Limit.STREAMS if is_held else Limit.CALLS] += 1
+        return is_admitted
 
     def end(self, *, is_held: bool) -> None:
         if is_held:
@@ -95,6 +102,7 @@ class SharedCalls:
     def reserve(self, size: int) -> bool:
         """Counts `size` more bytes of requests; returns False, counting nothing, if they exceed the bound."""
         if self.request_bytes + size > self.limits.request_bytes_max:
+            self.refusals[Limit.REQUEST_BYTES] += 1
             return False
         self.request_bytes += size
         return True

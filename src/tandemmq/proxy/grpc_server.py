@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from tandemmq.proxy.grpc_connection import GrpcConnection, GrpcContext
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
+from tandemmq.proxy.meters import CallMeter
 from tandemmq.proxy.proxy_preamble import PreambleReader
 from tandemmq.proxy.rpc import Method
 from tandemmq.remoting.tls import FirstByte, TlsAcceptor
@@ -56,6 +57,8 @@ class GrpcServer:
         self.shared = SharedCalls(clock, self.limits)
         self.refused_count = 0
         """The number of connections refused since the start because of the limit."""
+        served = {method.path: method for method in methods}
+        self.meter = CallMeter(served.values())
         self._network = network
         self._clock = clock
         self._tls = tls if tls is not None and tls.options.is_served else None
@@ -67,7 +70,8 @@ class GrpcServer:
             shared=self.shared,
             deadlines=self._deadlines,
             tasks=self._tasks,
-            methods={method.path: method for method in methods},
+            methods=served,
+            meter=self.meter,
             on_connected=self._on_connected,
             on_lost=self._on_lost,
         )

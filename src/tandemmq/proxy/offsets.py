@@ -21,6 +21,7 @@ from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
@@ -71,6 +72,7 @@ class PullConsumerHandlers:
     clock: Clock
     options: ProxyOptions = field(default_factory=ProxyOptions)
     held_count_max: int = 20_000
+    traffic: Traffic = field(default_factory=Traffic)
     held_count: int = field(default=0, init=False)
 
     async def handle_pull(self, caller: Caller, request: Message, send: Send) -> None:
@@ -82,6 +84,7 @@ class PullConsumerHandlers:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
         subscription = make_subscription(queue.topic, request.filter_expression, self.clock.now_ms())
         if self.held_count >= self.held_count_max:
+            self.traffic.refusals[Limit.PULLS] += 1
             raise RpcRefused(Code.TOO_MANY_REQUESTS, f"this proxy holds {self.held_count} pulls, its most")
         self.held_count += 1
         try:
@@ -95,6 +98,7 @@ class PullConsumerHandlers:
             fields = render_message(record, topic=queue.topic, namespace=namespace)
             await send(PullMessageResponse(message=fields))
         await send(PullMessageResponse(next_offset=pulled.next_offset))
+        self.traffic.count_out(records)
 
     async def _pull(
         self, caller: Caller, request: Message, group: str, queue: AskedQueue, subscription: Subscription

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from tandemmq.broker.options import MetricsExporter
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
@@ -50,6 +51,18 @@ class ProxyOptions:
     """The folder of the certificate that the proxy makes for itself."""
     makes_certificate: bool = field(default=True, metadata={"key": "tlsTestModeEnable"})
     """True if a proxy without a certificate makes one for itself."""
+    cluster_label: str = field(default="DefaultCluster", metadata={"key": "proxyClusterName"})
+    name: str = field(default="proxy", metadata={"key": "proxyName"})
+    """The names of the proxy in its metrics. RocketMQ's default for `name`, and that of `config`, is the name
+    of the host.
+    """
+    metrics_exporter: MetricsExporter = field(
+        default=MetricsExporter.DISABLE, metadata={"key": "metricsExporterType"}
+    )
+    metrics_host: str = field(default="", metadata={"key": "metricsPromExporterHost"})
+    """The address of /metrics and /healthz; empty: `listen_host`."""
+    metrics_port: int = field(default=5557, metadata={"key": "metricsPromExporterPort"})
+    """The port of /metrics and /healthz, and of the first worker; 0 picks a free one."""
     # Sends (spec proxy 5.3); 0 for the body, the group, the delay or the recovery time means no limit
     body_bytes_max: int = field(default=4_194_304, metadata={"key": "maxMessageSize"})
     """The bytes of a body, before and after decompression, and of all messages of one request together."""
@@ -125,6 +138,10 @@ class ProxyOptions:
             )
         if self.metric_collector_mode is MetricCollectorMode.ON and not self.metric_collector:
             raise ConfigError("metric_collector_mode=on needs metric_collector=host:port")
+
+    def of_worker(self, number: int) -> ProxyOptions:
+        """Returns the options of a worker, counted from 1: each has a port of its own for its metrics."""
+        return replace(self, metrics_port=self.metrics_port and self.metrics_port + number - 1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,19 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
+from tandemmq.broker.options import MetricsExporter
 from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
 from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
 from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.callers import Callers, CheckAccess
+from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.certificate import ensure_tls
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
 from tandemmq.proxy.grpc_server import ALPN, GrpcServer
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.options import ProxyConfig
 from tandemmq.proxy.registration import BrokerRegistration
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
@@ -26,6 +29,7 @@ from tandemmq.proxy.service_info import Health, health_methods, reflection_metho
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.http import HttpAnswer
 from tandemmq.remoting.options import parse_address
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
@@ -33,13 +37,22 @@ from tandemmq.runtime.ports import Address, Machine
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
+if TYPE_CHECKING:
+    from tandemmq.remoting.metrics_port import MetricsPort
+
 log = logging.getLogger(__name__)
 
 CLIENT_ID_BYTES = 8
 
 
 class Proxy:
-    """One proxy. `on_fatal` is called when a bug has ended one of its tasks, and it must be stopped."""
+    """One proxy. `on_fatal` is called when a bug has ended one of its tasks, and it must be stopped.
+
+    metrics_address  the port of the metrics; None if disabled
+    """
+
+    metrics_address: Address | None = None
+    _metrics: MetricsPort | None = None
 
     def __init__(
         self,
@@ -73,6 +86,7 @@ class Proxy:
             client_id=f"tandemmq-proxy@{chance.token_bytes(CLIENT_ID_BYTES).hex()}",
             open_connections=lambda: self._connect(routes),
         )
+        self._traffic = Traffic()
         self._renewal = Renewal(
             LeaseCalls(self.brokers),
             self.clients,
@@ -80,18 +94,15 @@ class Proxy:
             tasks=tasks,
             options=RenewalOptions(invisible_ms=options.invisible_ms, life_ms=options.renew_ms_max),
         )
-        self._receives = receiving.ReceiveHandlers(
-            brokers=self.brokers,
-            calls=LeaseCalls(self.brokers),
-            renewal=self._renewal,
-            clock=clock,
-            chance=chance,
-            tasks=tasks,
-            options=options,
-        )
+        self._receives = self._make_receives()
         self._health = Health()
         tls = ensure_tls(config, disk=machine.disk, clock=clock)
         self._tls = TlsAcceptor(tls, disk=machine.disk, clock=clock, protocols=ALPN)
+        self._access = self._make_access()
+        self._sends = self._make_sends()
+        self._pulls = offsets.PullConsumerHandlers(
+            brokers=self.brokers, clock=clock, options=options, traffic=self._traffic
+        )
         limits = GrpcLimits(
             message_bytes_max=options.message_bytes_max,
             connections_max=connections_max,
@@ -109,14 +120,21 @@ class Proxy:
         """The number of receives that wait for messages."""
         return self._receives.held_count
 
+    @property
+    def open_call_count(self) -> int:
+        """The number of calls in flight, with streams."""
+        return self._server.shared.call_count + self._server.shared.held_count
+
     async def start(self) -> Address:
         """Starts the proxy and returns the bound address. Name servers and brokers need not run yet.
 
-        Raises:  OSError when the port cannot be bound; ConfigError for a certificate that cannot be used.
+        Raises:  OSError when the port cannot be bound; ConfigError for a certificate that cannot be used, or
+                 when the port of the metrics cannot be bound. Call `stop` after an error, too.
         """
         if self._tls.options.is_served:
             self._tls.load()
         address = await self._server.start(self._options.listen_host, self._options.listen_port)
+        await self._start_metrics()
         for name, work in (
             ("clients", self.clients.run()),
             ("registration", self._registration.run()),
@@ -147,6 +165,8 @@ class Proxy:
         them: acknowledgements at another proxy count.
         """
         self._health.set_serving(False)
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._server.stop()
         await self._tasks.close()
         await self._registration.close()
@@ -175,33 +195,53 @@ class Proxy:
             tls=make_client_tls(self._config.tls.dialling),
         )
 
+    def _make_sends(self) -> sending.ProduceHandlers:
+        machine = self._machine
+        return sending.ProduceHandlers(
+            self.brokers,
+            machine.clock,
+            machine.chance,
+            self._options,
+            note_transaction=self.clients.note_transaction,
+            traffic=self._traffic,
+        )
+
+    def _make_receives(self) -> receiving.ReceiveHandlers:
+        machine = self._machine
+        return receiving.ReceiveHandlers(
+            brokers=self.brokers,
+            calls=LeaseCalls(self.brokers),
+            renewal=self._renewal,
+            clock=machine.clock,
+            chance=machine.chance,
+            tasks=self._tasks,
+            options=self._options,
+            traffic=self._traffic,
+        )
+
     def _methods(self) -> list[Method]:
         """Builds the handlers; returns their rpcs, and those about the service."""
         options, brokers, clock = self._options, self.brokers, self._machine.clock
-        admit = Callers(self._access_check()).admit
+        admit = Callers(None if self._access is None else self._access.check).admit
         routes = routing.RoutingHandlers(brokers, self._advertised, options)
-        sends = sending.ProduceHandlers(
-            brokers, clock, self._machine.chance, options, note_transaction=self.clients.note_transaction
-        )
         ends = sent_messages.SentMessageHandlers(brokers, clock, options)
         receipts = acknowledging.ReceiptHandlers(
             calls=LeaseCalls(brokers), renewal=self._renewal, clock=clock, options=options
         )
-        pulls = offsets.PullConsumerHandlers(brokers=brokers, clock=clock, options=options)
         session = sessions.SessionHandlers(self.clients, brokers, self._tasks, options)
         return [
             *routing.methods(routes, admit),
-            *sending.methods(sends, admit),
+            *sending.methods(self._sends, admit),
             *sent_messages.methods(ends, admit),
             *receiving.methods(self._receives, admit),
             *acknowledging.methods(receipts, admit),
-            *offsets.methods(pulls, admit),
+            *offsets.methods(self._pulls, admit),
             *sessions.methods(session, admit),
             *health_methods(self._health),
             *reflection_methods(),
         ]
 
-    def _access_check(self) -> CheckAccess | None:
+    def _make_access(self) -> AccessControl | None:
         options = self._options
         access = GrpcAccessOptions(
             authentication_enabled=options.authentication_enabled,
@@ -213,14 +253,45 @@ class Proxy:
         if not access.authentication_enabled:
             return None
         clock = self._machine.clock
-        control = AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=AccessLog(clock))
-        return control.check
+        return AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=AccessLog(clock))
+
+    async def _start_metrics(self) -> None:
+        options = self._options
+        if options.metrics_exporter is not MetricsExporter.PROM:
+            return
+        # Imported only if needed, as at a broker.
+        from tandemmq.proxy.metrics import ProxySources, read_all
+        from tandemmq.remoting.metrics_port import MetricsPort
+
+        sources = ProxySources(
+            options=options,
+            server=self._server,
+            clients=self.clients,
+            brokers=self.brokers,
+            renewal=self._renewal,
+            sends=self._sends,
+            receives=self._receives,
+            pulls=self._pulls,
+            traffic=self._traffic,
+            access=self._access,
+        )
+        machine = self._machine
+        self._metrics = MetricsPort(
+            lambda: read_all(sources), _check_health, network=machine.network, clock=machine.clock
+        )
+        host = options.metrics_host or options.listen_host
+        self.metrics_address = await self._metrics.start(host, options.metrics_port)
 
     def _advertised(self) -> routing.Endpoint:
         """Returns the endpoint for requests that name none."""
         if self._options.advertised:
             return parse_address(self._options.advertised)
         return self._options.local_host, self.address[1]
+
+
+def _check_health() -> HttpAnswer:
+    """Returns 200: a proxy that answers lives. Probes of readiness use the health service of gRPC."""
+    return HttpAnswer(b"ok\n")
 
 
 def _names(text: str) -> frozenset[str]:

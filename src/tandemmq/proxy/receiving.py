@@ -31,6 +31,7 @@ from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.handles import Receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import (
@@ -87,6 +88,7 @@ class ReceiveHandlers:
     tasks: TaskScope
     options: ProxyOptions = field(default_factory=ProxyOptions)
     held_count_max: int = 20_000
+    traffic: Traffic = field(default_factory=Traffic)
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
     _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
@@ -96,6 +98,7 @@ class ReceiveHandlers:
         """Handles ReceiveMessage."""
         plan = await self._plan(caller, request)
         if self.held_count >= self.held_count_max:
+            self.traffic.refusals[Limit.RECEIVES] += 1
             raise RpcRefused(
                 Code.TOO_MANY_REQUESTS,
                 f"this proxy holds {self.held_count} receives, at most {self.held_count_max}",
@@ -220,6 +223,7 @@ class ReceiveHandlers:
                 await send(ReceiveMessageResponse(message=self._render(plan, one)))
             await send(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
             is_complete = True
+            self.traffic.count_out(one.message.record for one in deliveries)
         finally:
             if not is_complete:
                 self._hand_back(plan, [one.receipt for one in deliveries])

@@ -124,6 +124,11 @@ class Renewal:
         self._in_flight = 0
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._wake = TimedEvent(clock)
+        self.renewed_count = 0
+        self.failed_count = 0
+        self.released_count = 0
+        self.unwatched_count = 0
+        """The messages that were not renewed because of `count_max`."""
         liveness.on_gone(self._on_gone)
 
     def __len__(self) -> int:
@@ -133,6 +138,7 @@ class Renewal:
     def watch(self, owner: LeaseOwner, receipts: Sequence[Receipt]) -> None:
         """Renews these delivered messages of one pop until `forget`, or until their client is gone."""
         if len(self._by_handle) + len(receipts) > self.options.count_max:
+            self.unwatched_count += len(receipts)
             facts = {"client_id": owner.client_id, "group": owner.group, "count": len(receipts)}
             log.warning(events.PROXY_RENEWAL_FULL, extra=facts)
             return
@@ -216,6 +222,7 @@ class Renewal:
                 if renewed.receipts:
                     await self._extend(renewed, min(self.options.invisible_ms, remaining_ms))
         except TandemError as error:
+            self.failed_count += 1
             renewed.failure_count += 1
             is_void = isinstance(error, RpcRefused) and error.code == Code.INVALID_RECEIPT_HANDLE
             if is_void or renewed.failure_count >= self.options.failures_max:
@@ -225,6 +232,7 @@ class Renewal:
             else:
                 self._schedule(renewed, self._clock.monotonic() + RETRY_S)
             return
+        self.renewed_count += 1
         renewed.failure_count = 0
         renewed.renewal_s = now_s + self._pause_s()
         self._schedule(renewed, renewed.renewal_s)
@@ -276,6 +284,7 @@ class Renewal:
                 return
             try:
                 await self._extend(renewed, self.options.released_ms)
+                self.released_count += 1
             except TandemError as error:
                 log.info(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, str(error)))
             self._drop(renewed)

@@ -53,7 +53,11 @@ class GrpcFailure(TandemError):
 class GrpcCall(Protocol):
     """One call, as the transport provides it. When the peer cancels the call, its connection is lost, or its
     deadline passes, the task of the handler is cancelled.
+
+    code  the code of the answer's status, for the metrics; 0 without one
     """
+
+    code: int
 
     @property
     def peer(self) -> Address: ...
@@ -85,12 +89,14 @@ class GrpcCall(Protocol):
 class Method(NamedTuple):
     """One rpc as the transport serves it. `serve` returns for status OK and raises GrpcFailure for others.
 
-    A held rpc has calls that last: the transport has another bound for their number.
+    A held rpc has calls that last: the transport has another bound for their number. The calls of a poll last
+    until there is an answer; those of other held rpcs may last as long as the client.
     """
 
     path: str
     serve: Callable[[GrpcCall], Awaitable[None]]
     is_held: bool = False
+    is_poll: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,16 +135,19 @@ def unary(name: str, request: Message, response: Message, admit: Admit, handle: 
             if isinstance(error, GrpcFailure):
                 raise
             answer = response(status=failed_status(name, error))
+        call.code = answer.status.code
         await call.send(answer.SerializeToString())
 
     return Method(SERVICE + name, serve)
 
 
 def server_stream(name: str, request: Message, response: Message, admit: Admit, handle: Streaming) -> Method:
-    """Returns the method of an rpc whose answer is a stream; an error becomes its last element."""
+    """Returns the method of a poll, whose answer is a stream; an error becomes its last element."""
 
     async def serve(call: GrpcCall) -> None:
         async def send(answer: Message) -> None:
+            if not call.code:
+                call.code = answer.status.code
             await call.send(answer.SerializeToString())
 
         try:
@@ -147,9 +156,11 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
         except TandemError as error:
             if isinstance(error, GrpcFailure):
                 raise
-            await send(response(status=failed_status(name, error)))
+            answer = response(status=failed_status(name, error))
+            call.code = answer.status.code
+            await send(answer)
 
-    return Method(SERVICE + name, serve, is_held=True)
+    return Method(SERVICE + name, serve, is_held=True, is_poll=True)
 
 
 async def receive_one(call: GrpcCall, request: Message) -> Message:

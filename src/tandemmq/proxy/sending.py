@@ -28,6 +28,7 @@ from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, is_retry_topic
 from tandemmq.proxy.brokers import OUTAGE_PAUSE_MS, OUTAGES, SEND_S, Brokers, NoMaster
 from tandemmq.proxy.incoming import IncomingMessage, read_messages
 from tandemmq.proxy.kinds import MessageKind, check_kind
+from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.queue_choice import NoWritableQueue, QueueChooser
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
@@ -77,6 +78,7 @@ class ProduceHandlers:
     options: ProxyOptions = field(default_factory=ProxyOptions)
     bytes_in_flight_max: int = BYTES_IN_FLIGHT_MAX
     note_transaction: Callable[[str, str], None] = ignore_transaction
+    traffic: Traffic = field(default_factory=Traffic)
     bytes_in_flight: int = field(init=False, default=0)
     _chooser: QueueChooser = field(init=False)
 
@@ -92,6 +94,7 @@ class ProduceHandlers:
         await self._check_kinds(topic, messages)
         size = sum(len(message.body) + len(message.properties) for message in messages)
         if self.bytes_in_flight + size > self.bytes_in_flight_max:
+            self.traffic.refusals[Limit.SEND_BYTES] += 1
             raise RpcRefused(
                 Code.TOO_MANY_REQUESTS,
                 f"{self.bytes_in_flight} bytes of messages are in flight at this proxy, at most"
@@ -104,6 +107,8 @@ class ProduceHandlers:
             queue, answer = await self._send(topic, messages, caller)
         finally:
             self.bytes_in_flight -= size
+        self.traffic.messages_in += len(messages)
+        self.traffic.bytes_in += sum(len(message.body) for message in messages)
         return _response(messages, queue, answer)
 
     async def _check_kinds(self, topic: str, messages: Sequence[IncomingMessage]) -> None:

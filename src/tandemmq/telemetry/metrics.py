@@ -1,7 +1,7 @@
 """The metrics: their names and meanings, and the histogram that components of a broker keep.
 
-Owns: every name, once. `broker/metrics.py` reads a broker's state as `Sample`s of these metrics;
-      `telemetry/prometheus.py` renders the samples.
+Owns: every name, once; those of proxies are in `telemetry/proxy_metrics.py`. `broker/metrics.py` reads a
+      broker's state as `Sample`s of these metrics; `telemetry/prometheus.py` renders the samples.
 Invariants: names are unique and never change their meaning; units are in the name; counters end in `_total`;
             the number of series is bounded (`bound` states the labels' bounds).
 Strategy:   nothing is counted per message for a metric: values are read from the components at a scrape.
@@ -346,10 +346,10 @@ TABLE: Final[tuple[Metric, ...]] = tuple(
 """Every metric, in the order above, which is also the order of a scrape."""
 
 
-def render_table() -> str:
+def render_table(table: tuple[Metric, ...] = TABLE) -> str:
     """Returns the metrics as a Markdown table, for the documentation."""
     lines = ["| metric | type | labels | meaning |", "|---|---|---|---|"]
-    for metric in TABLE:
+    for metric in table:
         labels = f"{', '.join(metric.labels)} ({metric.bound})" if metric.labels else ""
         lines.append(f"| `{metric.name}` | {metric.kind.value} | {labels} | {metric.text} |")
     return "\n".join(lines) + "\n"

@@ -32,6 +32,7 @@ class FakeCall:
     ) -> None:
         self.metadata: Mapping[str, str] = {"x-mq-client-id": "c1"} if metadata is None else metadata
         self.deadline_s = deadline_s
+        self.code = 0
         self.peer = peer
         self.sent: list[bytes] = []
         self.is_started = False

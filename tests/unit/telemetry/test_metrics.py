@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandemmq.telemetry import metrics
+from tandemmq.telemetry import metrics, proxy_metrics
 from tandemmq.telemetry.metrics import (
     DISK_BUCKETS_S,
     TABLE,
@@ -22,18 +22,23 @@ from tandemmq.telemetry.metrics import (
     render_table,
 )
 from tandemmq.telemetry.prometheus import TextExporter
+from tandemmq.telemetry.proxy_metrics import CALL_BUCKETS_S, POLL_BUCKETS_S, PROXY_TABLE
 
 NAME = re.compile(r"tandemmq_[a-z]+(_[a-z]+)*")
+OF_ROCKETMQ = ("rocketmq_proxy_up", "rocketmq_rpc_latency_milliseconds")
+OURS = [metric for metric in (*TABLE, *PROXY_TABLE) if metric.name not in OF_ROCKETMQ]
 
 
 def test_names_are_unique_and_well_formed() -> None:
-    names = [metric.name for metric in TABLE]
+    names = [metric.name for metric in (*TABLE, *PROXY_TABLE)]
     assert len(names) == len(set(names))
-    assert all(NAME.fullmatch(name) for name in names)
-    assert {metric for metric in vars(metrics).values() if isinstance(metric, metrics.Metric)} == set(TABLE)
+    assert all(NAME.fullmatch(metric.name) for metric in OURS)
+    for module, table in ((metrics, TABLE), (proxy_metrics, PROXY_TABLE)):
+        found = {metric for metric in vars(module).values() if isinstance(metric, metrics.Metric)}
+        assert found == set(table)
 
 
-@pytest.mark.parametrize("metric", TABLE, ids=lambda metric: metric.name)
+@pytest.mark.parametrize("metric", OURS, ids=lambda metric: metric.name)
 def test_names_carry_kind_and_unit(metric: metrics.Metric) -> None:
     assert metric.name.endswith("_total") == (metric.kind is MetricKind.COUNTER)
     if metric.kind is MetricKind.HISTOGRAM:
@@ -48,13 +53,16 @@ def test_documentation_table_has_one_row_per_metric() -> None:
     assert all(row.count("|") == 5 for row in rows)
 
 
-def test_documentation_has_the_table_as_it_is() -> None:
-    """After a change: put `render_table()` into docs/operations/metrics.md."""
+@pytest.mark.parametrize("table", [TABLE, PROXY_TABLE], ids=["broker", "proxy"])
+def test_documentation_has_the_tables_as_they_are(table: tuple[metrics.Metric, ...]) -> None:
+    """After a change: put `render_table(table)` into docs/operations/metrics.md."""
     document = Path(__file__).parents[3] / "docs" / "operations" / "metrics.md"
-    assert render_table() in document.read_text(encoding="utf-8")
+    assert render_table(table) in document.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("bounds", [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S])
+@pytest.mark.parametrize(
+    "bounds", [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S, CALL_BUCKETS_S, POLL_BUCKETS_S]
+)
 def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))
 
