@@ -40,7 +40,7 @@ class ConsumerProxy:
         self.remoting = RemotingClient(network=TcpNetwork(), clock=clock)
         names = NameServers(self.remoting, [name_servers])
         self.brokers = Brokers(self.remoting, names, clock=clock, chance=chance, tasks=self.tasks)
-        self.calls = LeaseCalls(self.brokers)
+        self.calls = LeaseCalls(self.brokers, clock)
         self.renewal = Renewal(self.calls, Everybody(), clock=clock, tasks=self.tasks, options=renewal)
         self.receiving = ReceiveHandlers(
             brokers=self.brokers,
@@ -51,7 +51,7 @@ class ConsumerProxy:
             tasks=self.tasks,
             options=ProxyOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
         )
-        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal, clock=clock)
+        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)
         self.tasks.start("renewal", self.renewal.run())
 
     async def close(self) -> None:

@@ -22,7 +22,6 @@ from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, failed_status
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import milliseconds
-from tandemmq.runtime.ports import Clock
 
 AckMessageRequest = message_class("AckMessageRequest")
 AckMessageResponse = message_class("AckMessageResponse")
@@ -41,7 +40,6 @@ class ReceiptHandlers:
 
     calls: LeaseCalls
     renewal: Renewal
-    clock: Clock
     options: ProxyOptions = field(default_factory=ProxyOptions)
 
     async def handle_ack(self, caller: Caller, request: Message) -> Message:
@@ -77,7 +75,7 @@ class ReceiptHandlers:
         """Handles ForwardMessageToDeadLetterQueue."""
         group, topic = group_name(request.group), topic_name(request.topic)
         async with self.renewal.newest(request.receipt_handle) as receipt:
-            receipt.check_alive(self.clock.now_ms())
+            self.calls.check_alive(receipt)
             await self.calls.bury(group, topic, receipt, request.message_id)
             self.renewal.forget(request.receipt_handle)
         return ForwardResponse(status=OK)
@@ -86,7 +84,7 @@ class ReceiptHandlers:
         """Acknowledges one message; returns its status."""
         try:
             async with self.renewal.newest(entry.receipt_handle) as receipt:
-                receipt.check_alive(self.clock.now_ms())
+                self.calls.check_alive(receipt)
                 await self.calls.ack(group, topic, receipt)
                 self.renewal.forget(entry.receipt_handle)
         except TandemError as error:
@@ -101,7 +99,7 @@ class ReceiptHandlers:
         invisible_ms = milliseconds(request.invisible_duration)
         check_invisible(invisible_ms, 0, self.options.invisible_ms_max)
         async with self.renewal.newest(request.receipt_handle) as receipt:
-            receipt.check_alive(self.clock.now_ms())
+            self.calls.check_alive(receipt)
             new = await self.calls.change(group, topic, receipt, invisible_ms, is_suspended=request.suspend)
             self.renewal.forget(request.receipt_handle)
         return new.text

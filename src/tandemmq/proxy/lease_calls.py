@@ -9,16 +9,17 @@ Source: spec proxy 5.12 to 5.14, spec semantics 14.3.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from tandemmq.api import broker_admin, broker_consume, broker_send
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.pop_receipts import parse_handle, real_topic
+from tandemmq.protocol.pop_receipts import Handle, parse_handle, real_topic
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.handles import UNKNOWN, Receipt, invalid_handle
+from tandemmq.runtime.ports import Clock
 
 T = TypeVar("T")
 
@@ -32,9 +33,21 @@ class LeaseCalls:
 
     Each raises RpcRefused INVALID_RECEIPT_HANDLE when the message is no longer held under the handle, and
     the errors of `Brokers.call_master`.
+
+    Handles expire by the clock of their broker, which each pop shows: the clock of this machine may be wrong.
     """
 
     brokers: Brokers
+    clock: Clock
+    _ahead_ms: dict[str, int] = field(default_factory=dict, init=False)
+
+    def note_pop(self, handle: Handle) -> None:
+        """Reads the broker's clock from a handle that the broker has just made."""
+        self._ahead_ms[handle.broker_name] = handle.pop_time_ms - self.clock.now_ms()
+
+    def check_alive(self, receipt: Receipt) -> None:
+        """Raises RpcRefused INVALID_RECEIPT_HANDLE if the handle has expired."""
+        receipt.check_alive(self.clock.now_ms() + self._ahead_ms.get(receipt.handle.broker_name, 0))
 
     async def ack(self, group: str, topic: str, receipt: Receipt) -> None:
         """Acknowledges the message."""

@@ -87,8 +87,9 @@ class Proxy:
             open_connections=lambda: self._connect(routes),
         )
         self._traffic = Traffic()
+        self._lease_calls = LeaseCalls(self.brokers, clock)
         self._renewal = Renewal(
-            LeaseCalls(self.brokers),
+            self._lease_calls,
             self.clients,
             clock=clock,
             tasks=tasks,
@@ -210,7 +211,7 @@ class Proxy:
         machine = self._machine
         return receiving.ReceiveHandlers(
             brokers=self.brokers,
-            calls=LeaseCalls(self.brokers),
+            calls=self._lease_calls,
             renewal=self._renewal,
             clock=machine.clock,
             chance=machine.chance,
@@ -226,7 +227,7 @@ class Proxy:
         routes = routing.RoutingHandlers(brokers, self._advertised, options)
         ends = sent_messages.SentMessageHandlers(brokers, clock, options)
         receipts = acknowledging.ReceiptHandlers(
-            calls=LeaseCalls(brokers), renewal=self._renewal, clock=clock, options=options
+            calls=self._lease_calls, renewal=self._renewal, options=options
         )
         session = sessions.SessionHandlers(self.clients, brokers, self._tasks, options)
         return [

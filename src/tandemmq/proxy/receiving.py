@@ -245,7 +245,9 @@ class ReceiveHandlers:
 
     def _receipt(self, plan: ReceivePlan, message: PoppedMessage, *, is_renewable: bool) -> Receipt:
         life_ms = self.renewal.options.life_ms if plan.is_renewed and is_renewable else 0
-        return Receipt(parse_handle(message.handle), message.record.log_offset, life_ms)
+        handle = parse_handle(message.handle)
+        self.calls.note_pop(handle)
+        return Receipt(handle, message.record.log_offset, life_ms)
 
     def _render(self, plan: ReceivePlan, one: _Delivery) -> dict[str, object]:
         return render_message(

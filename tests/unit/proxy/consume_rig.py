@@ -270,13 +270,15 @@ class Proxy:
     broker: PopBroker
     renewal_options: RenewalOptions = field(default_factory=RenewalOptions)
     held_receives_max: int = 20_000
+    clock: Any = None
+    """The proxy's own clock; by default the broker's."""
 
     def __post_init__(self) -> None:
-        clock = self.broker.clock
+        self.clock = clock = self.clock or self.broker.clock
         self.brokers = OneBroker(self.broker, clock)
         self.clients = Clients("c1")
         self.tasks = TaskScope("proxy")
-        self.calls = LeaseCalls(cast(Brokers, self.brokers))
+        self.calls = LeaseCalls(cast(Brokers, self.brokers), self.clock)
         self.renewal = Renewal(
             self.calls, self.clients, clock=clock, tasks=self.tasks, options=self.renewal_options
         )
@@ -290,10 +292,10 @@ class Proxy:
             tasks=self.tasks,
             held_count_max=self.held_receives_max,
         )
-        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal, clock=clock)
+        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)
 
     def caller(self, remaining_s: float | None = 23.0, client_id: str = "c1") -> Caller:
-        deadline_s = None if remaining_s is None else self.broker.clock.monotonic() + remaining_s
+        deadline_s = None if remaining_s is None else self.clock.monotonic() + remaining_s
         return Caller(client_id, "JAVA", "5.0", "", ("127.0.0.1", 5), deadline_s)
 
 

@@ -101,6 +101,19 @@ async def test_an_expired_handle_is_refused_without_asking_the_broker() -> None:
     assert not proxy.broker.asked_of(RequestCode.ACK_MESSAGE)
 
 
+@pytest.mark.parametrize("ahead_s", [3_600, -3_600])
+async def test_a_proxy_with_a_wrong_clock_accepts_and_refuses_as_others_do(ahead_s: int) -> None:
+    """Handles expire by the clock of the broker that made them."""
+    broker = make("a", "b").broker
+    clock = ManualClock(broker.clock.now_ms() + ahead_s * 1_000)
+    proxy = Proxy(broker, clock=clock)
+    first, second = await receive(proxy)
+    assert (await ack(proxy, first)).status.code == Code.OK
+    broker.clock.advance(30)
+    clock.advance(30)
+    assert (await ack(proxy, second)).entries[0].status.code == Code.INVALID_RECEIPT_HANDLE
+
+
 @pytest.mark.parametrize("auto_renew", [False, True])
 async def test_any_proxy_accepts_the_handle_of_any_other(auto_renew: bool) -> None:
     """The second proxy never met the client, and the first one is gone."""
