@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -128,6 +128,10 @@ bench: CASES ?=
 bench: setup-dev ## Measure ours and Java RocketMQ in turns, then Kafka and NATS, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
 	@scripts/setup jdk
 	@$(PY) -m bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
+
+bench-grpc: setup-dev ## Measure our gRPC proxy and Java RocketMQ's in turns, before one broker (needs a JDK and Maven; about 10 minutes; ARGS="--java-broker")
+	@scripts/setup jdk
+	@$(PY) -m bench grpc $(ARGS)
 
 growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/growth.md (ARGS="--only topics" prints some)
 	@$(PY) -m growth $(or $(ARGS),--out docs)

@@ -1,5 +1,5 @@
 """`python -m bench client` measures every case against a given cluster; `bench processes` starts brokers side
-by side.
+by side, and `bench grpc` a proxy.
 """
 
 from __future__ import annotations
@@ -39,3 +39,12 @@ def test_brokers_side_by_side_are_measured_one_and_two_at_once() -> None:
     for setting in ("1 broker ", "2 brokers"):
         assert done.output.count(setting) == 3, "1, 16 and 64 in flight"
     assert "generator" in done.output
+
+
+@pytest.mark.process
+def test_a_proxy_is_measured_and_a_running_one_too() -> None:
+    done = CliRunner().invoke(app, ["grpc", "--seconds", "0.1"])
+    assert done.exit_code == 0, done.output
+    for operation in ("send", "receive", "ack"):
+        assert done.output.count(f"{operation} ") >= 3, "1, 16 and 64 in flight"
+    assert "the proxy answered" in done.output

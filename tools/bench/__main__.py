@@ -4,7 +4,8 @@
 - `catchup`: an empty slave copies its master;
 - `client`: the rates of the Python client, with our broker or another one, and beside the Java client;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
-- `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others.
+- `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others;
+- `grpc`: our gRPC proxy beside Java RocketMQ's.
 
 The command `tandemmq bench`, which is part of the package, measures the cost of one message.
 """
@@ -12,6 +13,7 @@ The command `tandemmq bench`, which is part of the package, measures the cost of
 from __future__ import annotations
 
 import asyncio
+import json
 import tempfile
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -232,6 +234,42 @@ def java(
                 write_report(readings, machine, out, others)
                 chapter = measure_around(cache=cache, directory=directory, on_progress=on_progress)
                 write_report(readings, machine, out, others, chapter)
+
+
+@app.command(name="grpc")
+def grpc_proxies(
+    rounds: Annotated[int, typer.Option(help="Pairs of each load.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measured load.", min=0.1, max=60)] = 3.0,
+    warm_up: Annotated[
+        float, typer.Option(help="Seconds of load before each proxy is measured.", min=0)
+    ] = 40.0,
+    java_broker: Annotated[
+        bool, typer.Option("--java-broker", help="Put Java's broker behind both.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="A file for the readings as JSON.")] = None,
+    cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
+    directory: Annotated[Path | None, typer.Option(help="Where to put the store, for its disk.")] = None,
+) -> None:
+    """Measure our gRPC proxy and Java RocketMQ's alternately, before the same broker, and print medians and
+    ratios. Needs a JDK and Maven, which downloads RocketMQ's proxy at the first run.
+    """
+    from bench.java.proxies import as_json, measure_proxies, render_proxies
+
+    machine = describe_machine()
+    console = Console(stderr=True)
+    with console.status("") as status:
+        found = measure_proxies(
+            rounds=rounds,
+            seconds=seconds,
+            warm_up_s=warm_up,
+            cache=cache.absolute(),
+            directory=directory,
+            on_progress=status.update if console.is_terminal else console.print,
+            has_java_broker=java_broker,
+        )
+    typer.echo("\n".join([*machine, render_proxies(found)]))
+    if out is not None:
+        out.write_text(json.dumps({"machine": machine, **as_json(found)}, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """`tandemmq bench`: the cost of a send under a light load.
 
 Without a command it measures one broker alone, and one with a synchronous slave. `processes` measures brokers
-side by side, as `tandemmq up --processes` starts them. Comparisons with other brokers, and the costs of the
-components around a broker, are in a checkout: `python -m bench --help`.
+side by side, as `tandemmq up --processes` starts them; `grpc` measures a gRPC proxy. Comparisons with other
+brokers and proxies, and the costs of the components around a broker, are in a checkout:
+`python -m bench --help`.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
+from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -24,13 +26,18 @@ from rich.table import Table
 
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
 from tandemmq.bench.process_stats import processor_seconds, resident_bytes
+from tandemmq.errors import ConfigError, install_hint
 from tandemmq.launcher import Server, stopping, write_properties
+
+if TYPE_CHECKING:
+    from tandemmq.bench.proxy_load import ProxyLoad
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, invoke_without_command=True)
 
 BODY_BYTES = 1024
 QUEUE_COUNT = 4
 TOPIC = "BenchTopic"  # created by the first send, as any producer of a development cluster would
+GROUP = "bench"
 _WARM_UP_SECONDS = 1.5
 TABLE_WIDTH = 132
 
@@ -156,10 +163,12 @@ def _load_of(address: str, frames: list[bytes], in_flight: int, seconds: float) 
     return result, time.process_time() - begun_s
 
 
-def _render(rows: list[QuickRow], connections: str = "one connection") -> Table:
-    table = Table(title=f"send, {BODY_BYTES} B bodies, {connections}", title_justify="left")
+def _render(
+    rows: list[QuickRow], loads: str = "send", connections: str = "one connection", first: str = "setting"
+) -> Table:
+    table = Table(title=f"{loads}, {BODY_BYTES} B bodies, {connections}", title_justify="left")
     for heading in (
-        "setting",
+        first,
         "in flight",
         "messages/s",
         "p50 us",
@@ -167,7 +176,7 @@ def _render(rows: list[QuickRow], connections: str = "one connection") -> Table:
         "processor us/message",
         "memory MiB",
     ):
-        table.add_column(heading, justify="left" if heading == "setting" else "right")
+        table.add_column(heading, justify="left" if heading == first else "right")
     for row in rows:
         table.add_row(
             row.setting,
@@ -215,7 +224,7 @@ def _print_rows(console: Console, table: Table, rows: list[QuickRow]) -> None:
     console.print(table)
     failed = sum(row.result.failed for row in rows)
     if failed:
-        console.print(f"{failed} sends failed: their answer was not SUCCESS")
+        console.print(f"{failed} calls failed: their answer was not a success")
         raise typer.Exit(1)
 
 
@@ -243,4 +252,87 @@ def brokers_side_by_side(
             measure = partial(_measure_side_by_side, generators, list(servers.values()), frames)
             measure(in_flight=64, seconds=min(seconds, _WARM_UP_SECONDS))
             rows += [measure(in_flight=in_flight, seconds=seconds) for in_flight in (1, 16, 64)]
-    _print_rows(console, _render(rows, "one connection and one generator to each broker"), rows)
+    _print_rows(console, _render(rows, connections="one connection and one generator to each broker"), rows)
+
+
+@contextmanager
+def measured_proxy(directory: Path, name_server: str) -> Iterator[tuple[Server, float]]:
+    """Runs a gRPC proxy on a free port; yields it with the seconds from its start to the first answer, which
+    is the route of TOPIC.
+    """
+    from tandemmq.bench.proxy_load import wait_until_served
+
+    settings = ["--set", "bindAddress=127.0.0.1", "--set", f"proxyStorePath={directory}"]
+    command = ["proxy", "--namesrv", name_server, "--port", "0", *settings]
+    proxy = Server("proxy", command, directory / "proxy.log")
+    with stopping([proxy]):
+        begun_s = time.monotonic()
+        proxy.start()
+        wait_until_served(proxy.address, TOPIC)
+        yield proxy, time.monotonic() - begun_s
+
+
+def measure_calls(
+    load: ProxyLoad, operation: str, *, in_flight: int, seconds: float, pids: dict[str, int]
+) -> QuickRow:
+    """Runs one load of a proxy. `pids`: the processes to account for, by name."""
+    load.prepare(operation)
+    before = {name: processor_seconds(pid) for name, pid in pids.items()}
+    begun_s = time.process_time()
+    result = load.run(operation, in_flight=in_flight, seconds=seconds)
+    spent_s = {name: processor_seconds(pid) - before[name] for name, pid in pids.items()}
+    spent_s["generator"] = time.process_time() - begun_s
+    return QuickRow(
+        setting=operation,
+        in_flight=in_flight,
+        result=result,
+        processor_us={name: spent * 1e6 / max(result.count, 1) for name, spent in spent_s.items()},
+        resident_mib={name: resident_bytes(pid) / 2**20 for name, pid in pids.items()},
+    )
+
+
+@app.command(name="grpc")
+def grpc_proxy(
+    endpoint: Annotated[
+        str, typer.Option(help="A running proxy, ours or another one; else one of ours is started.")
+    ] = "",
+    topic: Annotated[str, typer.Option(help="The topic at --endpoint, which must exist.")] = TOPIC,
+    group: Annotated[str, typer.Option(help="The consumer group at --endpoint.")] = GROUP,
+    seconds: Annotated[float, typer.Option(help="Length of each run in seconds.", min=0.1, max=60)] = 3.0,
+) -> None:
+    """Measure sends, receives and acknowledgements through a gRPC proxy, with 1, 16 and 64 calls in flight. A
+    receive takes up to 32 messages, and its figures are per message. Messages that were sent to the topic of
+    --endpoint stay there.
+    """
+    if find_spec("h2") is None or find_spec("google.protobuf") is None:
+        raise ConfigError(f"bench grpc needs h2 and protobuf: {install_hint('proxy')}")
+    from tandemmq.bench.proxy_load import IN_FLIGHT, OPERATIONS, ProxyLoad
+
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    pids: dict[str, int] = {}
+    with ExitStack() as stack:
+        if not endpoint:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
+            servers = stack.enter_context(measured_cluster(directory, has_slave=False))
+            frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 1)
+            run_load(servers["master"].address, frames, in_flight=1, seconds_max=0.0)
+            name_server = servers["name server"].address
+            proxy, ready_s = stack.enter_context(measured_proxy(directory, name_server))
+            endpoint, topic, group = proxy.address, TOPIC, GROUP
+            pids = {"proxy": proxy.pid}
+            console.print(
+                f"the proxy answered {ready_s:.2f} s after its start and has"
+                f" {resident_bytes(proxy.pid) / 2**20:.0f} MiB of memory"
+            )
+        load = stack.enter_context(ProxyLoad(endpoint, topic, group, BODY_BYTES))
+        with console.status("measuring"):
+            load.run("send", in_flight=64, seconds=min(seconds, _WARM_UP_SECONDS))
+            rows = [
+                measure_calls(load, operation, in_flight=in_flight, seconds=seconds, pids=pids)
+                for in_flight in IN_FLIGHT
+                for operation in OPERATIONS  # an acknowledgement needs received messages
+            ]
+    rows.sort(key=lambda row: OPERATIONS.index(row.setting))
+    _print_rows(console, _render(rows, "gRPC", first="operation"), rows)

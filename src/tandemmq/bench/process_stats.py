@@ -58,6 +58,11 @@ def private_bytes(pid: int) -> int:
     return _field_bytes(pid, "smaps_rollup", "Anonymous:")
 
 
+def proportional_bytes(pid: int) -> int:
+    """Returns the process's resident memory in bytes, of which shared pages count only in part (PSS)."""
+    return _field_bytes(pid, "smaps_rollup", "Pss:")
+
+
 def _status_bytes(pid: int, field: str) -> int:
     return _field_bytes(pid, "status", field)
 

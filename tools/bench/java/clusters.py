@@ -7,6 +7,7 @@ program, both into the cache. Java gets a heap of 1 GiB and the collector of its
 from __future__ import annotations
 
 import hashlib
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -28,6 +29,8 @@ ARTIFACTS: Final = tuple(
     f"org.apache.rocketmq:rocketmq-{name}:{VERSION}" for name in ("client", "namesrv", "broker")
 )
 OURS, JAVA = "tandemmq", "java"
+PROXY: Final = "proxy"
+PROXY_VERSION: Final = "5.5.0"
 HOST: Final = "127.0.0.1"
 BROKER_NAME: Final = "bench"
 READY_S_MAX: Final = 180.0
@@ -226,11 +229,14 @@ def _java_process(
     """Starts one of RocketMQ's servers and yields its process id once it listens."""
     home = directory / f"{name.replace(' ', '-')}-home"
     flags = make_home(home)
-    conf = write_properties(home / "server.conf", values)
+    config = ["-c", str(write_properties(home / "server.conf", values))]
+    if name == PROXY:
+        (home / "proxy.json").write_text(json.dumps(values), encoding="utf-8")
+        config = ["-pc", str(home / "proxy.json")]
     log = home / "output.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [tools.java, *SERVER_FLAGS, *flags, "-cp", tools.class_path, main, "-c", str(conf)],
+            [tools.java, *SERVER_FLAGS, *flags, "-cp", tools.class_path, main, *config],
             stdout=output,
             stderr=output,
             env={**os.environ, "ROCKETMQ_HOME": str(home)},
@@ -312,6 +318,36 @@ def running_java(directory: Path, setting: BrokerSetting, tools: JavaTools) -> I
         yield MeasuredCluster(JAVA, name_server, brokers["master"], pids, slave, controller)
 
 
+def prepare_java_proxy(cache: Path) -> JavaTools:
+    """Downloads the jars of RocketMQ's gRPC proxy, unless that was done before.
+
+    Raises:  TandemError naming the missing tool, or the failure; ConfigError without Java.
+    """
+    artifacts = (f"org.apache.rocketmq:rocketmq-proxy:{PROXY_VERSION}",)
+    jars = fetch_jars(cache, "rocketmq-proxy", artifacts, has_dependencies=True)
+    return JavaTools(str(find_java() / "bin" / "java"), os.pathsep.join(map(str, jars)))
+
+
+@contextmanager
+def running_java_proxy(directory: Path, name_server: str, tools: JavaTools) -> Iterator[tuple[str, int]]:
+    """Runs RocketMQ's gRPC proxy before a cluster; yields its address and process id once it listens.
+
+    Raises:  TandemError if it ends, or does not listen within READY_S_MAX.
+    """
+    port = free_port()
+    values = {
+        "rocketMQClusterName": BROKER_NAME,
+        "proxyMode": "CLUSTER",
+        "namesrvAddr": name_server,
+        "localServeAddr": HOST,
+        "grpcServerPort": port,
+        "remotingListenPort": port + 1,
+    }
+    main = "org.apache.rocketmq.proxy.ProxyStartup"
+    with _java_process(tools, directory, PROXY, main, values, port) as pid:
+        yield f"{HOST}:{port}", pid
+
+
 def free_port() -> int:
     """Returns a port that was just free, as were the two neighbouring ports that a broker also opens."""
     while True:
@@ -335,12 +371,10 @@ def wait_until_open(process: subprocess.Popen[bytes], port: int, name: str, log:
         if process.poll() is not None:
             last = log.read_text(encoding="utf-8", errors="replace").strip()[-300:]
             raise TandemError(f"{name} ended with exit code {process.returncode}: {last}")
-        try:
-            socket.create_connection((HOST, port), timeout=1.0).close()
-        except OSError:
-            time.sleep(0.02)
-        else:
-            return
+        with suppress(OSError), socket.create_connection((HOST, port), timeout=1.0) as connection:
+            if connection.getsockname() != connection.getpeername():  # an unused port may connect to itself
+                return
+        time.sleep(0.02)
     raise TandemError(f"{name} does not listen after {READY_S_MAX:.0f} s")
 
 

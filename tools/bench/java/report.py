@@ -124,16 +124,16 @@ def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
         if row.case.setting != setting:
             setting = row.case.setting
             lines += ["", f"### {setting.name}", ""]
-            lines += _header("messages/s", "processor us per message")
-        lines.append(f"| {row.case.name} | {_cells(row.per_second, 0)} | {_cells(row.processor_us, 1)} |")
+            lines += header("messages/s", "processor us per message")
+        lines.append(f"| {row.case.name} | {cells(row.per_second, 0)} | {cells(row.processor_us, 1)} |")
     lines += ["", "### Latency", "", *_latency_header()]
     lines += [line for row in rows for line in _latency_lines(row)]
     once = [row for row in rows if row.case.kind in ONCE]
     if once:
-        lines += ["", "### Start and failover", "", *_header("seconds", "processor seconds")]
+        lines += ["", "### Start and failover", "", *header("seconds", "processor seconds")]
     for row in once:
         elapsed, spent = _in_seconds(row.p50_us), _in_seconds(row.processor_us)
-        lines.append(f"| {row.case.name} | {_cells(elapsed, 2)} | {_cells(spent, 2)} |")
+        lines.append(f"| {row.case.name} | {cells(elapsed, 2)} | {cells(spent, 2)} |")
     lines += ["", "### Memory", "", *_memory_lines(readings)]
     return "\n".join(lines) + "\n"
 
@@ -142,12 +142,12 @@ def _in_seconds(us: Figure) -> Figure:
     return replace(us, ours=us.ours / 1e6, java=us.java / 1e6)
 
 
-def _header(*quantities: str) -> list[str]:
+def header(*quantities: str) -> list[str]:
     titles = [f"{what}: ours | Java | ratio" for what in quantities]
     return [f"| case | {' | '.join(titles)} |", "|---|" + "--:|" * 3 * len(quantities)]
 
 
-def _cells(figure: Figure, digits: int) -> str:
+def cells(figure: Figure, digits: int) -> str:
     spread = f"{figure.ratio_min:.2f} to {figure.ratio_max:.2f}"
     return f"{figure.ours:,.{digits}f} | {figure.java:,.{digits}f} | **{figure.ratio:.2f}** ({spread})"
 
