@@ -2482,7 +2482,7 @@ _PROXY: Final = (
     Plant(
         name="an acknowledgement that failed is answered with OK",
         path="proxy/acknowledging.py",
-        sound='return failed_status("AckMessage", error)',
+        sound='return failed_status("AckMessage", error, self.lines)',
         bug="return OK",
         proofs=("unit/proxy/test_acknowledging.py",),
     ),

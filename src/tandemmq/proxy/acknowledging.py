@@ -15,6 +15,7 @@ from typing import Final
 from tandemmq.errors import TandemError
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receive_plan import check_invisible
 from tandemmq.proxy.renewal import Renewal
@@ -41,6 +42,10 @@ class ReceiptHandlers:
     calls: LeaseCalls
     renewal: Renewal
     options: ProxyOptions = field(default_factory=ProxyOptions)
+    lines: LimitedLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.lines = LimitedLines(self.calls.clock)
 
     async def handle_ack(self, caller: Caller, request: Message) -> Message:
         """Handles AckMessage: one status per entry, in the order of the entries."""
@@ -67,7 +72,7 @@ class ReceiptHandlers:
         try:
             handle = await self._change(request)
         except TandemError as error:
-            status = failed_status("ChangeInvisibleDuration", error)
+            status = failed_status("ChangeInvisibleDuration", error, self.lines)
             return ChangeInvisibleDurationResponse(status=status, receipt_handle=request.receipt_handle)
         return ChangeInvisibleDurationResponse(status=OK, receipt_handle=handle)
 
@@ -88,7 +93,7 @@ class ReceiptHandlers:
                 await self.calls.ack(group, topic, receipt)
                 self.renewal.forget(entry.receipt_handle)
         except TandemError as error:
-            return failed_status("AckMessage", error)
+            return failed_status("AckMessage", error, self.lines)
         return OK
 
     async def _change(self, request: Message) -> str:

@@ -23,6 +23,7 @@ from typing import Any, Final
 
 from tandemmq.errors import Busy, TandemError
 from tandemmq.protocol.codes import LanguageCode
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.rpc import OK, Caller, GrpcCall, Message
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import TOPICS_MAX, ClientRole, Profile
@@ -214,6 +215,7 @@ class Clients:
         self._relays: dict[str, _Relay] = {}
         self.on_change: list[Callable[[], None]] = []
         self._on_gone: list[Callable[[str], None]] = []
+        self._lines = LimitedLines(clock)
         self.dropped_count = 0
         """Commands that were dropped because a client did not read them."""
         self.refused_count = 0
@@ -321,7 +323,8 @@ class Clients:
         """Removes the clients without a sign of life, and ends their streams."""
         now_s = self._clock.monotonic()
         for client in [one for one in self._clients.values() if one.deadline_s <= now_s]:
-            log.info(events.PROXY_CLIENT_EXPIRED, extra={"client": client.client_id})
+            facts = {"client": client.client_id}
+            self._lines.write(log, events.PROXY_CLIENT_EXPIRED, facts, level=logging.INFO)
             self.remove(client.client_id)
             if client.stream is not None:
                 client.stream.end()

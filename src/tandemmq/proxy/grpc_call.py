@@ -18,6 +18,7 @@ from typing import Final, NamedTuple, Protocol
 
 from tandemmq.proxy.grpc_limits import SharedCalls
 from tandemmq.proxy.http2_writer import Headers, Http2Writer
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Method
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Address
@@ -259,6 +260,10 @@ class GrpcStream:
             self.task.cancel()
 
     # Internals.
+
+    @property
+    def lines(self) -> LimitedLines:
+        return self._owner.shared.lines
 
     @property
     def _is_complete(self) -> bool:

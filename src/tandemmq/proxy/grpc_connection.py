@@ -217,8 +217,8 @@ class GrpcConnection(asyncio.Protocol):
             self._log_closed(f"{type(error).__name__}: {error}")
             self._close("the peer violates HTTP/2")
             return
-        except Exception as error:  # the edge: a connection must not stop the proxy
-            log.error(events.GRPC_CONNECTION_FAILED, extra={"peer": self.peer}, exc_info=error)
+        except Exception as error:  # noqa: BLE001  # the edge: a connection must not stop the proxy
+            self._log_bug(error)
             self._refuse(ErrorCodes.INTERNAL_ERROR, "an internal error")
             return
         if has_more:
@@ -349,10 +349,9 @@ class GrpcConnection(asyncio.Protocol):
         if isinstance(error, RpcRefused):
             return grpc_status_of(error.code), str(error)
         is_expected = isinstance(error, TandemError)
-        admitted = self.shared.lines.admit()
-        if admitted is not None:
-            facts = {"rpc": stream.method.path, "peer": self.peer, "error": str(error), **admitted}
-            log.error(events.GRPC_CALL_FAILED, extra=facts, exc_info=None if is_expected else error)
+        facts = {"rpc": stream.method.path, "peer": self.peer, "error": str(error)}
+        bug = None if is_expected else error
+        self.shared.lines.write(log, events.GRPC_CALL_FAILED, facts, level=logging.ERROR, error=bug)
         text = str(error) if is_expected else "an internal error: see the log of the proxy"
         return GrpcStatus.INTERNAL, text
 
@@ -434,8 +433,9 @@ class GrpcConnection(asyncio.Protocol):
             if stream.ending is None:
                 self._end(stream, GrpcStatus.CANCELLED, text)
 
+    def _log_bug(self, error: Exception) -> None:
+        lines, facts = self.shared.lines, {"peer": self.peer}
+        lines.write(log, events.GRPC_CONNECTION_FAILED, facts, level=logging.ERROR, error=error)
+
     def _log_closed(self, reason: str) -> None:
-        admitted = self.shared.lines.admit()
-        if admitted is not None:
-            facts = {"peer": self.peer, "reason": reason, **admitted}
-            log.warning(events.GRPC_CONNECTION_CLOSED, extra=facts)
+        self.shared.lines.write(log, events.GRPC_CONNECTION_CLOSED, {"peer": self.peer, "reason": reason})

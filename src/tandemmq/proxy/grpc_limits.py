@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from tandemmq.errors import ConfigError
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.meters import Limit
-from tandemmq.remoting.shared_bounds import LineLimit
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Clock, TimerHandle
 from tandemmq.units import KIB, MIB
@@ -75,7 +75,7 @@ class SharedCalls:
 
     def __init__(self, clock: Clock, limits: GrpcLimits) -> None:
         self.limits = limits
-        self.lines = LineLimit(clock)
+        self.lines = LimitedLines(clock)
         self.call_count = 0
         self.held_count = 0
         self.request_bytes = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Iterable
-from typing import Any, Final
+from typing import Final
 
 from tandemmq.proxy.grpc_connection import GrpcConnection, GrpcContext
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
@@ -161,7 +161,8 @@ class GrpcServer:
     def _on_preamble(self, reader: PreambleReader, reason: str) -> None:
         self._undecided.pop(reader, None)
         if reason:
-            self._log_limited(events.GRPC_PREAMBLE_REFUSED, {"peer": reader.peer, "reason": reason})
+            facts = {"peer": reader.peer, "reason": reason}
+            self.shared.lines.write(log, events.GRPC_PREAMBLE_REFUSED, facts)
 
     def _make_connection(self, source: Address | None) -> asyncio.Protocol:
         if self._tls is None:
@@ -194,13 +195,8 @@ class GrpcServer:
             return True
         self.refused_count += 1
         facts = {"peer": peer, "connections_max": self.limits.connections_max}
-        self._log_limited(events.GRPC_CONNECTION_REFUSED, facts)
+        self.shared.lines.write(log, events.GRPC_CONNECTION_REFUSED, facts)
         return False
-
-    def _log_limited(self, event: str, facts: dict[str, Any]) -> None:
-        admitted = self.shared.lines.admit()
-        if admitted is not None:
-            log.warning(event, extra={**facts, **admitted})
 
     def _on_lost(self, connection: GrpcConnection) -> None:
         if connection in self._connections:

@@ -31,6 +31,7 @@ from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.handles import Receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
@@ -93,6 +94,10 @@ class ReceiveHandlers:
     _poll_count: int = field(default=0, init=False)
     _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
     _waiters: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
+    _lines: LimitedLines = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._lines = LimitedLines(self.clock)
 
     async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
         """Handles ReceiveMessage."""
@@ -285,7 +290,7 @@ class ReceiveHandlers:
         try:
             receipts = [self._receipt(plan, message, is_renewable=False) for message in outcome.messages]
         except TandemError as error:  # a handle of another form, with which the message cannot be handed back
-            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+            self._log_failure(events.PROXY_HAND_BACK_FAILED, plan, error, logging.INFO)
             return
         await self._change_all(plan, receipts)
 
@@ -302,7 +307,7 @@ class ReceiveHandlers:
                 ended_poll_id=poll.poll_id,
             )
         except TandemError as error:  # the pop is answered at the end of its poll time
-            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+            self._log_failure(events.PROXY_HAND_BACK_FAILED, plan, error, logging.INFO)
 
     async def _change_all(self, plan: ReceivePlan, receipts: Sequence[Receipt]) -> None:
         await asyncio.gather(*(self._change(plan, receipt) for receipt in receipts))
@@ -312,21 +317,26 @@ class ReceiveHandlers:
         try:
             await self.calls.change(group, topic, receipt, HANDED_BACK_MS, is_suspended=True)
         except TandemError as error:  # the message is visible again after its invisible time
-            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+            self._log_failure(events.PROXY_HAND_BACK_FAILED, plan, error, logging.INFO)
 
     async def _ack(self, plan: ReceivePlan, receipt: Receipt) -> None:
         _, group, topic = plan.owner
         try:
             await self.calls.ack(group, topic, receipt)
         except TandemError as error:  # it is popped again, and acknowledged then
-            log.info(events.PROXY_HAND_BACK_FAILED, extra=_facts(plan, error))
+            self._log_failure(events.PROXY_HAND_BACK_FAILED, plan, error, logging.INFO)
 
     async def _bury(self, plan: ReceivePlan, message: PoppedMessage, receipt: Receipt) -> None:
         _, group, topic = plan.owner
         try:
             await self.calls.bury(group, topic, receipt, message.message_id)
         except TandemError as error:  # it is popped again, and becomes a dead letter then
-            log.warning(events.PROXY_DEAD_LETTER_FAILED, extra=_facts(plan, error))
+            self._log_failure(events.PROXY_DEAD_LETTER_FAILED, plan, error, logging.WARNING)
+
+    def _log_failure(self, event: str, plan: ReceivePlan, error: TandemError, level: int) -> None:
+        client_id, group, topic = plan.owner
+        facts = {"client_id": client_id, "group": group, "topic": topic, "error": str(error)}
+        self._lines.write(log, event, facts, level=level)
 
 
 def _resolve(waiter: asyncio.Future[None]) -> None:
@@ -340,11 +350,6 @@ def _status(outcome: PopOutcome, count: int) -> dict[str, object]:
     if outcome.is_full:
         return {"code": int(Code.TOO_MANY_REQUESTS), "message": "the broker holds too many receives"}
     return {"code": int(Code.MESSAGE_NOT_FOUND), "message": "no message is available"}
-
-
-def _facts(plan: ReceivePlan, error: TandemError) -> dict[str, object]:
-    client_id, group, topic = plan.owner
-    return {"client_id": client_id, "group": group, "topic": topic, "error": str(error)}
 
 
 def methods(handlers: ReceiveHandlers, admit: Admit) -> list[Method]:

@@ -30,6 +30,7 @@ from tandemmq.errors import TandemError
 from tandemmq.proxy.brokers import CALL_S
 from tandemmq.proxy.handles import Receipt, parse_receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope, TimedEvent
@@ -124,6 +125,7 @@ class Renewal:
         self._in_flight = 0
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._wake = TimedEvent(clock)
+        self._lines = LimitedLines(clock)
         self.renewed_count = 0
         self.failed_count = 0
         self.released_count = 0
@@ -140,7 +142,7 @@ class Renewal:
         if len(self._by_handle) + len(receipts) > self.options.count_max:
             self.unwatched_count += len(receipts)
             facts = {"client_id": owner.client_id, "group": owner.group, "count": len(receipts)}
-            log.warning(events.PROXY_RENEWAL_FULL, extra=facts)
+            self._lines.write(log, events.PROXY_RENEWAL_FULL, facts)
             return
         now_s = self._clock.monotonic()
         until_s = now_s + self.options.life_ms / 1000
@@ -205,7 +207,7 @@ class Renewal:
         now_s = self._clock.monotonic()
         remaining_ms = round((renewed.until_s - now_s) * 1000)
         if remaining_ms <= 0:
-            log.warning(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, "it was held too long"))
+            self._log_end(renewed, "it was held too long")
             self._drop(renewed)
             return
         if not self._liveness.is_alive(owner.client_id):
@@ -227,7 +229,7 @@ class Renewal:
             is_void = isinstance(error, RpcRefused) and error.code == Code.INVALID_RECEIPT_HANDLE
             if is_void or renewed.failure_count >= self.options.failures_max:
                 if not is_void:  # a void lease is one whose messages were acknowledged at another proxy
-                    log.warning(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, str(error)))
+                    self._log_end(renewed, str(error))
                 self._drop(renewed)
             else:
                 self._schedule(renewed, self._clock.monotonic() + RETRY_S)
@@ -286,13 +288,14 @@ class Renewal:
                 await self._extend(renewed, self.options.released_ms)
                 self.released_count += 1
             except TandemError as error:
-                log.info(events.PROXY_RENEWAL_ENDED, extra=self._facts(renewed, str(error)))
+                self._log_end(renewed, str(error), logging.INFO)
             self._drop(renewed)
 
-    def _facts(self, renewed: _Renewed, reason: str) -> dict[str, object]:
+    def _log_end(self, renewed: _Renewed, reason: str, level: int = logging.WARNING) -> None:
         client_id, group, topic = renewed.owner
         count = len(renewed.receipts)
-        return {"client_id": client_id, "group": group, "topic": topic, "count": count, "reason": reason}
+        facts = {"client_id": client_id, "group": group, "topic": topic, "count": count, "reason": reason}
+        self._lines.write(log, events.PROXY_RENEWAL_ENDED, facts, level=level)
 
     def _drop(self, renewed: _Renewed) -> None:
         for handle_text in renewed.receipts:

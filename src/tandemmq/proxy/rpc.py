@@ -16,6 +16,7 @@ from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
 
 from tandemmq.errors import TandemError
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
@@ -61,6 +62,10 @@ class GrpcCall(Protocol):
 
     @property
     def peer(self) -> Address: ...
+
+    @property
+    def lines(self) -> LimitedLines:
+        """The log lines of all calls."""
 
     @property
     def metadata(self) -> Mapping[str, str]:
@@ -134,7 +139,7 @@ def unary(name: str, request: Message, response: Message, admit: Admit, handle: 
         except TandemError as error:
             if isinstance(error, GrpcFailure):
                 raise
-            answer = response(status=failed_status(name, error))
+            answer = response(status=failed_status(name, error, call.lines))
         call.code = answer.status.code
         await call.send(answer.SerializeToString())
 
@@ -156,7 +161,7 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
         except TandemError as error:
             if isinstance(error, GrpcFailure):
                 raise
-            answer = response(status=failed_status(name, error))
+            answer = response(status=failed_status(name, error, call.lines))
             call.code = answer.status.code
             await send(answer)
 
@@ -188,11 +193,11 @@ def grpc_status_of(code: Code) -> GrpcStatus:
     return GrpcStatus.INTERNAL
 
 
-def failed_status(name: str, error: TandemError) -> dict[str, Any]:
+def failed_status(name: str, error: TandemError, lines: LimitedLines) -> dict[str, Any]:
     """Returns the fields of the status that answers an error; logs errors of the proxy itself."""
     code = code_of(error)
     if code == Code.INTERNAL_SERVER_ERROR:
-        log.warning(events.PROXY_RPC_FAILED, extra={"rpc": name, "error": str(error)})
+        lines.write(log, events.PROXY_RPC_FAILED, {"rpc": name, "error": str(error)})
     return {"code": int(code), "message": str(error) or code.name}
 
 

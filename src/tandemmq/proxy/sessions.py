@@ -4,7 +4,7 @@ A telemetry stream carries settings and answers to commands from the client, mer
 it. The first command of a client is its settings; most clients wait for the answer before they start.
 
 At a bound: a client whose settings are refused tries again every second; the refusal is logged once per
-            client, for the REFUSED_KEPT_MAX refused last.
+            client, or per address of clients without an id, for the REFUSED_KEPT_MAX refused last.
 Source:     spec proxy 2.10, 4.1 to 4.5.
 """
 
@@ -93,7 +93,7 @@ class SessionHandlers:
                 stream.close_when_sent()
                 await asyncio.wait([writer])
         except TandemError as error:
-            raise self._failure(client_id, error) from None
+            raise self._failure(client_id, call, error) from None
         finally:
             writer.cancel()
             stream.is_ended = True
@@ -116,6 +116,7 @@ class SessionHandlers:
         merged = await self._merge(caller.client_id, settings, profile)
         self.clients.register(caller, profile, merged, stream)
         self._refused.pop(caller.client_id, None)
+        self._refused.pop(caller.peer[0], None)
         if not stream.put(settings=merged):
             raise RpcRefused(Code.TOO_MANY_REQUESTS, "the client does not read the commands sent to it")
         stream.has_settings = True
@@ -143,17 +144,18 @@ class SessionHandlers:
             )
         return client
 
-    def _failure(self, client_id: str, error: TandemError) -> GrpcFailure:
-        """Returns the gRPC error for an error of a stream, and logs it if it is the client's first one."""
+    def _failure(self, client_id: str, call: GrpcCall, error: TandemError) -> GrpcFailure:
+        """Returns the gRPC error for an error of a stream, and logs it if it is the client's first one. A
+        client that has no id yet is known by its address.
+        """
         if isinstance(error, GrpcFailure):
             return error
         code = code_of(error)
-        if client_id not in self._refused:
-            log.warning(
-                events.PROXY_CLIENT_REFUSED,
-                extra={"client": client_id, "code": code.name, "error": str(error)},
-            )
-            self._refused[client_id] = None
+        key = client_id or call.peer[0]
+        if key not in self._refused:
+            facts = {"client": client_id, "peer": call.peer, "code": code.name, "error": str(error)}
+            call.lines.write(log, events.PROXY_CLIENT_REFUSED, facts)
+            self._refused[key] = None
             if len(self._refused) > REFUSED_KEPT_MAX:
                 del self._refused[next(iter(self._refused))]
         return GrpcFailure(grpc_status_of(code), f"{code.name}: {error}")

@@ -8,6 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from sim.manual_clock import ManualClock
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.rpc import Caller
 from tandemmq.runtime.ports import Address
 
@@ -33,6 +35,7 @@ class FakeCall:
         self.metadata: Mapping[str, str] = {"x-mq-client-id": "c1"} if metadata is None else metadata
         self.deadline_s = deadline_s
         self.code = 0
+        self.lines = LimitedLines(ManualClock())
         self.peer = peer
         self.sent: list[bytes] = []
         self.is_started = False

@@ -5,15 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, cast
 
+import pytest
 from consume_rig import Held, PopBroker, Proxy
 from test_acknowledging import ack, change, receive
 
 from sim.manual_clock import ManualClock
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.proxy.renewal import RenewalOptions
+from tandemmq.proxy.handles import Receipt
+from tandemmq.proxy.renewal import LeaseOwner, RenewalOptions
 from tandemmq.proxy.statuses import Code
+from tandemmq.remoting.shared_bounds import LINES_MAX
 
 CHANGE = RequestCode.CHANGE_MESSAGE_INVISIBLETIME
 
@@ -201,3 +204,12 @@ async def test_a_short_lease_is_renewed_after_half_of_it() -> None:
         await pass_time(proxy, 21)
         assert len(proxy.broker.asked_of(CHANGE)) == 4
         assert proxy.broker.visible_in_ms() == [9_000]
+
+
+async def test_a_receive_above_the_bound_is_no_log_line_each(caplog: pytest.LogCaptureFixture) -> None:
+    async with renewing(count_max=1) as proxy:
+        owner = LeaseOwner("c1", "G", "T")
+        for _ in range(3 * LINES_MAX):
+            proxy.renewal.watch(owner, cast("list[Receipt]", [None, None]))
+        assert caplog.text.count("proxy_renewal.full") == LINES_MAX
+        assert proxy.renewal.unwatched_count == 6 * LINES_MAX

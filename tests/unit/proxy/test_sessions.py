@@ -178,6 +178,27 @@ async def test_a_refused_client_is_logged_once(proxy: Proxy, caplog: pytest.LogC
     assert caplog.text.count("proxy_client.refused") == 1
 
 
+async def test_clients_without_an_id_are_logged_once_per_address(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.refusal = RpcRefused(Code.CLIENT_ID_REQUIRED, "no id")
+    for host in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
+        call = FakeCall(peer=(host, 5), ends=False)
+        assert await outcome(proxy.by_name["Telemetry"].serve(call)) is not None
+    refused = [vars(record)["peer"] for record in caplog.records if record.msg == "proxy_client.refused"]
+    assert refused == [("10.0.0.1", 5), ("10.0.0.2", 5)]
+
+
+async def test_new_ids_are_no_way_to_more_lines(proxy: Proxy, caplog: pytest.LogCaptureFixture) -> None:
+    lines = FakeCall().lines
+    for number in range(30):
+        call = FakeCall(metadata={"x-mq-client-id": f"c{number}"}, ends=False)
+        call.lines = lines
+        call.add(command(settings={}))
+        assert await outcome(proxy.by_name["Telemetry"].serve(call)) is not None
+    assert caplog.text.count("proxy_client.refused") == 20
+
+
 async def test_an_unauthorized_stream_is_refused(proxy: Proxy) -> None:
     proxy.refusal = RpcRefused(Code.UNAUTHORIZED, "no")
     _, task = await proxy.open()

@@ -1,0 +1,61 @@
+"""The seam between transport and handlers: errors become answers, and log lines that are limited."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tandemmq.errors import BrokerUnreachable
+from tandemmq.proxy.rpc import Caller, GrpcCall, Method, server_stream, unary
+from tandemmq.proxy.schema import message_class
+from tandemmq.proxy.statuses import Code
+from tandemmq.remoting.shared_bounds import LINES_MAX
+from unit.proxy.calls import FakeCall, caller
+
+Request, Response = message_class("HeartbeatRequest"), message_class("HeartbeatResponse")
+Receive, Received = message_class("ReceiveMessageRequest"), message_class("ReceiveMessageResponse")
+
+
+async def admit(_call: GrpcCall, _request: Any) -> Caller:
+    return caller()
+
+
+async def fail(_caller: Caller, _request: Any, *_send: Any) -> Any:
+    raise BrokerUnreachable("no broker")
+
+
+METHODS = {
+    "unary": (unary("Heartbeat", Request, Response, admit, fail), Response),
+    "stream": (server_stream("ReceiveMessage", Receive, Received, admit, fail), Received),
+}
+
+
+@pytest.mark.parametrize(("method", "shape"), METHODS.values(), ids=METHODS.keys())
+async def test_a_client_cannot_write_a_line_per_call(
+    method: Method, shape: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    call = FakeCall([b""] * 3 * LINES_MAX)
+    for _ in range(3 * LINES_MAX):
+        await method.serve(call)
+    assert [answer.status.code for answer in call.answers(shape)] == [Code.INTERNAL_SERVER_ERROR] * 60
+    assert caplog.text.count("proxy_rpc.failed") == LINES_MAX
+
+
+async def test_a_call_knows_the_code_of_its_answer() -> None:
+    async def answer(_caller: Caller, _request: Any) -> Any:
+        return Response(status={"code": int(Code.FORBIDDEN)})
+
+    async def stream(_caller: Caller, _request: Any, send: Any) -> None:
+        await send(Received(status={"code": int(Code.MESSAGE_NOT_FOUND)}))
+        await send(Received(delivery_timestamp={"seconds": 1}))
+
+    call = FakeCall([b""])
+    await unary("Heartbeat", Request, Response, admit, answer).serve(call)
+    assert call.code == Code.FORBIDDEN
+    polled = FakeCall([b""])
+    await server_stream("ReceiveMessage", Receive, Received, admit, stream).serve(polled)
+    assert polled.code == Code.MESSAGE_NOT_FOUND
+    failed = FakeCall([b""])
+    await METHODS["stream"][0].serve(failed)
+    assert failed.code == Code.INTERNAL_SERVER_ERROR
