@@ -15,7 +15,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions, InnerProxyOptions
 from tandemmq.config.names import (
     ALIASES,
     BROKER_KEYS,
@@ -43,6 +43,7 @@ PARTS: Final[dict[str, Any]] = {
     "nameserver": NameServerOptions,
     "controller": ControllerOptions,
     "proxy": ProxyOptions,
+    "inner_proxy": InnerProxyOptions,
 }
 
 CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
@@ -63,6 +64,8 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "metricsExporterType",
         "metricsPromExporterHost",
         "metricsPromExporterPort",
+        "enableProxy",
+        "grpcServerPort",
     ),
     "Topics and groups": (
         "autoCreateTopicEnable",
@@ -515,6 +518,7 @@ EFFECTS: Final[dict[str, str]] = {
     ),
     # Proxies.
     "grpcServerPort": "Port for clients of the gRPC protocol, with and without TLS",
+    "enableProxy": "A [proxy](proxy.md) for gRPC clients in the process of the broker (`--proxy`)",
     "proxyWorkers": "Processes that share the port (`--workers`)",
     "proxyAdvertise": (
         "`host:port` for clients whose route request names no endpoints; others get back what they asked"
@@ -596,6 +600,7 @@ OURS: Final = frozenset(
         "raftElectionTimeoutMillis",
         "snapshotEntries",
         "controllerAdmitUnsigned",
+        "enableProxy",
         "proxyWorkers",
         "proxyAdvertise",
         "proxyProtocolAddresses",

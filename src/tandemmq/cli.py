@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerConfig
     from tandemmq.proxy.options import ProxyConfig
+    from tandemmq.proxy.proxy import Proxy
     from tandemmq.runtime.descriptors import DescriptorPlan
     from tandemmq.runtime.ports import Network
 
@@ -148,13 +149,31 @@ def broker(
     config: ConfigFile = None,
     override: Overrides = None,
     name_servers: NameServersOption = None,
+    proxy: Annotated[
+        bool | None,
+        typer.Option(
+            "--proxy/--no-proxy",
+            help="Serve the gRPC clients of RocketMQ 5 in the same process, for development.",
+            show_default="off",
+        ),
+    ] = None,
+    proxy_port: Annotated[
+        int | None,
+        typer.Option("--proxy-port", help="The port of --proxy; 0 picks a free one.", show_default="8081"),
+    ] = None,
     log_level: LogLevel = "INFO",
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Check the settings, list those without effect, and exit.")
     ] = False,
 ) -> None:
     """Run a broker until SIGTERM or SIGINT."""
-    overrides = [f"namesrvAddr={name_servers}"] if name_servers else []
+    has_proxy = proxy if proxy_port is None else proxy is not False
+    given = {
+        "namesrvAddr": name_servers or None,
+        "enableProxy": None if has_proxy is None else str(has_proxy).lower(),
+        "grpcServerPort": proxy_port,
+    }
+    overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides += override or []
     if check_config:
         _check_broker_config(config, overrides)
@@ -324,6 +343,13 @@ def _ensure_certificate(loaded: ProxyConfig) -> None:
 
 
 async def _serve_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd, name: str) -> int:
+    server = _new_proxy(loaded, network, outcome, _plan_descriptors().connections_max)
+    return await serve(
+        server, outcome, lambda: f"{name} ready on {_address(server.address)}", retire=server.drain
+    )
+
+
+def _new_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd, connections_max: int) -> Proxy:
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, SystemRandom
     from tandemmq.runtime.ports import Machine
@@ -332,19 +358,16 @@ async def _serve_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd
         from tandemmq.proxy.proxy import Proxy
     except ModuleNotFoundError as error:
         _fail_without_proxy(error)
-    server = Proxy(
+    return Proxy(
         loaded,
         machine=Machine(network, RealDisk(), LoopClock(), SystemRandom()),
-        connections_max=_plan_descriptors().connections_max,
+        connections_max=connections_max,
         on_fatal=outcome.fail,
-    )
-    return await serve(
-        server, outcome, lambda: f"{name} ready on {_address(server.address)}", retire=server.drain
     )
 
 
 def _fail_without_proxy(error: ModuleNotFoundError) -> NoReturn:
-    _fail(f"the command proxy needs {error.name}: {install_hint('proxy')}")
+    _fail(f"the proxy needs {error.name}: {install_hint('proxy')}")
 
 
 def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_max: int) -> Controller:
@@ -365,7 +388,7 @@ def _new_controller(config: ControllerConfig, outcome: ServerEnd, connections_ma
 
 @dataclass(frozen=True, slots=True)
 class _Both:
-    """Two servers in one process, started and stopped together."""
+    """Two servers in one process: the second one runs only while the first one does."""
 
     first: ServedProcess
     second: ServedProcess
@@ -389,9 +412,10 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     loaded = load_broker(read_settings(config, overrides), _machine(), config)
     _warn(loaded.inert, loaded.notes)
     plan = _plan_descriptors(loaded.store.open_file_count_max, loaded.replication.connection_count_max)
+    servers = 2 if loaded.proxy.is_enabled else 1
     loaded = replace(
         loaded,
-        broker=replace(loaded.broker, connections_max=plan.connections_max),
+        broker=replace(loaded.broker, connections_max=plan.connections_max // servers),
         store=replace(loaded.store, open_file_count_max=plan.open_file_count_max),
         replication=replace(loaded.replication, connection_count_max=plan.replication_connections_max),
     )
@@ -413,7 +437,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
         ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
         return f"broker {name} ({role}) ready on {ports}, store in {loaded.store.root}"
 
-    return await serve(server, outcome, ready)
+    return await _serve_broker(server, loaded, outcome, ready)
 
 
 async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
@@ -435,7 +459,36 @@ async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
         ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
         return f"{name} ready on {ports}, store in {loaded.store.root}"
 
-    return await serve(server, outcome, ready, retire=server.retire)
+    return await _serve_broker(server, loaded, outcome, ready, retire=server.retire)
+
+
+async def _serve_broker(
+    server: ServedProcess,
+    loaded: BrokerConfig,
+    outcome: ServerEnd,
+    ready: Callable[[], str],
+    *,
+    retire: Callable[[], Awaitable[None]] | None = None,
+) -> int:
+    """Serves a broker, and the proxy in its process if there is one. The proxy starts when the broker has
+    registered, and drains before the broker prepares its stop.
+    """
+    if not loaded.proxy.is_enabled:
+        return await serve(server, outcome, ready, retire=retire)
+    from tandemmq.config.inner_proxy import inner_proxy_config
+    from tandemmq.runtime.machine import TcpNetwork
+
+    proxy = _new_proxy(inner_proxy_config(loaded), TcpNetwork(), outcome, loaded.broker.connections_max)
+
+    def both_ready() -> str:
+        return f"{ready()}, proxy on {_address(proxy.address)}"
+
+    async def retire_both() -> None:
+        await proxy.drain()
+        if retire is not None:
+            await retire()
+
+    return await serve(_Both(server, proxy), outcome, both_ready, retire=retire_both)
 
 
 class ServerEnd:

@@ -294,6 +294,14 @@ class ElectionOptions(SetOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class InnerProxyOptions:
+    """The settings of a gRPC proxy in the process of a broker. The command starts it, not the broker."""
+
+    is_enabled: bool = False  # enableProxy (ours)
+    port: int = 8081  # grpcServerPort
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerConfig:
     """All options of a broker. `inert` contains the given keys that have no effect here, `notes` the remarks
     on others.
@@ -305,5 +313,6 @@ class BrokerConfig:
     election: ElectionOptions = field(default_factory=ElectionOptions)
     access: AccessOptions = OPEN
     tls: TlsOptions = PLAIN
+    proxy: InnerProxyOptions = field(default_factory=InnerProxyOptions)
     inert: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

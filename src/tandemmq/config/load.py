@@ -17,7 +17,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from tandemmq.broker.options import AccessOptions, BrokerConfig, BrokerOptions, ElectionOptions
+from tandemmq.broker.options import (
+    AccessOptions,
+    BrokerConfig,
+    BrokerOptions,
+    ElectionOptions,
+    InnerProxyOptions,
+)
 from tandemmq.config.names import (
     ALIASES,
     BROKER_INERT,
@@ -276,8 +282,12 @@ def load_broker(
     # A slave must accept every record that its master's limits allow.
     largest = ReplicationOptions().record_bytes_max
     values.setdefault("replication.record_bytes_max", max(largest, store.record_bytes_max))
+    proxy = _build(InnerProxyOptions, "inner_proxy", parts)
+    if proxy.is_enabled and not broker.name_servers:
+        raise ConfigError("enableProxy=true needs namesrvAddr: the proxy finds brokers by a name server")
     return BrokerConfig(
         broker=broker,
+        proxy=proxy,
         store=store,
         replication=_build(ReplicationOptions, "replication", parts),
         election=_build(ElectionOptions, "election", parts),

@@ -84,6 +84,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "metricsExporterType": _key(choice(MetricsExporter), "broker.metrics_exporter"),
     "metricsPromExporterHost": _key(kinds.OPTIONAL_IP, "broker.metrics_host"),
     "metricsPromExporterPort": _key(kinds.PORT, "broker.metrics_port"),
+    "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
+    "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
     # Topics and groups
     "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
     "autoCreatePerAddressMax": _key(whole(), "broker.created_per_address_max"),  # ours

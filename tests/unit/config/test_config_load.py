@@ -266,6 +266,7 @@ def test_every_key_sets_fields_that_exist() -> None:
         "election": config.election,
         "access": config.access,
         "tls": config.tls,
+        "inner_proxy": config.proxy,
     }
     for key in BROKER_KEYS.values():
         for name in key.fields:
