@@ -60,6 +60,10 @@ HEADER_CHARS_MAX: Final = 4_096
 ACCESS_KEY_CHARS_MAX: Final = 255
 LOOKUPS_MAX: Final = 64
 ALLOWED_MAX: Final = 4_096
+ALLOWED_CHARS_MAX: Final = 512
+"""The most characters of the names in a remembered permission: names are not checked before the access."""
+RESOURCE_CHARS_MAX: Final = 512
+"""The most characters of a denied resource in the answer and in the audit log."""
 USER_LIMITS: Final = CacheLimits(fresh_s=15.0, keep_s=60.0)
 
 
@@ -278,7 +282,7 @@ class AccessControl:
             raise RpcRefused(Code.UNAUTHORIZED, "the user cannot be fetched from the brokers now") from None
         if denied is None:
             return access_key
-        resource = f"{denied.kind}:{denied.name}"
+        resource = f"{denied.kind}:{denied.name}"[:RESOURCE_CHARS_MAX]
         reason = f"{access_key} may not {render_actions(denied.actions)} {resource}"
         self._deny(access_key, peer, name, resource, reason)
         raise RpcRefused(Code.UNAUTHORIZED, reason)
@@ -335,9 +339,10 @@ class AccessControl:
         for need in needs:
             if not decide(user.policies, of_broker(need, self._options.cluster), host):
                 return need
-        if len(user.allowed) >= ALLOWED_MAX:
-            user.allowed.clear()
-        user.allowed.add((host, needs))
+        if sum(len(need.name) for need in needs) <= ALLOWED_CHARS_MAX:
+            if len(user.allowed) >= ALLOWED_MAX:
+                user.allowed.clear()
+            user.allowed.add((host, needs))
         return None
 
     def _deny(self, access_key: str, peer: Address, name: str, resource: str, reason: str) -> None:

@@ -19,7 +19,9 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.proxy import schema
 from tandemmq.proxy.access import (
+    ALLOWED_CHARS_MAX,
     LOOKUPS_MAX,
+    RESOURCE_CHARS_MAX,
     AccessControl,
     GrpcAccessOptions,
     Unauthenticated,
@@ -230,6 +232,21 @@ async def test_policies_decide_and_a_denial_wins(proxy: Proxy) -> None:
     )
     assert await proxy.check(signed(), "SendMessageRequest", messages=[{"topic": {"name": "U"}}]) == "alice"
     assert await proxy.check(signed(), "SendMessageRequest", messages=[{"topic": {"name": "U"}}]) == "alice"
+
+
+async def test_names_of_any_length_are_neither_kept_nor_repeated(
+    proxy: Proxy, caplog: pytest.LogCaptureFixture
+) -> None:
+    proxy.allow(("Topic:*", "Pub,Sub", "Allow"))
+    assert await proxy.check(signed(), topic={"name": "t" * ALLOWED_CHARS_MAX}) == "alice"
+    assert await proxy.check(signed(), topic={"name": "t" * (ALLOWED_CHARS_MAX + 1)}) == "alice"
+    user = proxy.access.users.peek("alice")
+    assert user is not None
+    kept = [need.name for _, needs in user.allowed for need in needs]
+    assert kept == ["t" * ALLOWED_CHARS_MAX]
+    text = await proxy.refusal(signed(), "HeartbeatRequest", client_type=2, group={"name": "g" * 100_000})
+    assert len(text) < 2 * RESOURCE_CHARS_MAX
+    assert len(vars(caplog.records[-1])["reason"]) < 2 * RESOURCE_CHARS_MAX
 
 
 async def test_a_default_policy_counts_where_no_custom_one_does(proxy: Proxy) -> None:
