@@ -54,6 +54,7 @@ class Held:
     place: Place
     handle: str
     message_id: str
+    ends_ms: int
 
 
 class ProxiedWork(DirectWork):
@@ -206,6 +207,8 @@ class ProxiedWork(DirectWork):
                 held = self._on_answer(answer, begin_s, len(found))
                 if held is not None:
                     found.append(held)
+            for one in found:  # the messages of an answer that breaks off are handed back
+                self._leases[one.item.number] = begin_s, one.ends_ms, one.place
         except TimeoutError:
             self.count("cancelled" if how == "cancelled" else "late")
         finally:
@@ -254,8 +257,8 @@ class ProxiedWork(DirectWork):
         else:
             self.count("delivered again")
         item.finished[self.group] = now_s
-        self._leases[item.number] = begin_s, int(pop_ms) + int(invisible_ms), place
-        return Held(item, place, system.receipt_handle, system.message_id)
+        ends_ms = int(pop_ms) + int(invisible_ms)
+        return Held(item, place, system.receipt_handle, system.message_id, ends_ms)
 
     def on_delivery(self, item: Item, where: str) -> None:
         """Checks further conditions of a delivery."""
