@@ -8,16 +8,21 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from tandemmq.client.route_cache import NameServers
-from tandemmq.proxy.acknowledging import AckMessageRequest, ChangeInvisibleDurationRequest, ReceiptHandlers
+from tandemmq.proxy.acknowledging import ReceiptHandlers
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.options import ProxyOptions
-from tandemmq.proxy.receiving import ReceiveHandlers, ReceiveMessageRequest
+from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
+from tandemmq.proxy.schema import message_class
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
+
+AckMessageRequest = message_class("AckMessageRequest")
+ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
+ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 
 
 class Everybody:

@@ -23,7 +23,8 @@ from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.clients import Clients, TelemetryCommand
 from tandemmq.proxy.registration import BrokerRegistration
-from tandemmq.proxy.routing import QueryAssignmentRequest, QueryRouteRequest, RoutingHandlers
+from tandemmq.proxy.routing import RoutingHandlers
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.sessions import SessionHandlers
 from tandemmq.proxy.transaction_ids import parse_transaction_id
 from tandemmq.remoting.client import RemotingClient
@@ -31,6 +32,9 @@ from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import FakeCall, caller
 from waits import until
+
+QueryAssignmentRequest = message_class("QueryAssignmentRequest")
+QueryRouteRequest = message_class("QueryRouteRequest")
 
 CHECKED_FAST = {"transaction_timeout_ms": 50, "transaction_check_period_ms": 100}
 PUBLISHING: dict[str, Any] = {"client_type": 1, "publishing": {"topics": [{"name": "Pay"}]}}

@@ -11,11 +11,13 @@ from proxy_rig import ConsumerProxy, consumer_proxy
 from tandemmq.api import broker_admin
 from tandemmq.client import Message
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
-from tandemmq.proxy.acknowledging import ForwardRequest
 from tandemmq.proxy.renewal import RenewalOptions
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code
 from tandemmq.testing import Cluster
 from waits import until
+
+ForwardRequest = message_class("ForwardMessageToDeadLetterQueueRequest")
 
 OK = int(Code.OK)
 

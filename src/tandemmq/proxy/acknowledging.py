@@ -24,11 +24,8 @@ from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import milliseconds
 
-AckMessageRequest = message_class("AckMessageRequest")
 AckMessageResponse = message_class("AckMessageResponse")
-ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
 ChangeInvisibleDurationResponse = message_class("ChangeInvisibleDurationResponse")
-ForwardRequest = message_class("ForwardMessageToDeadLetterQueueRequest")
 ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
 
 ENTRIES_MAX: Final = 1_024
@@ -120,15 +117,7 @@ def _common_status(statuses: list[dict[str, object]]) -> dict[str, object]:
 def methods(handlers: ReceiptHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of this module."""
     return [
-        unary("AckMessage", AckMessageRequest, AckMessageResponse, admit, handlers.handle_ack),
-        unary(
-            "ChangeInvisibleDuration",
-            ChangeInvisibleDurationRequest,
-            ChangeInvisibleDurationResponse,
-            admit,
-            handlers.handle_change,
-        ),
-        unary(
-            "ForwardMessageToDeadLetterQueue", ForwardRequest, ForwardResponse, admit, handlers.handle_forward
-        ),
+        unary("AckMessage", admit, handlers.handle_ack),
+        unary("ChangeInvisibleDuration", admit, handlers.handle_change),
+        unary("ForwardMessageToDeadLetterQueue", admit, handlers.handle_forward),
     ]

@@ -7,9 +7,10 @@ deadline, and a request may therefore be executed twice.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from tandemmq.api import broker_admin, nameserver
+from tandemmq.api.calls import Call
 from tandemmq.client.route_cache import NameServers, RouteView, build_view, is_known
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -28,6 +29,7 @@ from tandemmq.runtime.ports import Clock, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.units import MASTER_ID
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 OUTAGES: Final = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
@@ -89,6 +91,16 @@ class Brokers:
             raise TopicNotFound(f"no route of topic {name}: no broker has it")
         return access
 
+    async def has_broker(self, topic: str, broker_name: str) -> bool:
+        """Returns True if a broker of this name has the topic, by a new route if the kept one lacks it.
+
+        Raises:  TopicNotFound.
+        """
+        access: TopicAccess | None = await self.topic(topic)
+        if access is not None and broker_name not in access.view.addresses:
+            access = await self.topics.refresh(topic)
+        return access is not None and broker_name in access.view.addresses
+
     async def kind(self, topic: str) -> str:
         """Returns the topic's `message.type`; NORMAL without one, or while no broker answers."""
         try:
@@ -135,6 +147,16 @@ class Brokers:
                     raise
                 await self._clock.sleep(pause_s)
                 access = await self.topics.refresh(topic) or access
+
+    async def ask_master(
+        self, call: Call[P, T], topic: str, broker_name: str, /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Returns the answer of the master to `call` with the further arguments. Raises as `call_master`."""
+        return await self.call_master(
+            topic,
+            broker_name,
+            lambda address, left_s: call.within(left_s, self.remoting, address, *args, **kwargs),
+        )
 
     async def _query_route(self, topic: str) -> TopicAccess | None:
         route = await self.name_servers.ask(

@@ -8,19 +8,20 @@ Source: spec proxy 5.12 to 5.14, spec semantics 14.3.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Final, TypeVar
+from typing import Final, ParamSpec, TypeVar
 
 from tandemmq.api import broker_admin, broker_consume, broker_send
+from tandemmq.api.calls import Call
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.pop_receipts import Handle, parse_handle, real_topic
 from tandemmq.protocol.requests.send import SendBackRequest
-from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.handles import UNKNOWN, Receipt, invalid_handle
 from tandemmq.runtime.ports import Clock
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 _NOT_HELD: Final = (ResponseCode.NO_MESSAGE, ResponseCode.MESSAGE_ILLEGAL, ResponseCode.INVALID_PARAMETER)
@@ -51,14 +52,7 @@ class LeaseCalls:
 
     async def ack(self, group: str, topic: str, receipt: Receipt) -> None:
         """Acknowledges the message."""
-        text, remoting = receipt.broker_text, self.brokers.remoting
-        await self._call(
-            topic,
-            receipt,
-            lambda address, remaining_s: broker_consume.ack.within(
-                remaining_s, remoting, address, group, topic, text, is_strict=True
-            ),
-        )
+        await self._ask(broker_consume.ack, topic, receipt, group, topic, receipt.broker_text, is_strict=True)
 
     async def change(
         self, group: str, topic: str, receipt: Receipt, invisible_ms: int, *, is_suspended: bool = False
@@ -67,26 +61,16 @@ class LeaseCalls:
 
         `is_suspended`: no consumer has seen the message, so its next delivery does not count.
         """
-        text, remoting = receipt.broker_text, self.brokers.remoting
-        new = await self._call(
-            topic,
-            receipt,
-            lambda address, remaining_s: broker_consume.change_lease.within(
-                remaining_s, remoting, address, group, topic, text, invisible_ms, is_suspended=is_suspended
-            ),
+        text, call = receipt.broker_text, broker_consume.change_lease
+        new = await self._ask(
+            call, topic, receipt, group, topic, text, invisible_ms, is_suspended=is_suspended
         )
         return Receipt(parse_handle(broker_consume.changed_handle(text, new)), receipt.log_offset)
 
     async def renew(self, group: str, topic: str, receipt: Receipt, invisible_ms: int) -> None:
         """Ends the lease of a renewable receipt `invisible_ms` from now, for all its open messages."""
-        text, remoting = receipt.broker_text, self.brokers.remoting
-        await self._call(
-            topic,
-            receipt,
-            lambda address, remaining_s: broker_consume.change_lease.within(
-                remaining_s, remoting, address, group, topic, text, invisible_ms, is_renewal=True
-            ),
-        )
+        text, call = receipt.broker_text, broker_consume.change_lease
+        await self._ask(call, topic, receipt, group, topic, text, invisible_ms, is_renewal=True)
 
     async def bury(self, group: str, topic: str, receipt: Receipt, message_id: str) -> None:
         """Stores a copy of the message in the group's dead letter topic, then acknowledges the message."""
@@ -102,39 +86,27 @@ class LeaseCalls:
             broker_name=receipt.handle.broker_name,
         )
         await self._check_position(group, topic, receipt)
-        remoting = self.brokers.remoting
-        await self._call(
-            topic,
-            receipt,
-            lambda address, remaining_s: broker_send.send_back.within(remaining_s, remoting, address, header),
-        )
+        await self._ask(broker_send.send_back, topic, receipt, header)
         await self.ack(group, topic, receipt)
 
     async def _check_position(self, group: str, topic: str, receipt: Receipt) -> None:
         """Checks that the log has the message of the receipt at its ninth field, which comes from the client:
         the broker would copy whatever message is there, of any topic.
         """
-        handle, remoting = receipt.handle, self.brokers.remoting
-        record = await self._call(
-            topic,
-            receipt,
-            lambda address, remaining_s: broker_admin.view_message.within(
-                remaining_s, remoting, address, receipt.log_offset
-            ),
-        )
+        record = await self._ask(broker_admin.view_message, topic, receipt, receipt.log_offset)
+        handle = receipt.handle
         named = real_topic(handle.flag, group, topic), handle.queue_id, handle.offset
         if record is None or (record.topic, record.queue_id, record.queue_offset) != named:
             raise invalid_handle("its ninth field is the position of another message")
 
-    async def _call(self, topic: str, receipt: Receipt, ask: Callable[[str, float], Awaitable[T]]) -> T:
+    async def _ask(
+        self, call: Call[P, T], topic: str, receipt: Receipt, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
         broker_name = receipt.handle.broker_name
-        access = await self.brokers.topic(topic)
-        if broker_name not in access.view.addresses:
-            fresh = await self.brokers.topics.refresh(topic)
-            if fresh is not None and broker_name not in fresh.view.addresses:
-                raise invalid_handle(f"broker {broker_name!r} has no queue of topic {topic}")
+        if not await self.brokers.has_broker(topic, broker_name):
+            raise invalid_handle(f"broker {broker_name!r} has no queue of topic {topic}")
         try:
-            return await self.brokers.call_master(topic, broker_name, ask, timeout_s=CALL_S)
+            return await self.brokers.ask_master(call, topic, broker_name, *args, **kwargs)
         except RequestRejected as error:
             if error.code in _NOT_HELD:
                 raise invalid_handle(error.remark) from None

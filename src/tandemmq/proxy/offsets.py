@@ -25,13 +25,12 @@ from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, Unary, server_stream, unary
+from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import milliseconds
 from tandemmq.runtime.ports import Clock
 
-PullMessageRequest = message_class("PullMessageRequest")
 PullMessageResponse = message_class("PullMessageResponse")
 UpdateOffsetResponse = message_class("UpdateOffsetResponse")
 GetOffsetResponse = message_class("GetOffsetResponse")
@@ -135,40 +134,30 @@ class PullConsumerHandlers:
         group, queue = group_name(request.group), queue_of(request.message_queue)
         if request.offset < 0:
             raise RpcRefused(Code.ILLEGAL_OFFSET, f"offset {request.offset} must not be negative")
-        remoting = self.brokers.remoting
-        await self.brokers.call_master(
+        await self.brokers.ask_master(
+            broker_consume.commit_offset,
             queue.topic,
             queue.broker_name,
-            lambda address, remaining_s: broker_consume.commit_offset.within(
-                remaining_s,
-                remoting,
-                address,
-                consumer_group=group,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                committed_offset=request.offset,
-                broker_name=queue.broker_name,
-            ),
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            committed_offset=request.offset,
+            broker_name=queue.broker_name,
         )
         return UpdateOffsetResponse(status=OK)
 
     async def handle_get(self, caller: Caller, request: Message) -> Message:
         """Handles GetOffset: the committed offset of the group."""
         group, queue = group_name(request.group), queue_of(request.message_queue)
-        remoting = self.brokers.remoting
-        offset = await self.brokers.call_master(
+        offset = await self.brokers.ask_master(
+            broker_consume.query_committed_offset,
             queue.topic,
             queue.broker_name,
-            lambda address, remaining_s: broker_consume.query_committed_offset.within(
-                remaining_s,
-                remoting,
-                address,
-                consumer_group=group,
-                topic=queue.topic,
-                queue_id=queue.queue_id,
-                zero_if_missing=False,
-                broker_name=queue.broker_name,
-            ),
+            consumer_group=group,
+            topic=queue.topic,
+            queue_id=queue.queue_id,
+            zero_if_missing=False,
+            broker_name=queue.broker_name,
         )
         if offset is None:
             raise RpcRefused(Code.OFFSET_NOT_FOUND, f"group {group} has no offset in {queue}")
@@ -183,21 +172,15 @@ class PullConsumerHandlers:
         if policy not in (_BEGINNING, _END, _TIMESTAMP):
             raise RpcRefused(Code.BAD_REQUEST, f"unknown policy {policy} of an offset")
 
-        def ask(address: str, remaining_s: float) -> Awaitable[int]:
-            remoting, (topic, broker_name, queue_id) = self.brokers.remoting, queue
-            if policy == _BEGINNING:
-                return broker_consume.query_min_offset.within(
-                    remaining_s, remoting, address, topic, queue_id, broker_name
-                )
-            if policy == _END:
-                return broker_consume.query_max_offset.within(
-                    remaining_s, remoting, address, topic, queue_id, broker_name=broker_name
-                )
-            return broker_consume.search_offset.within(
-                remaining_s, remoting, address, topic, queue_id, milliseconds(request.timestamp)
-            )
-
-        offset = await self.brokers.call_master(queue.topic, queue.broker_name, ask)
+        ask, (topic, name, queue_id) = self.brokers.ask_master, queue
+        if policy == _BEGINNING:
+            offset = await ask(broker_consume.query_min_offset, topic, name, topic, queue_id, name)
+        elif policy == _END:
+            call = broker_consume.query_max_offset
+            offset = await ask(call, topic, name, topic, queue_id, broker_name=name)
+        else:
+            at_ms = milliseconds(request.timestamp)
+            offset = await ask(broker_consume.search_offset, topic, name, topic, queue_id, at_ms)
         return QueryOffsetResponse(status=OK, offset=offset)
 
     async def handle_lite(self, caller: Caller, request: Message) -> Message:
@@ -228,15 +211,10 @@ def _pull_status(pulled: Pulled, records: list[Record]) -> dict[str, object]:
 
 def methods(handlers: PullConsumerHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of this module."""
-
-    def one(name: str, handle: Unary) -> Method:
-        request, response = message_class(f"{name}Request"), message_class(f"{name}Response")
-        return unary(name, request, response, admit, handle)
-
     return [
-        server_stream("PullMessage", PullMessageRequest, PullMessageResponse, admit, handlers.handle_pull),
-        one("UpdateOffset", handlers.handle_update),
-        one("GetOffset", handlers.handle_get),
-        one("QueryOffset", handlers.handle_query),
-        one("SyncLiteSubscription", handlers.handle_lite),
+        server_stream("PullMessage", admit, handlers.handle_pull),
+        unary("UpdateOffset", admit, handlers.handle_update),
+        unary("GetOffset", admit, handlers.handle_get),
+        unary("QueryOffset", admit, handlers.handle_query),
+        unary("SyncLiteSubscription", admit, handlers.handle_lite),
     ]

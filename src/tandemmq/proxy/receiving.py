@@ -54,7 +54,6 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 ReceiveMessageResponse = message_class("ReceiveMessageResponse")
 
 HANDED_BACK_MS: Final = 1_000
@@ -355,4 +354,4 @@ def _status(outcome: PopOutcome, count: int) -> dict[str, object]:
 def methods(handlers: ReceiveHandlers, admit: Admit) -> list[Method]:
     """Returns the rpc of this module."""
     receive = handlers.handle_receive
-    return [server_stream("ReceiveMessage", ReceiveMessageRequest, ReceiveMessageResponse, admit, receive)]
+    return [server_stream("ReceiveMessage", admit, receive)]

@@ -27,7 +27,6 @@ from typing import Final, NamedTuple, Protocol
 
 from tandemmq.api import broker_consume
 from tandemmq.errors import TandemError
-from tandemmq.proxy.brokers import CALL_S
 from tandemmq.proxy.handles import Receipt, parse_receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.limited_lines import LimitedLines
@@ -252,15 +251,9 @@ class Renewal:
         """Returns True if the brokers know the client: it is connected to another proxy."""
         client_id, group, topic = renewed.owner
         _, receipt = next(iter(renewed.receipts.items()))
-        remoting = self._calls.brokers.remoting
         try:
-            members = await self._calls.brokers.call_master(
-                topic,
-                receipt.handle.broker_name,
-                lambda address, remaining_s: broker_consume.query_consumer_ids.within(
-                    remaining_s, remoting, address, group
-                ),
-                timeout_s=CALL_S,
+            members = await self._calls.brokers.ask_master(
+                broker_consume.query_consumer_ids, topic, receipt.handle.broker_name, group
             )
         except TandemError:
             return True  # nothing is known; the next renewal asks again

@@ -25,9 +25,7 @@ from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.units import MASTER_ID
 
-QueryAssignmentRequest = message_class("QueryAssignmentRequest")
 QueryAssignmentResponse = message_class("QueryAssignmentResponse")
-QueryRouteRequest = message_class("QueryRouteRequest")
 QueryRouteResponse = message_class("QueryRouteResponse")
 
 Endpoint = tuple[str, int]
@@ -194,12 +192,6 @@ class RoutingHandlers:
 def methods(handlers: RoutingHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs of routes."""
     return [
-        unary("QueryRoute", QueryRouteRequest, QueryRouteResponse, admit, handlers.handle_query_route),
-        unary(
-            "QueryAssignment",
-            QueryAssignmentRequest,
-            QueryAssignmentResponse,
-            admit,
-            handlers.handle_query_assignment,
-        ),
+        unary("QueryRoute", admit, handlers.handle_query_route),
+        unary("QueryAssignment", admit, handlers.handle_query_assignment),
     ]

@@ -17,6 +17,7 @@ from typing import Any, Final, NamedTuple, Protocol
 
 from tandemmq.errors import TandemError
 from tandemmq.proxy.limited_lines import LimitedLines
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
@@ -129,8 +130,9 @@ Send = Callable[[Message], Awaitable[None]]
 Streaming = Callable[[Caller, Message, Send], Awaitable[None]]
 
 
-def unary(name: str, request: Message, response: Message, admit: Admit, handle: Unary) -> Method:
+def unary(name: str, admit: Admit, handle: Unary) -> Method:
     """Returns the method of an rpc with one answer; an error becomes an answer that has only a status."""
+    request, response = _messages_of(name)
 
     async def serve(call: GrpcCall) -> None:
         try:
@@ -146,8 +148,9 @@ def unary(name: str, request: Message, response: Message, admit: Admit, handle: 
     return Method(SERVICE + name, serve)
 
 
-def server_stream(name: str, request: Message, response: Message, admit: Admit, handle: Streaming) -> Method:
+def server_stream(name: str, admit: Admit, handle: Streaming) -> Method:
     """Returns the method of a poll, whose answer is a stream; an error becomes its last element."""
+    request, response = _messages_of(name)
 
     async def serve(call: GrpcCall) -> None:
         async def send(answer: Message) -> None:
@@ -166,6 +169,11 @@ def server_stream(name: str, request: Message, response: Message, admit: Admit, 
             await send(answer)
 
     return Method(SERVICE + name, serve, is_held=True, is_poll=True)
+
+
+def _messages_of(name: str) -> tuple[Message, Message]:
+    """Returns the classes of an rpc's request and response, which have its name."""
+    return message_class(f"{name}Request"), message_class(f"{name}Response")
 
 
 async def receive_one(call: GrpcCall, request: Message) -> Message:

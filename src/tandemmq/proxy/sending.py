@@ -38,7 +38,6 @@ from tandemmq.proxy.transaction_ids import TransactionId, render_transaction_id
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.units import MIB, Buffer
 
-SendMessageRequest = message_class("SendMessageRequest")
 SendMessageResponse = message_class("SendMessageResponse")
 
 BYTES_IN_FLIGHT_MAX: Final = 256 * MIB
@@ -260,4 +259,4 @@ def _response(messages: Sequence[IncomingMessage], queue: MessageQueue, answer: 
 
 def methods(handlers: ProduceHandlers, admit: Admit) -> list[Method]:
     """Returns the rpc of sends."""
-    return [unary("SendMessage", SendMessageRequest, SendMessageResponse, admit, handlers.handle_send)]
+    return [unary("SendMessage", admit, handlers.handle_send)]

@@ -30,9 +30,7 @@ from tandemmq.runtime.ports import Clock
 
 T = TypeVar("T")
 
-EndTransactionRpc = message_class("EndTransactionRequest")
 EndTransactionResponse = message_class("EndTransactionResponse")
-RecallMessageRpc = message_class("RecallMessageRequest")
 RecallMessageResponse = message_class("RecallMessageResponse")
 
 _DECISION_OF_RESOLUTION: Final = {
@@ -76,11 +74,11 @@ class SentMessageHandlers:
             transaction_id=transaction.unique_key,
             broker_name=transaction.broker_name,
         )
-        await self._require_broker(topic, transaction.broker_name, Code.INVALID_TRANSACTION_ID)
         await self._call(
             caller,
             topic,
             transaction.broker_name,
+            Code.INVALID_TRANSACTION_ID,
             lambda address, _: broker_send.end_transaction(self.brokers.remoting, address, header),
         )
         return EndTransactionResponse(status=OK)
@@ -91,12 +89,12 @@ class SentMessageHandlers:
         if self.options.checks_message_type:
             check_kind(topic, await self.brokers.known_kind(topic), MessageKind.DELAY)
         broker_name = _broker_of(handle)
-        await self._require_broker(topic, broker_name, Code.BAD_REQUEST)
         try:
             message_id = await self._call(
                 caller,
                 topic,
                 broker_name,
+                Code.BAD_REQUEST,
                 lambda address, left_s: broker_send.recall.within(
                     left_s,
                     self.brokers.remoting,
@@ -112,24 +110,17 @@ class SentMessageHandlers:
             raise
         return RecallMessageResponse(status=OK, message_id=message_id)
 
-    async def _require_broker(self, topic: str, broker_name: str, code: Code) -> None:
-        """Checks that a broker of this name has the topic, by a new route if the kept one lacks it.
-
-        Raises:  RpcRefused with `code`.
-        """
-        access = await self.brokers.topic(topic)
-        if broker_name not in access.view.addresses:
-            refreshed = await self.brokers.topics.refresh(topic)
-            if refreshed is None or broker_name not in refreshed.view.addresses:
-                raise RpcRefused(code, f"no broker {broker_name[:64]!r} has topic {topic}")
-
     async def _call(
         self,
         caller: Caller,
         topic: str,
         broker_name: str,
+        unknown: Code,
         ask: Callable[[str, float], Awaitable[T]],
     ) -> T:
+        """Calls the master. Raises RpcRefused `unknown` if no broker of the name has the topic."""
+        if not await self.brokers.has_broker(topic, broker_name):
+            raise RpcRefused(unknown, f"no broker {broker_name[:64]!r} has topic {topic}")
         timeout_s = CALL_S
         if caller.deadline_s is not None:
             timeout_s = min(timeout_s, max(0.0, caller.deadline_s - self.clock.monotonic()))
@@ -147,12 +138,6 @@ def _broker_of(recall_handle: str) -> str:
 def methods(handlers: SentMessageHandlers, admit: Admit) -> list[Method]:
     """Returns the rpcs about sent messages."""
     return [
-        unary(
-            "EndTransaction",
-            EndTransactionRpc,
-            EndTransactionResponse,
-            admit,
-            handlers.handle_end_transaction,
-        ),
-        unary("RecallMessage", RecallMessageRpc, RecallMessageResponse, admit, handlers.handle_recall),
+        unary("EndTransaction", admit, handlers.handle_end_transaction),
+        unary("RecallMessage", admit, handlers.handle_recall),
     ]

@@ -40,9 +40,7 @@ from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-HeartbeatRequest = message_class("HeartbeatRequest")
 HeartbeatResponse = message_class("HeartbeatResponse")
-NotifyClientTerminationRequest = message_class("NotifyClientTerminationRequest")
 NotifyClientTerminationResponse = message_class("NotifyClientTerminationResponse")
 
 REFUSED_KEPT_MAX: Final = 1_024
@@ -169,12 +167,6 @@ def methods(handlers: SessionHandlers, admit: Admit) -> list[Method]:
 
     return [
         Method(SERVICE + "Telemetry", serve_telemetry, is_held=True),
-        unary("Heartbeat", HeartbeatRequest, HeartbeatResponse, admit, handlers.handle_heartbeat),
-        unary(
-            "NotifyClientTermination",
-            NotifyClientTerminationRequest,
-            NotifyClientTerminationResponse,
-            admit,
-            handlers.handle_termination,
-        ),
+        unary("Heartbeat", admit, handlers.handle_heartbeat),
+        unary("NotifyClientTermination", admit, handlers.handle_termination),
     ]

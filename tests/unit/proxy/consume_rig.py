@@ -243,6 +243,9 @@ class OneBroker:
             raise BrokerUnreachable(f"broker {broker_name!r} has no master")
         return await ask(address, timeout_s)
 
+    has_broker = Brokers.has_broker
+    ask_master = Brokers.ask_master
+
 
 class Clients:
     """`Liveness` with a set of ids."""

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from sim.manual_clock import START_MS, ManualClock
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import RequestCode, ResponseCode
-from tandemmq.proxy.acknowledging import (
-    ENTRIES_MAX,
-    AckMessageRequest,
-    ChangeInvisibleDurationRequest,
-    ForwardRequest,
-)
+from tandemmq.proxy.acknowledging import ENTRIES_MAX
 from tandemmq.proxy.handles import parse_receipt
-from tandemmq.proxy.receiving import ReceiveMessageRequest
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+
+AckMessageRequest = message_class("AckMessageRequest")
+ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
+ForwardRequest = message_class("ForwardMessageToDeadLetterQueueRequest")
+ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 
 NAMES: dict[str, Any] = {"group": {"name": GROUP}, "topic": {"name": TOPIC}}
 

@@ -13,9 +13,11 @@ from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import consume as headers
 from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.offsets import PullConsumerHandlers, PullMessageRequest
+from tandemmq.proxy.offsets import PullConsumerHandlers
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+
+PullMessageRequest = message_class("PullMessageRequest")
 
 QUEUE: dict[str, Any] = {"topic": {"name": TOPIC}, "id": 0, "broker": {"name": BROKER}}
 

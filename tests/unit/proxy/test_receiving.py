@@ -16,9 +16,11 @@ from tandemmq.errors import RequestRejected, TandemError, TopicNotFound
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.proxy.handles import parse_receipt
-from tandemmq.proxy.receiving import ReceiveMessageRequest
 from tandemmq.proxy.renewal import RenewalOptions
+from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+
+ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 
 
 def request(**changes: Any) -> Any:

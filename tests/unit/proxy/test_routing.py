@@ -12,10 +12,13 @@ from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy import routing
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.routing import RoutingHandlers, accepted_kinds, permissions_of, scheme_of
-from tandemmq.proxy.schema import enum_number
+from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from unit.proxy.calls import caller
 from unit.proxy.known_brokers import KnownBrokers, route
+
+QueryAssignmentRequest = message_class("QueryAssignmentRequest")
+QueryRouteRequest = message_class("QueryRouteRequest")
 
 READ, WRITE, READ_WRITE, NONE = routing.READ, routing.WRITE, routing.READ_WRITE, routing.NONE
 ADVERTISED = ("proxy.example", 8081)
@@ -27,14 +30,12 @@ def handlers(known: KnownBrokers, **options: Any) -> RoutingHandlers:
 
 
 async def ask_route(known: KnownBrokers, endpoints: Any = None, topic: str = "T", **options: Any) -> Any:
-    request = routing.QueryRouteRequest(
-        topic={"name": topic, "resource_namespace": "ns"}, endpoints=endpoints
-    )
+    request = QueryRouteRequest(topic={"name": topic, "resource_namespace": "ns"}, endpoints=endpoints)
     return await handlers(known, **options).handle_query_route(caller(), request)
 
 
 async def ask_assignment(known: KnownBrokers, group: str = "G", topic: str = "T") -> Any:
-    request = routing.QueryAssignmentRequest(topic={"name": topic}, group={"name": group}, endpoints=ASKED)
+    request = QueryAssignmentRequest(topic={"name": topic}, group={"name": group}, endpoints=ASKED)
     return await handlers(known).handle_query_assignment(caller(), request)
 
 

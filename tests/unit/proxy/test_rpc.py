@@ -13,8 +13,8 @@ from tandemmq.proxy.statuses import Code
 from tandemmq.remoting.shared_bounds import LINES_MAX
 from unit.proxy.calls import FakeCall, caller
 
-Request, Response = message_class("HeartbeatRequest"), message_class("HeartbeatResponse")
-Receive, Received = message_class("ReceiveMessageRequest"), message_class("ReceiveMessageResponse")
+Response = message_class("HeartbeatResponse")
+Received = message_class("ReceiveMessageResponse")
 
 
 async def admit(_call: GrpcCall, _request: Any) -> Caller:
@@ -26,8 +26,8 @@ async def fail(_caller: Caller, _request: Any, *_send: Any) -> Any:
 
 
 METHODS = {
-    "unary": (unary("Heartbeat", Request, Response, admit, fail), Response),
-    "stream": (server_stream("ReceiveMessage", Receive, Received, admit, fail), Received),
+    "unary": (unary("Heartbeat", admit, fail), Response),
+    "stream": (server_stream("ReceiveMessage", admit, fail), Received),
 }
 
 
@@ -51,10 +51,10 @@ async def test_a_call_knows_the_code_of_its_answer() -> None:
         await send(Received(delivery_timestamp={"seconds": 1}))
 
     call = FakeCall([b""])
-    await unary("Heartbeat", Request, Response, admit, answer).serve(call)
+    await unary("Heartbeat", admit, answer).serve(call)
     assert call.code == Code.FORBIDDEN
     polled = FakeCall([b""])
-    await server_stream("ReceiveMessage", Receive, Received, admit, stream).serve(polled)
+    await server_stream("ReceiveMessage", admit, stream).serve(polled)
     assert polled.code == Code.MESSAGE_NOT_FOUND
     failed = FakeCall([b""])
     await METHODS["stream"][0].serve(failed)

@@ -7,14 +7,7 @@ from typing import Any
 import pytest
 
 from tandemmq.proxy.schema import message_class
-from tandemmq.proxy.values import (
-    TIME_MS_MAX,
-    duration,
-    milliseconds,
-    natural_number,
-    timestamp,
-    whole_number,
-)
+from tandemmq.proxy.values import TIME_MS_MAX, duration, milliseconds, natural_number, timestamp, whole_number
 
 Timestamp = message_class("Timestamp", "google.protobuf")
 

@@ -17,16 +17,16 @@ from sim.proxied.grpc_client import CallFailed, GrpcCall, GrpcConnection
 from sim.proxied.nodes import ProxyNode
 from tandemmq.api import broker_admin
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
-from tandemmq.proxy.acknowledging import (
-    AckMessageRequest,
-    AckMessageResponse,
-    ChangeInvisibleDurationRequest,
-    ChangeInvisibleDurationResponse,
-)
-from tandemmq.proxy.receiving import ReceiveMessageRequest, ReceiveMessageResponse
-from tandemmq.proxy.schema import enum_number
-from tandemmq.proxy.sending import SendMessageRequest, SendMessageResponse
+from tandemmq.proxy.acknowledging import AckMessageResponse, ChangeInvisibleDurationResponse
+from tandemmq.proxy.receiving import ReceiveMessageResponse
+from tandemmq.proxy.schema import enum_number, message_class
+from tandemmq.proxy.sending import SendMessageResponse
 from tandemmq.proxy.statuses import Code
+
+AckMessageRequest = message_class("AckMessageRequest")
+ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
+ReceiveMessageRequest = message_class("ReceiveMessageRequest")
+SendMessageRequest = message_class("SendMessageRequest")
 
 CALL_S = 4.0
 POLL_S = 5
