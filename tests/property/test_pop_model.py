@@ -1,8 +1,10 @@
-"""Pops against a model: any sequence of sends, pops, acks, changes, waits, restarts, kills and power cuts.
+"""Pops against a model: any sequence of sends, pops, acks, changes, renewals, waits, restarts, kills and
+power cuts; for groups that pop in order also resets.
 
 With SYNC_FLUSH, whatever happens in between: an acknowledged message is not delivered again; one held under
 an answered handle is not delivered to others before its time; all others are delivered eventually (spec
-semantics 14).
+semantics 14). A group that pops in order gets each queue from its first message without an ack on, or from
+its last reset on.
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts
 from tandemmq.broker.tables import Tables
-from tandemmq.errors import Busy, ServiceNotAvailable
+from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import FrameDecoder
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
@@ -76,17 +79,24 @@ class World:
 
     seed: int
     attributes: dict[str, str] = field(default_factory=dict)
+    revive_queue_count: int = 8
     disk: MemoryDisk = field(default_factory=MemoryDisk)
     clock: ManualClock = field(default_factory=ManualClock)
     sent: list[str] = field(default_factory=list)
     acked: set[str] = field(default_factory=set)
     held: list[Held] = field(default_factory=list)
+    replaced: list[Held] = field(default_factory=list)  # handles of leases that the messages have left
 
     def __post_init__(self) -> None:
         self.dice = Random(self.seed)
 
     async def start(self) -> None:
-        options = BrokerOptions(cluster_name="C", broker_name="b", pop_retry_percent=50)
+        options = BrokerOptions(
+            cluster_name="C",
+            broker_name="b",
+            pop_retry_percent=50,
+            revive_queue_count=self.revive_queue_count,
+        )
         store_options = StoreOptions(
             root=ROOT,
             flush_mode=FlushMode.SYNC_FLUSH,
@@ -171,13 +181,19 @@ class World:
 
     async def pop(self, count: int, invisible_ms: int) -> list[Held]:
         now_ms = self.clock.now_ms()
+        return self._take(await self.receive(count, invisible_ms), now_ms)
+
+    async def receive(
+        self, count: int, invisible_ms: int, *, group: str = "G", queue_id: int = -1, is_ordered: bool = False
+    ) -> list[Held]:
         header = PopRequest(
-            consumer_group="G",
+            consumer_group=group,
             topic="T",
-            queue_id=-1,
+            queue_id=queue_id,
             count_max=count,
             invisible_ms=invisible_ms,
-            born_at_ms=now_ms,
+            born_at_ms=self.clock.now_ms(),
+            is_ordered=is_ordered,
         )
         channel = FakeChannel()
         answer = self.parts.pop.pops.handle_pop(channel, Command.request(RequestCode.POP_MESSAGE, header))  # type: ignore[arg-type]
@@ -185,7 +201,7 @@ class World:
             assert answer.code == ResponseCode.POLLING_TIMEOUT
             return []
         await self.clock.pass_time(0.05)
-        return self._take(channel.frame, now_ms)
+        return _held_of(channel.frame)
 
     async def pop_refused(self, *, settles: bool) -> int:
         """Returns the code of a pop that cannot be stored; `settles`: a revive round runs before its
@@ -209,23 +225,7 @@ class World:
         [(reply, _)] = channel.answers.values()
         return reply.code
 
-    def _take(self, frame: bytes, now_ms: int) -> list[Held]:
-        from tandemmq.protocol.frame import FrameDecoder
-
-        decoder = FrameDecoder()
-        [command] = list(decoder.feed(frame))
-        response = command.decode(PopResponse)
-        starts = dict(item.rsplit(" ", 1) for item in (response.start_offset_info or "").split(";"))
-        found = []
-        for record in decode_records(command.body):
-            handle = record.properties.get("POP_CK") or (
-                f"{starts[f'0 {record.queue_id}']} {response.pop_time_ms} {response.invisible_ms}"
-                f" {response.revive_queue_id} 0 b {record.queue_id} {record.queue_offset}"
-            )
-            topic = "%RETRY%G_T" if handle.split(" ")[4] == "1" else "T"
-            until_ms = response.pop_time_ms + response.invisible_ms
-            name = record.body.decode()
-            found.append(Held(name, topic, record.queue_id, record.queue_offset, handle, until_ms))
+    def _take(self, found: list[Held], now_ms: int) -> list[Held]:
         for new in found:
             assert new.name not in self.acked, f"{new.name} came again after its ack"
             others = [held for held in self.held if held.name == new.name and held.until_ms > now_ms]
@@ -257,6 +257,51 @@ class World:
             self.acked.add(held.name)
         return is_good
 
+    async def ack_strictly(self, held: Held, group: str = "G") -> bool:
+        """Returns False if the broker refuses the ack because the message is no longer held."""
+        header = AckRequest(
+            consumer_group=group,
+            topic=held.topic,
+            queue_id=held.queue_id,
+            extra_info=held.handle,
+            offset=held.offset,
+            is_strict=True,
+        )
+        command = Command.request(RequestCode.ACK_MESSAGE, header)
+        return await self._is_held(self.parts.pop.acks.handle_ack, command)
+
+    async def renew(
+        self, held: Held, invisible_ms: int, group: str = "G", *, is_renewal: bool = True
+    ) -> bool:
+        """Renews the lease, or with `is_renewal` False changes the time of one message popped in order.
+        Returns False if the broker refuses it because the message is no longer held.
+        """
+        header = ChangeInvisibleRequest(
+            consumer_group=group,
+            topic=held.topic,
+            queue_id=held.queue_id,
+            extra_info=held.handle,
+            offset=held.offset,
+            invisible_ms=invisible_ms,
+            is_strict=True,
+            is_renewal=is_renewal,
+        )
+        command = Command.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
+        return await self._is_held(self.parts.pop.acks.handle_change, command)
+
+    async def _is_held(self, handle: Any, command: Command) -> bool:
+        channel = FakeChannel()
+        try:
+            answer = handle(channel, command)
+        except RequestRejected as error:
+            if error.code != ResponseCode.NO_MESSAGE:
+                raise
+            return False
+        await self.clock.pass_time(0.05)
+        [reply] = [reply for reply, _ in channel.answers.values()] if answer is None else [answer]
+        assert reply.code == ResponseCode.SUCCESS, reply
+        return True
+
     async def change(self, held: Held, invisible_ms: int) -> None:
         header = ChangeInvisibleRequest(
             consumer_group="G",
@@ -269,6 +314,7 @@ class World:
         channel = FakeChannel()
         command = Command.request(RequestCode.CHANGE_MESSAGE_INVISIBLETIME, header)
         self.held.remove(held)
+        self.replaced.append(held)
         self.parts.pop.acks.handle_change(channel, command)  # type: ignore[arg-type]
         await self.clock.pass_time(0.05)
         [(reply, _)] = channel.answers.values()
@@ -290,7 +336,7 @@ class World:
 
     async def step(self) -> None:
         dice = self.dice
-        match dice.choices(range(8), (20, 25, 25, 8, 12, 3, 4, 3))[0]:
+        match dice.choices(range(10), (20, 25, 25, 8, 12, 3, 4, 3, 6, 4))[0]:
             case 0:
                 await self.send(dice.randrange(1, 12))
             case 1:
@@ -313,6 +359,17 @@ class World:
             case 7:
                 await self.kill(is_power_cut=True)
                 await self.start()
+            case 8:
+                if self.good():
+                    named, invisible_ms = dice.choice(self.good()), dice.choice(INVISIBLE_MS)
+                    until_ms = self.clock.now_ms() + invisible_ms
+                    assert await self.renew(named, invisible_ms), named
+                    for held in self.held:
+                        if _lease_of(held) == _lease_of(named):
+                            held.until_ms = until_ms
+            case 9:
+                for held in self.replaced[-3:]:
+                    assert not await self.ack_strictly(held), f"{held} has left its lease"
 
     async def drain(self) -> None:
         """Checks that every message without an ack is delivered eventually."""
@@ -341,6 +398,359 @@ def test_nothing_is_lost_and_nothing_acknowledged_comes_again(seed: int) -> None
         await world.stop()
 
     asyncio.run(run())
+
+
+def _held_of(frame: bytes) -> list[Held]:
+    """Returns the messages in the answer to a pop."""
+    [command] = list(FrameDecoder().feed(frame))
+    response = command.decode(PopResponse)
+    starts = dict(item.rsplit(" ", 1) for item in (response.start_offset_info or "").split(";"))
+    found = []
+    for record in decode_records(command.body):
+        handle = record.properties.get("POP_CK") or (
+            f"{starts[f'0 {record.queue_id}']} {response.pop_time_ms} {response.invisible_ms}"
+            f" {response.revive_queue_id} 0 b {record.queue_id} {record.queue_offset}"
+        )
+        topic = "%RETRY%G_T" if handle.split(" ")[4] == "1" else "T"
+        until_ms = response.pop_time_ms + response.invisible_ms
+        name = record.body.decode()
+        found.append(Held(name, topic, record.queue_id, record.queue_offset, handle, until_ms))
+    return found
+
+
+def _lease_of(held: Held) -> tuple[str, int, list[str]]:
+    return held.topic, held.queue_id, held.handle.split(" ")[:2]
+
+
+@dataclass
+class Turn:
+    """The last ordered pop of a queue: when its messages are visible again if no ack or change names them."""
+
+    messages: dict[int, Held]
+    until_ms: int
+    acked: set[int] = field(default_factory=set)
+    chosen: dict[int, int] = field(default_factory=dict)  # offset -> the time that a change set
+
+    def free_at_ms(self) -> int:
+        open_ = self.messages.keys() - self.acked
+        return max((self.chosen.get(offset, self.until_ms) for offset in open_), default=0)
+
+
+@dataclass
+class OrderedModel:
+    """A group that pops in order. Of each queue: the first offset without a stored ack, the last pop, and
+    older handles.
+
+    Acks beyond an open message are kept in a table that is saved every 10 s, so a kill may lose them
+    (decision 027).
+    """
+
+    world: World
+    begins: dict[int, int] = field(default_factory=lambda: dict.fromkeys(range(QUEUES), 0))
+    beyond: dict[int, set[int]] = field(default_factory=lambda: {queue: set() for queue in range(QUEUES)})
+    turns: dict[int, Turn] = field(default_factory=dict)
+    old: list[Held] = field(default_factory=list)
+    restored: list[Held] = field(default_factory=list)  # a start may have read their pops from the file
+
+    async def pop(self, queue_id: int, count: int, invisible_ms: int) -> Turn | None:
+        now_ms = self.world.clock.now_ms()
+        found = await self.world.receive(count, invisible_ms, group="O", queue_id=queue_id, is_ordered=True)
+        if not found:
+            return None
+        before = self.turns.get(queue_id)
+        assert before is None or before.free_at_ms() <= now_ms, f"{found[0]} is held until {before}"
+        begin = found[0].offset
+        assert begin >= self.begins[queue_id], f"{found[0]} came again, of {self.begins[queue_id]}"
+        skipped = set(range(self.begins[queue_id], begin)) - self.beyond[queue_id]
+        assert not skipped, f"{skipped} of queue {queue_id} were skipped"
+        self.begins[queue_id] = begin
+        self._leave(queue_id)
+        self.turns[queue_id] = turn = Turn({held.offset: held for held in found}, now_ms + invisible_ms)
+        return turn
+
+    async def ack(self, held: Held) -> None:
+        queue_id, offset = held.queue_id, held.offset
+        turn = self.turns.get(queue_id)
+        is_good = await self.world.ack_strictly(held, "O")
+        if turn is None or turn.messages.get(offset) is not held:
+            if is_good and held in self.restored:
+                self.beyond[queue_id].add(offset)
+                self.begins[queue_id] += offset == self.begins[queue_id]
+            assert not is_good or offset < self.begins[queue_id] or offset in self.beyond[queue_id], held
+            return
+        assert is_good, held
+        turn.acked.add(offset)
+        self.beyond[queue_id].add(offset)
+        begin = min(turn.messages.keys() - turn.acked, default=max(turn.messages) + 1)
+        self.begins[queue_id] = max(self.begins[queue_id], begin)
+
+    def reset(self, queue_id: int, offset: int) -> None:
+        self.world.tables.offsets.reset("O", "T", queue_id, offset, self.world.clock.now_ms())
+        self._leave(queue_id)
+        self.begins[queue_id] = offset
+        self.beyond[queue_id].clear()
+        self.restored = [held for held in self.restored if held.queue_id != queue_id]
+
+    def forget(self) -> None:
+        """Forgets what a kill may lose: the last pops, and acks beyond an open message."""
+        for turn in self.turns.values():
+            self.restored += turn.messages.values()
+        for queue_id in range(QUEUES):
+            self._leave(queue_id)
+
+    def _leave(self, queue_id: int) -> None:
+        turn = self.turns.pop(queue_id, None)
+        if turn is not None:
+            self.old += turn.messages.values()
+
+    async def step(self) -> None:
+        world, dice, queue_id = self.world, self.world.dice, self.world.dice.randrange(QUEUES)
+        turn = self.turns.get(queue_id)
+        open_ = [] if turn is None else sorted(turn.messages.keys() - turn.acked)
+        match dice.choices(range(9), (15, 30, 30, 10, 8, 8, 3, 4, 6))[0]:
+            case 0:
+                await world.send(dice.randrange(1, 12))
+            case 1:
+                await self.pop(queue_id, dice.choice((1, 3, 8)), dice.choice(INVISIBLE_MS))
+            case 2:
+                for offset in open_[: dice.randrange(1, 4)] if dice.random() < 0.7 else open_[-1:]:
+                    assert turn is not None
+                    await self.ack(turn.messages[offset])
+            case 3:
+                if turn is not None and open_:
+                    invisible_ms, is_renewal = dice.choice(INVISIBLE_MS), dice.random() < 0.6
+                    until_ms = world.clock.now_ms() + invisible_ms
+                    named = turn.messages[dice.choice(open_)]
+                    assert await world.renew(named, invisible_ms, "O", is_renewal=is_renewal), named
+                    if is_renewal:
+                        turn.until_ms = until_ms
+                    else:
+                        turn.chosen[named.offset] = until_ms
+            case 4:
+                self.reset(queue_id, dice.randrange(world.store.queue_max("T", queue_id) + 1))
+                for held in self.old[-4:]:
+                    await self.ack(held)
+                await world.clock.pass_time(11)  # the table of offsets is saved
+            case 5:
+                for held in self.old[-4:]:
+                    await self.ack(held)
+            case 6:
+                await world.stop()
+                await world.start()
+            case 7:
+                await world.kill(is_power_cut=dice.random() < 0.5)
+                await world.start()
+                self.forget()
+            case 8:
+                await world.clock.pass_time(dice.choice((0.1, 1.5, 8.0)))
+
+    async def drain(self) -> None:
+        """Checks that every message comes, in order."""
+        for queue_id in range(QUEUES):
+            end = self.world.store.queue_max("T", queue_id)
+            for _ in range(100):
+                turn = await self.pop(queue_id, 32, 60_000)
+                for held in [] if turn is None else turn.messages.values():
+                    await self.ack(held)
+                if self.begins[queue_id] == end:
+                    break
+                await self.world.clock.pass_time(0 if turn else 10)
+            assert self.begins[queue_id] == end
+
+
+@pytest.mark.parametrize("seed", range(25))
+async def test_a_group_gets_its_queues_in_order_from_its_last_ack_or_reset_on(seed: int) -> None:
+    """Another group holds leases, so every start reads old positions of the first one again."""
+    world = World(seed, revive_queue_count=1)
+    await world.start()
+    model = OrderedModel(world)
+    for _ in range(80):
+        await model.step()
+        if world.dice.random() < 0.1:
+            await world.receive(1, 600_000)
+    await model.drain()
+    await world.stop()
+
+
+async def send_to(world: World, count: int, queue_id: int = 0) -> None:
+    for number in range(count):
+        record = NewRecord(
+            topic="T",
+            queue_id=queue_id,
+            body=b"%d" % number,
+            properties=b"",
+            born_at_ms=0,
+            born_host=bytes(8),
+        )
+        world.store.appender.append([record], lambda _status: None)
+    await world.clock.pass_time(0.05)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+async def test_a_reset_outlives_a_restart_though_leases_are_open(is_killed: bool) -> None:
+    """The start reads the check points of the open leases again; their positions are older than the reset."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 6)
+    assert len(await world.pop(3, 60_000)) == 3
+    await world.clock.pass_time(3)
+    world.tables.offsets.reset("G", "T", 0, 1, world.clock.now_ms())
+    await world.clock.pass_time(11)
+    await (world.kill(is_power_cut=True) if is_killed else world.stop())
+    await world.start()
+    world.held.clear()
+    assert [held.offset for held in await world.pop(32, 60_000)] == [1, 2, 3, 4, 5]
+    await world.stop()
+
+
+async def test_a_reset_does_not_return_a_group_that_pulls_at_a_later_restart() -> None:
+    """Only a group that popped gets a record, because the start reads it whatever was committed since."""
+    world = World(0, revive_queue_count=1)
+    await world.start()
+    await send_to(world, 6)
+    await world.receive(1, 600_000, queue_id=0)
+    world.tables.offsets.reset("P", "T", 0, 1, world.clock.now_ms())
+    assert world.tables.offsets.consume_reset("P", "T", 0) == 1
+    world.tables.offsets.commit("P", "T", 0, 5, world.clock.now_ms())
+    await world.clock.pass_time(11)
+    await world.stop()
+    await world.start()
+    assert world.tables.offsets.committed("P", "T", 0) == 5
+    await world.stop()
+
+
+async def test_a_reset_that_cannot_be_stored_is_refused_and_waits_for_the_next_pop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = World(0)
+    await world.start()
+    await send_to(world, 3)
+    order: dict[str, Any] = {"group": "O", "queue_id": 0, "is_ordered": True}
+    [first] = await world.receive(1, 60_000, **order)
+    assert await world.ack_strictly(first, "O")
+    [second] = await world.receive(1, 60_000, **order)
+
+    def refuse(*_: object) -> None:
+        raise Busy("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.parts.pop.pops.lease_log, "_append", refuse)
+        with pytest.raises(Busy):
+            world.tables.offsets.reset("O", "T", 0, 0, world.clock.now_ms())
+        with pytest.raises(Busy):
+            await world.receive(9, 1_000, **order)
+    assert [await world.ack_strictly(held, "O") for held in (first, second)] == [False, False]
+    assert world.tables.offsets.committed("O", "T", 0) == 0
+    assert [held.offset for held in await world.receive(9, 1_000, **order)] == [0, 1, 2]
+    await world.kill(is_power_cut=True)
+    await world.start()
+    await world.clock.pass_time(2)
+    assert [held.offset for held in await world.receive(9, 1_000, **order)] == [0, 1, 2]
+    await world.stop()
+
+
+async def test_an_ordered_pop_is_held_for_its_time_though_the_clock_was_set_back() -> None:
+    world = World(0)
+    await world.start()
+    await send_to(world, 2)
+    order: dict[str, Any] = {"group": "O", "queue_id": 0, "is_ordered": True}
+    [first] = await world.receive(1, 5_000, **order)
+    assert await world.ack_strictly(first, "O")
+    world.clock.skew_ms = -3_600_000
+    [held] = await world.receive(1, 5_000, **order)
+    await world.clock.pass_time(4)
+    assert await world.receive(1, 5_000, **order) == []
+    assert await world.renew(held, 2_000, "O")
+    await world.clock.pass_time(1.5)
+    assert await world.receive(1, 5_000, **order) == []
+    await world.clock.pass_time(1)
+    assert await world.receive(1, 5_000, **order)
+    await world.stop()
+
+
+async def test_a_strict_ack_does_not_take_back_a_reset_that_waits() -> None:
+    world = World(0)
+    await world.start()
+    await send_to(world, 3)
+    popped = await world.receive(2, 60_000, group="O", queue_id=0, is_ordered=True)
+    assert [await world.ack_strictly(held, "O") for held in popped] == [True, True]
+    world.tables.offsets.reset("O", "T", 0, 0, world.clock.now_ms())
+    assert [await world.ack_strictly(held, "O") for held in popped] == [False, False]
+    assert world.tables.offsets.committed("O", "T", 0) == 0
+    await world.stop()
+
+
+async def test_a_reset_clears_an_ordered_pop_in_the_file_as_well() -> None:
+    """After a kill an ack of the pop would move the group past the messages that the reset returned to."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 4)
+    order: dict[str, Any] = {"group": "O", "queue_id": 0, "is_ordered": True}
+    for held in await world.receive(2, 60_000, **order):
+        assert await world.ack_strictly(held, "O")
+    third, _ = await world.receive(2, 60_000, **order)
+    await world.clock.pass_time(11)
+    world.tables.offsets.reset("O", "T", 0, 0, world.clock.now_ms())
+    await world.clock.pass_time(0.1)
+    await world.kill(is_power_cut=True)
+    await world.start()
+    assert not await world.ack_strictly(third, "O")
+    assert [held.offset for held in await world.receive(9, 1_000, **order)] == [0, 1, 2, 3]
+    await world.stop()
+
+
+async def test_an_ack_counts_though_a_kill_lost_the_earlier_acks_of_its_pop() -> None:
+    """The table of ordered pops is saved every 10 s; the group's position has the acks that it lost."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 4)
+    order: dict[str, Any] = {"group": "O", "queue_id": 0, "is_ordered": True}
+    first, second, _ = await world.receive(3, 60_000, **order)
+    await world.clock.pass_time(11)
+    assert await world.ack_strictly(first, "O")
+    await world.kill(is_power_cut=True)
+    await world.start()
+    assert await world.ack_strictly(second, "O")
+    await world.clock.pass_time(60)
+    assert [held.offset for held in await world.receive(9, 1_000, **order)] == [2, 3]
+    await world.stop()
+
+
+async def test_a_start_knows_which_messages_of_a_lease_were_moved() -> None:
+    """Only the renewed check point is read again, not the record that moved the message."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 2)
+    first, second = await world.pop(2, 30_000)
+    await world.change(first, 1_000)
+    assert await world.renew(second, 60_000)
+    await world.clock.pass_time(11)
+    assert world.store.queue_max("%RETRY%G_T", 0) == 1
+    await world.stop()
+    await world.start()
+    assert not await world.ack_strictly(first)
+    assert await world.ack_strictly(second)
+    world.held.clear()
+    [again] = await world.pop(2, 30_000)
+    assert again.name == first.name
+    await world.stop()
+
+
+async def test_a_repeated_strict_ack_is_not_answered_while_its_lease_is_revived() -> None:
+    """The first ack may still fail; then the message comes again."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 2)
+    first, _ = await world.pop(2, 1_000)
+    waiting = asyncio.create_task(world.ack_strictly(first))
+    await asyncio.sleep(0)
+    [lease] = world.parts.pop.leases.list_ended(world.clock.now_ms() + 1_000, 9)
+    with pytest.raises(Busy):
+        await world.ack_strictly(first)
+    world.parts.pop.leases.put_back(lease, world.clock.now_ms() + 1_000)
+    assert await waiting
+    assert await world.ack_strictly(first)
+    await world.stop()
 
 
 async def put_record(world: World, record: NewRecord) -> None:

@@ -128,6 +128,21 @@ async def test_retries_keep_their_level(broker: Broker, peer: Peer) -> None:
     assert await ack(peer, again) == 0
 
 
+async def test_a_dead_letter_keeps_its_priority_in_the_one_queue_of_its_topic(
+    broker: Broker, peer: Peer
+) -> None:
+    await create(peer)
+    group = broker._tables.groups.find_or_create("CG", 0)
+    assert group is not None
+    broker._tables.groups.put(msgspec.structs.replace(group, retry_count_max=1), 1)
+    await send(peer, 3, b"a")
+    for _ in range(2):
+        await pop_all(peer, "T", 1, invisible_ms=200)
+    await queue_of(broker, "%DLQ%CG", 0, 1)
+    [dead] = records_of(await peer.pull("%DLQ%CG", queue_id=0))
+    assert (dead.body, dead.properties[PRIORITY]) == (b"a", "3")
+
+
 async def test_a_retry_is_received_though_a_kill_lost_the_growth_of_its_topic(
     broker: Broker, peer: Peer
 ) -> None:

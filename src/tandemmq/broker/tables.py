@@ -85,7 +85,7 @@ class Tables:
         self._delay_file = self.add("delayOffset.json", self.delay_offsets, options.delay_offset_flush_ms)
         self._timer_file = self.add("timercheck", self.timer_progress, TIMER_SAVE_MS)
         self.mode_file = self.add("messageRequestMode.json", self.request_modes, SAVE_SOON_MS)
-        self._order_file = self.add("consumerOrderInfo.json", self.orders, options.order_info_flush_ms)
+        self.order_file = self.add("consumerOrderInfo.json", self.orders, options.order_info_flush_ms)
         self._kept_always = (self.topic_file, self.group_file, self.offset_file, self._delay_file)
         self._lacks_topics = False
         self._not_found: dict[TableFile, Loaded] = {}
@@ -194,7 +194,7 @@ class Tables:
                 self.delay_offsets.clamp(lambda level: queue_end(SCHEDULE_TOPIC, level - 1), now_ms),
             ),
             (self._timer_file, self.timer_progress.clamp(queue_end(TIMER_TOPIC, 0), now_ms)),
-            (self._order_file, self.orders.drop_beyond(queue_end)),
+            (self.order_file, self.orders.drop_beyond(queue_end)),
         ):
             self._log_lowered(file, count)
 

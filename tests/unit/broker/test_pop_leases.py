@@ -24,6 +24,7 @@ from tandemmq.broker.pop.leases import (
     NewLease,
     read_change,
 )
+from tandemmq.broker.pop.order_table import OrderTable
 from tandemmq.broker.pop.service import Revive
 from tandemmq.broker.topics.group_table import GroupTable
 from tandemmq.broker.topics.topic_table import TopicTable
@@ -182,8 +183,20 @@ def make_core(clock: ManualClock, store: MessageStore, offsets: OffsetTable) -> 
         offsets=offsets,
         topics=TopicTable(),
         groups=GroupTable(),
+        tables=SimpleNamespace(orders=OrderTable()),
         clock=clock,
     )
+
+
+def test_a_check_point_tells_which_messages_were_moved() -> None:
+    """Only if some were; RocketMQ's broker ignores the key."""
+    records = LeaseRecords(cluster="C", broker_name="b")
+    lease = make()
+    assert "tandemMoved" not in json.loads(records.check_point(lease, moves_position=True, now_ms=0).body)
+    lease.bits, lease.moved_bits = 0b011, 0b010
+    change = read_change(stored(records.check_point(lease, moves_position=False, now_ms=0)))
+    assert isinstance(change, NewLease)
+    assert [change.lease.is_acknowledged(offset) for offset in (0, 1, 2)] == [True, False, False]
 
 
 async def test_leases_are_read_back_when_all_that_are_stored_are_shown() -> None:

@@ -145,6 +145,33 @@ def test_a_renewal_keeps_the_open_messages_of_the_last_pop_invisible() -> None:
     assert table.blocked_until_ms(KEY, None, 1_000) is None
 
 
+def test_a_renewal_leaves_the_time_that_the_consumer_chose() -> None:
+    table = OrderTable()
+    table.put(KEY, popped(4, 5))
+    assert table.set_visible_at(KEY, 4, 1_000, 3_000)
+    assert table.renew(KEY, 1_000, 2_000)
+    other = OrderTable()
+    other.load(table.encode())
+    for copy in (table, other):
+        assert copy.blocked_until_ms(KEY, None, 1_000) == 3_000
+        copy.acknowledge(KEY, 4, 1_000)
+        assert copy.blocked_until_ms(KEY, None, 1_000) == 2_000
+        assert copy.renew(KEY, 1_000, 9_000)
+        assert copy.set_visible_at(KEY, 5, 1_000, 4_000)
+        assert copy.renew(KEY, 1_000, 20_000)
+        assert copy.blocked_until_ms(KEY, None, 1_000) == 4_000
+
+
+def test_a_message_below_the_position_of_its_group_is_acknowledged() -> None:
+    """A kill lost its ack from the file; the position is in the log."""
+    table = OrderTable()
+    table.put(KEY, popped(4, 5, 6))
+    table.put(("T", "H", 0), popped(7))
+    table.acknowledge_before({KEY: 6}.get)
+    assert table.acknowledge(KEY, 6, 1_000) == 7
+    assert table.acknowledge(("T", "H", 0), 7, 1_000) == 8
+
+
 def test_no_two_pops_of_a_queue_have_one_time() -> None:
     table = OrderTable()
     assert table.free_time([KEY], 1_000) == 1_000

@@ -42,7 +42,7 @@ class OffsetTable(StoredTable):
         self.on_group_dropped: list[Callable[[str], None]] = []
         self.deleted_topics: Callable[[], Mapping[str, int]] | None = None
         """Set by the owner: topic -> log offset of its last deletion."""
-        self.on_reset: list[Callable[[str, str, int], None]] = []
+        self.on_reset: list[Callable[[str, str, int, int], None]] = []
         self._version_step = version_step
         self._key_count_max = key_count_max
         self._commits = 0
@@ -97,11 +97,15 @@ class OffsetTable(StoredTable):
         return None if offsets is None else offsets.get(queue_id)
 
     def reset(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
-        """Sets the committed offset and moves the group's next pull or pop there (spec semantics 11.4)."""
+        """Sets the committed offset and moves the group's next pull or pop there (spec semantics 11.4).
+
+        Raises:  RequestRejected when a callback of `on_reset` cannot store the reset; it is pending all the
+                 same.
+        """
         self.commit(group, topic, queue_id, offset, now_ms)
         self._resets.setdefault(f"{topic}@{group}", {})[queue_id] = offset
         for callback in self.on_reset:
-            callback(group, topic, queue_id)
+            callback(group, topic, queue_id, offset)
 
     def waiting_reset(self, group: str, topic: str, queue_id: int) -> int | None:
         """Returns the offset of the queue's pending reset, which stays pending; None without one."""

@@ -17,7 +17,7 @@ from tandemmq.broker.pop.handlers import PopAdmission, check_invisible
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.reading import PopPolls
-from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
+from tandemmq.errors import BadRequest, Busy, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, decode_bits
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -64,6 +64,8 @@ class AckHandlers:
             named = LeaseKey(*key, handle.start_offset, handle.pop_time_ms)
             if header.is_strict and not self.lease_log.leases.is_acknowledged(named, header.offset):
                 raise _not_held(header.offset)
+            if header.is_strict and lease is None and named in self.lease_log.leases:
+                raise Busy("[REJECTREQUEST] the lease has ended and is being revived: try again")
             if not header.is_strict or lease is None or index is None:
                 return command.reply()
             # Only a repetition, but the first ack may not be stored yet.

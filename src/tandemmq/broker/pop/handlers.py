@@ -366,12 +366,11 @@ class PopHandlers:
             pop = OrderedPop(
                 batches.offsets,
                 pop_time_ms=pop_time_ms,
-                invisible_ms=params.invisible_ms,
+                # The clock may have been set back: the lease begins now.
+                invisible_ms=now_ms + params.invisible_ms - pop_time_ms,
                 attempt_id=params.attempt_id,
                 seen_at_ms=now_ms,
             )
-            if pop_time_ms > now_ms:  # the clock was set back: the lease begins now
-                pop.visible = dict.fromkeys(pop.offsets, now_ms + params.invisible_ms)
             orders.put(key, pop)
             answer.add(batches, params)
             flag, queue_id = batches.source.flag, batches.source.queue_id

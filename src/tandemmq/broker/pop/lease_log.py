@@ -56,6 +56,10 @@ def is_stored(status: PutStatus) -> bool:
     return status not in NOT_STORED
 
 
+def _ignore(_status: PutStatus) -> None:
+    """Ignores the outcome: a kill then returns to the committed offset."""
+
+
 class LeaseLog:
     """Writes changes of leases to the revive topic and applies them to the table.
 
@@ -71,6 +75,7 @@ class LeaseLog:
         self._roll_after_count = roll_after_count
         self._writer = DurableWriter(core.store, core.clock)
         self._positions: dict[QueueKey, int] = {}
+        self._popped: set[QueueKey] = set()  # the log may hold positions of these
         self._moved: dict[QueueKey, int] = {}  # changed since the last round
         self._known_ends: dict[int, int] = {}
         # (queue, begin, end) of records that this broker did not write
@@ -102,6 +107,7 @@ class LeaseLog:
         self.leases.clear()
         for table in (self._positions, self._moved, self._known_ends, self._recovered_ends, self._acks):
             table.clear()
+        self._popped.clear()
         self._foreign.clear()
         self._progress = Progress()
         put_off: dict[tuple[QueueKey, int], int] = {}
@@ -217,8 +223,7 @@ class LeaseLog:
             self._offsets.commit(
                 change.group, change.topic, change.queue_id, change.offset, self._clock.now_ms()
             )
-            self._positions[key] = change.offset
-            self._moved[key] = change.offset
+            self.move(key, change.offset)
 
     def _apply_lease(self, change: NewLease, revive_offset: int) -> None:
         lease = change.lease
@@ -232,14 +237,18 @@ class LeaseLog:
             self.leases.record_written(lease, revive_offset)
         if change.position is not None:
             key = lease.key[:3]
-            position = max(self.position(key) or 0, change.position)
-            self._positions[key] = self._moved[key] = position
+            self.move(key, max(self.position(key) or 0, change.position))
 
     # Positions.
 
     def position(self, key: QueueKey) -> int | None:
-        """Returns the next offset to pop, or None for a group that never popped nor committed."""
+        """Returns the next offset to pop, or None for a group that never popped nor committed. A pending
+        reset counts already.
+        """
         topic, group, queue_id = key
+        reset = self._offsets.waiting_reset(group, topic, queue_id)
+        if reset is not None:
+            return reset
         committed = self._offsets.committed(group, topic, queue_id)
         position = self._positions.get(key)
         if committed is None or position is None:
@@ -249,6 +258,16 @@ class LeaseLog:
     def move(self, key: QueueKey, offset: int) -> None:
         """Sets the offset of the next pop; the filter rejected the messages before it."""
         self._positions[key] = self._moved[key] = offset
+        self._popped.add(key)
+
+    def reset(self, key: QueueKey, offset: int) -> None:
+        """Overrides older positions in the log by an operator's reset; otherwise the next start would return
+        to them. A group that never popped here has none, and what it commits later must not be overridden.
+
+        Raises:  RequestRejected; the log still has the older positions then.
+        """
+        if not self.is_ready or key in self._popped:
+            self.put_position(key, offset)
 
     def forget_topic(self, topic: str) -> None:
         """Drops the leases and positions of a deleted topic, so that a new topic with its name starts
@@ -264,11 +283,12 @@ class LeaseLog:
         for table in (self._positions, self._moved, *(moved for _, moved in self._progress)):
             for key in [key for key in table if is_deleted(key)]:
                 del table[key]
+        self._popped = {key for key in self._popped if not is_deleted(key)}
         for lease in self.leases.all():
             if is_deleted(lease.key[:3]):
                 self.leases.drop(lease)
 
-    def put_position(self, key: QueueKey, offset: int, on_done: OnDone) -> None:
+    def put_position(self, key: QueueKey, offset: int, on_done: OnDone = _ignore) -> None:
         """Sets the offset of the next pop durably; it may be lower than before and survives a kill.
 
         Raises:  RequestRejected; nothing has changed then.
@@ -323,6 +343,7 @@ class LeaseLog:
             self.leases.add(lease)
             self.leases.record_written(lease, first + position)
             self._positions[lease.key[:3]] = lease.end_offset
+            self._popped.add(lease.key[:3])
         self.on_sooner()
 
     def _revoke(self, lease: Lease) -> None:

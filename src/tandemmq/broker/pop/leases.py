@@ -325,6 +325,7 @@ class LeaseRecords:
             topic=key.topic,
             is_suspended=lease.is_suspended or None,
             end_offset=lease.end_offset if moves_position else None,
+            moved_bits=_signed(lease.moved_bits) or None,
         )
         name = self._name(key, key.start_offset, CHECK_POINT_TAG)
         return self._record(CHECK_POINT_TAG, encode_body(body), lease.revive_queue_id, name, now_ms)
@@ -407,6 +408,7 @@ def _read_check_point(record: Record) -> NewLease | None:
         put_again_count=int(body.put_again_count) if body.put_again_count.isdecimal() else 0,
         is_suspended=bool(body.is_suspended),
     )
+    lease.moved_bits = lease.bits & (body.moved_bits or 0)
     return NewLease(lease, body.end_offset, is_late)
 
 

@@ -110,6 +110,15 @@ class OrderTable(StoredTable):
         self._after_change()
         return pop.next_offset()
 
+    def acknowledge_before(self, position: Callable[[QueueKey], int | None]) -> None:
+        """Acknowledges every message below the position of its group. A kill may have lost these acks, and a
+        later ack moves the group only up to its first open message.
+        """
+        for key, pop in self._pops.items():
+            end = position(key) or 0
+            for index, offset in enumerate(pop.offsets):
+                pop.bits |= (offset < end) << index
+
     def set_visible_at(
         self, key: QueueKey, offset: int, pop_time_ms: int, visible_at_ms: int, *, is_postponed: bool = False
     ) -> bool:
@@ -130,14 +139,14 @@ class OrderTable(StoredTable):
         return True
 
     def renew(self, key: QueueKey, pop_time_ms: int, visible_at_ms: int) -> bool:
-        """Keeps every unacknowledged message of the last pop invisible until `visible_at_ms`. Returns False
-        if the pop is not the last one, or has no such message.
+        """Keeps every unacknowledged message of the last pop invisible until `visible_at_ms`, except those
+        whose time the consumer has changed. Returns False if the pop is not the last one, or has no
+        unacknowledged message.
         """
         pop = self._pops.get(key)
-        offsets = pop.open_offsets() if pop is not None and pop.pop_time_ms == pop_time_ms else []
-        if pop is None or not offsets:
+        if pop is None or pop.pop_time_ms != pop_time_ms or not pop.open_offsets():
             return False
-        pop.visible.update(dict.fromkeys(offsets, visible_at_ms))
+        pop.invisible_ms = visible_at_ms - pop_time_ms
         self._after_change()
         return True
 

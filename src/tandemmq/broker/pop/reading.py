@@ -15,14 +15,13 @@ from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import MESSAGE_COUNT_MAX, QueueKey
 from tandemmq.broker.pull.long_poll import PollChannel
 from tandemmq.broker.topics.attributes import has_priorities, priority_factor
-from tandemmq.errors import RequestRejected
 from tandemmq.protocol import pop_receipts as receipts
 from tandemmq.protocol.properties import CRC32, PROPERTIES_BYTES_MAX, append_property, remove_property
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.requests.consume import INIT_MIN
 from tandemmq.protocol.sql92 import SqlFilter
 from tandemmq.runtime.ports import Clock, TimerHandle
-from tandemmq.store import GET_BYTES_MAX, PutStatus
+from tandemmq.store import GET_BYTES_MAX
 from tandemmq.store.outcomes import GetResult, GetStatus
 
 ANY = -1
@@ -494,11 +493,11 @@ class PopReader:
         reset.
         """
         topic, group, queue_id = key
-        reset = self.core.offsets.consume_reset(group, topic, queue_id)
-        if reset is not None:
-            return self._store_reset(key, reset)
         position = self.lease_log.position(key)
         if position is not None:
+            if self.core.offsets.waiting_reset(group, topic, queue_id) is not None:
+                self.lease_log.put_position(key, position)
+                self.core.offsets.consume_reset(group, topic, queue_id)
             return position
         low = self.core.store.queue_min(topic, queue_id)
         is_forgotten = self.core.offsets.is_forgotten(group)
@@ -510,17 +509,6 @@ class PopReader:
             self.lease_log.move(key, start)
         return start
 
-    def _store_reset(self, key: QueueKey, offset: int) -> int:
-        topic, group, queue_id = key
-        try:
-            self.lease_log.put_position(key, offset, _ignore)
-        except RequestRejected:
-            self.core.offsets.reset(
-                group, topic, queue_id, offset, self.core.clock.now_ms()
-            )  # the next pop applies it
-            raise
-        return offset
-
     def _newest(self, topic: str, queue_id: int, low: int) -> int:
         """Returns the offset of the queue's last message; 0 if the whole queue is still in memory, as for a
         young topic.
@@ -531,10 +519,8 @@ class PopReader:
         return max(0, self.core.store.queue_max(topic, queue_id) - 1)
 
     def _remaining(self, key: QueueKey) -> int:
-        topic, group, queue_id = key
-        start = self.core.offsets.waiting_reset(group, topic, queue_id)
-        if start is None:
-            start = self.lease_log.position(key)
+        topic, _, queue_id = key
+        start = self.lease_log.position(key)
         if start is None:
             start = self.core.store.queue_min(topic, queue_id)
         return max(0, self.core.store.queue_max(topic, queue_id) - start)
@@ -588,9 +574,3 @@ def with_handle(record: memoryview, topic: str, handle: receipts.Handle) -> memo
 
 def _offset_of(record: memoryview) -> int:
     return int.from_bytes(record[_QUEUE_OFFSET_AT : _QUEUE_OFFSET_AT + 8], "big")
-
-
-def _ignore(_status: PutStatus) -> None:
-    """Ignores a failed write: a position that is not stored is restored from the committed offset after a
-    kill.
-    """

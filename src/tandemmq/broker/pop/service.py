@@ -65,6 +65,7 @@ class Revive(Duty):
     def _recover_when_caught_up(self) -> None:
         if self.lease_log.is_caught_up:
             log.info(events.REVIVE_STARTED, extra={"lease_count": self.lease_log.recover()})
+            self.core.tables.orders.acknowledge_before(self.lease_log.position)
 
     def stop(self) -> None:
         self.lease_log.is_ready = False
@@ -203,7 +204,7 @@ class PopService:
 
     def __init__(self, core: BrokerCore) -> None:
         options, store, offsets = core.options, core.store, core.offsets
-        self._orders = core.tables.orders
+        self._tables, self._orders = core.tables, core.tables.orders
         self.leases = Leases(options.pop_lease_count_max)
         self.polls = PopPolls(
             clock=core.clock,
@@ -230,9 +231,14 @@ class PopService:
         self._lease_log.forget_group(group)
         self._orders.drop_group(group)
 
-    def _on_reset(self, group: str, topic: str, queue_id: int) -> None:
-        """Clears the group's ordered pops of the queue. They no longer block the queue, and their acks, which
-        would undo the reset, have no effect. Waiting pops continue at the new offset.
+    def _on_reset(self, group: str, topic: str, queue_id: int, offset: int) -> None:
+        """Clears the group's ordered pop of the queue, in the file as well. It no longer blocks the queue,
+        and its acks, which would undo the reset, have no effect. Waiting pops continue at the new offset.
+
+        Raises:  RequestRejected when the log cannot store the reset; a restart may undo the reset then.
         """
         self._orders.clear((topic, group, queue_id))
+        if self._tables.order_file.is_changed:
+            self._tables.saver.save_then(self._tables.order_file, lambda _error: None)
         self.polls.touch((topic, group), queue_id)
+        self._lease_log.reset((topic, group, queue_id), offset)

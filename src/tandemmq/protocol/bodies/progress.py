@@ -161,6 +161,8 @@ class CheckPoint(Body, frozen=True, kw_only=True):
     # Ours: the next offset of the group's pops; absent if the message was popped before (a change, a
     # repetition).
     end_offset: int | None = field(name="tandemEnd", default=None)
+    # Ours: those of `bits` that no ack ended (`Ack.is_moved`).
+    moved_bits: int | None = field(name="tandemMoved", default=None)
 
 
 class Ack(Body, frozen=True, kw_only=True):
