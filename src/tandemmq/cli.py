@@ -325,9 +325,16 @@ async def _proxy_worker(config: Path | None, overrides: list[str], number: int, 
     loaded = load_proxy(read_settings(config, overrides), _machine())
     loaded = replace(loaded, options=loaded.options.of_worker(number))
     address = (loaded.options.listen_host, loaded.options.listen_port)
-    # The second signal, which a parent that has ended causes, stops a server that drains.
-    network = WorkerNetwork(socket.socket(fileno=pair), address, lambda: signal.raise_signal(signal.SIGTERM))
-    return await _serve_proxy(loaded, network, ServerEnd(), f"proxy worker {number}")
+    outcome = ServerEnd()
+
+    def end(is_orphan: bool) -> None:
+        if not outcome.has_begun:
+            outcome.end()
+        elif is_orphan:
+            os._exit(1)  # the parent got a second signal, or was killed, while this worker drained
+
+    network = WorkerNetwork(socket.socket(fileno=pair), address, end)
+    return await _serve_proxy(loaded, network, outcome, f"proxy worker {number}", is_worker=True)
 
 
 def _ensure_certificate(loaded: ProxyConfig) -> None:
@@ -342,11 +349,15 @@ def _ensure_certificate(loaded: ProxyConfig) -> None:
     ensure_tls(loaded, disk=RealDisk(), clock=LoopClock())
 
 
-async def _serve_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd, name: str) -> int:
+async def _serve_proxy(
+    loaded: ProxyConfig, network: Network, outcome: ServerEnd, name: str, *, is_worker: bool = False
+) -> int:
     server = _new_proxy(loaded, network, outcome, _plan_descriptors().connections_max)
-    return await serve(
-        server, outcome, lambda: f"{name} ready on {_address(server.address)}", retire=server.drain
-    )
+
+    def ready() -> str:
+        return f"{name} ready on {_address(server.address)}"
+
+    return await serve(server, outcome, ready, retire=server.drain, is_worker=is_worker)
 
 
 def _new_proxy(loaded: ProxyConfig, network: Network, outcome: ServerEnd, connections_max: int) -> Proxy:
@@ -496,16 +507,18 @@ class ServerEnd:
 
     def __init__(self) -> None:
         self.is_due = asyncio.Event()
+        self.has_begun = False
         self.error: BaseException | None = None
 
     def end(self) -> None:
+        self.has_begun = True
         self.is_due.set()
 
     def fail(self, error: BaseException) -> None:
         """Records the error and ends the server; only the first call's error counts."""
         if self.error is None:
             self.error = error
-        self.is_due.set()
+        self.end()
 
 
 async def serve(
@@ -514,9 +527,13 @@ async def serve(
     ready: Callable[[], str],
     *,
     retire: Callable[[], Awaitable[None]] | None = None,
+    is_worker: bool = False,
 ) -> int:
     """Starts the server, prints the ready line, waits for a signal or a fatal error, and stops the server;
     returns the exit code. `retire` prepares the stop of a server that was ready and has no error.
+
+    A second signal ends the process at once, in case stopping hangs. It does not end a worker, which may get
+    one from its parent and one as a member of a group of processes; its parent kills it.
     """
     # The imports of a server, and the objects of its start, are permanent. A garbage collection that scans
     # them all, 80,000 objects, would block the loop for tens of milliseconds.
@@ -543,9 +560,11 @@ async def serve(
             await asyncio.wait((starting,))
     finally:
         due.cancel()
-        # A second signal ends the process at once, in case stopping hangs.
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.remove_signal_handler(number)
+            if is_worker:
+                loop.add_signal_handler(number, _ignore)
+            else:
+                loop.remove_signal_handler(number)
         gc.unfreeze()
         notify_service_manager("STOPPING=1")
         try:
@@ -557,6 +576,10 @@ async def serve(
         return 0
     typer.echo(f"tandemmq: stopped: {outcome.error or type(outcome.error).__name__}", err=True)
     return 1
+
+
+def _ignore() -> None:
+    pass
 
 
 async def _unless_fatal(work: Callable[[], Awaitable[None]], outcome: ServerEnd) -> None:

@@ -124,13 +124,16 @@ async def test_a_killed_worker_is_replaced_while_the_clients_of_the_other_contin
     assert [path.name for path in (tmp_path / "proxy").iterdir()] == ["proxy-tls.pem"]
 
 
-async def test_a_signal_lets_every_worker_drain(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_for_all", [False, True], ids=["to_the_parent", "to_all_processes"])
+async def test_a_signal_lets_every_worker_drain(tmp_path: Path, is_for_all: bool) -> None:
+    """Managers of services, such as systemd, send the signal to all processes."""
     async with running_workers(tmp_path) as server, two_clients(server.address) as clients:
         pids = worker_pids(server)
         receiving = [asyncio.ensure_future(receive(client.channel)) for client in clients]
         for client in clients:  # a call behind the receive on each connection
             await ask(client.channel, "QueryRoute", topic=TOPIC)
-        os.kill(server.pid, signal.SIGTERM)
+        for pid in [server.pid, *(pids if is_for_all else ())]:
+            os.kill(pid, signal.SIGTERM)
         for answers in await asyncio.gather(*receiving):
             assert [one.status.code for one in answers[:1]] == [Code.MESSAGE_NOT_FOUND]
         for client in clients:
@@ -157,11 +160,18 @@ def test_a_port_in_use_and_settings_without_sense_are_one_sentence(tmp_path: Pat
         )
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == f"tandemmq: cannot listen on 127.0.0.1:{port}: address already in use\n"
-    ended = subprocess.run(
-        [sys.executable, "-m", "tandemmq", "proxy", "--workers", "65"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ended.returncode, ended.stdout) == (1, "")
-    assert "proxyWorkers=65 must be within 1..64" in ended.stderr
+    for settings, sentence in (
+        (["--workers", "65"], "proxyWorkers=65 must be within 1..64"),
+        (
+            ["--workers", "2", "--set", "metricsPromExporterPort=65535"],
+            "metricsPromExporterPort=65535 must leave a port for each of 2 workers",
+        ),
+    ):
+        ended = subprocess.run(
+            [sys.executable, "-m", "tandemmq", "proxy", *settings],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ended.returncode, ended.stdout) == (1, "")
+        assert sentence in ended.stderr

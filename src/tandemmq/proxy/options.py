@@ -123,6 +123,10 @@ class ProxyOptions:
             raise ConfigError(f"listen_port must be within 0..65535, not {self.listen_port}")
         if not 1 <= self.worker_count <= WORKERS_MAX:
             raise ConfigError(f"worker_count={self.worker_count} must be within 1..{WORKERS_MAX}")
+        if self.metrics_port + self.worker_count - 1 > 65535:
+            raise ConfigError(
+                f"metrics_port={self.metrics_port} must leave a port for each of {self.worker_count} workers"
+            )
         if self.invisible_ms_min > self.invisible_ms_max:
             raise ConfigError(
                 f"invisible_ms_min={self.invisible_ms_min} must not be above"
@@ -141,7 +145,8 @@ class ProxyOptions:
 
     def of_worker(self, number: int) -> ProxyOptions:
         """Returns the options of a worker, counted from 1: each has a port of its own for its metrics."""
-        return replace(self, metrics_port=self.metrics_port and self.metrics_port + number - 1)
+        port = self.metrics_port and self.metrics_port + number - 1
+        return replace(self, metrics_port=port, worker_count=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

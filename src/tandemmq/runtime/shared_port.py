@@ -158,9 +158,9 @@ class WorkerNetwork:
     connections.
     """
 
-    def __init__(self, pair: socket.socket, address: Address, on_end: Callable[[], object]) -> None:
-        """Creates the network. `on_end` is called when the parent asks the worker to end, unless it does that
-        already, and when the parent has ended.
+    def __init__(self, pair: socket.socket, address: Address, on_end: Callable[[bool], object]) -> None:
+        """Creates the network. `on_end` is called when the parent asks the worker to end, and with True when
+        the parent has ended.
         """
         self._network = TcpNetwork()
         self._pair = pair
@@ -202,10 +202,10 @@ class WorkerNetwork:
             log.warning(events.SHARED_PORT_FAILED, extra={"error": "no descriptor is left"})
         elif not data:
             asyncio.get_running_loop().remove_reader(self._pair)
-            self._tasks.start("end", self._end())
-        elif data == END and self._factory is not None:
+            self._tasks.start("end", self._end(True))
+        elif data == END:
             self._is_asked = True
-            self._tasks.start("end", self._end())
+            self._tasks.start("end", self._end(False))
 
     async def _connect(self, connection: socket.socket) -> None:
         if self._factory is None:
@@ -216,11 +216,11 @@ class WorkerNetwork:
         except OSError:
             connection.close()  # the peer has gone
 
-    async def _end(self) -> None:
+    async def _end(self, is_orphan: bool) -> None:
         """Calls `on_end` once the connections that came before are made."""
         if self._connecting:
             await asyncio.wait(list(self._connecting))
-        self._on_end()
+        self._on_end(is_orphan)
 
     def _close(self) -> None:
         self._factory = None

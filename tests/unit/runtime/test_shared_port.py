@@ -40,7 +40,7 @@ class Worker:
     network: WorkerNetwork
     listener: Listener | None = None
     made: list[Echo] = field(default_factory=list)
-    made_at_end: list[int] = field(default_factory=list)
+    made_at_end: list[tuple[int, bool]] = field(default_factory=list)
 
 
 @contextlib.asynccontextmanager
@@ -53,11 +53,15 @@ async def running_port(*names: bytes, port: int = 0) -> AsyncIterator[tuple[Shar
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
         pairs += [ours, theirs]
-        worker = Worker(name, ours, WorkerNetwork(theirs, shared.address, lambda at=len(workers): end(at)))  # type: ignore[misc]
+        worker = Worker(
+            name,
+            ours,
+            WorkerNetwork(theirs, shared.address, lambda is_orphan, at=len(workers): end(at, is_orphan)),
+        )  # type: ignore[misc]
         workers.append(worker)
 
-    def end(at: int) -> None:
-        workers[at].made_at_end.append(len(workers[at].made))
+    def end(at: int, is_orphan: bool) -> None:
+        workers[at].made_at_end.append((len(workers[at].made), is_orphan))
 
     loop = asyncio.get_running_loop()
     try:
@@ -130,20 +134,20 @@ async def test_the_connections_before_the_end_are_made_before_it() -> None:
         shared.close()
         assert ask_to_end(worker.ours)
         await until(lambda: worker.made_at_end, "the worker is asked to end")
-        assert worker.made_at_end == [5]
+        assert worker.made_at_end == [(5, False)]
         for client in clients:
             client.close()
 
 
-async def test_a_worker_that_drains_is_asked_only_once_and_ends_without_its_parent() -> None:
+async def test_a_worker_is_asked_to_end_and_notices_the_end_of_its_parent() -> None:
     async with running_port(b"one") as (_, [worker]):
         assert worker.listener is not None
         assert ask_to_end(worker.ours)
         await until(lambda: worker.made_at_end, "the worker is asked to end")
         await worker.listener.close()
-        assert ask_to_end(worker.ours)
         worker.ours.close()
         await until(lambda: len(worker.made_at_end) == 2, "the parent has ended")
+        assert worker.made_at_end == [(0, False), (0, True)]
         assert not ask_to_end(worker.ours)
 
 
