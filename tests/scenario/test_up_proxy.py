@@ -33,7 +33,7 @@ def test_a_proxy_runs_is_restarted_and_stops_with_the_cluster(tmp_path: Path) ->
         began = run(folder, "up", "--minimal", "--detach", "--port-base", "auto", "--proxy")
         assert began.returncode == 0, began.stderr
         proxy = servers(folder)["proxy"]
-        assert f"only the proxy: {proxy['address']}" in began.stdout
+        assert f"clients of RocketMQ 5 (gRPC) to the proxy {proxy['address']}." in began.stdout
         assert is_serving(proxy["address"])
         os.kill(proxy["process"], signal.SIGKILL)
         until_blocking(lambda: servers(folder)["proxy"]["restarts"] == 1)
@@ -54,7 +54,7 @@ def test_without_its_port_a_cluster_runs_without_a_proxy(tmp_path: Path) -> None
         try:
             began = run(folder, "up", "--minimal", "--detach", "--port-base", names)
             assert began.returncode == 0, began.stderr
-            assert "without a proxy for gRPC clients" in began.stdout + (folder / "up.log").read_text()
+            assert "no proxy for gRPC clients is started" in began.stdout + (folder / "up.log").read_text()
             assert "proxy" not in servers(folder)
         finally:
             run(folder, "down")

@@ -1,4 +1,4 @@
-"""AckMessage, ChangeInvisibleDuration, ForwardMessageToDeadLetterQueue: the ends of received messages.
+"""AckMessage, ChangeInvisibleDuration and ForwardMessageToDeadLetterQueue: requests about received messages.
 
 Each handle has everything that the request needs, so any proxy serves it. `renewal` is asked first: it has a
 newer handle if this proxy renews the message at a broker that replaces handles.

@@ -39,7 +39,7 @@ SEND_S: Final = 2.0
 """The time for a send towards the broker (spec proxy 7)."""
 CALL_S: Final = 3.0
 ASK_S_MIN: Final = 0.5
-"""The least time for one of several masters that are asked in turn."""
+"""The shortest time limit of one of several masters that are asked in turn."""
 NORMAL: Final = "NORMAL"
 
 
@@ -58,8 +58,8 @@ class TopicAccess:
 
 
 class Brokers:
-    """Queries are cached (`Cached`): a changed topic or group is seen within 20 s, a deleted topic within
-    300 s.
+    """The brokers behind this proxy. Queries are cached (`Cached`): a changed topic or group is seen within
+    20 s, a deleted topic within 300 s.
     """
 
     def __init__(
@@ -187,12 +187,12 @@ class Brokers:
     async def ask_masters(
         self, addresses: Sequence[str], ask: Callable[[str, float], Awaitable[T | None]]
     ) -> T | None:
-        """Returns the answer of the first master that knows one; None if no master does.
+        """Returns the first answer that is not None; None if all masters answer None.
 
         The masters share CALL_S, because clients wait for 3 s: a silent one must not hide the others.
 
-        Raises:  the error of the last master that did not answer, if no other one knows an answer;
-                 NoMaster without any master, because none denied that the answer exists.
+        Raises:  the error of the last master that failed, if no other one has an answer; NoMaster without any
+                 master, because None would mean that the object does not exist.
         """
         failure: TandemError | None = None
         if not addresses:

@@ -1,4 +1,4 @@
-"""`Cached`: answers of servers kept for a while, the most recently used ones."""
+"""`Cached`: a cache of answers of servers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class CacheLimits:
 
     fresh_s  a younger value is returned without a query; an older one starts a query in the background
     keep_s   an older value is not returned: callers wait for the query
-    miss_s   for how long the answer "does not exist" is kept, and the pause after a query in vain
+    miss_s   the time for which the answer "does not exist" is kept, and the pause after a failed query
     """
 
     fresh_s: float = 20.0
@@ -31,7 +31,7 @@ class CacheLimits:
 
 
 class _Kept(NamedTuple, Generic[V]):
-    """A value, the end of its use, and the time from which on it is queried again."""
+    """A cached value: it is returned until `until_s`, and queried again from `due_s` on."""
 
     value: V | None
     until_s: float
@@ -39,7 +39,7 @@ class _Kept(NamedTuple, Generic[V]):
 
 
 class Cached(Generic[K, V]):
-    """Values by key, queried when needed. At most one query per key is in flight, and its callers share it.
+    """Values by key, queried when needed. Callers that wait for the same key share one query.
 
     A failed query leaves the old value in use until `keep_s`. With `survives_absence` so does the answer
     "does not exist". At `count_max` the least recently used value is dropped.

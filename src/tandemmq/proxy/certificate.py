@@ -1,5 +1,5 @@
-"""The self-signed certificate of a proxy to which none is given. Clients that use TLS by default do not check
-it (spec proxy 1.2, 11.1).
+"""The self-signed certificate of a proxy that is given none. Clients that use TLS by default do not check it
+(spec proxy 1.2, 11.1).
 
 The certificate and its key are in one file, which is made once and used by every later run: a file that is
 replaced as a whole never holds the key of one run and the certificate of another.

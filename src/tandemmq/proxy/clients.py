@@ -1,8 +1,7 @@
-"""The connected clients of this proxy: their settings, their telemetry streams, and the end of their life.
+"""The clients of this proxy: their settings and telemetry streams, and the removal of clients that have left.
 
-A client is known from its first settings, or its first transaction, on. Every settings command and heartbeat
-is a sign of life. Nothing here must survive the process: a client that reconnects to any proxy sends its
-settings again.
+A client is added by its first settings or its first transaction, and stays while it sends settings or
+heartbeats. Nothing here must survive the process: a client that connects to any proxy sends its settings.
 
 Invariants: a client has at most one stream, the newest; `on_gone` is called once for each client that leaves,
             by termination or expiry, and not for one that only opens a new stream.
@@ -48,9 +47,9 @@ RECONNECT_SINCE: Final = {"JAVA": (5, 1, 0), "GO": (5, 1, 4)}
 class ClientLimits:
     """The bounds of the table of clients.
 
-    silence_s  a client without a sign of life for so long has left
-    grace_s    the same after the end of its stream, unless another sign of life follows
-    relay_s    the time for a client's answer to a tool's request
+    silence_s  a client that sends nothing for this long is removed
+    grace_s    the same for a client whose telemetry stream has ended
+    relay_s    the time limit for a client's answer to a tool's request
     """
 
     count_max: int = 20_000
@@ -82,11 +81,11 @@ class CommandStream:
         self._reading: asyncio.Timeout | None = None
         self.is_ended = False
         self.has_settings = False
-        """True once settings were answered: earlier, a client may take any other command for an error."""
+        """True once settings were answered: before, some clients fail at any other command."""
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
-        """Lets the body read the client's commands; `end` ends the body."""
+        """Runs the body, which reads the client's commands, until `end` interrupts it."""
         try:
             async with asyncio.timeout(None) as scope:
                 self._reading = scope
@@ -111,7 +110,7 @@ class CommandStream:
         return True
 
     def end(self) -> None:
-        """Ends the stream from this side."""
+        """Ends the stream, and interrupts the reader of the client's commands."""
         if self.is_ended:
             return
         self.is_ended = True
@@ -125,7 +124,7 @@ class CommandStream:
         self._changed.set()
 
     async def write(self) -> None:
-        """Sends commands until the stream ends; also ends it when sending fails."""
+        """Sends commands until the stream ends, or a send fails, which ends it."""
         try:
             while not self.is_ended:
                 while self._waiting:
@@ -146,11 +145,11 @@ class GrpcClient:
     """A client of this proxy.
 
     profile             from its last settings; None before the first
-    settings            the merged settings that it got
+    settings            the merged settings that were sent to it
     transaction_topics  the topics to which it has sent transactions
     access_key          the user that sent the settings
     changed_at_ms       the time of the last change of the profile
-    deadline_s          the end of its life on `Clock.monotonic`, unless a sign of life follows
+    deadline_s          the time on `Clock.monotonic` at which it is removed unless it sends something
     """
 
     client_id: str
@@ -193,7 +192,7 @@ def version_numbers(text: str) -> tuple[int, ...]:
 
 @dataclass(slots=True)
 class _Relay:
-    """A request to a client that waits for the client's answer."""
+    """A tool's request that was relayed to a client, which has not answered yet."""
 
     client_id: str
     answer: asyncio.Future[Message]
@@ -202,8 +201,8 @@ class _Relay:
 class Clients:
     """The table of clients.
 
-    `on_change` is called after each change of a profile, of the transactions' topics, or of the members;
-    `on_gone` with the client id of each client that has left.
+    `on_change` holds callbacks for each new or removed client, and each change of a profile or of the topics
+    of transactions.
     """
 
     def __init__(self, *, clock: Clock, chance: Random, limits: ClientLimits | None = None) -> None:
@@ -233,11 +232,11 @@ class Clients:
         return self._clients.get(client_id)
 
     def is_alive(self, client_id: str) -> bool:
-        """Returns True while the client is known here. A client whose stream is at another proxy is not."""
+        """Returns True for a client of this proxy, False for one that is connected to another proxy."""
         return client_id in self._clients
 
     def on_gone(self, callback: Callable[[str], None]) -> None:
-        """Has `callback` called with the id of each client that leaves."""
+        """Registers a callback that gets the id of each client that is removed."""
         self._on_gone.append(callback)
 
     @property
@@ -250,7 +249,7 @@ class Clients:
         found = [client for client in self._producers.get(topic, {}).values() if client.is_reachable]
         return found[self._chance.below(len(found))] if found else None
 
-    # Signs of life.
+    # Registration.
 
     def register(self, caller: Caller, profile: Profile, settings: Message, stream: CommandStream) -> None:
         """Registers a client with its merged settings, or refreshes it; an older stream of it is ended.
@@ -283,8 +282,8 @@ class Clients:
         return client
 
     def note_transaction(self, topic: str, client_id: str) -> None:
-        """Records that a client has sent a transaction, maybe before any settings; it will be asked for the
-        outcome. While the table is full, a new client is not recorded.
+        """Records that a client has sent a transaction, so that it can be asked for the outcome, even if it
+        has not sent settings yet. While the table is full, a new client is not recorded.
         """
         try:
             client = self._find_or_add(client_id)
@@ -301,7 +300,7 @@ class Clients:
     # Leaving.
 
     def stream_ended(self, stream: CommandStream, client_id: str) -> None:
-        """Records the end of a client's stream: the client has `grace_s` for another sign of life."""
+        """Records the end of a client's stream: without a further request the client is soon removed."""
         client = self._clients.get(client_id)
         if client is not None and client.stream is stream:
             client.stream = None
@@ -320,7 +319,7 @@ class Clients:
             callback(client_id)
 
     def expire(self) -> None:
-        """Removes the clients without a sign of life, and ends their streams."""
+        """Removes the clients whose time is over, and ends their streams."""
         now_s = self._clock.monotonic()
         for client in [one for one in self._clients.values() if one.deadline_s <= now_s]:
             facts = {"client": client.client_id}
@@ -338,7 +337,7 @@ class Clients:
     # Commands to clients.
 
     def command(self, client: GrpcClient, **command: Any) -> bool:
-        """Sends a command to a client. Returns False, and counts it, if the client cannot get it."""
+        """Sends a command to a client. Returns False, and counts it as dropped, if it cannot be sent."""
         stream = client.stream
         is_sent = stream is not None and client.is_reachable and stream.put(**command)
         self.dropped_count += not is_sent
@@ -373,8 +372,8 @@ class Clients:
             relay.answer.set_result(command)
 
     def reconnect(self) -> int:
-        """Asks all clients that know the command to connect anew: this proxy is going to stop. Returns their
-        number; the others follow the end of their connection.
+        """Asks all clients to connect elsewhere, because this proxy is going to stop. Returns the number of
+        clients that know the command; the others connect elsewhere when their connection ends.
         """
         nonce = self._chance.token_bytes(16).hex()
         return sum(

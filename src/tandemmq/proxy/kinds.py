@@ -1,6 +1,6 @@
-"""The kind of a message, and the properties that it follows from.
+"""The kind of a message, which its properties determine.
 
-The kind is the same on both ways: of a message that a client sends, and of a stored one that it receives.
+The same rule applies to a message that a client sends and to a stored one that it receives.
 
 Source: spec proxy 5.1, 5.10.
 """
@@ -48,7 +48,7 @@ def is_system_name(key: str) -> bool:
 
 
 def kind_of(properties: Mapping[str, str]) -> MessageKind:
-    """Returns the kind that follows from the properties; the first one of this order counts."""
+    """Returns the kind of a message with these properties; the first rule that applies decides."""
     if properties.get(names.TRAN_MSG) == "true":
         return MessageKind.TRANSACTION
     if any(properties.get(name) for name in _DELAY_NAMES):

@@ -163,7 +163,7 @@ class Proxy:
 
     async def stop(self) -> None:
         """Closes the port and every connection. Messages that clients have not acknowledged stay leased to
-        them: acknowledgements at another proxy count.
+        them, and can be acknowledged at another proxy.
         """
         self._health.set_serving(False)
         if self._metrics is not None:

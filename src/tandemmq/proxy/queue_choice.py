@@ -94,8 +94,8 @@ class QueueChooser:
         self._topics: dict[str, _TopicQueues] = {}
 
     def choose(self, view: RouteView, group: str, avoid: Collection[str] = ()) -> MessageQueue:
-        """Returns the queue of the group; without a group the next one whose broker is not in `avoid`, or is
-        if all are. Raises NoWritableQueue.
+        """Returns the queue of the group. Without a group: the next queue in turn whose broker is not in
+        `avoid`, or any next queue if all brokers are. Raises NoWritableQueue.
         """
         topic = self._queues_of(view)
         if group:

@@ -6,8 +6,8 @@ writes the answer: the status, the messages, the time of delivery.
 Invariants: the messages of an answer that was not written as a whole are handed back: they are visible again
             after a second, and the delivery does not count. That holds for a call that is cancelled at any
             point, also while the broker holds the pop.
-            Everything about the group comes from its configuration at the brokers, so a proxy serves clients
-            that it has never met.
+            Everything about the group comes from its configuration at the brokers, so a proxy also serves
+            clients whose settings another proxy got.
 At a bound: above `held_count_max` pops in progress, TOO_MANY_REQUESTS. Abandoned ones count until the broker
             has answered them.
 Source:     spec proxy 5.10.

@@ -58,7 +58,7 @@ FIRST_5_VERSION: Final = 413
 
 
 class Seat(NamedTuple):
-    """The registration of a consumer: its group, and the number of the connection that stands for it."""
+    """The place of a consumer: its group, and the number of the connection on which it is registered."""
 
     group: str
     connection: int
@@ -66,9 +66,9 @@ class Seat(NamedTuple):
 
 @dataclass(slots=True)
 class Seats:
-    """The connection of each member of a group. Pure.
+    """The seats of the members of all groups: no two members of a group share a connection. Pure.
 
-    A member keeps its seat until it leaves its group; a new one gets the lowest free seat.
+    A member keeps its seat until it leaves its group; a new member gets the seat with the lowest free number.
     """
 
     connections_max: int
@@ -82,8 +82,8 @@ class Seats:
         return self._seats.get(client_id)
 
     def update(self, groups: dict[str, str]) -> dict[str, Seat]:
-        """Seats the members, given by client id with their groups. Returns the seats that are free now, with
-        the members that left them.
+        """Assigns seats to the members, given as group by client id. Returns the seats that are free now, by
+        the client id of the member that left it.
         """
         freed = {
             client_id: seat for client_id, seat in self._seats.items() if groups.get(client_id) != seat.group
@@ -200,7 +200,7 @@ class BrokerRegistration:
             self._note(None, "name servers", error)
             return
         await self._send_all(self._producer_requests(masters))
-        # They need the routes of their topics, for which no producer must wait.
+        # Consumers come second: their requests need the routes of topics, for which no producer must wait.
         await self._send_all(await self._consumer_requests(masters))
 
     async def _send_all(self, requests: Sequence[_Request]) -> None:

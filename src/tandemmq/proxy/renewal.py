@@ -11,7 +11,7 @@ one, and only this proxy accepts the old one (decision 027).
 Invariants: a message is renewed under one handle at a time; an acknowledgement waits for a renewal that
             would replace its handle.
 Strategy:   a heap of due times and one task; up to `IN_FLIGHT_MAX` renewals run at once.
-At a bound: above `count_max` messages more ones are not renewed, so their clients have one invisible time.
+At a bound: a message above `count_max` is not renewed, so its client has one invisible time for it.
 Source:     spec proxy 5.12.
 """
 
@@ -44,7 +44,7 @@ RETRY_S: Final = 1.0
 
 
 class Liveness(Protocol):
-    """Knowledge of the clients that are connected to this proxy."""
+    """The clients of this proxy, as renewal sees them."""
 
     def is_alive(self, client_id: str) -> bool: ...
 
@@ -79,14 +79,15 @@ class LeaseOwner(NamedTuple):
 
 
 @dataclass(slots=True, eq=False)
-class _Renewed:
-    """Messages that one request renews: those of a renewable lease, or one other message.
+class RenewedLease:
+    """The messages that one request renews: those of a renewable lease, or one message of another lease.
 
-    receipts    the newest receipt of each open message, by the handle that the client has
-    until_s     no renewal lasts longer
-    renewal_s   the time of the next renewal
-    number      the heap's entry that counts: for that renewal, or an earlier look at where the client is
-    recheck_s   the pause before that look
+    receipts      the newest receipt of each open message, by the handle that the client has
+    is_in_place   True for a renewable lease, whose handles stay valid
+    until_s       the end of the last renewal
+    renewal_s     the time of the next renewal
+    number        the valid entry of the heap; others of this lease are ignored
+    recheck_s     the pause before the brokers are asked again whether the client is at another proxy
     """
 
     owner: LeaseOwner
@@ -117,9 +118,9 @@ class Renewal:
         self._liveness = liveness
         self._clock = clock
         self._tasks = tasks
-        self._by_handle: dict[str, _Renewed] = {}
-        self._by_client: dict[str, dict[_Renewed, None]] = {}
-        self._due: list[tuple[float, int, _Renewed]] = []
+        self._by_handle: dict[str, RenewedLease] = {}
+        self._by_client: dict[str, dict[RenewedLease, None]] = {}
+        self._due: list[tuple[float, int, RenewedLease]] = []
         self._number = 0
         self._in_flight = 0
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
@@ -145,14 +146,14 @@ class Renewal:
             return
         now_s = self._clock.monotonic()
         until_s = now_s + self.options.life_ms / 1000
-        shared: dict[tuple[object, ...], _Renewed] = {}
+        shared: dict[tuple[object, ...], RenewedLease] = {}
         for receipt in receipts:
             handle = receipt.handle
             place = (handle.broker_name, handle.flag, handle.queue_id, handle.start_offset)
             renewed = shared.get(place) if receipt.is_renewable else None
             if renewed is None:
                 renewal_s = now_s + self._pause_s()
-                renewed = shared[place] = _Renewed(owner, {}, receipt.is_renewable, until_s, renewal_s)
+                renewed = shared[place] = RenewedLease(owner, {}, receipt.is_renewable, until_s, renewal_s)
                 self._by_client.setdefault(owner.client_id, {})[renewed] = None
                 self._schedule(renewed, renewal_s)
             renewed.receipts[receipt.text] = receipt
@@ -180,7 +181,7 @@ class Renewal:
                 self._drop(renewed)
 
     async def run(self) -> None:
-        """Renews what is due, until it is cancelled."""
+        """Renews leases when they are due, until it is cancelled."""
         while True:
             self._wake.clear()
             now_s = self._clock.monotonic()
@@ -192,14 +193,14 @@ class Renewal:
             is_idle = not self._due or self._in_flight >= IN_FLIGHT_MAX
             await self._wake.wait(None if is_idle else self._due[0][0] - now_s)
 
-    async def _renew_counted(self, renewed: _Renewed) -> None:
+    async def _renew_counted(self, renewed: RenewedLease) -> None:
         try:
             await self._renew(renewed)
         finally:
             self._in_flight -= 1
             self._wake.set()
 
-    async def _renew(self, renewed: _Renewed) -> None:
+    async def _renew(self, renewed: RenewedLease) -> None:
         if not renewed.receipts:
             return
         owner = renewed.owner
@@ -238,7 +239,7 @@ class Renewal:
         renewed.renewal_s = now_s + self._pause_s()
         self._schedule(renewed, renewed.renewal_s)
 
-    async def _extend(self, renewed: _Renewed, invisible_ms: int) -> None:
+    async def _extend(self, renewed: RenewedLease, invisible_ms: int) -> None:
         _, group, topic = renewed.owner
         handle_text, receipt = next(iter(renewed.receipts.items()))
         if renewed.is_in_place:
@@ -247,8 +248,8 @@ class Renewal:
         new = await self._calls.change(group, topic, receipt, invisible_ms)
         renewed.receipts[handle_text] = new
 
-    async def _is_elsewhere(self, renewed: _Renewed) -> bool:
-        """Returns True if the brokers know the client: it is connected to another proxy."""
+    async def _is_elsewhere(self, renewed: RenewedLease) -> bool:
+        """Returns True if the brokers list the client, which is then connected to another proxy."""
         client_id, group, topic = renewed.owner
         _, receipt = next(iter(renewed.receipts.items()))
         try:
@@ -256,14 +257,14 @@ class Renewal:
                 broker_consume.query_consumer_ids, topic, receipt.handle.broker_name, group
             )
         except TandemError:
-            return True  # nothing is known; the next renewal asks again
+            return True  # the next renewal asks again
         return client_id in members
 
     def _on_gone(self, client_id: str) -> None:
         for renewed in list(self._by_client.get(client_id, ())):
             self._tasks.start("release", self._release_if_gone(renewed))
 
-    async def _release_if_gone(self, renewed: _Renewed) -> None:
+    async def _release_if_gone(self, renewed: RenewedLease) -> None:
         async with self._releases:
             if not renewed.receipts:
                 return
@@ -272,7 +273,7 @@ class Renewal:
             else:
                 await self._release(renewed)
 
-    async def _release(self, renewed: _Renewed) -> None:
+    async def _release(self, renewed: RenewedLease) -> None:
         """Makes the messages of a client that is gone visible soon."""
         async with renewed.lock:
             if not renewed.receipts:
@@ -284,13 +285,13 @@ class Renewal:
                 self._log_end(renewed, str(error), logging.INFO)
             self._drop(renewed)
 
-    def _log_end(self, renewed: _Renewed, reason: str, level: int = logging.WARNING) -> None:
+    def _log_end(self, renewed: RenewedLease, reason: str, level: int = logging.WARNING) -> None:
         client_id, group, topic = renewed.owner
         count = len(renewed.receipts)
         facts = {"client_id": client_id, "group": group, "topic": topic, "count": count, "reason": reason}
         self._lines.write(log, events.PROXY_RENEWAL_ENDED, facts, level=level)
 
-    def _drop(self, renewed: _Renewed) -> None:
+    def _drop(self, renewed: RenewedLease) -> None:
         for handle_text in renewed.receipts:
             self._by_handle.pop(handle_text, None)
         renewed.receipts.clear()
@@ -308,7 +309,7 @@ class Renewal:
         lease_ms, ahead_ms = self.options.invisible_ms, self.options.ahead_ms
         return (lease_ms - ahead_ms if ahead_ms < lease_ms else lease_ms / 2) / 1000
 
-    def _schedule(self, renewed: _Renewed, due_s: float) -> None:
+    def _schedule(self, renewed: RenewedLease, due_s: float) -> None:
         """Sets the time of the next work; an earlier entry of the heap is ignored from now on."""
         self._number += 1
         renewed.number = self._number

@@ -3,8 +3,8 @@
 Clients reach every broker through the endpoints with which they asked, so port mappings, load balancers and
 `localhost` need no configuration. A request without endpoints gets the advertised ones.
 
-Invariants: no queue has an unspecified permission or no endpoints, and every topic accepts some kind of
-            message: the Java client fails otherwise. Queues are in the same order at every call.
+Invariants: every queue has a permission and endpoints, and every topic accepts some kind of message: the Java
+            client fails otherwise. Queues are in the same order at every call.
 Source:     spec proxy 6.
 """
 

@@ -45,7 +45,7 @@ class GrpcStatus(IntEnum):
 
 
 class GrpcFailure(TandemError):
-    """An end of a call with another gRPC status than OK."""
+    """The end of a call with a gRPC status other than OK."""
 
     def __init__(self, status: GrpcStatus, text: str) -> None:
         super().__init__(text)

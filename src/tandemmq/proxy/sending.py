@@ -47,7 +47,7 @@ DEFAULT_TOPIC_QUEUES: Final = 4
 STALE: Final = (NotPermitted, QueueNotFound, TopicNotFound)
 """The errors of a broker whose topic has changed: with a new route the send may succeed."""
 MOVED: Final = (*OUTAGES, *STALE)
-"""The errors of one broker that another broker, or this one in a moment, may not repeat."""
+"""The errors after which another broker, or the same one a moment later, may succeed."""
 
 _CODE_OF_STATUS: Final = {
     SendStatus.SEND_OK: Code.OK,
@@ -124,7 +124,7 @@ class ProduceHandlers:
     async def _send(
         self, topic: str, messages: Sequence[IncomingMessage], caller: Caller
     ) -> tuple[MessageQueue, SendAnswer]:
-        """Sends to one broker, and to others or again while that is of use and there is time.
+        """Sends to one broker; after a failure to others, or to the same ones again, until the deadline.
 
         Raises:  the error of the last attempt.
         """

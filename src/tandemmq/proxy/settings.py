@@ -1,8 +1,8 @@
-"""Settings of clients: their check, the profile that follows, and the settings that a client gets back. Pure.
+"""Settings of clients: the check of received ones, the profile, and the answer. Pure.
 
-A client gets its own message with the server's values written over it. Clients adopt the values: a client
-without a retry strategy fails, and one whose largest body is 0 refuses every message. Fields without a
-server's value are echoed as received, resources with their namespace.
+The answer is the client's own message with the server's values in it; other fields are echoed as received,
+resources with their namespace. Clients adopt the values: a client without a retry strategy fails, and one
+whose largest body is 0 refuses every message.
 
 At a bound: settings of more than SETTINGS_BYTES_MAX bytes or TOPICS_MAX topics are refused.
 Source:     spec proxy 2.8, 4.2, 4.5, 4.6, 5.16.
@@ -57,7 +57,7 @@ _SQL: Final = enum_number("FilterType", "SQL")
 
 
 class Subscribed(NamedTuple):
-    """A topic that a consumer subscribes, in the words of brokers: the type is TAG or SQL92."""
+    """A subscription of a consumer, as brokers express it: the type is TAG or SQL92."""
 
     topic: str
     expression: str

@@ -2,7 +2,7 @@
 
 An id is URL-safe Base64, without padding, of the version, the broker's name, the two offsets of the half
 message and its unique key. Clients return the id unchanged, and every proxy can end the transaction, before
-and after a restart. A forged id reaches nothing foreign: the broker compares producer group and offsets.
+and after a restart. A forged id ends no foreign transaction: the broker compares producer group and offsets.
 Source: spec proxy 5.8.
 """
 

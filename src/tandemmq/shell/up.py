@@ -135,7 +135,7 @@ def _plan_proxy(folder: Path, name_server: ServerPlan, *, is_wanted: bool | None
     except ConfigError as error:
         if is_wanted:
             raise
-        typer.echo(f"without a proxy for gRPC clients: {error}")
+        typer.echo(f"no proxy for gRPC clients is started: {error}")
         return []
 
 
@@ -242,10 +242,10 @@ def _print_ready(state: UpState, stop_command: str) -> None:
         line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
         _print_line(line)
     proxies = [server.address for server in state.servers if server.role == local.PROXY]
-    grpc = f", those of RocketMQ 5 (gRPC) only the proxy: {proxies[0]}" if proxies else ""
+    grpc = f", clients of RocketMQ 5 (gRPC) to the proxy {proxies[0]}" if proxies else ""
     where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
     _print_line(
-        f"\nClients need only the name server: {state.namesrv}{grpc}\n"
+        f"\nConnect clients to the name server {state.namesrv}{grpc}.\n"
         f"Files and logs are in {state.folder}; {stop_command} stops it. Try:\n"
         f"  {where}echo hello | tandemmq produce demo\n"
         "  tandemmq tail demo --last 10\n"
