@@ -19,6 +19,7 @@ from h2.settings import SettingCodes, Settings
 from hyperframe.frame import GoAwayFrame
 
 from tandemmq.proxy.grpc_limits import GrpcLimits
+from tandemmq.proxy.header_decoder import RequestDecoder
 from tandemmq.proxy.header_encoder import StaticEncoder
 from tandemmq.proxy.http2_frames import FrameCredit
 from tandemmq.runtime.ports import Clock
@@ -68,6 +69,7 @@ class ServerHttp2(H2Connection):
             },
         )
         self.encoder = StaticEncoder()
+        self.decoder = RequestDecoder()
         self.decoder.max_header_list_size = limits.header_bytes_max
         self.initiate_connection()
         if limits.connection_window_bytes > INITIAL_WINDOW:
