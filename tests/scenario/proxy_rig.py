@@ -9,8 +9,10 @@ from typing import Any
 
 from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy.acknowledging import ReceiptHandlers
+from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
@@ -42,6 +44,7 @@ class ConsumerProxy:
         clock, chance = LoopClock(), SeededRandom(1)
         self.clock, self.group = clock, group
         self.tasks = TaskScope("proxy")
+        self.answers = AnswerBudget(clock, Traffic())
         self.remoting = RemotingClient(network=TcpNetwork(), clock=clock)
         names = NameServers(self.remoting, [name_servers])
         self.brokers = Brokers(self.remoting, names, clock=clock, chance=chance, tasks=self.tasks)
@@ -54,6 +57,7 @@ class ConsumerProxy:
             clock=clock,
             chance=chance,
             tasks=self.tasks,
+            answers=self.answers,
             options=ProxyOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
         )
         self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)

@@ -2597,12 +2597,13 @@ _PROXY: Final = (
     Plant(
         name="the status of a receive follows its messages",
         path="proxy/receiving.py",
-        sound="            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n"
-        "            for one in deliveries:\n"
-        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n",
-        bug="            for one in deliveries:\n"
-        "                await send(ReceiveMessageResponse(message=self._render(plan, one)))\n"
-        "            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n",
+        sound="                await answer("
+        "ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n"
+        "                for one in deliveries:\n"
+        "                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))\n",
+        bug="                for one in deliveries:\n"
+        "                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))\n"
+        "                await answer(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n",
         proofs=("unit/proxy/test_receiving.py",),
     ),
     Plant(

@@ -81,6 +81,7 @@ class Limit(Enum):
     REQUEST_BYTES = "request_bytes"
     SEND_BYTES = "send_bytes"
     RECEIVES = "receives"
+    ANSWER_BYTES = "answer_bytes"
     PULLS = "pulls"
     CLIENTS = "clients"
     RENEWALS = "renewals"

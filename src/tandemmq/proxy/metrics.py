@@ -14,6 +14,7 @@ from typing import Any
 
 from tandemmq import __version__
 from tandemmq.proxy.access import AccessControl
+from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.cache import Cached
 from tandemmq.proxy.clients import Clients
@@ -41,6 +42,7 @@ class ProxySources:
     receives: ReceiveHandlers
     pulls: PullConsumerHandlers
     traffic: Traffic
+    answers: AnswerBudget
     access: AccessControl | None
 
 
@@ -121,6 +123,7 @@ def _read_messages(sources: ProxySources) -> Iterator[Sample]:
     yield Sample(metrics.MESSAGES_OUT, traffic.messages_out)
     yield Sample(metrics.BYTES_OUT, traffic.bytes_out)
     yield Sample(metrics.SEND_BYTES, sources.sends.bytes_in_flight)
+    yield Sample(metrics.ANSWER_BYTES, sources.answers.byte_count)
     yield Sample(metrics.HELD_RECEIVES, sources.receives.held_count)
     yield Sample(metrics.HELD_PULLS, sources.pulls.held_count)
 

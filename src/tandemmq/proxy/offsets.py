@@ -19,6 +19,7 @@ from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.proxy.answer_budget import AnswerBudget, size_of
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.meters import Limit, Traffic
@@ -69,6 +70,7 @@ class PullConsumerHandlers:
 
     brokers: Brokers
     clock: Clock
+    answers: AnswerBudget
     options: ProxyOptions = field(default_factory=ProxyOptions)
     held_count_max: int = 20_000
     traffic: Traffic = field(default_factory=Traffic)
@@ -85,18 +87,20 @@ class PullConsumerHandlers:
         if self.held_count >= self.held_count_max:
             self.traffic.refusals[Limit.PULLS] += 1
             raise RpcRefused(Code.TOO_MANY_REQUESTS, f"this proxy holds {self.held_count} pulls, its most")
+        self.answers.check_room()
         self.held_count += 1
         try:
             pulled = await self._pull(caller, request, group, queue, subscription)
         finally:
             self.held_count -= 1
         records = _wanted(pulled, request.offset, subscription)
-        await send(PullMessageResponse(status=_pull_status(pulled, records)))
         namespace = request.message_queue.topic.resource_namespace
-        for record in records:
-            fields = render_message(record, topic=queue.topic, namespace=namespace)
-            await send(PullMessageResponse(message=fields))
-        await send(PullMessageResponse(next_offset=pulled.next_offset))
+        async with self.answers.hold(size_of(records), send) as answer:
+            await answer(PullMessageResponse(status=_pull_status(pulled, records)))
+            for record in records:
+                fields = render_message(record, topic=queue.topic, namespace=namespace)
+                await answer(PullMessageResponse(message=fields))
+            await answer(PullMessageResponse(next_offset=pulled.next_offset))
         self.traffic.count_out(records)
 
     async def _pull(

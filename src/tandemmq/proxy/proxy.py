@@ -12,6 +12,7 @@ from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
 from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
+from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import Callers
@@ -87,6 +88,7 @@ class Proxy:
             open_connections=lambda: self._connect(routes),
         )
         self._traffic = Traffic()
+        self._answers = AnswerBudget(clock, self._traffic)
         self._lease_calls = LeaseCalls(self.brokers, clock)
         self._renewal = Renewal(
             self._lease_calls,
@@ -101,9 +103,7 @@ class Proxy:
         self._tls = TlsAcceptor(tls, disk=machine.disk, clock=clock, protocols=ALPN)
         self._access = self._make_access()
         self._sends = self._make_sends()
-        self._pulls = offsets.PullConsumerHandlers(
-            brokers=self.brokers, clock=clock, options=options, traffic=self._traffic
-        )
+        self._pulls = self._make_pulls()
         limits = GrpcLimits(
             message_bytes_max=options.message_bytes_max,
             connections_max=connections_max,
@@ -216,6 +216,16 @@ class Proxy:
             clock=machine.clock,
             chance=machine.chance,
             tasks=self._tasks,
+            answers=self._answers,
+            options=self._options,
+            traffic=self._traffic,
+        )
+
+    def _make_pulls(self) -> offsets.PullConsumerHandlers:
+        return offsets.PullConsumerHandlers(
+            brokers=self.brokers,
+            clock=self._machine.clock,
+            answers=self._answers,
             options=self._options,
             traffic=self._traffic,
         )
@@ -274,6 +284,7 @@ class Proxy:
             receives=self._receives,
             pulls=self._pulls,
             traffic=self._traffic,
+            answers=self._answers,
             access=self._access,
         )
         machine = self._machine

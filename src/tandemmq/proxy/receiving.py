@@ -9,7 +9,7 @@ Invariants: the messages of an answer that was not written as a whole are handed
             Everything about the group comes from its configuration at the brokers, so a proxy also serves
             clients whose settings another proxy got.
 At a bound: above `held_count_max` pops in progress, TOO_MANY_REQUESTS. Abandoned ones count until the broker
-            has answered them.
+            has answered them. The messages of clients that do not read are bounded by `AnswerBudget`.
 Source:     spec proxy 5.10.
 """
 
@@ -27,6 +27,7 @@ from tandemmq.errors import TandemError
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, PopRequest
+from tandemmq.proxy.answer_budget import AnswerBudget, size_of
 from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.handles import Receipt
@@ -86,6 +87,7 @@ class ReceiveHandlers:
     clock: Clock
     chance: Random
     tasks: TaskScope
+    answers: AnswerBudget
     options: ProxyOptions = field(default_factory=ProxyOptions)
     held_count_max: int = 20_000
     traffic: Traffic = field(default_factory=Traffic)
@@ -107,6 +109,7 @@ class ReceiveHandlers:
                 Code.TOO_MANY_REQUESTS,
                 f"this proxy holds {self.held_count} receives, at most {self.held_count_max}",
             )
+        self.answers.check_room()
         self._poll_count += 1
         poll = _Poll(f"{self._poll_count}")
         pop = self.tasks.start("pop", self._pop(plan, poll))
@@ -222,10 +225,11 @@ class ReceiveHandlers:
             self.renewal.watch(plan.owner, [one.receipt for one in deliveries])
         is_complete = False
         try:
-            await send(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))
-            for one in deliveries:
-                await send(ReceiveMessageResponse(message=self._render(plan, one)))
-            await send(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
+            async with self.answers.hold(size_of(one.message.record for one in deliveries), send) as answer:
+                await answer(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))
+                for one in deliveries:
+                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))
+                await answer(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
             is_complete = True
             self.traffic.count_out(one.message.record for one in deliveries)
         finally:

@@ -82,8 +82,8 @@ REFUSED: Final = _counter(
     "refused_total",
     "requests that were refused because a bound was reached; renewals: messages that are not renewed",
     "limit",
-    bound="10: connections, calls, streams, request_bytes, send_bytes, receives, pulls, clients, renewals,"
-    " users",
+    bound="11: connections, calls, streams, request_bytes, send_bytes, receives, answer_bytes, pulls,"
+    " clients, renewals, users",
 )
 CONNECTIONS: Final = _gauge("connections", "open connections of clients")
 
@@ -93,6 +93,7 @@ BYTES_IN: Final = _counter("message_in_bytes_total", "bytes of the bodies of the
 MESSAGES_OUT: Final = _counter("messages_out_total", "messages delivered by receives and pulls")
 BYTES_OUT: Final = _counter("message_out_bytes_total", "bytes of the bodies of these messages, as stored")
 SEND_BYTES: Final = _gauge("send_bytes", "bytes of messages on their way to brokers")
+ANSWER_BYTES: Final = _gauge("answer_bytes", "bytes of received and pulled messages on their way to clients")
 HELD_RECEIVES: Final = _gauge("held_receives", "receives that wait for messages")
 HELD_PULLS: Final = _gauge("held_pulls", "pulls that wait for messages")
 

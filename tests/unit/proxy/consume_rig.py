@@ -21,8 +21,10 @@ from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
 from tandemmq.protocol.requests import consume as headers
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.acknowledging import ReceiptHandlers
+from tandemmq.proxy.answer_budget import BYTES_MAX, AnswerBudget
 from tandemmq.proxy.brokers import Brokers, TopicAccess
 from tandemmq.proxy.lease_calls import LeaseCalls
+from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
@@ -273,6 +275,7 @@ class Proxy:
     broker: PopBroker
     renewal_options: RenewalOptions = field(default_factory=RenewalOptions)
     held_receives_max: int = 20_000
+    answer_bytes_max: int = BYTES_MAX
     clock: Any = None
     """The proxy's own clock; by default the broker's."""
 
@@ -281,6 +284,7 @@ class Proxy:
         self.brokers = OneBroker(self.broker, clock)
         self.clients = Clients("c1")
         self.tasks = TaskScope("proxy")
+        self.answers = AnswerBudget(clock, Traffic(), bytes_max=self.answer_bytes_max)
         self.calls = LeaseCalls(cast(Brokers, self.brokers), self.clock)
         self.renewal = Renewal(
             self.calls, self.clients, clock=clock, tasks=self.tasks, options=self.renewal_options
@@ -293,6 +297,7 @@ class Proxy:
             clock=clock,
             chance=cast(Any, chance),
             tasks=self.tasks,
+            answers=self.answers,
             held_count_max=self.held_receives_max,
         )
         self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)

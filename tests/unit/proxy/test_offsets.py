@@ -12,7 +12,9 @@ from sim.manual_clock import ManualClock
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import consume as headers
+from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.offsets import PullConsumerHandlers
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -55,7 +57,9 @@ def make(*bodies: str, **options: Any) -> tuple[PullBroker, PullConsumerHandlers
     broker = PullBroker()
     broker.messages = [Held(body.encode(), "t") for body in bodies]
     brokers = cast(Brokers, OneBroker(broker, broker.clock))
-    return broker, PullConsumerHandlers(brokers=brokers, clock=broker.clock, **options)
+    return broker, PullConsumerHandlers(
+        brokers=brokers, clock=broker.clock, answers=AnswerBudget(broker.clock, Traffic()), **options
+    )
 
 
 async def pull(handlers: PullConsumerHandlers, **changes: Any) -> list[Any]:

@@ -15,8 +15,11 @@ from sim.manual_clock import ManualClock
 from tandemmq.errors import RequestRejected, TandemError, TopicNotFound
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.proxy.answer_budget import STALL_S
 from tandemmq.proxy.handles import parse_receipt
+from tandemmq.proxy.receiving import HANDED_BACK_MS
 from tandemmq.proxy.renewal import RenewalOptions
+from tandemmq.proxy.rpc import GrpcFailure
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 
@@ -334,3 +337,44 @@ def test_any_request_is_served_or_refused(fields: dict[str, Any], remaining_s: f
         assert proxy.receiving.held_count == 0
 
     asyncio.run(ask())
+
+
+async def test_clients_that_do_not_read_bound_what_is_popped() -> None:
+    proxy = make("a" * 5_000, "b" * 5_000, answer_bytes_max=6_000)
+    one = request(batch_size=1, invisible_duration={"seconds": 60})
+    stalled = asyncio.ensure_future(
+        proxy.receiving.handle_receive(proxy.caller(), one, Answers(stops_at=1).send)
+    )
+    await settle()
+    assert proxy.answers.byte_count > 5_000
+    popped = len(proxy.broker.asked_of(RequestCode.POP_MESSAGE))
+    with pytest.raises(RpcRefused) as refused:
+        await receive(proxy, one)
+    assert refused.value.code == Code.TOO_MANY_REQUESTS
+    assert len(proxy.broker.asked_of(RequestCode.POP_MESSAGE)) == popped == 1
+    proxy.clock.advance(STALL_S)
+    assert (await receive(proxy, one)).messages[0].body == b"b" * 5_000
+    with pytest.raises(GrpcFailure):
+        await stalled
+    await settle()
+    assert proxy.broker.messages[0].visible_at_ms - proxy.clock.now_ms() == HANDED_BACK_MS
+    assert proxy.answers.byte_count == 0
+
+
+async def test_a_pop_that_returns_when_the_memory_is_full_is_handed_back() -> None:
+    proxy = make("a" * 5_000, "b" * 5_000, answer_bytes_max=6_000)
+    proxy.broker.gate = asyncio.Event()
+    one = request(batch_size=1)
+    stalled = asyncio.ensure_future(
+        proxy.receiving.handle_receive(proxy.caller(), one, Answers(stops_at=1).send)
+    )
+    held = asyncio.ensure_future(receive(proxy, one))
+    await settle()
+    assert len(proxy.broker.asked_of(RequestCode.POP_MESSAGE)) == 2
+    proxy.broker.gate.set()
+    with pytest.raises(RpcRefused):
+        await held
+    await settle()
+    assert [message.is_suspended for message in proxy.broker.messages] == [False, True]
+    stalled.cancel()
+    await settle()

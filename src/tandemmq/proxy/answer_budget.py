@@ -1,0 +1,126 @@
+"""`AnswerBudget`: the memory of answers that wait until their clients read them, over all connections.
+
+Flow control lets a client read as slowly as it likes, so the messages of its receives and pulls stay in the
+memory of the proxy. `ReceiveHandlers` and `PullConsumerHandlers` share one budget.
+
+At a bound: while `bytes_max` wait, receives and pulls are refused with TOO_MANY_REQUESTS, and nothing is
+            popped for them; a pop that returns then is handed back. Answers of which nothing was read for
+            `stall_s` are ended first: they make room for clients that read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import Final
+
+from tandemmq.protocol.record import Record
+from tandemmq.proxy.meters import Limit, Traffic
+from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Message, Send
+from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.runtime.ports import Clock
+from tandemmq.units import MIB
+
+BYTES_MAX: Final = 256 * MIB
+STALL_S: Final = 30.0
+SCAN_PAUSE_S: Final = 0.5
+"""The least time between searches for stalled answers: refusals at the bound must stay cheap."""
+MESSAGE_BYTES: Final = 1_024
+"""The memory of a message beside its body, about."""
+
+
+class _UnreadAnswer:
+    """An answer in memory, and the time since which its client has read nothing of it."""
+
+    __slots__ = ("is_ended", "scope", "since_s", "size")
+
+    def __init__(self, size: int, since_s: float, scope: asyncio.Timeout) -> None:
+        self.size = size
+        self.since_s = since_s
+        self.scope = scope
+        self.is_ended = False
+
+
+class AnswerBudget:
+    """The answers in memory, in the order of their beginnings."""
+
+    def __init__(
+        self, clock: Clock, traffic: Traffic, *, bytes_max: int = BYTES_MAX, stall_s: float = STALL_S
+    ) -> None:
+        self.byte_count = 0
+        self._clock = clock
+        self._traffic = traffic
+        self._bytes_max = bytes_max
+        self._stall_s = stall_s
+        self._unread: dict[_UnreadAnswer, None] = {}
+        self._next_scan_s = 0.0
+
+    def check_room(self, size: int = 1) -> None:
+        """Raises RpcRefused TOO_MANY_REQUESTS unless `size` more bytes fit; a single answer always does."""
+        if self._has_room(size):
+            return
+        self._end_stalled()
+        if not self._has_room(size):
+            self._traffic.refusals[Limit.ANSWER_BYTES] += 1
+            raise RpcRefused(
+                Code.TOO_MANY_REQUESTS,
+                f"{self.byte_count} bytes of answers wait for clients to read them, at most"
+                f" {self._bytes_max} are kept: try later",
+            )
+
+    @asynccontextmanager
+    async def hold(self, size: int, send: Send) -> AsyncIterator[Send]:
+        """Provides the function that sends an answer of `size` bytes, which are counted inside the block.
+
+        Raises:  RpcRefused as `check_room`; GrpcFailure RESOURCE_EXHAUSTED when the client does not read and
+                 others need the room.
+        """
+        self.check_room(size)
+        if not size:
+            yield send
+            return
+        try:
+            async with asyncio.timeout(None) as scope:
+                unread = _UnreadAnswer(size, self._clock.monotonic(), scope)
+                self._unread[unread] = None
+                self.byte_count += size
+
+                async def send_watched(message: Message) -> None:
+                    await send(message)
+                    unread.since_s = self._clock.monotonic()
+
+                try:
+                    yield send_watched
+                finally:
+                    self._forget(unread)
+        except TimeoutError:
+            if not unread.is_ended:
+                raise
+            raise GrpcFailure(
+                GrpcStatus.RESOURCE_EXHAUSTED, f"the client has read nothing for {self._stall_s:g} s"
+            ) from None
+
+    def _has_room(self, size: int) -> bool:
+        return not size or not self.byte_count or self.byte_count + size <= self._bytes_max
+
+    def _end_stalled(self) -> None:
+        now_s = self._clock.monotonic()
+        if now_s < self._next_scan_s:
+            return
+        self._next_scan_s = now_s + SCAN_PAUSE_S
+        before_s = now_s - self._stall_s
+        for unread in [one for one in self._unread if one.since_s <= before_s]:
+            unread.is_ended = True
+            unread.scope.reschedule(asyncio.get_running_loop().time())
+            self._forget(unread)
+
+    def _forget(self, unread: _UnreadAnswer) -> None:
+        if unread in self._unread:
+            del self._unread[unread]
+            self.byte_count -= unread.size
+
+
+def size_of(records: Iterable[Record]) -> int:
+    """Returns the memory of these messages, about."""
+    return sum(len(record.body) + MESSAGE_BYTES for record in records)
