@@ -460,7 +460,7 @@ EFFECTS: Final[dict[str, str]] = {
     "controllerSharedSecret": "Secret that signs requests to controllers",
     # Access control.
     "aclEnable": "Rules of RocketMQ 4.x (`plain_acl.yml`) are applied",
-    "aclConfigDir": "Directory of these rules",
+    "aclConfigDir": "Directory of these rules; without it: `$ROCKETMQ_HOME/conf`",
     "authenticationEnabled": "Requests must be signed by a user of RocketMQ 5.x",
     "authorizationEnabled": "Policies of RocketMQ 5.x are applied",
     "authenticationWhitelist": "Requests that need no signature: codes; at a proxy, full names of requests",

@@ -19,6 +19,8 @@ def inner_proxy_config(config: BrokerConfig) -> ProxyConfig:
         cluster=broker.cluster_name,
         store_path=config.store.root / "proxy",
         body_bytes_max=config.store.message_bytes_max,
+        acl_enable=access.acl_enable,
+        acl_directory=access.acl_directory,
         authentication_enabled=access.authentication_enabled,
         authorization_enabled=access.authorization_enabled,
     )

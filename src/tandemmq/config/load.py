@@ -237,6 +237,7 @@ def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyC
         "proxy.local_host", machine.address if listen_host in _ANY_ADDRESS else listen_host
     )
     parts.values.setdefault("proxy.name", machine.host_name)
+    parts.values.setdefault("proxy.acl_directory", machine.rocketmq_home / "conf")
     if machine.name_servers:
         parts.values.setdefault("proxy.name_servers", machine.name_servers)
     return ProxyConfig(

@@ -272,6 +272,7 @@ def _kind_of(option: Field[Any]) -> ValueKind:
 _PROXY_KINDS: Final = {
     "namesrvAddr": kinds.NAME_SERVERS,
     "proxyAdvertise": kinds.ADDRESS,
+    "aclConfigDir": kinds.DIRECTORY,
     "metricsExporterType": BROKER_KEYS["metricsExporterType"].kind,
     "metricsPromExporterHost": kinds.OPTIONAL_IP,
     "metricsPromExporterPort": kinds.PORT,
@@ -329,7 +330,11 @@ PROXY_KEYS: Final[dict[str, Key]] = {
     ),  # ours, as the brokers'
 }
 
-ALIASES: Final = {"haSlaveFallbehindMax": "haMaxGapNotInSync", "tls.enable": "useTLS"}
+ALIASES: Final = {
+    "haSlaveFallbehindMax": "haMaxGapNotInSync",
+    "tls.enable": "useTLS",
+    "enableACL": "aclEnable",  # of RocketMQ's proxy before 5.3
+}
 """The other names of keys: those of 4.x, and of Java's system properties."""
 
 REFUSED: Final = {
@@ -492,7 +497,7 @@ PROXY_INERT: Final = _parse_inert(
     enableAclRpcHookForClusterMode=false traceOn=false returnHandleGroupThreadPoolNums=2 maxLiteTopicSize=64
     maxLiteRenewNumPerChannel=100 maxSyncLiteSubscriptionRate=5000 tls.test.mode.enable=true
     authenticationProvider authenticationMetadataProvider authorizationProvider authorizationMetadataProvider
-    authenticationStrategy authorizationStrategy enableACL namesrvDomainSubgroup rocketmqMQClientNum
+    authenticationStrategy authorizationStrategy namesrvDomainSubgroup rocketmqMQClientNum
     channelExpiredInSeconds contextExpiredInSeconds regionId metricsLabel metricsInDelta remotingAccessAddr
     enablePrintJstack heartbeatSyncerTopicName heartbeatSyncerTopicClusterName
     topicRouteServiceCacheExpiredSeconds topicRouteServiceCacheRefreshSeconds topicRouteServiceCacheMaxNum

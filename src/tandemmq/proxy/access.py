@@ -126,6 +126,50 @@ class Unauthenticated(TandemError):
     """A caller that is not who it claims to be."""
 
 
+def claim_of(metadata: Mapping[str, str]) -> Signed:
+    """Returns the claim of a call. Raises Unauthenticated for a call that is not signed."""
+    text = metadata.get(AUTHORIZATION)
+    if not text:
+        raise Unauthenticated(f"the request is not signed: the header {AUTHORIZATION} is missing")
+    return parse_authorization(text)
+
+
+def signed_time(metadata: Mapping[str, str]) -> str:
+    """Returns the time that the signature covers. Raises Unauthenticated without one."""
+    date_time = metadata.get(DATE_TIME)
+    if not date_time:
+        raise Unauthenticated(f"the header {DATE_TIME} is missing, which the signature covers")
+    return date_time
+
+
+def check_signature(claim: Signed, metadata: Mapping[str, str], secret_key: str) -> None:
+    """Raises Unauthenticated unless the claim was signed with this key."""
+    if not is_signature(claim.signature, signed_time(metadata), secret_key):
+        raise Unauthenticated("the signature is wrong")
+
+
+@dataclass(frozen=True, slots=True)
+class Denials:
+    """Records refused requests in the audit log, and returns the errors that answer them."""
+
+    audit: AccessLog
+
+    def unauthenticated(self, access_key: str, peer: Address, name: str, reason: str) -> RpcRefused:
+        """Returns the refusal of a caller that is not who it claims to be."""
+        self.record(access_key, peer, name, reason)
+        return RpcRefused(Code.UNAUTHORIZED, f"authentication failed: {reason}")
+
+    def forbidden(self, access_key: str, peer: Address, name: str, need: Need) -> RpcRefused:
+        """Returns the refusal of a caller without a right."""
+        resource = f"{need.kind}:{need.name}"[:RESOURCE_CHARS_MAX]
+        reason = f"{access_key} may not {render_actions(need.actions)} {resource}"
+        self.record(access_key, peer, name, reason, resource)
+        return RpcRefused(Code.UNAUTHORIZED, reason)
+
+    def record(self, access_key: str, peer: Address, name: str, reason: str, resource: str = "") -> None:
+        self.audit.denied(access_key, peer, int(Code.UNAUTHORIZED), resource, f"{name}: {reason}")
+
+
 # Authorization: the rights that a request needs.
 
 _PRODUCER: Final = enum_number("ClientType", "PRODUCER")
@@ -250,7 +294,7 @@ class AccessControl:
     ) -> None:
         self._brokers = brokers
         self._options = options
-        self._audit = audit
+        self._denials = Denials(audit)
         self.users: Cached[str, ProxyUser] = Cached(
             "user", self._query_user, clock=clock, tasks=tasks, limits=USER_LIMITS
         )
@@ -270,46 +314,32 @@ class AccessControl:
             return ""
         access_key = ""
         try:
-            signed = self._parse(metadata)
-            access_key = signed.access_key
-            user = await self._authenticate(signed, metadata)
+            claim = claim_of(metadata)
+            access_key = claim.access_key
+            user = await self._authenticate(claim, metadata)
             denied = self._find_denied(user, name, request, peer[0])
         except Unauthenticated as error:
-            self._deny(access_key, peer, name, "", str(error))
-            raise RpcRefused(Code.UNAUTHORIZED, f"authentication failed: {error}") from None
+            raise self._denials.unauthenticated(access_key, peer, name, str(error)) from None
         except TandemError as error:
-            self._deny(access_key, peer, name, "", f"the user cannot be fetched: {error}")
+            self._denials.record(access_key, peer, name, f"the user cannot be fetched: {error}")
             raise RpcRefused(Code.UNAUTHORIZED, "the user cannot be fetched from the brokers now") from None
-        if denied is None:
-            return access_key
-        resource = f"{denied.kind}:{denied.name}"[:RESOURCE_CHARS_MAX]
-        reason = f"{access_key} may not {render_actions(denied.actions)} {resource}"
-        self._deny(access_key, peer, name, resource, reason)
-        raise RpcRefused(Code.UNAUTHORIZED, reason)
+        if denied is not None:
+            raise self._denials.forbidden(access_key, peer, name, denied)
+        return access_key
 
-    @staticmethod
-    def _parse(metadata: Mapping[str, str]) -> Signed:
-        text = metadata.get(AUTHORIZATION)
-        if not text:
-            raise Unauthenticated(f"the request is not signed: the header {AUTHORIZATION} is missing")
-        return parse_authorization(text)
-
-    async def _authenticate(self, signed: Signed, metadata: Mapping[str, str]) -> ProxyUser:
-        date_time = metadata.get(DATE_TIME)
-        if not date_time:
-            raise Unauthenticated(f"the header {DATE_TIME} is missing, which the signature covers")
-        user = await self._user(signed.access_key)
+    async def _authenticate(self, claim: Signed, metadata: Mapping[str, str]) -> ProxyUser:
+        signed_time(metadata)  # before a user is fetched
+        user = await self._user(claim.access_key)
         if user is None:
-            raise Unauthenticated(f"there is no user {signed.access_key}")
+            raise Unauthenticated(f"there is no user {claim.access_key}")
         if not user.is_enabled:
-            raise Unauthenticated(f"the user {signed.access_key} is disabled")
+            raise Unauthenticated(f"the user {claim.access_key} is disabled")
         if not user.secret_key:
             raise Unauthenticated(
                 "the brokers do not show the secret keys of users to this proxy: its own credentials must be"
                 " those of a super user"
             )
-        if not is_signature(signed.signature, date_time, user.secret_key):
-            raise Unauthenticated("the signature is wrong")
+        check_signature(claim, metadata, user.secret_key)
         return user
 
     async def _user(self, access_key: str) -> ProxyUser | None:
@@ -344,9 +374,6 @@ class AccessControl:
                 user.allowed.clear()
             user.allowed.add((host, needs))
         return None
-
-    def _deny(self, access_key: str, peer: Address, name: str, resource: str, reason: str) -> None:
-        self._audit.denied(access_key, peer, int(Code.UNAUTHORIZED), resource, f"{name}: {reason}")
 
     async def _query_user(self, access_key: str) -> ProxyUser | None:
         """Returns the user at the first master that knows it; None if no master does.

@@ -10,7 +10,7 @@ Source:     spec proxy 2.8, 3.1, 3.4.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -43,6 +43,20 @@ class CheckAccess(Protocol):
 
     def __call__(self, metadata: Mapping[str, str], peer: Address, request: Message) -> Awaitable[str]:
         """Returns the access key of an authenticated caller, "" of an anonymous one. Raises RpcRefused."""
+
+
+def require_all(checks: Sequence[CheckAccess]) -> CheckAccess | None:
+    """Returns the check of requests that must pass all of these; None without any."""
+    if len(checks) < 2:
+        return checks[0] if checks else None
+
+    async def check(metadata: Mapping[str, str], peer: Address, request: Message) -> str:
+        access_key = ""
+        for one in checks:
+            access_key = await one(metadata, peer, request) or access_key
+        return access_key
+
+    return check
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,6 +107,9 @@ class ProxyOptions:
     client_expiry_ms: int = field(default=120_000, metadata={"key": "channelExpiredTimeout"})
     relay_s: int = field(default=5, metadata={"key": "grpcProxyRelayRequestTimeoutInSeconds"})
     # Access control (spec proxy 8)
+    acl_enable: bool = field(default=False, metadata={"key": "aclEnable"})
+    """True if the rules of RocketMQ 4.x apply, from files in `acl_directory`."""
+    acl_directory: Path = field(default=Path("conf"), metadata={"key": "aclConfigDir"})  # ours
     authentication_enabled: bool = field(default=False, metadata={"key": "authenticationEnabled"})
     authorization_enabled: bool = field(default=False, metadata={"key": "authorizationEnabled"})
     authentication_white_list: str = field(default="", metadata={"key": "authenticationWhitelist"})

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from tandemmq.broker.access.plain_rules import read_tools_credentials
 from tandemmq.broker.options import MetricsExporter
 from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
@@ -15,7 +16,7 @@ from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
 from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.callers import Callers
+from tandemmq.proxy.callers import Callers, require_all
 from tandemmq.proxy.certificate import ensure_tls
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
@@ -23,6 +24,7 @@ from tandemmq.proxy.grpc_server import ALPN, GrpcServer
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.options import ProxyConfig
+from tandemmq.proxy.plain_access import PlainAccess
 from tandemmq.proxy.registration import BrokerRegistration
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Method
@@ -75,6 +77,9 @@ class Proxy:
             chance=chance,
             limits=ClientLimits(silence_s=options.client_expiry_ms / 1000, relay_s=options.relay_s),
         )
+        self._credentials = config.credentials
+        if options.acl_enable and self._credentials is None:
+            self._credentials = read_tools_credentials(options.acl_directory, machine.disk)
         routes = RelayedRequests(self.clients, clock).routes()
         self._remoting = self._connect(routes)
         addresses = parse_name_servers(options.name_servers)
@@ -101,7 +106,7 @@ class Proxy:
         self._health = Health()
         tls = ensure_tls(config, disk=machine.disk, clock=clock)
         self._tls = TlsAcceptor(tls, disk=machine.disk, clock=clock, protocols=ALPN)
-        self._access = self._make_access()
+        self._plain, self._access = self._make_access()
         self._sends = self._make_sends()
         self._pulls = self._make_pulls()
         limits = GrpcLimits(
@@ -134,6 +139,9 @@ class Proxy:
         """
         if self._tls.options.is_served:
             self._tls.load()
+        if self._plain is not None:
+            self._plain.load()
+            self._tasks.start("access rules", self._plain.watch())
         address = await self._server.start(self._options.listen_host, self._options.listen_port)
         await self._start_metrics()
         for name, work in (
@@ -187,7 +195,7 @@ class Proxy:
 
     def _connect(self, routes: Mapping[int, Handler]) -> RemotingClient:
         """Creates a set of connections to name servers and brokers."""
-        credentials = self._config.credentials
+        credentials = self._credentials
         return RemotingClient(
             network=self._machine.network,
             clock=self._machine.clock,
@@ -233,7 +241,8 @@ class Proxy:
     def _methods(self) -> list[Method]:
         """Builds the handlers; returns their rpcs, and those about the service."""
         options, brokers, clock = self._options, self.brokers, self._machine.clock
-        admit = Callers(None if self._access is None else self._access.check).admit
+        checks = [one.check for one in (self._plain, self._access) if one is not None]
+        admit = Callers(require_all(checks)).admit
         routes = routing.RoutingHandlers(brokers, self._advertised, options)
         ends = sent_messages.SentMessageHandlers(brokers, clock, options)
         receipts = acknowledging.ReceiptHandlers(
@@ -252,8 +261,15 @@ class Proxy:
             *reflection_methods(),
         ]
 
-    def _make_access(self) -> AccessControl | None:
-        options = self._options
+    def _make_access(self) -> tuple[PlainAccess | None, AccessControl | None]:
+        """Returns the access control by files, and that by the users of brokers; a request must pass both."""
+        options, machine = self._options, self._machine
+        clock, audit = machine.clock, AccessLog(machine.clock)
+        plain = None
+        if options.acl_enable:
+            plain = PlainAccess(
+                options.acl_directory, cluster=options.cluster, disk=machine.disk, clock=clock, audit=audit
+            )
         access = GrpcAccessOptions(
             authentication_enabled=options.authentication_enabled,
             authorization_enabled=options.authorization_enabled,
@@ -262,9 +278,8 @@ class Proxy:
             cluster=options.cluster,
         )
         if not access.authentication_enabled:
-            return None
-        clock = self._machine.clock
-        return AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=AccessLog(clock))
+            return plain, None
+        return plain, AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=audit)
 
     async def _start_metrics(self) -> None:
         options = self._options

@@ -350,6 +350,19 @@ def test_a_proxy_reads_the_settings_of_its_clients() -> None:
     assert (options.producer_backoff_ms_max, options.message_group_bytes_max) == (3_000, 0)
 
 
+def test_a_proxy_serves_metrics_and_rules_of_files_by_the_keys_of_brokers() -> None:
+    plain = load_proxy(read_settings(None, []), MACHINE).options
+    assert (plain.name, plain.metrics_exporter, plain.acl_enable) == (
+        MACHINE.host_name,
+        MetricsExporter.DISABLE,
+        False,
+    )
+    settings = ["metricsExporterType=PROM", "metricsPromExporterPort=0", "proxyName=p1", "enableACL=true"]
+    options = load_proxy(read_settings(None, settings), MACHINE).options
+    assert (options.metrics_exporter, options.metrics_port, options.name) == (MetricsExporter.PROM, 0, "p1")
+    assert (options.acl_enable, options.acl_directory) == (True, MACHINE.rocketmq_home / "conf")
+
+
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
