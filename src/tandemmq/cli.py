@@ -312,7 +312,8 @@ async def _proxy(config: Path | None, overrides: list[str], log_level: str) -> i
     group = WorkerGroup(loaded.options, [*files, *settings, "--log-level", log_level], outcome.fail)
 
     def ready() -> str:
-        return f"proxy ready on {_address(group.address)}, {len(group.workers)} workers"
+        facts = f"{len(group.workers)} workers, name servers {loaded.options.name_servers}"
+        return f"proxy ready on {_address(group.address)}, {facts}"
 
     return max(await serve(group, outcome, ready), group.exit_code)
 
@@ -355,7 +356,7 @@ async def _serve_proxy(
     server = _new_proxy(loaded, network, outcome, _plan_descriptors().connections_max)
 
     def ready() -> str:
-        return f"{name} ready on {_address(server.address)}"
+        return f"{name} ready on {_address(server.address)}, name servers {loaded.options.name_servers}"
 
     return await serve(server, outcome, ready, retire=server.drain, is_worker=is_worker)
 

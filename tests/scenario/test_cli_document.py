@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tandemmq.config.load import MachineFacts, load_broker, load_name_server, read_settings
+from tandemmq.config.load import MachineFacts, load_broker, load_name_server, load_proxy, read_settings
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -109,7 +109,9 @@ def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], li
         "metadata.labels['apps.kubernetes.io/pod-index']": str(index),
         "status.podIP": f"192.0.2.{index}",
     }
-    values = {one["name"]: known[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in container["env"]}
+    values = {
+        one["name"]: known[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in container.get("env", ())
+    }
     return container, [
         re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], word) for word in container["args"]
     ]
@@ -117,7 +119,7 @@ def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], li
 
 def packaged_commands() -> Iterator[tuple[str, list[str]]]:
     """Yields the place of each command, and its words after `tandemmq`."""
-    for name, one in kubernetes("StatefulSet").items():
+    for name, one in (kubernetes("StatefulSet") | kubernetes("Deployment")).items():
         yield f"kubernetes.yaml {name}", pod_of(one, index=2)[1]
     compose = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))
     for name, service in compose["services"].items():
@@ -142,6 +144,8 @@ def test_packaged_commands_start_servers(place: str, words: list[str]) -> None:
         assert loaded.notes == ()
     elif name == "namesrv":
         load_name_server(read_settings(None, settings), None)
+    elif name == "proxy":
+        assert load_proxy(read_settings(None, settings), MACHINE).inert == ()
     elif name == "controller":
         assert rest == ["-c", "/etc/tandemmq/controller.properties"], place
     else:

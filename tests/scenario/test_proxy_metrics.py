@@ -40,7 +40,7 @@ async def proxy_process(namesrv: str, folder: Path, metrics_port: int) -> AsyncI
         assert process.stdout is not None
         async with asyncio.timeout(PATIENCE_S):
             line = (await process.stdout.readline()).decode()
-        yield line.split()[-1]
+        yield line.partition(" ready on ")[2].partition(",")[0]
         process.terminate()
         async with asyncio.timeout(PATIENCE_S):
             assert await process.wait() == 0

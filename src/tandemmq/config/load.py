@@ -240,6 +240,8 @@ def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyC
     parts.values.setdefault("proxy.acl_directory", machine.rocketmq_home / "conf")
     if machine.name_servers:
         parts.values.setdefault("proxy.name_servers", machine.name_servers)
+    # A broker that enforces TLS dials the others with TLS. The mode of a proxy is for its own clients only.
+    parts.values.setdefault("tls.dials_tls", False)
     return ProxyConfig(
         options=_build(ProxyOptions, "proxy", parts),
         tls=_build(TlsOptions, "tls", parts),

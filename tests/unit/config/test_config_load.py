@@ -337,6 +337,12 @@ def test_a_proxy_reads_rocketmqs_json_file(tmp_path: Path) -> None:
     assert forwarded.options.balancers == ("10.0.0.7", "::1")
 
 
+def test_a_proxy_that_enforces_tls_dials_brokers_without_it_unless_it_is_told() -> None:
+    settings = ["tls.server.mode=enforcing", "tlsCertPath=/c.pem", "tlsKeyPath=/k.pem"]
+    assert load_proxy(read_settings(None, settings), MACHINE).tls.dialling is None
+    assert load_proxy(read_settings(None, [*settings, "useTLS=true"]), MACHINE).tls.dialling is not None
+
+
 def test_a_proxy_reads_the_settings_of_its_clients() -> None:
     settings = ["metricCollectorMode=on", "metricCollectorAddress=otel:4317", "useDelayLevel=true"]
     settings += [
