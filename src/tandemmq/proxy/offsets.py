@@ -29,7 +29,7 @@ from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream, unary
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
-from tandemmq.proxy.values import milliseconds
+from tandemmq.proxy.values import TIME_MS_MAX, milliseconds
 from tandemmq.runtime.ports import Clock
 
 PullMessageResponse = message_class("PullMessageResponse")
@@ -183,7 +183,7 @@ class PullConsumerHandlers:
             call = broker_consume.query_max_offset
             offset = await ask(call, topic, name, topic, queue_id, broker_name=name)
         else:
-            at_ms = milliseconds(request.timestamp)
+            at_ms = min(max(milliseconds(request.timestamp), 0), TIME_MS_MAX)
             offset = await ask(broker_consume.search_offset, topic, name, topic, queue_id, at_ms)
         return QueryOffsetResponse(status=OK, offset=offset)
 
