@@ -23,6 +23,12 @@ ANSWER_MS: Final = 300
 """The part of the caller's time that is kept for the answer."""
 REQUEST_MS: Final = 3_000
 """The request timeout of all clients, part of the deadline of a receive."""
+EXPRESSION_CHARS_MAX: Final = 16_384
+"""A longer filter is refused before it is parsed: millions of tags would block the loop for seconds, and no
+header of a request to a broker would hold them.
+"""
+ATTEMPT_ID_CHARS_MAX: Final = 512
+"""Brokers keep the attempt id of the last pop of each ordered queue."""
 _SQL: Final = enum_number("FilterType", "SQL")
 
 
@@ -49,8 +55,14 @@ def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscript
     Raises:  RpcRefused ILLEGAL_FILTER_EXPRESSION.
     """
     parse = parse_sql if expression.type == _SQL else parse_subscription
+    text = expression.expression
+    if len(text) > EXPRESSION_CHARS_MAX:
+        raise RpcRefused(
+            Code.ILLEGAL_FILTER_EXPRESSION,
+            f"the filter has {len(text)} characters, at most {EXPRESSION_CHARS_MAX} are allowed",
+        )
     try:
-        return parse(topic, expression.expression, now_ms)
+        return parse(topic, text, now_ms)
     except BadRequest as error:
         raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
 
@@ -88,6 +100,15 @@ def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:
         return asked
     served = [name for name in names if access.view.master_address(name) is not None] or names
     return served[chance.below(len(served))]
+
+
+def check_attempt_id(attempt_id: str) -> None:
+    """Checks the id with which a client repeats a receive. Raises RpcRefused BAD_REQUEST."""
+    if len(attempt_id) > ATTEMPT_ID_CHARS_MAX:
+        raise RpcRefused(
+            Code.BAD_REQUEST,
+            f"attempt_id has {len(attempt_id)} characters, at most {ATTEMPT_ID_CHARS_MAX} are allowed",
+        )
 
 
 def check_invisible(invisible_ms: int, low_ms: int, high_ms: int) -> None:

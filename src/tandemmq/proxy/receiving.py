@@ -38,6 +38,7 @@ from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import (
     ReceivePlan,
+    check_attempt_id,
     check_invisible,
     make_subscription,
     pick_broker,
@@ -163,6 +164,7 @@ class ReceiveHandlers:
             check_invisible(invisible_ms, options.invisible_ms_min, options.invisible_ms_max)
         if request.batch_size <= 0:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
+        check_attempt_id(request.attempt_id)
         subscription = make_subscription(topic, request.filter_expression, self.clock.now_ms())
         access = await self.brokers.topic(topic)
         config = await self.brokers.group(group)

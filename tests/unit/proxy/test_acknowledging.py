@@ -214,6 +214,14 @@ async def test_a_dead_letter_is_the_message_of_its_handle(log_offset: int) -> No
     assert proxy.broker.dead == []
 
 
+async def test_a_message_id_that_fits_no_header_is_refused() -> None:
+    proxy = make("a")
+    asked = ForwardRequest(**NAMES, receipt_handle="1 2", message_id="m" * 16_385)
+    with pytest.raises(RpcRefused) as refused:
+        await proxy.receipts.handle_forward(proxy.caller(), asked)
+    assert refused.value.code == Code.ILLEGAL_MESSAGE_ID
+
+
 async def test_a_dead_letter_that_was_not_stored_is_not_acknowledged() -> None:
     proxy = make("a")
     [handle] = await receive(proxy)

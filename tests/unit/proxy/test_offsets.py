@@ -125,6 +125,7 @@ async def test_a_pull_is_held_within_the_callers_time_and_filters_by_text() -> N
         ({"message_queue": {**QUEUE, "broker": {}}}, Code.BAD_REQUEST),
         ({"message_queue": {**QUEUE, "id": -1}}, Code.BAD_REQUEST),
         ({"filter_expression": {"type": "SQL", "expression": "("}}, Code.ILLEGAL_FILTER_EXPRESSION),
+        ({"filter_expression": {"type": "TAG", "expression": "t" * 16_385}}, Code.ILLEGAL_FILTER_EXPRESSION),
     ],
 )
 async def test_a_bad_pull_is_refused(changes: dict[str, Any], code: Code) -> None:
@@ -192,6 +193,10 @@ async def test_offsets_of_a_queue_are_its_begin_its_end_and_a_time() -> None:
     assert (await ask(handlers, "QueryOffset", **queue, **at)).offset == 5
     [search] = broker.asked_of(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)
     assert search.timestamp_ms == 3_005
+    for seconds, sent_ms in ((-(2**63), 0), (2**63 - 1, 253_402_300_799_999)):
+        # Brokers refuse a number beyond 64 bits, and clients would repeat the request.
+        await ask(handlers, "QueryOffset", **queue, **{**at, "timestamp": {"seconds": seconds}})
+        assert broker.asked_of(RequestCode.SEARCH_OFFSET_BY_TIMESTAMP)[-1].timestamp_ms == sent_ms
     for policy in ("TIMESTAMP", 7):
         with pytest.raises(RpcRefused) as refused:
             await ask(handlers, "QueryOffset", **queue, query_offset_policy=policy)

@@ -118,6 +118,9 @@ async def test_a_poll_without_messages_is_answered_as_such() -> None:
         ({"invisible_duration": None}, Code.ILLEGAL_INVISIBLE_TIME),
         ({"filter_expression": {"type": "TAG", "expression": "||"}}, Code.ILLEGAL_FILTER_EXPRESSION),
         ({"filter_expression": {"type": "SQL", "expression": "a >"}}, Code.ILLEGAL_FILTER_EXPRESSION),
+        # No header of a request to a broker could hold these.
+        ({"filter_expression": {"type": "TAG", "expression": "t" * 16_385}}, Code.ILLEGAL_FILTER_EXPRESSION),
+        ({"attempt_id": "a" * 513}, Code.BAD_REQUEST),
         ({"group": {"name": "a b"}}, Code.ILLEGAL_CONSUMER_GROUP),
         ({"message_queue": {"topic": {"name": ""}}}, Code.ILLEGAL_TOPIC),
     ],
