@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -83,9 +83,8 @@ class ConsumerProxy:
             **changes,
         }
 
-        async def send(answer: Any) -> None:
-            if answer.WhichOneof("content") == "message":
-                answers.append(answer.message)
+        async def send(elements: Iterable[Any]) -> None:
+            answers.extend(one.message for one in elements if one.WhichOneof("content") == "message")
 
         request = ReceiveMessageRequest(**values)
         return asyncio.create_task(self.receiving.handle_receive(self.caller(), request, send))

@@ -2597,13 +2597,12 @@ _PROXY: Final = (
     Plant(
         name="the status of a receive follows its messages",
         path="proxy/receiving.py",
-        sound="                await answer("
-        "ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n"
-        "                for one in deliveries:\n"
-        "                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))\n",
-        bug="                for one in deliveries:\n"
-        "                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))\n"
-        "                await answer(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))\n",
+        sound="        yield ReceiveMessageResponse(status=_status(outcome, len(deliveries)))\n"
+        "        for one in deliveries:\n"
+        "            yield ReceiveMessageResponse(message=self._render(plan, one))\n",
+        bug="        for one in deliveries:\n"
+        "            yield ReceiveMessageResponse(message=self._render(plan, one))\n"
+        "        yield ReceiveMessageResponse(status=_status(outcome, len(deliveries)))\n",
         proofs=("unit/proxy/test_receiving.py",),
     ),
     Plant(

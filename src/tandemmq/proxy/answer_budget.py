@@ -11,7 +11,7 @@ At a bound: while `bytes_max` wait, receives and pulls are refused with TOO_MANY
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
 from typing import Final
 
@@ -86,9 +86,13 @@ class AnswerBudget:
                 self._unread[unread] = None
                 self.byte_count += size
 
-                async def send_watched(message: Message) -> None:
-                    await send(message)
-                    unread.since_s = self._clock.monotonic()
+                def watch(elements: Iterable[Message]) -> Iterator[Message]:
+                    for element in elements:
+                        unread.since_s = self._clock.monotonic()  # those before are read, or sent with it
+                        yield element
+
+                async def send_watched(elements: Iterable[Message]) -> None:
+                    await send(watch(elements))
 
                 try:
                     yield send_watched

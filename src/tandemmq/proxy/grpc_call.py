@@ -32,6 +32,8 @@ OK_TRAILERS: Final[Headers] = [(b"grpc-status", b"0")]
 _UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT: Final = re.compile(r"([0-9]{1,18})([HMSmun])")
 _GRPC: Final = b"application/grpc"
+_PLAIN: Final = b"\0"
+"""The flag of a message that is not compressed."""
 
 
 class Request(NamedTuple):
@@ -162,11 +164,12 @@ class GrpcStream:
             self.is_started = True
             self._owner.writer.send_headers(self.id, RESPONSE)
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, *messages: bytes) -> None:
         await self.start()
         while self.unsent:  # the message of another task
             await self._wait_sent()
-        self.unsent = memoryview(b"\0" + len(message).to_bytes(4) + message)
+        parts = [part for one in messages for part in (_PLAIN, len(one).to_bytes(4), one)]
+        self.unsent = memoryview(b"".join(parts))
         if not self._owner.writer.transmit(self):
             await self._wait_sent()
 

@@ -9,7 +9,7 @@ Source:     spec proxy 5.15, 5.16.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
@@ -94,13 +94,8 @@ class PullConsumerHandlers:
         finally:
             self.held_count -= 1
         records = _wanted(pulled, request.offset, subscription)
-        namespace = request.message_queue.topic.resource_namespace
         async with self.answers.hold(size_of(records), send) as answer:
-            await answer(PullMessageResponse(status=_pull_status(pulled, records)))
-            for record in records:
-                fields = render_message(record, topic=queue.topic, namespace=namespace)
-                await answer(PullMessageResponse(message=fields))
-            await answer(PullMessageResponse(next_offset=pulled.next_offset))
+            await answer(_elements(request.message_queue.topic, pulled, records))
         self.traffic.count_out(records)
 
     async def _pull(
@@ -203,7 +198,16 @@ def _wanted(pulled: Pulled, offset: int, subscription: Subscription) -> list[Rec
     ]
 
 
-def _pull_status(pulled: Pulled, records: list[Record]) -> dict[str, object]:
+def _elements(topic: Message, pulled: Pulled, records: Sequence[Record]) -> Iterator[Message]:
+    """Yields the elements of the answer to a pull."""
+    yield PullMessageResponse(status=_pull_status(pulled, records))
+    for record in records:
+        fields = render_message(record, topic=topic.name, namespace=topic.resource_namespace)
+        yield PullMessageResponse(message=fields)
+    yield PullMessageResponse(next_offset=pulled.next_offset)
+
+
+def _pull_status(pulled: Pulled, records: Sequence[Record]) -> dict[str, object]:
     if records:
         return OK
     if pulled.status is PullStatus.OFFSET_MOVED:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
@@ -228,15 +228,21 @@ class ReceiveHandlers:
         is_complete = False
         try:
             async with self.answers.hold(size_of(one.message.record for one in deliveries), send) as answer:
-                await answer(ReceiveMessageResponse(status=_status(outcome, len(deliveries))))
-                for one in deliveries:
-                    await answer(ReceiveMessageResponse(message=self._render(plan, one)))
-                await answer(ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms())))
+                await answer(self._elements(plan, outcome, deliveries))
             is_complete = True
             self.traffic.count_out(one.message.record for one in deliveries)
         finally:
             if not is_complete:
                 self._hand_back(plan, [one.receipt for one in deliveries])
+
+    def _elements(
+        self, plan: ReceivePlan, outcome: PopOutcome, deliveries: Sequence[_Delivery]
+    ) -> Iterator[Message]:
+        """Yields the elements of the answer."""
+        yield ReceiveMessageResponse(status=_status(outcome, len(deliveries)))
+        for one in deliveries:
+            yield ReceiveMessageResponse(message=self._render(plan, one))
+        yield ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms()))
 
     def _select(self, plan: ReceivePlan, outcome: PopOutcome) -> list[_Delivery]:
         """Returns the messages for the client. Others end here: those that only share the hash of a tag are

@@ -10,7 +10,7 @@ Source: spec proxy 2.9, 2.10, 3.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, Final, NamedTuple, Protocol
@@ -21,10 +21,14 @@ from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
+from tandemmq.units import KIB
 
 log = logging.getLogger(__name__)
 
 SERVICE: Final = "/apache.rocketmq.v2.MessagingService/"
+
+GATHERED_BYTES: Final = 64 * KIB
+"""The bytes of an answer's elements that are sent together; a frame for each costs more than its message."""
 
 Message = Any
 """A protobuf message of `schema`; its classes are made at run time, so no static type describes them."""
@@ -79,9 +83,9 @@ class GrpcCall(Protocol):
     async def start(self) -> None:
         """Sends the response headers now instead of with the first message."""
 
-    async def send(self, message: bytes) -> None:
-        """Sends one message; waits while the peer's flow control window, or the socket, is full. Tasks may
-        send concurrently. Raises GrpcFailure CANCELLED after the end of the call.
+    async def send(self, *messages: bytes) -> None:
+        """Sends messages, in as few frames as they fit in; waits while the peer's flow control window, or the
+        socket, is full. Tasks may send concurrently. Raises GrpcFailure CANCELLED after the end of the call.
         """
 
     async def receive(self) -> bytes | None:
@@ -126,7 +130,8 @@ class Caller:
 Admit = Callable[[GrpcCall, Message], Awaitable[Caller]]
 """Returns the caller of a request that may be served; raises RpcRefused."""
 Unary = Callable[[Caller, Message], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
+Send = Callable[[Iterable[Message]], Awaitable[None]]
+"""Writes elements of the answer, in order; asks for further ones when GATHERED_BYTES of them are sent."""
 Streaming = Callable[[Caller, Message, Send], Awaitable[None]]
 
 
@@ -153,10 +158,19 @@ def server_stream(name: str, admit: Admit, handle: Streaming) -> Method:
     request, response = _messages_of(name)
 
     async def serve(call: GrpcCall) -> None:
-        async def send(answer: Message) -> None:
-            if not call.code:
-                call.code = answer.status.code
-            await call.send(answer.SerializeToString())
+        async def send(answers: Iterable[Message]) -> None:
+            gathered: list[bytes] = []
+            size = 0
+            for answer in answers:
+                if not call.code:
+                    call.code = answer.status.code
+                gathered.append(answer.SerializeToString())
+                size += len(gathered[-1])
+                if size >= GATHERED_BYTES:
+                    await call.send(*gathered)
+                    gathered, size = [], 0
+            if gathered:
+                await call.send(*gathered)
 
         try:
             asked = await receive_one(call, request)
@@ -166,7 +180,7 @@ def server_stream(name: str, admit: Admit, handle: Streaming) -> Method:
                 raise
             answer = response(status=failed_status(name, error, call.lines))
             call.code = answer.status.code
-            await send(answer)
+            await send([answer])
 
     return Method(SERVICE + name, serve, is_held=True, is_poll=True)
 

@@ -48,10 +48,10 @@ class FakeCall:
     async def start(self) -> None:
         self.is_started = True
 
-    async def send(self, message: bytes) -> None:
+    async def send(self, *messages: bytes) -> None:
         self.is_started = True
         await self._room.wait()
-        self.sent.append(message)
+        self.sent += messages
         self._changed.set()
 
     async def receive(self) -> bytes | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -42,9 +43,10 @@ async def receive(proxy: Proxy, **changes: Any) -> list[str]:
     )
     handles = []
 
-    async def send(answer: Any) -> None:
-        if answer.WhichOneof("content") == "message":
-            handles.append(answer.message.system_properties.receipt_handle)
+    async def send(answers: Iterable[Any]) -> None:
+        for answer in answers:
+            if answer.WhichOneof("content") == "message":
+                handles.append(answer.message.system_properties.receipt_handle)
 
     await proxy.receiving.handle_receive(proxy.caller(), asked, send)
     return handles

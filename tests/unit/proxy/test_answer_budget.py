@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -24,13 +25,13 @@ class World:
         self.budget = AnswerBudget(self.clock, self.traffic, bytes_max=100)
         self.reads = asyncio.Event()
 
-    async def send(self, _message: Any) -> None:
+    async def send(self, _elements: Iterable[Any]) -> None:
         await self.reads.wait()
 
     async def answer(self, size: int, message_count: int = 1) -> None:
         async with self.budget.hold(size, self.send) as send:
             for _ in range(message_count):
-                await send(b"")
+                await send([b""])
 
     def begin(self, size: int, message_count: int = 1) -> asyncio.Task[None]:
         return asyncio.ensure_future(self.answer(size, message_count))
@@ -88,14 +89,14 @@ async def test_a_client_that_reads_slowly_is_not_ended() -> None:
     parts: asyncio.Queue[None] = asyncio.Queue()
     read: list[Any] = []
 
-    async def send(message: Any) -> None:
-        await parts.get()
-        read.append(message)
+    async def send(elements: Iterable[Any]) -> None:
+        for element in elements:
+            await parts.get()
+            read.append(element)
 
     async def answer() -> None:
         async with world.budget.hold(100, send) as watched:
-            for number in range(3):
-                await watched(number)
+            await watched(range(3))
 
     slow = asyncio.ensure_future(answer())
     await until(lambda: world.budget.byte_count == 100)
@@ -113,5 +114,5 @@ async def test_a_time_limit_of_the_body_itself_stays_what_it_is() -> None:
     world = World()
     with pytest.raises(TimeoutError):
         async with world.budget.hold(10, world.send) as send, asyncio.timeout(0):
-            await send(b"")
+            await send([b""])
     assert world.budget.byte_count == 0

@@ -31,7 +31,7 @@ STEPS = st.one_of(
 
 
 class BrokenCall(FakeCall):
-    async def send(self, message: bytes) -> None:
+    async def send(self, *messages: bytes) -> None:
         raise GrpcFailure(GrpcStatus.CANCELLED, "the connection is lost")
 
 

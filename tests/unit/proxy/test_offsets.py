@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, cast
 
 import pytest
@@ -76,8 +76,8 @@ async def pull(handlers: PullConsumerHandlers, **changes: Any) -> list[Any]:
     )
     answers: list[Any] = []
 
-    async def send(answer: Any) -> None:
-        answers.append(answer)
+    async def send(elements: Iterable[Any]) -> None:
+        answers.extend(elements)
 
     await handlers.handle_pull(caller, asked, send)
     return answers

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -45,11 +46,12 @@ class Answers:
         self.sent: list[Any] = []
         self.stops_at = stops_at
 
-    async def send(self, answer: Any) -> None:
-        await asyncio.sleep(0)
-        if self.stops_at == len(self.sent):
-            await asyncio.Event().wait()
-        self.sent.append(answer)
+    async def send(self, answers: Iterable[Any]) -> None:
+        for answer in answers:
+            await asyncio.sleep(0)
+            if self.stops_at == len(self.sent):
+                await asyncio.Event().wait()
+            self.sent.append(answer)
 
     @property
     def kinds(self) -> list[str]:
@@ -267,9 +269,10 @@ async def test_a_failed_write_hands_back_all_messages_of_the_answer() -> None:
     """Clients discard the messages of a failed call: a renewed one would be hidden for hours."""
     proxy = make("a", "b", "c")
 
-    async def send(answer: Any) -> None:
-        if answer.WhichOneof("content") == "message" and answer.message.body == b"b":
-            raise ConnectionError("the connection is lost")
+    async def send(answers: Iterable[Any]) -> None:
+        for answer in answers:
+            if answer.WhichOneof("content") == "message" and answer.message.body == b"b":
+                raise ConnectionError("the connection is lost")
 
     with pytest.raises(ConnectionError):
         await proxy.receiving.handle_receive(proxy.caller(), request(auto_renew=True), send)

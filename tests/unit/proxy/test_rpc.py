@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from tandemmq.errors import BrokerUnreachable
-from tandemmq.proxy.rpc import Caller, GrpcCall, Method, server_stream, unary
+from tandemmq.proxy.rpc import GATHERED_BYTES, Caller, GrpcCall, Method, server_stream, unary
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code
 from tandemmq.remoting.shared_bounds import LINES_MAX
@@ -47,8 +49,8 @@ async def test_a_call_knows_the_code_of_its_answer() -> None:
         return Response(status={"code": int(Code.FORBIDDEN)})
 
     async def stream(_caller: Caller, _request: Any, send: Any) -> None:
-        await send(Received(status={"code": int(Code.MESSAGE_NOT_FOUND)}))
-        await send(Received(delivery_timestamp={"seconds": 1}))
+        status = {"code": int(Code.MESSAGE_NOT_FOUND)}
+        await send([Received(status=status), Received(delivery_timestamp={"seconds": 1})])
 
     call = FakeCall([b""])
     await unary("Heartbeat", admit, answer).serve(call)
@@ -59,3 +61,27 @@ async def test_a_call_knows_the_code_of_its_answer() -> None:
     failed = FakeCall([b""])
     await METHODS["stream"][0].serve(failed)
     assert failed.code == Code.INTERNAL_SERVER_ERROR
+
+
+async def test_the_elements_of_an_answer_are_asked_for_as_they_are_sent() -> None:
+    """A slow client must not make the proxy hold all messages of its answer."""
+    asked = 0
+
+    def elements() -> Iterator[Any]:
+        nonlocal asked
+        for _ in range(9):
+            asked += 1
+            yield Received(message={"body": bytes(GATHERED_BYTES // 2)})
+
+    async def stream(_caller: Caller, _request: Any, send: Any) -> None:
+        await send(elements())
+
+    call = FakeCall([b""])
+    call.is_full = True
+    serving = asyncio.ensure_future(server_stream("ReceiveMessage", admit, stream).serve(call))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert (asked, call.sent) == (2, [])
+    call.is_full = False
+    await serving
+    assert (asked, len(call.sent)) == (9, 9)
