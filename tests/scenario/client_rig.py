@@ -11,7 +11,7 @@ from pathlib import Path
 from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
 from tandemmq.client import (
     Admin,
     ClientOptions,
@@ -52,6 +52,7 @@ class Rig:
         broker_id: int = 0,
         *,
         role: BrokerRole | None = None,
+        access: AccessOptions = OPEN,
         **changes: object,
     ) -> Broker:
         """Starts a broker in its own directory; a restarted broker finds its files."""
@@ -79,6 +80,7 @@ class Rig:
             store,
             ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=50),
             machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
+            access=access,
         )
         self._brokers[name, broker_id] = broker
         await broker.start()

@@ -8,15 +8,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, cast
 
+import grpc.aio
 import pytest
-from test_access_control import ADMIN, guarded
+import yaml
+from client_rig import running_rig
+from test_access_control import ADMIN, guarded, write_rules
+from test_proxy import running_proxy as whole_proxy
 
 from sim.manual_clock import ManualClock
 from tandemmq.api import broker_admin
 from tandemmq.broker.options import AccessOptions
+from tandemmq.client import Admin, ClientOptions
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.rpc import SERVICE
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.remoting.audit import AccessLog
@@ -25,6 +31,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import PEER
+from waits import PATIENCE_S
 
 GUARDED = AccessOptions(
     authentication_enabled=True, authorization_enabled=True, first_user=ADMIN, inner_credentials=None
@@ -111,3 +118,56 @@ async def test_a_change_of_a_user_counts_within_a_minute(proxy: Proxy) -> None:
     assert await proxy.outcome("12345678", "QueryRouteRequest", **route) == "alice"
     proxy.clock.advance(61)
     assert "no user alice" in await proxy.outcome("12345678", "QueryRouteRequest", **route)
+
+
+RULES = {
+    "accounts": [
+        {"accessKey": "orders-app", "secretKey": "orders-secret", "topicPerms": ["Orders=PUB"]},
+        {"accessKey": "proxy-account", "secretKey": "proxy-secret", "admin": True},
+    ]
+}
+TOOLS = {"accessKey": "proxy-account", "secretKey": "proxy-secret"}
+
+
+def signed_by(access_key: str, secret_key: str) -> tuple[tuple[str, str], ...]:
+    signature = hmac.new(secret_key.encode(), DATE.encode(), "sha1").hexdigest()
+    claim = f"Credential={access_key}, SignedHeaders=x-mq-date-time, Signature={signature}"
+    return (
+        ("x-mq-client-id", "c1"),
+        ("x-mq-date-time", DATE),
+        ("authorization", f"MQv2-HMAC-SHA1 {claim}"),
+    )
+
+
+async def send(channel: grpc.aio.Channel, topic: str, metadata: tuple[tuple[str, str], ...]) -> Any:
+    """Returns the status of a send."""
+    system = {"message_id": "01ID"}
+    message = {"topic": {"name": topic}, "body": b"one", "system_properties": system}
+    asked = message_class("SendMessageRequest")(messages=[message]).SerializeToString()
+    call = channel.unary_unary(SERVICE + "SendMessage")
+    data = await call(asked, metadata=metadata, timeout=PATIENCE_S)
+    return message_class("SendMessageResponse").FromString(data).status
+
+
+async def test_accounts_in_files_of_the_brokers_apply_at_the_proxy(tmp_path: Path) -> None:
+    """The brokers admit the proxy by the account in its tools.yml."""
+    rules = write_rules(tmp_path, RULES)
+    (tmp_path / "conf" / "tools.yml").write_text(yaml.safe_dump(TOOLS))
+    async with running_rig(tmp_path) as rig:
+        options = ClientOptions(access_key="proxy-account", secret_key="proxy-secret")
+        await rig.start_broker("broker-a", access=rules)
+        async with Admin(rig.namesrv, options=options) as admin:
+            for topic in ("Orders", "Logs"):
+                await admin.create_topic(topic, queue_count=1)
+        async with (
+            whole_proxy(rig.namesrv, tmp_path, acl_enable=True, acl_directory=tmp_path / "conf") as proxy,
+            grpc.aio.insecure_channel(render_address(proxy.address)) as channel,
+        ):
+            app = signed_by("orders-app", "orders-secret")
+            assert (await send(channel, "Orders", app)).code == Code.OK
+            denied = await send(channel, "Logs", app)
+            assert (denied.code, denied.message) == (Code.UNAUTHORIZED, "orders-app may not Pub Topic:Logs")
+            guessed = await send(channel, "Orders", signed_by("orders-app", "guessed-secret"))
+            assert (guessed.code, "wrong" in guessed.message) == (Code.UNAUTHORIZED, True)
+            unsigned = await send(channel, "Orders", (("x-mq-client-id", "c1"),))
+            assert (unsigned.code, "not signed" in unsigned.message) == (Code.UNAUTHORIZED, True)
