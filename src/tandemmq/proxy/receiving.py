@@ -94,6 +94,7 @@ class ReceiveHandlers:
     traffic: Traffic = field(default_factory=Traffic)
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
+    _is_stopped: bool = field(default=False, init=False)
     _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
     _waiters: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
     _lines: LimitedLines = field(init=False)
@@ -104,6 +105,9 @@ class ReceiveHandlers:
     async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
         """Handles ReceiveMessage."""
         plan = await self._plan(caller, request)
+        if self._is_stopped:
+            await self._answer(plan, PopOutcome([]), send)
+            return
         if self.held_count >= self.held_count_max:
             self.traffic.refusals[Limit.RECEIVES] += 1
             raise RpcRefused(
@@ -140,7 +144,10 @@ class ReceiveHandlers:
             await asyncio.wait(list(self._ending), timeout=timeout_s)
 
     def stop(self) -> None:
-        """Answers all held receives as if no message came; `held_count` is 0 once their pops have ended."""
+        """Answers all held receives as if no message came, and later ones at once; `held_count` is 0 once the
+        pops have ended.
+        """
+        self._is_stopped = True
         for waiter in list(self._waiters):
             _resolve(waiter)
 

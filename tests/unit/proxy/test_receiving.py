@@ -303,6 +303,15 @@ async def test_too_many_held_receives_are_refused_and_stopping_answers_them() ->
     await proxy.receiving.wait_ended(20)
 
 
+async def test_a_receive_that_comes_while_the_proxy_stops_is_not_held() -> None:
+    """Its client did not know of the stop yet, or its topic was looked up meanwhile."""
+    proxy = make("a")
+    proxy.receiving.stop()
+    answers = await receive(proxy, request())
+    assert answers.sent[0].status.code == Code.MESSAGE_NOT_FOUND
+    assert not proxy.broker.asked_of(RequestCode.POP_MESSAGE)
+
+
 NAMES = st.sampled_from(["", "T", "G", "Gone", "a b", "%RETRY%G", "TBW102", "x" * 300, "ä"])
 SPANS = st.none() | st.fixed_dictionaries(
     {"seconds": st.integers(-(2**63), 2**63 - 1), "nanos": st.integers(-(2**31), 2**31 - 1)}
