@@ -98,6 +98,17 @@ def test_the_table_is_bounded_and_counts_by_queue() -> None:
     assert leases.open_count(("T", "G", 0)) == 0
 
 
+def test_the_last_finished_leases_answer_repeated_acks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tandemmq.broker.pop.leases.FINISHED_COUNT_MAX", 2)
+    leases = Leases()
+    finished = [make(start, count=1) for start in range(4)]
+    for lease in finished:
+        leases.add(lease)
+        assert leases.finish(lease, [0])
+    known = [leases.is_acknowledged(lease.key, lease.offsets[0]) for lease in finished]
+    assert known == [False, False, True, True]
+
+
 def test_pops_that_wait_for_room_hear_of_it_once_a_tenth_is_free() -> None:
     leases = Leases(20)
     heard: list[int] = []

@@ -70,6 +70,9 @@ def test_a_large_header_list_is_refused() -> None:
     assert decode(decoder, block)
     with pytest.raises(OversizedHeaderListError):
         decoder.decode(b"\xbe" * 3, raw=True)
+    empty = Encoder().encode([(b"e", b"")] * 31)
+    with pytest.raises(OversizedHeaderListError):  # each field counts 32 bytes more than its texts
+        decoder.decode(empty, raw=True)
 
 
 def test_random_bytes_have_the_outcome_that_hpack_gives_them() -> None:
