@@ -98,6 +98,15 @@ def test_the_table_is_bounded_and_counts_by_queue() -> None:
     assert leases.open_count(("T", "G", 0)) == 0
 
 
+def test_a_message_that_was_moved_is_not_acknowledged() -> None:
+    leases, lease = Leases(), make(0)
+    leases.add(lease)
+    for index in (0, 1):  # one after the other
+        lease.mark_moved([index])
+    assert leases.finish(lease, [0, 1, 2])
+    assert [leases.is_acknowledged(lease.key, offset) for offset in range(3)] == [False, False, True]
+
+
 def test_the_last_finished_leases_answer_repeated_acks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tandemmq.broker.pop.leases.FINISHED_COUNT_MAX", 2)
     leases = Leases()

@@ -150,6 +150,21 @@ async def test_a_client_that_moved_is_renewed_once_per_pause() -> None:
         assert len(proxy.broker.asked_of(CHANGE)) == 10
 
 
+async def test_a_client_keeps_its_messages_while_the_brokers_cannot_say_where_it_is() -> None:
+    """It may be at another proxy, and its broker may be changing its master."""
+    async with renewing("a") as proxy:
+        await receive(proxy, auto_renew=True)
+        proxy.broker.failures[RequestCode.GET_CONSUMER_LIST_BY_GROUP] = (ResponseCode.SYSTEM_BUSY, "busy")
+        proxy.clients.lose("c1")
+        await pass_time(proxy, 20)
+        assert not proxy.broker.asked_of(CHANGE)
+        assert proxy.broker.visible_in_ms() == [40_000]
+        proxy.broker.failures.clear()
+        await pass_time(proxy, 15)
+        assert len(proxy.broker.asked_of(CHANGE)) == 1
+        assert len(proxy.renewal) == 0
+
+
 async def test_a_client_that_left_without_a_word_is_noticed_at_the_next_renewal() -> None:
     async with renewing("a") as proxy:
         await receive(proxy, auto_renew=True)
