@@ -1,7 +1,7 @@
 """The metrics of a broker: readings from its parts, which `remoting.metrics_port` serves.
 
 The parts know nothing of metrics. The readings cover the store's watermarks, files, disk and durations;
-traffic; and replication lag.
+traffic; and replication lag. `broker/lag.py` reads the lag of consumers.
 Strategy: messages per topic are not counted on arrival. Queues number their messages, so the sum of the
           queues' ends is the count. It survives a restart and costs nothing until it is read.
 At a bound: the first `TOPIC_SERIES_MAX` topics, in the store's order of queues, have series of their own; a
@@ -18,6 +18,7 @@ from itertools import islice
 from tandemmq import __version__
 from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.lag import LagReader
 from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.replica.role import ReplicaRole
@@ -246,6 +247,11 @@ def check_health(store: MessageStore) -> HttpAnswer:
 def make_metrics_port(sources: MetricSources, network: Network) -> MetricsPort:
     """Returns the port that serves a broker's metrics."""
     core = sources.core
+    lag = LagReader(core, sources.pop)
     return MetricsPort(
-        lambda: read_all(sources), lambda: check_health(core.store), network=network, clock=core.clock
+        lambda: read_all(sources),
+        lambda: check_health(core.store),
+        network=network,
+        clock=core.clock,
+        read_pieces=lag.read,
     )

@@ -5,6 +5,8 @@ read, the answer closes the connection.
 At a bound: a head that has not ended after `head_bytes_max` is answered 431. An excess connection is closed
             at once. A connection that is not done within `connection_s_max` is cut off, whether it sends its
             request or reads its answer slowly.
+Strategy:   a page that takes long is an iterator. Each of its steps runs in another turn of the loop; the
+            last one is the answer.
 Knows not:  the content of the pages. A page that raises is answered 500; everything else continues.
 """
 
@@ -12,8 +14,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 
@@ -38,7 +41,10 @@ class HttpAnswer(NamedTuple):
     status: int = 200
 
 
-Page = Callable[[], HttpAnswer]
+PageSteps = Iterator[HttpAnswer | None]
+"""The steps of a page; None until the answer is there."""
+
+Page = Callable[[], HttpAnswer | PageSteps]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,19 +111,15 @@ class HttpServer:
     def on_lost(self, connection: HttpConnection) -> None:
         self._connections.pop(connection, None)
 
-    def answer(self, request: h11.Request) -> HttpAnswer:
-        """Returns the answer to one request; the query is dropped."""
+    def answer(self, request: h11.Request) -> PageSteps:
+        """Returns the steps to the answer of one request; the query is dropped."""
         if request.method.decode("ascii") not in _METHODS:
-            return _refusal(405, "only GET and HEAD are served")
+            return iter([_refusal(405, "only GET and HEAD are served")])
         path = request.target.partition(b"?")[0].decode("ascii")
         page = self._pages.get(path)
         if page is None:
-            return _refusal(404, f"pages: {' '.join(self._pages)}")
-        try:
-            return page()
-        except Exception as error:  # the edge: a broken page must not stop a broker
-            log.error(events.HTTP_PAGE_FAILED, extra={"path": path}, exc_info=error)
-            return _refusal(500, "the page cannot be rendered: see the log")
+            return iter([_refusal(404, f"pages: {' '.join(self._pages)}")])
+        return _steps(path, page)
 
 
 class HttpConnection(asyncio.Protocol):
@@ -151,7 +153,9 @@ class HttpConnection(asyncio.Protocol):
             self._end(http, _refusal(error.error_status_hint, f"not an HTTP/1.1 request: {error}"))
             return
         if isinstance(event, h11.Request):
-            self._end(http, self._server.answer(event), has_body=event.method != b"HEAD")
+            self._http = None
+            end = partial(self._end, http, has_body=event.method != b"HEAD")
+            self._advance(self._server.answer(event), end)
 
     def eof_received(self) -> bool:
         return False  # the transport sends the rest and closes itself
@@ -167,6 +171,16 @@ class HttpConnection(asyncio.Protocol):
         """Closes at once; unsent bytes are lost."""
         if self._transport is not None:
             self._transport.abort()
+
+    def _advance(self, steps: PageSteps, end: Callable[[HttpAnswer], None]) -> None:
+        """Runs one step of a page, and the others in later turns of the loop while the peer is there."""
+        if self._transport is None:
+            return
+        answer = next(steps)
+        if answer is None:
+            self._server.clock.call_soon(self._advance, steps, end)
+        else:
+            end(answer)
 
     def _end(self, http: h11.Connection, answer: HttpAnswer, *, has_body: bool = True) -> None:
         assert self._transport is not None
@@ -185,6 +199,18 @@ class HttpConnection(asyncio.Protocol):
         for event in (head, *body, h11.EndOfMessage()):
             self._transport.write(http.send(event) or b"")
         self._transport.close()
+
+
+def _steps(path: str, page: Page) -> PageSteps:
+    try:
+        found = page()
+        if isinstance(found, HttpAnswer):
+            yield found
+        else:
+            yield from found
+    except Exception as error:  # the edge: a broken page must not stop a broker
+        log.error(events.HTTP_PAGE_FAILED, extra={"path": path}, exc_info=error)
+        yield _refusal(500, "the page cannot be rendered: see the log")
 
 
 def _refusal(status: int, reason: str) -> HttpAnswer:

@@ -1,6 +1,8 @@
 """`MetricsPort`: serves /metrics for Prometheus and /healthz for a supervisor on a port of their own.
 
 Brokers and gRPC proxies have one each. The readings are taken on request; the port knows nothing of them.
+Strategy:   readings of many series come piece by piece. A scrape spreads them over turns of the loop of about
+            `SLICE_S` each, and scrapers that wait at the same time share one round.
 At a bound: the text is rendered at most once per `RENDER_S_MIN`; further requests get the same text, so that
             scrapers cannot starve clients.
 """
@@ -8,27 +10,50 @@ At a bound: the text is rendered at most once per `RENDER_S_MIN`; further reques
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from tandemmq.errors import ConfigError
-from tandemmq.remoting.http import HttpAnswer, HttpServer, Page
+from tandemmq.remoting.http import HttpAnswer, HttpServer, Page, PageSteps
 from tandemmq.runtime.ports import Address, Clock, Network
 from tandemmq.telemetry import events
-from tandemmq.telemetry.prometheus import CONTENT_TYPE, ReadAll, TextExporter
+from tandemmq.telemetry.metrics import Sample
+from tandemmq.telemetry.prometheus import CONTENT_TYPE, ReadAll, SeriesText, TextExporter
 
 log = logging.getLogger(__name__)
 
 RENDER_S_MIN = 1.0
 
+SLICE_S: Final = 0.001
+ROUND_S_MAX: Final = 10.0
+"""The age at which a round that no scraper waits for any more is not continued: the time of a connection."""
+
+ReadPieces = Callable[[], Iterator[Sequence[Sample]]]
+
 
 class MetricsPort:
-    """The port of one process. `check_health` returns the answer to /healthz."""
+    """The port of one process. `check_health` returns the answer to /healthz; `read_pieces` yields the
+    readings of families with many series.
+    """
 
-    def __init__(self, read_all: ReadAll, check_health: Page, *, network: Network, clock: Clock) -> None:
+    def __init__(
+        self,
+        read_all: ReadAll,
+        check_health: Page,
+        *,
+        network: Network,
+        clock: Clock,
+        read_pieces: ReadPieces = lambda: iter(()),
+    ) -> None:
         self._exporter = TextExporter(read_all)
+        self._read_pieces = read_pieces
         self._clock = clock
         self._text = b""
         self._rendered_at = float("-inf")
-        pages = {"/metrics": self._serve_metrics, "/healthz": check_health}
+        self._render_count = 0
+        self._round: Iterator[None] | None = None
+        self._round_began_at = 0.0
+        pages: dict[str, Page] = {"/metrics": self._serve_metrics, "/healthz": check_health}
         self._server = HttpServer(pages, network=network, clock=clock)
 
     async def start(self, host: str, port: int) -> Address:
@@ -47,9 +72,38 @@ class MetricsPort:
         """Stops serving."""
         await self._server.stop()
 
-    def _serve_metrics(self) -> HttpAnswer:
-        now = self._clock.monotonic()
-        if now - self._rendered_at >= RENDER_S_MIN:
-            self._text = self._exporter.render()
-            self._rendered_at = now
-        return HttpAnswer(self._text, CONTENT_TYPE)
+    def _serve_metrics(self) -> PageSteps:
+        is_old = self._clock.monotonic() - self._rendered_at >= RENDER_S_MIN
+        count = self._render_count
+        while is_old and self._render_count == count:
+            self._advance()
+            if self._round is not None:
+                yield None
+        yield HttpAnswer(self._text, CONTENT_TYPE)
+
+    def _advance(self) -> None:
+        """Continues the round for `SLICE_S`; begins one if none is in progress."""
+        began_at = self._clock.monotonic()
+        current = self._round
+        if current is None or began_at - self._round_began_at >= ROUND_S_MAX:
+            current = self._round = self._render()
+            self._round_began_at = began_at
+        try:
+            for _ in current:
+                if self._clock.monotonic() - began_at >= SLICE_S:
+                    return
+        except Exception:
+            self._round = None
+            raise
+        self._round = None
+
+    def _render(self) -> Iterator[None]:
+        series = SeriesText()
+        for piece in self._read_pieces():
+            series.add(piece)
+            yield
+        text = series.render()
+        yield
+        self._text = self._exporter.render() + text
+        self._rendered_at = self._clock.monotonic()
+        self._render_count += 1

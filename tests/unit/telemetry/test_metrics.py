@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandemmq.telemetry import metrics, proxy_metrics
+from tandemmq.telemetry import metrics, proxy_metrics, rocketmq_metrics
 from tandemmq.telemetry.metrics import (
     DISK_BUCKETS_S,
     TABLE,
@@ -21,19 +21,21 @@ from tandemmq.telemetry.metrics import (
     Sample,
     render_table,
 )
-from tandemmq.telemetry.prometheus import TextExporter
+from tandemmq.telemetry.prometheus import SeriesText, TextExporter
 from tandemmq.telemetry.proxy_metrics import CALL_BUCKETS_S, POLL_BUCKETS_S, PROXY_TABLE
+from tandemmq.telemetry.rocketmq_metrics import ROCKETMQ_TABLE
 
 NAME = re.compile(r"tandemmq_[a-z]+(_[a-z]+)*")
-OF_ROCKETMQ = ("rocketmq_proxy_up", "rocketmq_rpc_latency_milliseconds")
-OURS = [metric for metric in (*TABLE, *PROXY_TABLE) if metric.name not in OF_ROCKETMQ]
+TABLES = (TABLE, PROXY_TABLE, ROCKETMQ_TABLE)
+ALL = [metric for table in TABLES for metric in table]
+OURS = [metric for metric in ALL if not metric.name.startswith("rocketmq_")]
 
 
 def test_names_are_unique_and_well_formed() -> None:
-    names = [metric.name for metric in (*TABLE, *PROXY_TABLE)]
+    names = [metric.name for metric in ALL]
     assert len(names) == len(set(names))
     assert all(NAME.fullmatch(metric.name) for metric in OURS)
-    for module, table in ((metrics, TABLE), (proxy_metrics, PROXY_TABLE)):
+    for module, table in zip((metrics, proxy_metrics, rocketmq_metrics), TABLES, strict=True):
         found = {metric for metric in vars(module).values() if isinstance(metric, metrics.Metric)}
         assert found == set(table)
 
@@ -53,7 +55,7 @@ def test_documentation_table_has_one_row_per_metric() -> None:
     assert all(row.count("|") == 5 for row in rows)
 
 
-@pytest.mark.parametrize("table", [TABLE, PROXY_TABLE], ids=["broker", "proxy"])
+@pytest.mark.parametrize("table", TABLES, ids=["broker", "proxy", "rocketmq"])
 def test_documentation_has_the_tables_as_they_are(table: tuple[metrics.Metric, ...]) -> None:
     """After a change: put `render_table(table)` into docs/operations/metrics.md."""
     document = Path(__file__).parents[3] / "docs" / "operations" / "metrics.md"
@@ -74,6 +76,19 @@ def test_bucket_includes_its_upper_bound() -> None:
     assert histogram.counts == [2, 2, 1]
     assert histogram.cumulative() == [2, 4, 5]
     assert (histogram.count, histogram.total) == (5, pytest.approx(6.6))
+
+
+def test_metrics_of_rocketmq_have_its_names() -> None:
+    """Those of a dashboard for RocketMQ 5 (spec metrics 1)."""
+    assert {metric.name for metric in ALL if metric.name.startswith("rocketmq_")} == {
+        "rocketmq_proxy_up",
+        "rocketmq_rpc_latency_milliseconds",
+        "rocketmq_consumer_lag_messages",
+        "rocketmq_consumer_inflight_messages",
+        "rocketmq_consumer_ready_messages",
+        "rocketmq_consumer_lag_latency_milliseconds",
+        "rocketmq_consumer_queueing_latency_milliseconds",
+    }
 
 
 @given(st.lists(st.floats(0, 10)))
@@ -121,6 +136,21 @@ def test_histogram_becomes_cumulative_buckets() -> None:
         ("tandemmq_store_flush_seconds_count", ()): 3,
         ("tandemmq_store_flush_seconds_sum", ()): 5,
     }
+
+
+def test_series_that_arrive_piece_by_piece_have_the_text_of_the_library() -> None:
+    samples = [
+        Sample(metrics.TOPIC_IN, 1, ("a",)),
+        Sample(metrics.TOPIC_OUT, 12_345_678, ("a",)),
+        Sample(metrics.TOPIC_IN, 2, ('b"\\\n',)),
+        Sample(metrics.TOPICS_WITHOUT_SERIES, 0.25),
+    ]
+    series = SeriesText()
+    for sample in samples:
+        series.add([sample])
+    text = series.render().decode()
+    library = TextExporter(lambda: samples).render().decode()
+    assert text == library.partition("# HELP tandemmq_process_")[0].replace("1.2345678e+07", "12345678.0")
 
 
 def test_types_and_texts_stand_before_the_samples() -> None:

@@ -10,9 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.broker.clients.consumer_table import BROADCASTING, HeldSubscription, Member
+from tandemmq.broker.clients.consumer_table import HeldSubscription, Member
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import invalid, require_queue, require_topic
+from tandemmq.broker.offsets.progress import ProgressReader, QueueMarks
 from tandemmq.broker.pull.filters import split_tags
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies import client as clients
@@ -185,36 +186,24 @@ class InspectionHandlers:
         return command.reply(body=encode_topic_list(sorted(self.core.offsets.topics_of(group))))
 
     def of_topic(self, group: str, config: TopicConfig) -> dict[MessageQueue, figures.QueueProgress]:
-        """Returns the group's progress in each queue of the topic; empty if the group has no lag there.
-
-        That is the case if an online group no longer subscribes to the topic. It is also the case for an
-        online broadcasting group without offsets: its clients keep their own progress.
-        """
-        if not self._has_lag(group, config.name):
+        """Returns the group's progress in each queue of the topic; empty if the group has no lag there."""
+        progress = ProgressReader(self.core)
+        if not progress.has_lag(group, config.name):
             return {}
         return {
-            self._queue(config.name, queue_id): self._progress(group, config.name, queue_id)
+            self._queue(config.name, queue_id): self._progress(
+                config.name, queue_id, progress.of_queue(group, config.name, queue_id)
+            )
             for queue_id in range(config.read_queue_count)
         }
 
-    def _has_lag(self, group: str, topic: str) -> bool:
-        online = self.core.consumers.get(group)
-        if online is None:
-            return True
-        if online.subscriptions and topic not in online.subscriptions:
-            return False
-        is_broadcast = online.consumption.message_model == BROADCASTING
-        return not is_broadcast or bool(self.core.offsets.committed_queues(group, topic))
-
-    def _progress(self, group: str, topic: str, queue_id: int) -> figures.QueueProgress:
-        high = self.core.store.queue_max(topic, queue_id)
-        committed = self.core.offsets.committed(group, topic, queue_id) or 0
-        pulled = self.core.offsets.pulled(group, topic, queue_id) or 0
-        last_ms = self.core.store.reader.stored_at(topic, queue_id, committed - 1) if committed > 0 else 0
+    def _progress(self, topic: str, queue_id: int, marks: QueueMarks) -> figures.QueueProgress:
+        stored_at = self.core.store.reader.stored_at
+        last_ms = stored_at(topic, queue_id, marks.committed - 1) if marks.committed > 0 else 0
         return figures.QueueProgress(
-            broker_offset=high,
-            committed_offset=committed,
-            pull_offset=max(pulled, committed),
+            broker_offset=marks.end,
+            committed_offset=marks.committed,
+            pull_offset=marks.pulled,
             last_timestamp_ms=max(last_ms, 0),
         )
 

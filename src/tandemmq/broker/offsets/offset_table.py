@@ -6,7 +6,8 @@ holds the delivery offset of each delay level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 
 from msgspec import UNSET, structs
 
@@ -125,6 +126,14 @@ class OffsetTable(StoredTable):
     def pairs(self) -> list[tuple[str, str]]:
         """Returns (topic, group) of every committed offset."""
         return [(topic, group) for topic, _, group in map(_split, self._committed)]
+
+    def first_pairs(self, count_max: int) -> tuple[Iterator[tuple[str, str]], int]:
+        """Returns (topic, group) of the first committed offsets, and the number of pairs beyond them. The
+        table may change while the pairs are iterated.
+        """
+        keys = list(islice(self._committed, count_max))
+        pairs = ((topic, group) for topic, _, group in map(_split, keys))
+        return pairs, len(self._committed) - len(keys)
 
     def committed_queues(self, group: str, topic: str) -> dict[int, int]:
         """Returns the committed offset by queue id, for every queue that has one."""
