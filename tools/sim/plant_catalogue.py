@@ -2536,6 +2536,20 @@ _ELECTED: Final = (
 
 _PROXY: Final = (
     Plant(
+        name="a worker that takes no more connections gets further ones",
+        path="runtime/shared_port.py",
+        sound="if _takes_connections(pair):",
+        bug="if True:",
+        proofs=("unit/runtime/test_shared_port.py",),
+    ),
+    Plant(
+        name="connections that the kernel has accepted are reset at the end",
+        path="runtime/shared_port.py",
+        sound="                while self._pass_next():\n",
+        bug="                while False:\n",
+        proofs=("unit/runtime/test_shared_port.py",),
+    ),
+    Plant(
         name="a receipt handle is valid for one more millisecond",
         path="proxy/handles.py",
         sound="if late_ms >= 0:",
