@@ -1,34 +1,70 @@
-"""The simulation of clusters with gRPC proxies: a few seeds pass, and a seed repeats exactly."""
+"""The simulation of clusters with gRPC proxies: a few seeds pass, every kind of application works, and a seed
+repeats exactly.
+"""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections import Counter
+from dataclasses import replace
 from zlib import crc32
 
+import pytest
+
 from sim.cluster.simulation import run_seed
+from sim.dice import Dice
+from sim.proxied.kinds import KINDS
 from sim.proxied.run import PROXIED
 
-SMOKE_SEEDS = range(40, 43)
+PAIRS = (
+    (("proxied", "proxied order"), ("acknowledged", "cancelled", "postponed")),
+    (("pushed", "pushed order"), ("acknowledged", "held for long", "sessions")),
+    (("paid", "buried"), ("acknowledged", "sent")),
+    (("buried order",), ("acknowledged", "forwarded", "dead letters")),
+)
+"""Applications, and what each must have done."""
+SEED = 40
 PRINT_DIGEST = (
     "from sim.cluster.simulation import run_seed; from sim.proxied.run import PROXIED;"
     "from zlib import crc32;"
-    f"result = run_seed({SMOKE_SEEDS[0]}, kind=PROXIED);"
+    f"result = run_seed({SEED}, kind=PROXIED);"
     "print(result.digest, crc32(chr(10).join(result.trace).encode()))"
 )
 
 
-def test_seeds_break_no_promise() -> None:
-    for seed in SMOKE_SEEDS:
-        result = run_seed(seed, kind=PROXIED)
+def test_all_kinds_are_tried() -> None:
+    assert {name for names, _ in PAIRS for name in names} == KINDS.keys()
+
+
+@pytest.mark.parametrize(("names", "wanted"), PAIRS)
+def test_seeds_break_no_promise(names: tuple[str, ...], wanted: tuple[str, ...]) -> None:
+    counts: Counter[str] = Counter()
+    for is_elected in (False, True):
+        seed = next(seed for seed in range(SEED, SEED + 50) if has_controllers(seed) == is_elected)
+        result = run_seed(seed, lambda settings: replace(settings, work=names), kind=PROXIED)
         assert not result.findings, (seed, result.findings.lines())
-        for count in ("sent", "acknowledged", "cancelled"):
-            assert result.counts[f"proxied: {count}"], (seed, count)
+        counts.update(result.counts)
+    for name in names:
+        for what in wanted:
+            assert counts[f"{name}: {what}"], (name, what)
+
+
+def has_controllers(seed: int) -> bool:
+    return bool(PROXIED.draw_settings(Dice(seed)).controller_count)
+
+
+def test_transactions_are_checked_through_telemetry_streams() -> None:
+    counts: Counter[str] = Counter()
+    for seed in range(SEED, SEED + 2):
+        counts.update(run_seed(seed, lambda settings: replace(settings, work=("paid",)), kind=PROXIED).counts)
+    assert counts["paid: checks"]
+    assert counts["paid: left open"]
 
 
 def test_a_seed_repeats_with_any_hash_seed() -> None:
-    result = run_seed(SMOKE_SEEDS[0], kind=PROXIED)
+    result = run_seed(SEED, kind=PROXIED)
     expected = f"{result.digest} {crc32(chr(10).join(result.trace).encode())}"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"}
     command = [sys.executable, "-c", PRINT_DIGEST]

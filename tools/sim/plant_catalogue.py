@@ -2,8 +2,8 @@
 find them.
 
 A row names the file, a text that occurs in it once, and its replacement. `proofs` are simulations (crash,
-flips, sim, elected, raft) or paths below tests/, the most specific one first; the first that fails ends the
-search.
+flips, sim, elected, proxied, raft) or paths below tests/, the most specific one first; the first that fails
+ends the search.
 """
 
 from __future__ import annotations

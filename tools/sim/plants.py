@@ -30,13 +30,14 @@ from sim.bit_flips import run_flips
 from sim.cluster.simulation import run_seed as run_cluster
 from sim.elected.run import ELECTED
 from sim.plant_catalogue import ELECTION_BUGS, PLANTS, Plant
+from sim.proxied.run import PROXIED
 from sim.raft.simulation import run_seed as run_raft
 from sim.run import run_seed as run_store
 from sim.seeds import PROCESSES, print_text, progress_on, without_logging
 
 SOURCES = Path(tandemmq.__file__).parent
 CHECKOUT = SOURCES.parent.parent
-SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "elected": 500, "raft": 2000}
+SEEDS = {"crash": 1000, "flips": 100, "sim": 1000, "elected": 500, "proxied": 500, "raft": 2000}
 """The number of seeds that the default commands run; `make crash` flips bits with every tenth of its
 seeds.
 """
@@ -89,11 +90,16 @@ def _elected(seed: int) -> bool:
     return bool(run_cluster(seed, kind=ELECTED).findings)
 
 
+def _proxied(seed: int) -> bool:
+    return bool(run_cluster(seed, kind=PROXIED).findings)
+
+
 HUNTS: dict[str, Callable[[int], bool]] = {
     "crash": _crash,
     "flips": _flips,
     "sim": _sim,
     "elected": _elected,
+    "proxied": _proxied,
     "raft": _raft,
 }
 

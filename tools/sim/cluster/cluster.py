@@ -16,6 +16,7 @@ from sim.cluster.table_history import TableHistory
 from sim.cluster.watch import Watch
 from sim.cluster.wire import ReplicationWire
 from sim.cluster.work.kinds import make_workers
+from sim.cluster.work.node import WorkNode
 from sim.cluster.world import World
 from tandemmq.client import Admin
 from tandemmq.errors import TandemError
@@ -83,7 +84,7 @@ class Cluster:
             for group in settings.groups
             for n in range(group.member_count)
         ]
-        self.workers = make_workers(settings.work, *shared)
+        self.workers = self.make_workers(";".join(addresses))
         self.has_operator = True
         """True while an operator replaces slaves that halt."""
         self._flushed: dict[BrokerNode, int] = {}
@@ -113,6 +114,10 @@ class Cluster:
         for broker in brokers:
             world.fabric.watchers[broker.ha_port] = wire.watch
         return brokers
+
+    def make_workers(self, namesrv: str) -> list[WorkNode]:
+        """Returns the applications that do the drawn kinds of work."""
+        return make_workers(self.world.settings.work, self.world, namesrv, self.ledger, self.watch)
 
     @property
     def brokers(self) -> list[BrokerNode]:

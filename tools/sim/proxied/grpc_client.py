@@ -56,6 +56,13 @@ class GrpcCall:
             raise CallFailed(f"the call ended with {self._ending}")
         return None
 
+    def send(self, request: Any, *, is_last: bool = False) -> None:
+        """Sends a request of a stream. Raises CallFailed if the call has ended."""
+        if self._ending is not None:
+            raise CallFailed(f"the call ended with {self._ending}")
+        message = request.SerializeToString()
+        self._connection.send(self._id, b"\0" + len(message).to_bytes(4) + message, is_last=is_last)
+
     def cancel(self) -> None:
         """Cancels the call, unless it has ended."""
         if self._ending is None:
@@ -113,27 +120,33 @@ class GrpcConnection(asyncio.Protocol):
         connection._flush()
         return connection
 
-    def call(self, name: str, request: Any, *, client_id: str, timeout_s: float) -> GrpcCall:
-        """Begins a call with one request. Raises CallFailed if the connection takes no more calls."""
+    def begin(self, name: str, *, client_id: str, timeout_s: float | None = None) -> GrpcCall:
+        """Begins a call without a request. Raises CallFailed if the connection takes no more calls."""
         if not self.is_usable:
             raise CallFailed("the connection takes no more calls")
         stream_id = self.http2.get_next_available_stream_id()
-        headers = (
+        headers = [
             (":method", "POST"),
             (":scheme", "http"),
             (":authority", "proxy"),
             (":path", SERVICE + name),
             ("te", "trailers"),
             ("content-type", "application/grpc"),
-            ("grpc-timeout", f"{round(timeout_s * 1000)}m"),
             ("x-mq-client-id", client_id),
             ("x-mq-language", "JAVA"),
-        )
+            ("x-mq-client-version", "5.1.0"),
+        ]
+        if timeout_s is not None:
+            headers.append(("grpc-timeout", f"{round(timeout_s * 1000)}m"))
         call = self._calls[stream_id] = GrpcCall(self, stream_id)
-        message = request.SerializeToString()
         self.http2.send_headers(stream_id, headers)
-        self.http2.send_data(stream_id, b"\0" + len(message).to_bytes(4) + message, end_stream=True)
         self._flush()
+        return call
+
+    def call(self, name: str, request: Any, *, client_id: str, timeout_s: float) -> GrpcCall:
+        """Begins a call with one request. Raises CallFailed if the connection takes no more calls."""
+        call = self.begin(name, client_id=client_id, timeout_s=timeout_s)
+        call.send(request, is_last=True)
         return call
 
     async def ask(self, name: str, request: Any, shape: Any, *, client_id: str, timeout_s: float) -> Any:
@@ -146,6 +159,14 @@ class GrpcConnection(asyncio.Protocol):
         if answer is None:
             raise CallFailed("the call ended without an answer")
         return shape.FromString(answer)
+
+    def send(self, stream_id: int, data: bytes, *, is_last: bool) -> None:
+        """Sends a message of a call. Raises CallFailed if its stream has ended."""
+        try:
+            self.http2.send_data(stream_id, data, end_stream=is_last)
+        except ProtocolError as error:
+            raise CallFailed(f"the stream takes no message: {error!r}") from None
+        self._flush()
 
     def reset(self, stream_id: int) -> None:
         """Cancels a call."""

@@ -10,11 +10,11 @@ from functools import partial
 
 from sim.cluster.run import run_many, run_one
 from sim.cluster.simulation import Kind
-from sim.proxied.cluster import ProxiedCluster, ProxiedFaultInjector, draw_proxied
+from sim.proxied.cluster import draw_proxied, make_cluster, make_injector
 from sim.seeds import run_command
 
 MODULE = "sim.proxied.run"
-PROXIED = Kind(draw_proxied, ProxiedCluster, ProxiedFaultInjector)
+PROXIED = Kind(draw_proxied, make_cluster, make_injector)
 
 
 def main(arguments: list[str] | None = None) -> int:
