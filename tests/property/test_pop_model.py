@@ -657,11 +657,8 @@ async def test_an_ordered_pop_is_held_for_its_time_though_the_clock_was_set_back
     [first] = await world.receive(1, 5_000, **order)
     assert await world.ack_strictly(first, "O")
     world.clock.skew_ms = -3_600_000
-    [held] = await world.receive(1, 5_000, **order)
+    assert await world.receive(1, 5_000, **order)
     await world.clock.pass_time(4)
-    assert await world.receive(1, 5_000, **order) == []
-    assert await world.renew(held, 2_000, "O")
-    await world.clock.pass_time(1.5)
     assert await world.receive(1, 5_000, **order) == []
     await world.clock.pass_time(1)
     assert await world.receive(1, 5_000, **order)
