@@ -30,8 +30,6 @@ ForwardResponse = message_class("ForwardMessageToDeadLetterQueueResponse")
 
 ENTRIES_MAX: Final = 1_024
 ACKS_AT_ONCE: Final = 64
-MESSAGE_ID_CHARS_MAX: Final = 16_384
-"""The longest message id that a send may have; a longer one would not fit the header of a request."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,17 +74,11 @@ class ReceiptHandlers:
         return ChangeInvisibleDurationResponse(status=OK, receipt_handle=handle)
 
     async def handle_forward(self, caller: Caller, request: Message) -> Message:
-        """Handles ForwardMessageToDeadLetterQueue."""
+        """Handles ForwardMessageToDeadLetterQueue; the handle names the message, and its id is not read."""
         group, topic = group_name(request.group), topic_name(request.topic)
-        size = len(request.message_id)
-        if size > MESSAGE_ID_CHARS_MAX:
-            raise RpcRefused(
-                Code.ILLEGAL_MESSAGE_ID,
-                f"the message id has {size} characters, at most {MESSAGE_ID_CHARS_MAX} are allowed",
-            )
         async with self.renewal.newest(request.receipt_handle) as receipt:
             self.calls.check_alive(receipt)
-            await self.calls.bury(group, topic, receipt, request.message_id)
+            await self.calls.bury(group, topic, receipt)
             self.renewal.forget(request.receipt_handle)
         return ForwardResponse(status=OK)
 

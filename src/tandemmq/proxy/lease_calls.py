@@ -16,6 +16,7 @@ from tandemmq.api.calls import Call
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.pop_receipts import Handle, parse_handle, real_topic
+from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.handles import UNKNOWN, Receipt, invalid_handle
@@ -72,32 +73,33 @@ class LeaseCalls:
         text, call = receipt.broker_text, broker_consume.change_lease
         await self._ask(call, topic, receipt, group, topic, text, invisible_ms, is_renewal=True)
 
-    async def bury(self, group: str, topic: str, receipt: Receipt, message_id: str) -> None:
+    async def bury(self, group: str, topic: str, receipt: Receipt) -> None:
         """Stores a copy of the message in the group's dead letter topic, then acknowledges the message."""
         if receipt.log_offset == UNKNOWN:
             raise invalid_handle("it has no ninth field, the position of the message in the log")
+        record = await self._view(group, topic, receipt)
         header = SendBackRequest(
             log_offset=receipt.log_offset,
             group=group,
             delay_level=_TO_DEAD_LETTERS,
-            original_message_id=message_id,
+            original_message_id=record.unique_key or record.message_id,
             original_topic=topic,
             retry_count_max=0,
             broker_name=receipt.handle.broker_name,
         )
-        await self._check_position(group, topic, receipt)
         await self._ask(broker_send.send_back, topic, receipt, header)
         await self.ack(group, topic, receipt)
 
-    async def _check_position(self, group: str, topic: str, receipt: Receipt) -> None:
-        """Checks that the log has the message of the receipt at its ninth field, which comes from the client:
-        the broker would copy whatever message is there, of any topic.
+    async def _view(self, group: str, topic: str, receipt: Receipt) -> Record:
+        """Returns the message of the receipt, which must be at its ninth field: that comes from the client,
+        and the broker would copy whatever message is there, of any topic.
         """
         record = await self._ask(broker_admin.view_message, topic, receipt, receipt.log_offset)
         handle = receipt.handle
         named = real_topic(handle.flag, group, topic), handle.queue_id, handle.offset
         if record is None or (record.topic, record.queue_id, record.queue_offset) != named:
             raise invalid_handle("its ninth field is the position of another message")
+        return record
 
     async def _ask(
         self, call: Call[P, T], topic: str, receipt: Receipt, *args: P.args, **kwargs: P.kwargs

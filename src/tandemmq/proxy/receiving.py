@@ -261,7 +261,7 @@ class ReceiveHandlers:
             if not plan.subscription.matches(message.tags):
                 self._start_end("ack-unwanted", self._ack(plan, receipt))
             elif message.retry_count >= plan.attempts_max:
-                self._start_end("dead-letter", self._bury(plan, message, receipt))
+                self._start_end("dead-letter", self._bury(plan, receipt))
             else:
                 found.append(_Delivery(message, receipt))
         return found
@@ -344,10 +344,10 @@ class ReceiveHandlers:
         except TandemError as error:  # it is popped again, and acknowledged then
             self._log_failure(events.PROXY_HAND_BACK_FAILED, plan, error, logging.INFO)
 
-    async def _bury(self, plan: ReceivePlan, message: PoppedMessage, receipt: Receipt) -> None:
+    async def _bury(self, plan: ReceivePlan, receipt: Receipt) -> None:
         _, group, topic = plan.owner
         try:
-            await self.calls.bury(group, topic, receipt, message.message_id)
+            await self.calls.bury(group, topic, receipt)
         except TandemError as error:  # it is popped again, and becomes a dead letter then
             self._log_failure(events.PROXY_DEAD_LETTER_FAILED, plan, error, logging.WARNING)
 

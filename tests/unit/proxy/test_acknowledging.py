@@ -216,12 +216,13 @@ async def test_a_dead_letter_is_the_message_of_its_handle(log_offset: int) -> No
     assert proxy.broker.dead == []
 
 
-async def test_a_message_id_that_fits_no_header_is_refused() -> None:
+async def test_the_id_of_a_dead_letter_is_that_of_the_message() -> None:
+    """A broker compares the ids, and its refusal would be an error that clients repeat."""
     proxy = make("a")
-    asked = ForwardRequest(**NAMES, receipt_handle="1 2", message_id="m" * 16_385)
-    with pytest.raises(RpcRefused) as refused:
-        await proxy.receipts.handle_forward(proxy.caller(), asked)
-    assert refused.value.code == Code.ILLEGAL_MESSAGE_ID
+    [handle] = await receive(proxy)
+    asked = ForwardRequest(**NAMES, receipt_handle=handle, message_id="m" * 300_000)
+    assert (await proxy.receipts.handle_forward(proxy.caller(), asked)).status.code == Code.OK
+    assert [dead.original_message_id for dead in proxy.broker.dead] == ["key-0"]
 
 
 async def test_a_dead_letter_that_was_not_stored_is_not_acknowledged() -> None:

@@ -62,5 +62,5 @@ async def test_a_dead_letter_needs_the_position_in_the_log() -> None:
     proxy = make()
     receipt = parse_receipt(handle_of(pop_time_ms=1))._replace(log_offset=-1)
     with pytest.raises(RpcRefused, match="ninth field") as refused:
-        await proxy.calls.bury(GROUP, TOPIC, receipt, "id")
+        await proxy.calls.bury(GROUP, TOPIC, receipt)
     assert refused.value.code == Code.INVALID_RECEIPT_HANDLE
