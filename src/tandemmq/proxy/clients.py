@@ -212,6 +212,8 @@ class Clients:
         self._clients: dict[str, GrpcClient] = {}
         self._producers: dict[str, dict[str, GrpcClient]] = {}
         self._relays: dict[str, _Relay] = {}
+        self._streams: dict[CommandStream, None] = {}
+        self._is_closing = False
         self.on_change: list[Callable[[], None]] = []
         self._on_gone: list[Callable[[str], None]] = []
         self._lines = LimitedLines(clock)
@@ -297,10 +299,23 @@ class Clients:
             self._list(client)
             self._after_change()
 
+    def stream_began(self, stream: CommandStream) -> None:
+        """Records a new stream, whose client is not known yet."""
+        self._streams[stream] = None
+        if self._is_closing:
+            stream.close_when_sent()
+
     # Leaving.
+
+    def close_streams(self) -> None:
+        """Ends all streams once their waiting commands are sent, and later ones at once: the proxy drains."""
+        self._is_closing = True
+        for stream in self._streams:
+            stream.close_when_sent()
 
     def stream_ended(self, stream: CommandStream, client_id: str) -> None:
         """Records the end of a client's stream: without a further request the client is soon removed."""
+        self._streams.pop(stream, None)
         client = self._clients.get(client_id)
         if client is not None and client.stream is stream:
             client.stream = None

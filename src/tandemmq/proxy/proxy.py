@@ -163,9 +163,7 @@ class Proxy:
         self.clients.reconnect()
         draining = self._tasks.start("drain", self._server.drain(self._options.drain_s))
         self._receives.stop()
-        for client in self.clients:
-            if client.stream is not None:
-                client.stream.close_when_sent()
+        self.clients.close_streams()
         await asyncio.wait([draining])
         await self._receives.wait_ended(CALL_S)
 

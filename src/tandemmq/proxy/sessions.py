@@ -78,6 +78,7 @@ class SessionHandlers:
         # Some clients wait for the headers of the response before they read.
         await call.start()
         stream = CommandStream(call)
+        self.clients.stream_began(stream)
         writer = self.tasks.start("telemetry", stream.write())
         client_id = ""
         try:

@@ -229,6 +229,16 @@ async def test_a_new_stream_replaces_the_old_one(proxy: Proxy) -> None:
     assert proxy.gone == []
 
 
+async def test_all_streams_end_when_the_proxy_drains(proxy: Proxy) -> None:
+    """Also one without settings: its end would be awaited for the whole time of the drain."""
+    _, known = await proxy.open(PUBLISHING, "c1")
+    call, silent = await proxy.open(None, "c2")
+    await until(lambda: call.is_started)
+    proxy.clients.close_streams()
+    _, late = await proxy.open(None, "c3")
+    assert await asyncio.gather(known, silent, late) == [None] * 3
+
+
 async def test_a_client_without_settings_has_no_heartbeat(proxy: Proxy) -> None:
     assert await proxy.ask("Heartbeat", HeartbeatResponse) == Code.UNRECOGNIZED_CLIENT_TYPE
     assert (
