@@ -256,9 +256,14 @@ class Clients:
     def register(self, caller: Caller, profile: Profile, settings: Message, stream: CommandStream) -> None:
         """Registers a client with its merged settings, or refreshes it; an older stream of it is ended.
 
-        Raises:  RpcRefused TOO_MANY_REQUESTS for a new client while the table is full.
+        Raises:  RpcRefused TOO_MANY_REQUESTS for a new client while the table is full; UNAUTHORIZED while
+                 another user's client has this id, which would lose its stream and its messages.
         """
         client = self._find_or_add(caller.client_id)
+        if client.is_reachable and client.access_key != caller.access_key:
+            raise RpcRefused(
+                Code.UNAUTHORIZED, f"another user has a client with the id {caller.client_id[:160]}"
+            )
         client.language, client.version = caller.language, caller.version
         if client.stream is not stream and client.stream is not None:
             client.stream.end()

@@ -262,12 +262,19 @@ async def test_a_terminated_client_is_gone(proxy: Proxy) -> None:
 async def test_another_user_gets_no_checks_of_a_clients_transactions(proxy: Proxy) -> None:
     """A client id is known to many: it appears in logs and in tools."""
     proxy.access_key = "alice"
-    await proxy.open({"client_type": 1, "publishing": {}})
+    alice, serving = await proxy.open({"client_type": 1, "publishing": {}})
     proxy.clients.note_transaction("Pay", "c1")
     assert proxy.clients.producer_of("Pay") is not None
     proxy.access_key = "mallory"
     termination = await proxy.ask("NotifyClientTermination", NotifyClientTerminationResponse)
     assert termination == Code.UNAUTHORIZED
+    intruder, refused = await proxy.open()
+    intruder.add(command(settings={"client_type": 1, "publishing": {}}))
+    failure = await refused
+    assert "UNAUTHORIZED" in str(failure)
+    assert not serving.done(), "the client keeps its stream, and its messages"
+    alice.end()
+    await serving
     await proxy.open({"client_type": 1, "publishing": {}})
     assert proxy.clients.producer_of("Pay") is None
     assert proxy.clients.produced_topics == []
