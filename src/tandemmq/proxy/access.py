@@ -62,6 +62,8 @@ LOOKUPS_MAX: Final = 64
 ALLOWED_MAX: Final = 4_096
 ALLOWED_CHARS_MAX: Final = 512
 """The most characters of the names in a remembered permission: names are not checked before the access."""
+NAMES_MAX: Final = 1_024
+"""The most topics of a request whose rights are checked, as of one that is served."""
 RESOURCE_CHARS_MAX: Final = 512
 """The most characters of a denied resource in the answer and in the audit log."""
 USER_LIMITS: Final = CacheLimits(fresh_s=15.0, keep_s=60.0)
@@ -176,11 +178,31 @@ _PRODUCER: Final = enum_number("ClientType", "PRODUCER")
 
 
 def needs_of_request(request: Message) -> Needs:
-    """Returns the rights that a request needs; each need is one of its actions on one resource."""
+    """Returns the rights that a request needs; each need is one of its actions on one resource.
+
+    Raises:  RpcRefused BAD_REQUEST for a request with more names than handlers accept.
+    """
+    count = _count_names(request)
+    if count > NAMES_MAX:
+        raise RpcRefused(
+            Code.BAD_REQUEST, f"the request names {count} topics, at most {NAMES_MAX} are allowed"
+        )
     rule = _NEEDS.get(request.DESCRIPTOR.name)
     if rule is None:
         return (Need(CLUSTER, "", UPDATE),)
     return tuple(dict.fromkeys(rule(request)))
+
+
+def _count_names(request: Message) -> int:
+    """Returns the number of topics that a request names, with repetitions."""
+    match request.DESCRIPTOR.name:
+        case "SendMessageRequest":
+            return len(request.messages)
+        case "TelemetryCommand":
+            settings = request.settings
+            return len(settings.publishing.topics) + len(settings.subscription.subscriptions)
+        case _:
+            return 1
 
 
 def _send(request: Message) -> Iterable[Need]:
@@ -320,6 +342,8 @@ class AccessControl:
             denied = self._find_denied(user, name, request, peer[0])
         except Unauthenticated as error:
             raise self._denials.unauthenticated(access_key, peer, name, str(error)) from None
+        except RpcRefused:
+            raise
         except TandemError as error:
             self._denials.record(access_key, peer, name, f"the user cannot be fetched: {error}")
             raise RpcRefused(Code.UNAUTHORIZED, "the user cannot be fetched from the brokers now") from None

@@ -249,6 +249,22 @@ async def test_names_of_any_length_are_neither_kept_nor_repeated(
     assert len(vars(caplog.records[-1])["reason"]) < 2 * RESOURCE_CHARS_MAX
 
 
+async def test_a_request_with_more_names_than_are_served_is_refused_before_they_are_checked(
+    proxy: Proxy,
+) -> None:
+    names = [{"name": f"T{number}"} for number in range(1_025)]
+    for asked in (
+        request("SendMessageRequest", messages=[{"topic": name} for name in names]),
+        request("TelemetryCommand", settings={"publishing": {"topics": names}}),
+        request(
+            "TelemetryCommand", settings={"subscription": {"subscriptions": [{"topic": names[0]}] * 1_025}}
+        ),
+    ):
+        with pytest.raises(RpcRefused, match="1025 topics") as refused:
+            await proxy.access.check(signed(), PEER, asked)
+        assert refused.value.code == Code.BAD_REQUEST
+
+
 async def test_a_default_policy_counts_where_no_custom_one_does(proxy: Proxy) -> None:
     proxy.allow(("Topic:T", "Sub", "Allow"), kind="Default")
     assert await proxy.check(signed()) == "alice"
