@@ -46,7 +46,9 @@ class Table:
         self.served: list[str] = []
         self.expired: list[str] = []
 
-    def hold(self, name: str, kind: str = "", *, queue_id: int = -1, attempt_id: str = "") -> bool:
+    def hold(
+        self, name: str, kind: str = "", *, queue_id: int = -1, attempt_id: str = "", group: str = "G"
+    ) -> bool:
         def on_wake(held: HeldPop, is_over: bool) -> bool:
             if is_over:
                 self.expired.append(name)
@@ -61,7 +63,7 @@ class Table:
 
         held = HeldPop(
             channel=FakeChannel(),
-            key=KEY,
+            key=("T", group),
             queue_id=queue_id,
             deadline_s=self.clock.monotonic() + 15,
             request=name,
@@ -168,3 +170,12 @@ def test_bounds_expiry_and_closing() -> None:
     table.polls.close()
     assert table.expired == ["1", "2", "4"]
     assert not table.hold("5")
+
+
+def test_the_requests_of_one_group_and_of_all_have_bounds() -> None:
+    table = Table(count_max=3, count_per_group_max=2)
+    assert [table.hold(f"a{number}", group="A") for number in range(3)] == [True, True, False]
+    assert [table.hold(f"b{number}", group="B") for number in range(2)] == [True, False]
+    table.clock.advance(16)
+    assert (len(table.polls), table.expired) == (0, ["a0", "a1", "b0"])
+    assert table.hold("b2", group="B")

@@ -78,7 +78,7 @@ class PopPolls:
               of the loop. Kinds are tried in the order of their oldest request, each kind in order of arrival
               until one request finds nothing. After that, only requests are tried whose attempt holds
               messages in order, because such an attempt gets its messages again.
-    At a bound: `hold` returns False (POLLING_FULL). After LOOKS_MAX tries the next turn of the loop
+    At a bound: `hold` returns False (POLLING_FULL). After TRIES_MAX tries the next turn of the loop
                 continues.
     """
 
