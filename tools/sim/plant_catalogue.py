@@ -2583,7 +2583,7 @@ _PROXY: Final = (
     Plant(
         name="the messages of a cancelled receive are not handed back",
         path="proxy/receiving.py",
-        sound='            self._start_end("abandon", self._abandon(plan, poll, pop))\n            raise',
+        sound='            self._follow_up("abandon", self._abandon(plan, poll, pop))\n            raise',
         bug="            raise",
         proofs=("unit/proxy/test_receiving.py",),
     ),

@@ -42,9 +42,9 @@ from tandemmq.broker.access.needs import (
     render_actions,
     topic_need,
 )
-from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
+from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.bodies.tables import AclInfo, UserInfo
-from tandemmq.proxy.brokers import ASK_S_MIN, CALL_S, Brokers
+from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.cache import Cached, CacheLimits
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import PACKAGE, enum_number
@@ -400,29 +400,16 @@ class AccessControl:
         return None
 
     async def _query_user(self, access_key: str) -> ProxyUser | None:
-        """Returns the user at the first master that knows it; None if no master does.
+        """Returns the user at the first master that knows it; None if none does. Raises as `ask_masters`."""
 
-        Raises:  the error of a master that did not answer, when no other one knows the user.
-        """
-        failure: TandemError | None = None
-        masters = (await self._brokers.masters()).values()
-        if not masters:
-            raise BrokerUnreachable("no broker has a master")
-        time_s = max(ASK_S_MIN, CALL_S / len(masters))
-        for address in masters:
-            try:
-                info = await broker_admin.query_user.within(
-                    time_s, self._brokers.remoting, address, access_key
-                )
-                if info is None:
-                    continue
-                acl = await broker_admin.query_acl.within(
-                    time_s, self._brokers.remoting, address, SUBJECT_PREFIX + access_key
-                )
-            except TandemError as error:
-                failure = error
-                continue
-            return make_user(info, acl)
-        if failure is not None:
-            raise failure
-        return None
+        async def ask(address: str, time_s: float) -> tuple[UserInfo, AclInfo | None] | None:
+            remoting = self._brokers.remoting
+            info = await broker_admin.query_user.within(time_s, remoting, address, access_key)
+            if info is None:
+                return None
+            subject = SUBJECT_PREFIX + access_key
+            return info, await broker_admin.query_acl.within(time_s, remoting, address, subject)
+
+        masters = await self._brokers.masters()
+        found = await self._brokers.ask_masters(list(masters.values()), ask)
+        return None if found is None else make_user(*found)

@@ -189,7 +189,8 @@ class Brokers:
     ) -> T | None:
         """Returns the first answer that is not None; None if all masters answer None.
 
-        The masters share CALL_S, because clients wait for 3 s: a silent one must not hide the others.
+        The masters share CALL_S, because clients wait for 3 s: a silent one must not hide the others, and
+        neither must one that refuses the request, as an older version does.
 
         Raises:  the error of the last master that failed, if no other one has an answer; NoMaster without any
                  master, because None would mean that the object does not exist.
@@ -200,7 +201,7 @@ class Brokers:
         for address in addresses:
             try:
                 answer = await ask(address, max(ASK_S_MIN, CALL_S / len(addresses)))
-            except (*OUTAGES, RequestTimeout) as error:
+            except TandemError as error:
                 failure = error
                 continue
             if answer is not None:

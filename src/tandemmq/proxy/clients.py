@@ -271,13 +271,13 @@ class Clients:
         client.deadline_s = self._clock.monotonic() + self._limits.silence_s
         if client.profile == profile and client.access_key == caller.access_key:
             return
-        self._unlist(client)
+        self._remove_producer(client)
         if client.access_key != caller.access_key:
             # Checks carry messages: those of another user's transactions must not reach this one.
             client.access_key = caller.access_key
             client.transaction_topics.clear()
         client.profile, client.changed_at_ms = profile, self._clock.now_ms()
-        self._list(client)
+        self._add_producer(client)
         self._after_change()
 
     def refresh(self, client_id: str) -> GrpcClient | None:
@@ -301,7 +301,7 @@ class Clients:
             return
         client.transaction_topics[topic] = None
         if client_id not in self._producers.get(topic, {}):
-            self._list(client)
+            self._add_producer(client)
             self._after_change()
 
     def stream_began(self, stream: CommandStream) -> None:
@@ -331,7 +331,7 @@ class Clients:
         client = self._clients.pop(client_id, None)
         if client is None:
             return
-        self._unlist(client)
+        self._remove_producer(client)
         for relay in [relay for relay in self._relays.values() if relay.client_id == client_id]:
             relay.answer.cancel()
         self._after_change()
@@ -417,11 +417,11 @@ class Clients:
             self._clients[client_id] = client
         return client
 
-    def _list(self, client: GrpcClient) -> None:
+    def _add_producer(self, client: GrpcClient) -> None:
         for topic in client.produced_topics:
             self._producers.setdefault(topic, {})[client.client_id] = client
 
-    def _unlist(self, client: GrpcClient) -> None:
+    def _remove_producer(self, client: GrpcClient) -> None:
         for topic in client.produced_topics:
             members = self._producers.get(topic, {})
             members.pop(client.client_id, None)

@@ -139,8 +139,6 @@ class Http2Reader:
 
 def _is_empty(data: bytes, at: int, length: int) -> bool:
     """Returns True for a DATA frame that carries no bytes and does not end the stream."""
-    if length > _PADDING_MAX:
-        return False
     flags = data[at + 4]
     if flags & _END_STREAM:
         return False

@@ -64,7 +64,7 @@ HANDED_BACK_MS: Final = 1_000
 
 @dataclass(slots=True)
 class _Poll:
-    """A pop in progress: its name at the broker, where it was sent, and if its call is over."""
+    """A pop in progress: the id and the address with which it can be ended, and True if its call is over."""
 
     poll_id: str
     address: str = ""
@@ -95,7 +95,7 @@ class ReceiveHandlers:
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
     _is_stopped: bool = field(default=False, init=False)
-    _ending: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
+    _follow_ups: dict[asyncio.Task[None], None] = field(default_factory=dict, init=False)
     _waiters: dict[asyncio.Future[None], None] = field(default_factory=dict, init=False)
     _lines: LimitedLines = field(init=False)
 
@@ -121,16 +121,16 @@ class ReceiveHandlers:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.held_count += 1
         self._waiters[waiter] = None
-        pop.add_done_callback(lambda _: self._end(waiter))
+        pop.add_done_callback(lambda _: self._on_popped(waiter))
         try:
             await waiter
         except asyncio.CancelledError:
-            self._start_end("abandon", self._abandon(plan, poll, pop))
+            self._follow_up("abandon", self._abandon(plan, poll, pop))
             raise
         finally:
             self._waiters.pop(waiter, None)
         if not pop.done():  # the proxy stops
-            self._start_end("abandon", self._abandon(plan, poll, pop))
+            self._follow_up("abandon", self._abandon(plan, poll, pop))
             await self._answer(plan, PopOutcome([]), send)
             return
         outcome = pop.result()
@@ -140,8 +140,8 @@ class ReceiveHandlers:
 
     async def wait_ended(self, timeout_s: float) -> None:
         """Waits until no pop is held and no message is being handed back, at most `timeout_s`."""
-        if self._ending:
-            await asyncio.wait(list(self._ending), timeout=timeout_s)
+        if self._follow_ups:
+            await asyncio.wait(list(self._follow_ups), timeout=timeout_s)
 
     def stop(self) -> None:
         """Answers all held receives as if no message came, and later ones at once; `held_count` is 0 once the
@@ -151,7 +151,7 @@ class ReceiveHandlers:
         for waiter in list(self._waiters):
             _resolve(waiter)
 
-    def _end(self, waiter: asyncio.Future[None]) -> None:
+    def _on_popped(self, waiter: asyncio.Future[None]) -> None:
         self.held_count -= 1
         _resolve(waiter)
 
@@ -259,9 +259,9 @@ class ReceiveHandlers:
         for message in outcome.messages:
             receipt = self._receipt(plan, message, is_renewable=outcome.is_renewable)
             if not plan.subscription.matches(message.tags):
-                self._start_end("ack-unwanted", self._ack(plan, receipt))
+                self._follow_up("ack-unwanted", self._ack(plan, receipt))
             elif message.retry_count >= plan.attempts_max:
-                self._start_end("dead-letter", self._bury(plan, receipt))
+                self._follow_up("dead-letter", self._bury(plan, receipt))
             else:
                 found.append(_Delivery(message, receipt))
         return found
@@ -283,15 +283,15 @@ class ReceiveHandlers:
 
     # Ends of messages that are not delivered. Each is a task of the scope: the call may be over.
 
-    def _start_end(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
+    def _follow_up(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
         task = self.tasks.start(name, coro)
-        self._ending[task] = None
-        task.add_done_callback(lambda _: self._ending.pop(task, None))
+        self._follow_ups[task] = None
+        task.add_done_callback(lambda _: self._follow_ups.pop(task, None))
 
     def _hand_back(self, plan: ReceivePlan, receipts: Sequence[Receipt]) -> None:
         for receipt in receipts:
             self.renewal.forget(receipt.text)
-        self._start_end("hand-back", self._change_all(plan, receipts))
+        self._follow_up("hand-back", self._change_all(plan, receipts))
 
     async def _abandon(
         self, plan: ReceivePlan, poll: _Poll, pop: asyncio.Task[PopOutcome | Exception]

@@ -197,7 +197,7 @@ class BrokerRegistration:
         try:
             masters = list((await self._brokers.masters()).values())
         except TandemError as error:
-            self._note(None, "name servers", error)
+            self._log_failure(None, "name servers", error)
             return
         await self._send_all(self._producer_requests(masters))
         # Consumers come second: their requests need the routes of topics, for which no producer must wait.
@@ -220,7 +220,8 @@ class BrokerRegistration:
             if topics:
                 requests.append(_Request(0, address, Command.request(RequestCode.HEART_BEAT, body=body)))
             requests += [
-                _Request(0, address, _leave(self._client_id, producer_group=topic)) for topic in sorted(left)
+                _Request(0, address, _unregister_command(self._client_id, producer_group=topic))
+                for topic in sorted(left)
             ]
         return requests
 
@@ -241,7 +242,7 @@ class BrokerRegistration:
         for client_id in self._bodies.keys() - consumers.keys():
             del self._bodies[client_id]
         requests = [
-            _Request(seat.connection, address, _leave(client_id, consumer_group=seat.group))
+            _Request(seat.connection, address, _unregister_command(client_id, consumer_group=seat.group))
             for client_id, seat in freed.items()
             for address in masters
         ]
@@ -251,7 +252,7 @@ class BrokerRegistration:
                 continue
             body = self._body_of(client, profile)
             for address in await self._masters_of(profile, masters):
-                requests.append(_Request(seat.connection, address, _beat_of(client, body)))
+                requests.append(_Request(seat.connection, address, _heartbeat_command(client, body)))
         return requests
 
     def _body_of(self, client: GrpcClient, profile: Profile) -> bytes:
@@ -280,7 +281,7 @@ class BrokerRegistration:
             if answer.code != ResponseCode.SUCCESS:
                 raise rejections.to_error(answer)
         except TandemError as error:
-            self._note(address, address, error)
+            self._log_failure(address, address, error)
             return
         self._outages.record_success(events.HEARTBEAT_FAILED, address)
 
@@ -290,7 +291,7 @@ class BrokerRegistration:
             self._connections.append(self._open_connections())
         return self._connections[number]
 
-    def _note(self, key: str | None, address: str, error: TandemError) -> None:
+    def _log_failure(self, key: str | None, address: str, error: TandemError) -> None:
         facts = {"address": address, "error": str(error)}
         self._outages.record_failure(log, events.HEARTBEAT_FAILED, key or address, facts)
 
@@ -301,14 +302,14 @@ class _Request(NamedTuple):
     command: Command
 
 
-def _leave(
+def _unregister_command(
     client_id: str, *, producer_group: str | None = None, consumer_group: str | None = None
 ) -> Command:
     header = UnregisterClientRequest(client_id, producer_group, consumer_group)
     return Command.request(RequestCode.UNREGISTER_CLIENT, header)
 
 
-def _beat_of(client: GrpcClient, body: bytes) -> Command:
+def _heartbeat_command(client: GrpcClient, body: bytes) -> Command:
     """Returns a heartbeat in the name of a client, with its language and version."""
     command = Command.request(RequestCode.HEART_BEAT, body=body)
     command.language = int(LanguageCode[client.language])

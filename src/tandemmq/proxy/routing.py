@@ -19,6 +19,7 @@ from tandemmq.protocol.bodies.route import QueueData, TopicRoute
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.proxy.brokers import NORMAL, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.kinds import MIXED, MIXED_KINDS, MessageKind, enum_of_kind
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
 from tandemmq.proxy.schema import enum_number, message_class
@@ -42,13 +43,9 @@ _UNSPECIFIED: Final = enum_number("AddressScheme", "ADDRESS_SCHEME_UNSPECIFIED")
 _DOMAIN: Final = enum_number("AddressScheme", "DOMAIN_NAME")
 _SCHEME_OF_VERSION: Final = {4: enum_number("AddressScheme", "IPv4"), 6: enum_number("AddressScheme", "IPv6")}
 
-_KINDS: Final = {
-    name: enum_number("MessageType", name) for name in ("NORMAL", "FIFO", "DELAY", "TRANSACTION")
-}
 _ACCEPTED: Final[Mapping[str, Sequence[int]]] = {
-    **{name: [number] for name, number in _KINDS.items()},
-    **{name: [enum_number("MessageType", name)] for name in ("PRIORITY", "LITE")},
-    "MIXED": list(_KINDS.values()),
+    **{kind.value: [enum_of_kind(kind)] for kind in MessageKind},
+    MIXED: list(map(enum_of_kind, MIXED_KINDS)),
 }
 
 

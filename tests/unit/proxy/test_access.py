@@ -30,6 +30,7 @@ from tandemmq.proxy.access import (
     needs_of_request,
     parse_authorization,
 )
+from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.remoting.audit import AccessLog
@@ -93,6 +94,8 @@ class UserBroker:
 
 
 class MasterOf(KnownBrokers):
+    ask_masters = Brokers.ask_masters
+
     def __init__(self, broker: UserBroker) -> None:
         super().__init__()
         self.remoting = cast(RemotingClient, broker)
