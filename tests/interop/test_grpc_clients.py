@@ -58,7 +58,8 @@ def servers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     folder = tmp_path_factory.mktemp(f"grpc-{request.param}")
     if request.param == "ours":
         cluster: Cluster = request.getfixturevalue("our_servers")
-        with our_proxy(cluster.name_server, folder) as proxy:
+        # Clients of one program connect to different workers.
+        with our_proxy(cluster.name_server, folder, {"proxyWorkers": 2}) as proxy:
             yield Servers(
                 cluster, proxy, {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": str(own_certificate(folder)), **OURS}
             )
