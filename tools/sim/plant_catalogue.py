@@ -2699,6 +2699,30 @@ _PROXY: Final = (
     ),
 )
 
+_PROXIED: Final = (
+    Plant(
+        name="a check of a transaction swaps its offsets",
+        path="proxy/broker_requests.py",
+        sound="header.broker_name, header.half_queue_offset, header.log_offset, unique_key",
+        bug="header.broker_name, header.log_offset, header.half_queue_offset, unique_key",
+        proofs=("proxied",),
+    ),
+    Plant(
+        name="the settings of an ordered group's members have no order",
+        path="proxy/settings.py",
+        sound="subscription.fifo = config.is_orderly",
+        bug="subscription.fifo = False",
+        proofs=("proxied",),
+    ),
+    Plant(
+        name="a message that became a dead letter is delivered again",
+        path="proxy/lease_calls.py",
+        sound="        await self.ack(group, topic, receipt)\n",
+        bug="",
+        proofs=("proxied",),
+    ),
+)
+
 PLANTS: Final[tuple[Plant, ...]] = (
     *_STORE,
     *_DELETIONS,
@@ -2716,6 +2740,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_HISTORY,
     *_ELECTED,
     *_PROXY,
+    *_PROXIED,
 )
 
 ELECTION_BUGS: Final = (
