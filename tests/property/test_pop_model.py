@@ -649,6 +649,23 @@ async def test_a_reset_that_cannot_be_stored_is_refused_and_waits_for_the_next_p
     await world.stop()
 
 
+@pytest.mark.parametrize("is_ordered", [False, True])
+async def test_a_pop_is_refused_while_the_table_of_offsets_is_full(is_ordered: bool) -> None:
+    """Its position could not be committed later, and the task that commits it would end the broker."""
+    world = World(0)
+    await world.start()
+    await send_to(world, 2)
+    world.tables.offsets.commit("P", "T", 0, 1, 0)
+    world.tables.offsets._key_count_max = len(world.tables.offsets.pairs())
+    with pytest.raises(Busy):
+        await world.receive(1, 1_000, group="N", queue_id=0, is_ordered=is_ordered)
+    await world.clock.pass_time(20)
+    world.tables.offsets._key_count_max = 1_000
+    found = await world.receive(9, 1_000, group="N", queue_id=0, is_ordered=is_ordered)
+    assert [held.offset for held in found] == [0, 1]
+    await world.stop()
+
+
 async def test_an_ordered_pop_is_held_for_its_time_though_the_clock_was_set_back() -> None:
     world = World(0)
     await world.start()

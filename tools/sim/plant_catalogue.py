@@ -1362,6 +1362,20 @@ _POP: Final = (
         proofs=("property/test_pop_model.py",),
     ),
     Plant(
+        name="pops of a new group go on in a full table of offsets",
+        path="broker/pop/reading.py",
+        sound="self.core.offsets.commit(group, topic, queue_id, start, self.core.clock.now_ms())",
+        bug="self.lease_log.move(key, start)",
+        proofs=("property/test_pop_model.py",),
+    ),
+    Plant(
+        name="a start ends because the table of offsets is full",
+        path="broker/offsets/offset_table.py",
+        sound="if len(self._committed) >= self._key_count_max and not is_admitted:",
+        bug="if len(self._committed) >= self._key_count_max:",
+        proofs=("unit/broker/test_broker_tables.py",),
+    ),
+    Plant(
         name="an ordered ack moves the group past what is open",
         path="broker/pop/ack_handlers.py",
         sound="self.lease_log.put_position(key, next_offset, _answer(channel, command))",

@@ -95,6 +95,8 @@ def test_offset_keys_are_bounded() -> None:
     table.commit("g", "T", 1, 1, 0)
     with pytest.raises(Busy):
         table.commit("h", "T", 0, 1, 0)
+    table.commit("h", "T", 0, 1, 0, is_admitted=True)
+    assert table.committed("h", "T", 0) == 1
 
 
 def test_reset_is_taken_once() -> None:

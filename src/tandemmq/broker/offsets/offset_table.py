@@ -59,15 +59,18 @@ class OffsetTable(StoredTable):
         self.log_end: Callable[[], int] = lambda: 0
         """Set by the owner: returns the end of the log."""
 
-    def commit(self, group: str, topic: str, queue_id: int, offset: int, now_ms: int) -> None:
-        """Stores an offset, which may be lower than before.
+    def commit(
+        self, group: str, topic: str, queue_id: int, offset: int, now_ms: int, *, is_admitted: bool = False
+    ) -> None:
+        """Stores an offset, which may be lower than before. `is_admitted`: the log has it already, so it is
+        stored in a full table, too.
 
         Raises:  Busy when the key is new and the table is full.
         """
         key = f"{topic}@{group}"
         offsets = self._committed.get(key)
         if offsets is None:
-            if len(self._committed) >= self._key_count_max:
+            if len(self._committed) >= self._key_count_max and not is_admitted:
                 raise Busy(
                     f"[OVERLOAD] the broker keeps offsets of at most {self._key_count_max} topic@group keys"
                 )

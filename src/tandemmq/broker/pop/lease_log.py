@@ -220,9 +220,7 @@ class LeaseLog:
                 self.leases.finish(lease, indexes)
         elif not is_live:
             key = (change.topic, change.group, change.queue_id)
-            self._offsets.commit(
-                change.group, change.topic, change.queue_id, change.offset, self._clock.now_ms()
-            )
+            self._store_position(key, change.offset)
             self.move(key, change.offset)
 
     def _apply_lease(self, change: NewLease, revive_offset: int) -> None:
@@ -303,7 +301,12 @@ class LeaseLog:
         self.move(key, offset)
         for _, moved in self._progress:  # an older position would undo this commit
             moved.pop(key, None)
-        self._offsets.commit(group, topic, queue_id, offset, now_ms)
+        self._store_position(key, offset)
+
+    def _store_position(self, key: QueueKey, offset: int) -> None:
+        """Commits a position that the log has; a table without room must not end the task that does so."""
+        topic, group, queue_id = key
+        self._offsets.commit(group, topic, queue_id, offset, self._clock.now_ms(), is_admitted=True)
 
     # Writing.
 
@@ -485,18 +488,17 @@ class LeaseLog:
         return min([end, *(begin for other, begin, _ in self._foreign if other == queue_id)])
 
     def _commit(self, ends: Mapping[int, int], moved: Mapping[QueueKey, int]) -> None:
-        now_ms = self._clock.now_ms()
         for key, offset in moved.items():
             topic, group, queue_id = key
             current = self._positions.get(key, offset)
             if self._offsets.waiting_reset(group, topic, queue_id) is None:
-                self._offsets.commit(group, topic, queue_id, min(offset, current), now_ms)
+                self._store_position(key, min(offset, current))
             if current == offset and key not in self._moved:
                 self._positions.pop(key, None)
         for queue_id, end in ends.items():
             # A check point whose repetition failed is at a lower offset than was recorded.
             safe = min(end, self._low(queue_id))
-            self._offsets.commit(REVIVE_GROUP, self.records.topic, queue_id, safe, now_ms)
+            self._store_position((self.records.topic, REVIVE_GROUP, queue_id), safe)
 
     def roll(self) -> None:
         """Writes leases again whose check points hold back the committed offsets."""

@@ -1,8 +1,7 @@
 """The leases of popped messages that are not yet acknowledged, and their records in the revive topic. Pure.
 
 `Leases` is the table. `LeaseRecords` encodes check points, acks and positions as messages of the revive
-topic;
-`read_change` decodes them. `lease_log.py` joins both.
+topic, and `read_change` decodes them. `lease_log.py` joins both.
 Source: spec semantics 14.4 (RocketMQ: PopCheckPoint).
 """
 
@@ -98,8 +97,7 @@ class Lease:
 class Leases:
     """All leases of a broker, indexed by key, by end time and by the offset of their check point.
 
-    Invariants: a lease is in the table while at least one of its messages is neither acknowledged nor given
-                back.
+    Invariants: a lease is in the table while at least one of its messages is neither acknowledged nor moved.
                 Once its check point is written, the lease is indexed under the offset of that check point in
                 its revive queue.
     At a bound: `has_room` is False and nothing is popped. `on_room` notifies waiting pops only once a tenth

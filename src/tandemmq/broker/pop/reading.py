@@ -491,6 +491,8 @@ class PopReader:
     def _start(self, source: PoppedQueue, key: QueueKey, params: PopParams) -> int:
         """Returns the offset at which the group's next pop of the queue begins; applies a pending operator's
         reset.
+
+        Raises:  Busy for a new group while the table of offsets is full.
         """
         topic, group, queue_id = key
         position = self.lease_log.position(key)
@@ -506,7 +508,7 @@ class PopReader:
         else:
             start = self._newest(topic, queue_id, low)
         if self.core.store.queue_max(topic, queue_id):
-            self.lease_log.move(key, start)
+            self.core.offsets.commit(group, topic, queue_id, start, self.core.clock.now_ms())
         return start
 
     def _newest(self, topic: str, queue_id: int, low: int) -> int:
