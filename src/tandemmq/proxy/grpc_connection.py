@@ -46,6 +46,8 @@ log = logging.getLogger(__name__)
 DRAIN_PING: Final = b"draining"
 DRAIN_S: Final = 1.0
 """The time for the answer to DRAIN_PING; then the peer is taken to know that the connection ends."""
+PEER_CLOSE_S: Final = 1.0
+"""The time for the peer to close a drained connection."""
 GRANT_PER_CALL: Final = 8
 """The control frames that a call allows its peer: a reset, window updates, pings of a bandwidth probe."""
 METHOD_NOT_ALLOWED: Final[Headers] = [(b":status", b"405"), (b"allow", b"POST")]
@@ -172,6 +174,8 @@ class GrpcConnection(asyncio.Protocol):
     def stop(self) -> None:
         """Answers all calls with UNAVAILABLE and closes the connection."""
         if self._is_over:
+            if self._transport is not None:
+                self._transport.close()
             return
         for stream in self.streams.values():
             self._finish(stream, GrpcStatus.UNAVAILABLE, "the proxy stops")
@@ -406,8 +410,21 @@ class GrpcConnection(asyncio.Protocol):
             self._close_if_done()
 
     def _close_if_done(self) -> None:
-        if not self.streams and (self._is_drained or self._reader.goes_away):
-            self._close("it is drained")
+        if not self._is_over and not self.streams and (self._is_drained or self._reader.goes_away):
+            self._await_close()
+
+    def _await_close(self) -> None:
+        """Sends the collected frames, and lets the peer close the connection. A socket that is closed while a
+        window update or a ping comes in is reset, and the peer would lose the answers that it has not read.
+        """
+        self.writer.flush()
+        self._end_all("it is drained")
+        self._stalled_since_s = self._context.clock.monotonic()
+        if self._transport is not None:
+            if not self._is_reading:
+                self._is_reading = True
+                self._transport.resume_reading()
+            self._drain_timer = self._context.clock.call_later(PEER_CLOSE_S, self._transport.close)
 
     def _refuse(self, code: ErrorCodes, text: str) -> None:
         """Disconnects a peer that exceeds a bound."""

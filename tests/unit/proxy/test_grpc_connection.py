@@ -25,6 +25,7 @@ from hyperframe.frame import (
 )
 
 from sim.memory import ManualClock, MemoryNetwork
+from tandemmq.proxy.grpc_connection import PEER_CLOSE_S
 from tandemmq.proxy.grpc_limits import GrpcLimits
 from tandemmq.proxy.grpc_server import GrpcServer
 from tandemmq.proxy.http2_frames import PREFACE
@@ -573,6 +574,44 @@ async def test_calls_that_cross_the_goaway_are_served() -> None:
         assert await client.ends(crossing) == (0, "")
         w.release.set()
         assert await client.ends(held) == (0, "")
+        await w.clock.pass_time(PEER_CLOSE_S + 0.1)
+        await client.loses()
+        await draining
+
+
+@pytest.mark.parametrize("closes", [True, False])
+async def test_the_peer_closes_a_drained_connection(closes: bool) -> None:
+    """Frames that cross the last answer are read: a socket with unread bytes would be reset at its end."""
+    async with world() as w:
+        client = await w.connect()
+        held = client.call(HOLD, b"x")
+        await until(lambda: w.held)
+        draining = asyncio.ensure_future(w.server.drain(60))
+        await until(lambda: len(client.goaways) == 2)
+        client.transport.pause_reading()
+        w.release.set()
+        await w.clock.pass_time(PEER_CLOSE_S / 2)
+        client.write(PingFrame(0, opaque_data=b"crossing").serialize())
+        await w.clock.pass_time(PEER_CLOSE_S / 4)
+        assert w.server.connection_count == 1
+        client.transport.resume_reading()
+        assert await client.ends(held) == (0, "")
+        assert not client.is_lost
+        if closes:
+            client.transport.close()
+        else:
+            await w.clock.pass_time(PEER_CLOSE_S)
+        await draining
+        await client.loses()
+
+
+async def test_a_stop_closes_a_drained_connection() -> None:
+    async with world() as w:
+        client = await w.connect()
+        await until(lambda: w.server.connection_count)
+        draining = asyncio.ensure_future(w.server.drain(60))
+        await until(lambda: len(client.goaways) == 2)
+        await w.server.stop()
         await client.loses()
         await draining
 
@@ -598,6 +637,7 @@ async def test_calls_end_normally_after_the_goaway_of_the_peer() -> None:
         await asyncio.sleep(0)
         w.release.set()
         assert await client.ends(stream) == (0, "")
+        await w.clock.pass_time(PEER_CLOSE_S + 0.1)
         await until(lambda: client.is_lost)
 
 
