@@ -90,14 +90,19 @@ class Health:
         await call.send(_HealthResponse(status=status).SerializeToString())
 
     async def watch(self, call: GrpcCall) -> None:
-        """Answers with the present state, and with each later one until the client ends the call."""
+        """Answers with the present state, and with each later one until the client ends the call, or the
+        proxy stops, which waits for its calls.
+        """
         request = await receive_one(call, _HealthRequest)
-        sent = None
+        sent, was_serving = None, False
         while True:
-            changed, status = self._changed, self._status(request)
+            changed, status, is_serving = self._changed, self._status(request), self._is_serving
             if status != sent:
                 await call.send(_HealthResponse(status=status).SerializeToString())
                 sent = status
+            if was_serving and not is_serving:
+                return
+            was_serving = is_serving
             await changed.wait()
 
     def _status(self, request: Message) -> int:

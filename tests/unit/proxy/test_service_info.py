@@ -52,17 +52,17 @@ async def test_check_of_an_unknown_service_is_not_found() -> None:
     assert caught.value.status is GrpcStatus.NOT_FOUND
 
 
-async def test_watch_answers_each_change() -> None:
+async def test_watch_answers_each_change_until_the_proxy_stops() -> None:
     health, call, other = Health(), asking(""), asking("other")
     watching = [asyncio.ensure_future(health.watch(one)) for one in (call, other)]
     await until(lambda: statuses(call) == [NOT_SERVING])
     health.set_serving(True)
     health.set_serving(True)
     await until(lambda: statuses(call) == [NOT_SERVING, SERVING])
+    health.set_serving(False)
+    await asyncio.gather(*watching)
+    assert statuses(call) == [NOT_SERVING, SERVING, NOT_SERVING]
     assert statuses(other) == [SERVICE_UNKNOWN]
-    for task in watching:
-        task.cancel()
-    await asyncio.wait(watching)
 
 
 @pytest.mark.parametrize("data", [b"\xff", b"\x0a\x05a"])
