@@ -40,7 +40,11 @@ class BuriedWork(ProxiedWork):
         self._forwarded: set[int] = set()
         """The messages that were reported as dead letters to their clients."""
         self._unsure: set[int] = set()
-        """The messages whose last acknowledgement or dead letter has no answer."""
+        """The messages that may be acknowledged or dead letters: the last request has no answer, or one that
+        leaves it open.
+        """
+        self._unsure_before: set[int] = set()
+        """The messages for which that held when the last request was sent."""
 
     async def process_some(self, some: list[Held]) -> bool:
         dice = self.world.dice
@@ -53,17 +57,23 @@ class BuriedWork(ProxiedWork):
         return False
 
     async def acknowledge(self, some: list[Held], proxy: ProxyNode | None = None) -> bool:
-        self._unsure |= {one.item.number for one in some}
+        self._begin({one.item.number for one in some})
         return await super().acknowledge(some, proxy)
+
+    def _begin(self, numbers: set[int]) -> None:
+        self._unsure_before |= numbers & self._unsure
+        self._unsure |= numbers
 
     def on_refused(self, held: Held, code: int) -> None:
         super().on_refused(held, code)
-        self._unsure.discard(held.item.number)
+        number = held.item.number
+        if code == Code.INVALID_RECEIPT_HANDLE and number not in self._unsure_before:
+            self._unsure.discard(number)
 
     async def _forward(self, one: Held) -> bool:
         """Asks for a dead letter; returns True if the message is one."""
         self._asked.add(one.item.number)
-        self._unsure.add(one.item.number)
+        self._begin({one.item.number})
         request = ForwardRequest(
             group={"name": self.group},
             topic={"name": self.topic},
@@ -75,8 +85,8 @@ class BuriedWork(ProxiedWork):
         answer = await self.ask("ForwardMessageToDeadLetterQueue", request, ForwardResponse)
         if answer is None:
             return False
-        self._unsure.discard(one.item.number)
         if answer.status.code != Code.OK:
+            self.on_refused(one, answer.status.code)
             return False
         self._forwarded.add(one.item.number)
         self.world.note(f"{self.process} has buried {one.item}")
@@ -87,6 +97,7 @@ class BuriedWork(ProxiedWork):
     def on_delivery(self, item: Item, where: str, attempt: int) -> None:
         super().on_delivery(item, where, attempt)
         self._unsure.discard(item.number)
+        self._unsure_before.discard(item.number)
         self._attempts[item.number] = max(self._attempts[item.number], attempt)
 
     def dead(self, master: BrokerNode) -> set[int]:
