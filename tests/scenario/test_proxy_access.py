@@ -58,6 +58,8 @@ class Proxy:
     async def masters(self) -> dict[str, str]:
         return {"broker-a": self.address}
 
+    ask_masters = Brokers.ask_masters
+
     async def allow(self, resource: str, *actions: str) -> None:
         entry = EntryInfo(resource=resource, actions=actions, decision="Allow")
         acl = AclInfo(subject="User:alice", policies=(PolicyInfo(policy_type="Custom", entries=(entry,)),))
