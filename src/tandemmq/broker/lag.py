@@ -207,7 +207,7 @@ class LagReader:
         return None if ordered is None or self.core.clock.now_ms() >= ordered.free_at_ms() else ordered
 
     def _samples(self, backlog: Backlog) -> Iterator[Sample]:
-        options = self.core.options
+        options, now_ms = self.core.options, self.core.clock.now_ms()
         is_system = is_system_topic(backlog.topic) or backlog.group.upper().startswith(SYSTEM_GROUP_PREFIX)
         labels = (
             *(options.cluster_name, "broker", options.broker_name, backlog.topic, backlog.group),
@@ -216,13 +216,13 @@ class LagReader:
         yield Sample(metrics.LAG_MESSAGES, backlog.lag, labels)
         yield Sample(metrics.INFLIGHT_MESSAGES, backlog.in_flight, labels)
         yield Sample(metrics.READY_MESSAGES, backlog.ready, labels)
-        yield Sample(metrics.LAG_LATENCY, self._age_ms(backlog.oldest), labels)
-        yield Sample(metrics.QUEUEING_LATENCY, self._age_ms(backlog.next_ready), labels)
+        yield Sample(metrics.LAG_LATENCY, self._age_ms(backlog.oldest, now_ms), labels)
+        yield Sample(metrics.QUEUEING_LATENCY, self._age_ms(backlog.next_ready, now_ms), labels)
 
-    def _age_ms(self, places: Sequence[Place]) -> int:
+    def _age_ms(self, places: Sequence[Place], now_ms: int) -> int:
         """Returns the age of the oldest of these messages; 0 if none of them can be read."""
         times = [time for time in map(self._stored_at, places) if time >= 0]
-        return max(0, self.core.clock.now_ms() - min(times)) if times else 0
+        return max(0, now_ms - min(times)) if times else 0
 
     def _stored_at(self, place: Place) -> int:
         found = self._times.get(place)
