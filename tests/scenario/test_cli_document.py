@@ -154,8 +154,8 @@ def test_packaged_commands_start_servers(place: str, words: list[str]) -> None:
 
 def test_the_kubernetes_manifest_is_of_one_piece() -> None:
     sets, services = kubernetes("StatefulSet"), kubernetes("Service")
-    budgets = kubernetes("PodDisruptionBudget")
-    assert sets.keys() == services.keys() == budgets.keys()
+    budgets, deployments = kubernetes("PodDisruptionBudget"), kubernetes("Deployment")
+    assert sets.keys() | deployments.keys() == services.keys() == budgets.keys()
     names, group = sets["tandemmq-namesrv"], sets["tandemmq-broker-a"]
     for name, one in sets.items():
         spec, labels = one["spec"], one["spec"]["template"]["metadata"]["labels"]
@@ -193,6 +193,22 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports == {"namesrv": told.options.listen_port, "controller": 9878}
         assert told.inert == ()
+
+    proxies = deployments["tandemmq-proxy"]
+    labels = proxies["spec"]["template"]["metadata"]["labels"]
+    for selector in (
+        proxies["spec"]["selector"]["matchLabels"],
+        services["tandemmq-proxy"]["spec"]["selector"],
+        budgets["tandemmq-proxy"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+    container, words = pod_of(proxies, index=0)
+    proxy = load_proxy(read_settings(None, settings_of(words)), MACHINE).options
+    assert proxy.name_servers.split(";") == [f"{host}:9876" for host in hosts]
+    ports = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert ports == {"grpc": proxy.listen_port, "metrics": proxy.metrics_port}
+    assert services["tandemmq-proxy"]["spec"]["ports"] == [{"name": "grpc", "port": proxy.listen_port}]
+    assert proxies["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > proxy.drain_s
 
     container, words = pod_of(group, index=0)
     loaded = load_broker(read_settings(None, settings_of(words)), MACHINE, None)
