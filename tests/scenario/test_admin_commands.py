@@ -18,7 +18,6 @@ from typer.testing import CliRunner, Result
 from tandemmq.admin import audit_command
 from tandemmq.admin.audit_command import AuditOutcome, compare_logs
 from tandemmq.admin.render import CommandAnswer
-from tandemmq.admin.targets import open_tools
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.broker.broker import Broker
 from tandemmq.cli import app
@@ -31,6 +30,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
+from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.topic_names import TRACE_TOPIC
 from tandemmq.remoting.options import render_address
 from tandemmq.store import MessageStore

@@ -9,7 +9,7 @@ from controller_rig import CLUSTER, GROUP, FakeBroker, Rig
 
 from ports import free_port
 from sim.memory import MemoryDisk
-from tandemmq.admin.targets import Target, Tools
+from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.shell import local
 from tandemmq.shell.doctor import Checkup, DoctorLine, examine, find_controllers, judge_controllers

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from ports import free_port
-from tandemmq.admin.targets import Target
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.controller.controller import Controller
 from tandemmq.controller.options import ControllerConfig, ControllerOptions
+from tandemmq.manage.tools import Target
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.bodies.replica import HaStatus

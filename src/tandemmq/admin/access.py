@@ -11,9 +11,9 @@ import typer
 
 from tandemmq.admin.options import PARTS, Text, Work, command, parts
 from tandemmq.admin.render import CommandAnswer, Row
-from tandemmq.admin.targets import Place, Tools
 from tandemmq.api import broker_admin
 from tandemmq.errors import ConfigError
+from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)

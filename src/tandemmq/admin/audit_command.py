@@ -21,9 +21,9 @@ import typer
 
 from tandemmq.admin.options import AsJson, Cluster, NameServers, run
 from tandemmq.admin.render import CommandAnswer, Table
-from tandemmq.admin.targets import Place, Target, Tools, find_targets
 from tandemmq.api.replica import read_history, read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.manage.tools import Place, Target, Tools, find_targets
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.replica import HistoryRequest, LogChecksumResponse
 from tandemmq.remoting.client import RemotingClient

@@ -14,9 +14,9 @@ import typer
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
-from tandemmq.admin.targets import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
+from tandemmq.manage.tools import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection
 from tandemmq.protocol.properties_file import parse_properties

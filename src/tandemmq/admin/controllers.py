@@ -11,8 +11,8 @@ import typer
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Table
-from tandemmq.admin.targets import Place, Tools, find_targets
 from tandemmq.api import controller
+from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.protocol.requests.controller import CleanBrokerDataRequest, ElectMasterRequest
 from tandemmq.runtime.machine import LoopClock
 

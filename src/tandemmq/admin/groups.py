@@ -15,10 +15,10 @@ from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.admin.targets import Place, Tools
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body

@@ -16,7 +16,6 @@ import typer
 from tandemmq.admin import options as opt
 from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.admin.targets import Place, Tools, find_targets, tools_options
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
@@ -31,6 +30,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
+from tandemmq.manage.tools import Place, Tools, find_targets, tools_options
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.topic_names import TRACE_TOPIC

@@ -25,10 +25,10 @@ from typing import Annotated, Any, Final, NoReturn, TypeVar, get_type_hints
 import typer
 
 from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer
-from tandemmq.admin.targets import Place, Tools, open_tools
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.api.calls import Call
 from tandemmq.errors import RemoteProtocolError, TandemError
+from tandemmq.manage.tools import Place, Tools, open_tools
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.runtime.machine import LoopClock

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.admin.targets import Tools
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
@@ -16,6 +15,7 @@ from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute
+from tandemmq.manage.tools import Tools
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND

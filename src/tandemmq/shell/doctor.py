@@ -14,11 +14,11 @@ from typing import Final
 
 import typer
 
-from tandemmq.admin.targets import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotLeader, NotNameServer, NotPermitted, TandemError
+from tandemmq.manage.tools import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
     HISTORY_DIFFERED_KEY,

@@ -10,8 +10,8 @@ import typer
 from tandemmq.admin import groups as group_tools
 from tandemmq.admin.options import repeat
 from tandemmq.admin.render import CommandAnswer, Table, print_answer
-from tandemmq.admin.targets import Tools, open_tools
 from tandemmq.errors import TandemError
+from tandemmq.manage.tools import Tools, open_tools
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
 from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, run
 

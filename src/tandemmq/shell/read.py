@@ -19,11 +19,11 @@ import typer
 
 from tandemmq.admin.options import Text, grouped
 from tandemmq.admin.reading import TopicPuller
-from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.errors import TandemError
+from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol.record import Record
 from tandemmq.shell import session
 from tandemmq.units import MASTER_ID

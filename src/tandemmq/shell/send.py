@@ -17,7 +17,6 @@ from msgspec import structs
 
 from tandemmq.admin.options import grouped
 from tandemmq.admin.reading import TopicPuller
-from tandemmq.admin.targets import Tools, open_tools, tools_options
 from tandemmq.api import broker_send
 from tandemmq.client import (
     BlockingProducer,
@@ -31,6 +30,7 @@ from tandemmq.client import (
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, TandemError, TopicNotFound
+from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.properties import encode_properties

@@ -227,8 +227,8 @@ async def _wait_until_registered(namesrv: str, groups: Mapping[str, int]) -> Non
     """Waits until the name server knows the given number of brokers of each group, and its master: before
     that, sends fail.
     """
-    from tandemmq.admin.targets import open_tools
     from tandemmq.api.nameserver import query_cluster_info
+    from tandemmq.manage.tools import open_tools
 
     async with open_tools("") as tools:
         while True:

@@ -326,8 +326,8 @@ async def _show_status(state: UpState, as_json: bool) -> None:
 
 async def _check_broker(state: UpState, server: ServerState) -> tuple[str, tuple[str, int | None, str]]:
     """Returns the role, a slave's lag behind its master in bytes, and the problem of a broker."""
-    from tandemmq.admin.targets import open_tools
     from tandemmq.api import broker_admin
+    from tandemmq.manage.tools import open_tools
 
     try:
         async with open_tools("") as tools:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tandemmq.admin.targets import Target
+from tandemmq.manage.tools import Target
 from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo

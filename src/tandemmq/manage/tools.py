@@ -1,6 +1,7 @@
-"""The target of a command, one broker by address or the brokers of a cluster, and the connection to it.
+"""The connections of an operator's tool, and its targets: one broker by address, or the brokers of a cluster.
 
-Credentials and TLS of the tools come from RocketMQ's files and from the environment.
+Commands open their connections with the credentials and the TLS of RocketMQ's files and of the environment;
+console and MCP server open theirs once for each user, with that user's credentials.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
+from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.remoting.tls import make_client_tls
@@ -34,18 +36,20 @@ CALL_TIMEOUT_S = 5.0
 TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
 
 
-def tools_options() -> ClientOptions:
-    """Returns the client options of the tools: signed with $ROCKETMQ_HOME/conf/tools.yml if it exists; TLS if
-    TANDEMMQ_TLS_CA names the trusted certificates.
+def tools_options(credentials: Credentials | None = None) -> ClientOptions:
+    """Returns the client options of the tools: signed with these credentials, or else with those of
+    $ROCKETMQ_HOME/conf/tools.yml if it exists; TLS if TANDEMMQ_TLS_CA names the trusted certificates.
 
     Raises:  ConfigError for an invalid tools.yml.
     """
     home, trust = os.environ.get("ROCKETMQ_HOME"), os.environ.get(TRUST_VARIABLE)
-    credentials = read_tools_credentials(Path(home) / "conf", RealDisk()) if home else None
+    if credentials is None and home:
+        credentials = read_tools_credentials(Path(home) / "conf", RealDisk())
     return ClientOptions(
         call_timeout_s=CALL_TIMEOUT_S,
         access_key="" if credentials is None else credentials.access_key,
         secret_key="" if credentials is None else credentials.secret_key,
+        security_token="" if credentials is None else credentials.security_token,
         tls=TlsClientOptions(trust_path=Path(trust)) if trust else None,
     )
 
@@ -112,13 +116,17 @@ class Target:
 
 
 @asynccontextmanager
-async def open_tools(name_servers: str) -> AsyncIterator[Tools]:
-    """Opens the connections of one command and closes them afterwards. Requests are signed if there are
-    credentials for tools, and requests to controllers with controllerSharedSecret of the same file.
+async def open_tools(name_servers: str, credentials: Credentials | None = None) -> AsyncIterator[Tools]:
+    """Opens the connections of one command, or of one user, and closes them afterwards.
+
+    Requests are signed with `credentials`. Without them the files of the tools decide: requests are signed
+    if there are credentials for tools, and requests to controllers with controllerSharedSecret of the same
+    file. A user whose credentials are given has no part in that secret.
     """
-    options = tools_options()
-    credentials, home = options.credentials, os.environ.get("ROCKETMQ_HOME")
-    secret = read_controller_secret(Path(home) / "conf", RealDisk()) if home else ""
+    options, home = tools_options(credentials), os.environ.get("ROCKETMQ_HOME")
+    is_own = credentials is None and home
+    secret = read_controller_secret(Path(home or "") / "conf", RealDisk()) if is_own else ""
+    credentials = options.credentials
     remoting = RemotingClient(
         network=TcpNetwork(),
         clock=LoopClock(),

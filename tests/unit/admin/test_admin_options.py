@@ -1,4 +1,4 @@
-"""Times, tables and targets of `tandemmq admin`, without brokers."""
+"""Times and tables of `tandemmq admin`, without brokers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ import typer
 
 from tandemmq.admin.options import parse_time
 from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer, render_time
-from tandemmq.admin.targets import Target, targets_of
-from tandemmq.errors import ConfigError
-from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
 
 NOW_MS = 1_700_000_000_000
 
@@ -98,22 +95,3 @@ def test_a_reader_that_has_gone_is_a_good_end(monkeypatch: pytest.MonkeyPatch, a
 
 def test_no_time_is_a_dash() -> None:
     assert render_time(0) == render_time(-1) == "-"
-
-
-def test_targets_are_ordered_and_filtered() -> None:
-    info = ClusterInfo(
-        brokers={
-            "b": BrokerData(addresses={1: "b:1", 0: "b:0"}),
-            "a": BrokerData(addresses={0: "a:0"}),
-            "other": BrokerData(addresses={0: "o:0"}),
-        },
-        clusters={"C": ("b", "a"), "D": ("other",)},
-    )
-    assert targets_of(info, "C") == [
-        Target("C", "a", 0, "a:0"),
-        Target("C", "b", 0, "b:0"),
-        Target("C", "b", 1, "b:1"),
-    ]
-    assert [target.address for target in targets_of(info, masters_only=True)] == ["a:0", "b:0", "o:0"]
-    with pytest.raises(ConfigError, match="known clusters: C, D"):
-        targets_of(info, "E")
