@@ -32,6 +32,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
+from tandemmq.manage.bodies import make_printable
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import check_topic
 from tandemmq.shell import local
@@ -167,7 +168,7 @@ def write_messages(messages: Iterable[ReceivedMessage], form: LineForm) -> None:
             line = bytes(message.body)
             if is_terminal:
                 # A terminal interprets control bytes as commands.
-                line = _printable(line)
+                line = make_printable(line.decode("utf-8", "backslashreplace"), keeps="\t").encode()
             if form.has_meta:
                 line = _meta(message).encode() + b"\t" + line
         out.write(line + b"\n")
@@ -178,11 +179,6 @@ def _meta(message: ReceivedMessage) -> str:
     when = datetime.fromtimestamp(message.stored_at_ms / 1000).isoformat(" ", "milliseconds")
     place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
     return f"{when}\t{place}\t{message.message_id}\t{message.tags or '-'}\t{' '.join(message.keys) or '-'}"
-
-
-def _printable(line: bytes) -> bytes:
-    text = line.decode("utf-8", "backslashreplace")
-    return "".join(one if one.isprintable() or one == "\t" else repr(one)[1:-1] for one in text).encode()
 
 
 def is_reader_gone() -> bool:

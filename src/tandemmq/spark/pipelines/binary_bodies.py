@@ -26,6 +26,7 @@ from urllib.parse import urlsplit, urlunsplit
 import pyarrow as pa
 
 from tandemmq.errors import ConfigError, NoRoute, install_hint
+from tandemmq.protocol.schema_header import BodyUnreadable, skip_message_indexes, split_header
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, is_begun
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
 
 RECORD_COLUMN = "record"
 FIELDS_FILE = "record-fields.json"
-HEADER_BYTES = 5
 REGISTRY_TIMEOUT_S = 10.0
 WRITERS_MAX = 1000
 """The maximum number of cached writer schemas; one more clears the cache."""
@@ -77,10 +77,6 @@ _ARROW = {
 }
 _UNFIT = (pa.ArrowException, OverflowError, ValueError, TypeError)
 _TIMESTAMP = "google.protobuf.Timestamp"
-
-
-class BodyUnreadable(ValueError):
-    """A body that does not match the schema; the text is the reason."""
 
 
 @dataclass(frozen=True)
@@ -265,36 +261,6 @@ def require_package(name: str) -> None:
         is_there = False
     if not is_there:
         raise ConfigError(f"{name} is not installed: {install_hint('spark', 'bodies')}")
-
-
-def split_header(body: bytes) -> tuple[int, bytes]:
-    """Returns the schema id from the header of a schema registry, and the bytes behind the header."""
-    if len(body) < HEADER_BYTES or body[0] != 0:
-        raise BodyUnreadable(
-            "no header of a schema registry: expected a byte 0 and the schema's id in four bytes"
-        )
-    return int.from_bytes(body[1:HEADER_BYTES], "big"), body[HEADER_BYTES:]
-
-
-def skip_message_indexes(payload: bytes) -> bytes:
-    """Returns the bytes behind the message indexes, which select the message type in its file."""
-    count, at = _read_varint(payload, 0)
-    for _ in range(count):
-        _, at = _read_varint(payload, at)
-    return payload[at:]
-
-
-def _read_varint(payload: bytes, at: int) -> tuple[int, int]:
-    """Returns a non-negative zigzag number, and the position of its end."""
-    value = shift = 0
-    while at < len(payload) and shift < 35:
-        byte = payload[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        shift += 7
-        if byte < 0x80:
-            return value >> 1, at
-    raise BodyUnreadable("no header of a schema registry: the message indexes are incomplete")
 
 
 def fetch_schema(registry: str, number: int) -> str:
