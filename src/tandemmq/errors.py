@@ -215,14 +215,14 @@ class NoRoute(ClientError):
     refresh_route = True
 
 
-class BrokerUnreachable(ClientError):
+class BrokerUnreachable(ClientError, ConnectionError):
     """The connection could not be made, or broke before the answer came."""
 
     retriable = True
     refresh_route = True
 
 
-class RequestTimeout(ClientError):
+class RequestTimeout(ClientError, TimeoutError):
     """No answer within the deadline; the request may or may not have been executed."""
 
     retriable = True

@@ -25,7 +25,7 @@ from tandemmq.client import (
     ProducerOptions,
     StartFrom,
 )
-from tandemmq.errors import Busy, ConfigError, RemoteProtocolError, RequestRejected
+from tandemmq.errors import Busy, ClientError, ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import parse_handle
@@ -44,11 +44,11 @@ def pops(rig: Rig, **changes: object) -> PopConsumer:
     return consumer
 
 
-async def receive(consumer: PopConsumer, count: int, **how: float) -> list[PoppedMessage]:
+async def receive(consumer: PopConsumer, count: int, **how: float | str) -> list[PoppedMessage]:
     messages: list[PoppedMessage] = []
     async with asyncio.timeout(PATIENCE_S):
         while len(messages) < count:
-            messages += await consumer.receive(**how)  # type: ignore[arg-type]  # seconds
+            messages += await consumer.receive(**how)  # type: ignore[arg-type]  # real parameters
     return messages
 
 
@@ -77,6 +77,28 @@ async def test_two_members_get_each_message_once_and_what_is_let_go_again(tmp_pa
             assert (again.body, again.retry_count, again.topic) == (let_go.body, 1, "T")
             await other.ack(again)
             assert await one.receive(timeout_s=0.1) == []
+
+
+async def test_a_receive_of_one_topic_leaves_the_others_alone(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, pops(rig) as consumer:
+        async with Admin(rig.namesrv) as admin:
+            await admin.create_topic("U", queue_count=1)
+        consumer.subscribe("U", ["red", "blue"])
+        async with Producer("P", rig.namesrv) as producer:
+            await producer.send(Message(topic="T", body=b"t"))
+            waiting = asyncio.ensure_future(receive(consumer, 1, topic="U", timeout_s=PATIENCE_S))
+            for tags in ("green", "red"):
+                await producer.send(Message(topic="U", body=tags.encode(), tags=tags))
+            (red,) = await waiting
+            assert (red.topic, red.body) == ("U", b"red")
+            (other,) = await receive(consumer, 1, topic="T")
+            assert (other.topic, other.body) == ("T", b"t")
+            await consumer.nack(red, other)
+            again = await receive(consumer, 2)
+            assert {(one.topic, one.retry_count) for one in again} == {("U", 1), ("T", 1)}
+            await consumer.ack(*again)
+            with pytest.raises(ClientError, match="no subscription to topic 'V'"):
+                await consumer.receive(topic="V")
 
 
 async def test_messages_with_a_priority_come_highest_first(tmp_path: Path) -> None:
@@ -272,6 +294,8 @@ async def test_the_blocking_twin(tmp_path: Path) -> None:
         with consumer:
             messages = consumer.receive(timeout_s=PATIENCE_S)
             consumer.change_invisible(messages[0], 30)
+            assert consumer.is_connected
+            assert len(consumer.ping()) == 2
             consumer.ack(*messages)
             return bodies(messages)
 

@@ -46,6 +46,37 @@ async def test_every_way_of_sending_arrives_once(tmp_path: Path) -> None:
             assert await consumer.poll(timeout_s=0.1) == []
 
 
+async def test_a_client_knows_whether_its_servers_answer(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, Producer("P", rig.namesrv) as producer:
+        assert producer.is_connected
+        assert list(await producer.ping()) == [rig.namesrv]
+        await producer.send(Message(topic="T", body=b"1"))
+        times = await producer.ping()
+        assert len(times) == 2
+        assert all(0 <= time_s < 60 for time_s in times.values())
+        await rig.stop_broker("broker-a")
+        with pytest.raises(ConnectionError):
+            await producer.ping()
+        await rig.start_broker("broker-a")
+    assert not producer.is_connected
+
+
+async def test_a_consumer_measures_its_lag(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.fill("T", 10)
+        async with rig.consumer(auto_ack=False) as consumer:
+            messages = await take(consumer, 10)
+            (queue,) = [queue for queue in consumer.assigned if queue.topic == "T"]
+            assert (await consumer.lag())[queue].messages == 10
+            consumer.ack(*messages[:4])
+            assert await consumer.commit()
+            lag = (await consumer.lag())[queue]
+            assert lag.messages == 6
+            assert 0 < lag.seconds < 600
+            consumer.ack(*messages)
+            assert (await consumer.lag())[queue] == (0, 0.0)
+
+
 async def test_unknown_topic_is_created_by_the_first_send(tmp_path: Path) -> None:
     async with running_rig(tmp_path) as rig:
         await rig.start_broker()

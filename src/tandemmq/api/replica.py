@@ -234,6 +234,8 @@ async def _fetch_table(fetch_page: _FetchPage[T], held: HeldTable) -> FetchedTab
     try:
         async with asyncio.timeout(TABLE_TIMEOUT_S):
             return await _fetch_pages(fetch_page, held)
+    except RequestTimeout:
+        raise
     except TimeoutError:
         raise RequestTimeout(f"the table did not arrive within {TABLE_TIMEOUT_S:.0f} s") from None
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BlockingTransactionProducer,
     )
     from tandemmq.client.consumer.consumer import Consumer
+    from tandemmq.client.consumer.lag import QueueLag
     from tandemmq.client.consumer.pop import PopConsumer
     from tandemmq.client.consumer.push import PushConsumer
     from tandemmq.client.consumer.rebalance import (
@@ -85,6 +86,7 @@ __all__ = [
     "ProducerOptions",
     "PushConsumer",
     "PushOptions",
+    "QueueLag",
     "QueueRange",
     "ReadFrom",
     "ReceivedMessage",
@@ -114,6 +116,7 @@ __getattr__, __dir__ = names_on_demand(
             "BlockingTransactionProducer",
         ),
         "consumer.consumer": ("Consumer",),
+        "consumer.lag": ("QueueLag",),
         "consumer.pop": ("PopConsumer",),
         "consumer.push": ("PushConsumer",),
         "consumer.rebalance": (

@@ -33,7 +33,7 @@ from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.membership import GroupConsumer, queue_of
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
-from tandemmq.client.consumer.subscription import ALL
+from tandemmq.client.consumer.subscription import ALL, Tags
 from tandemmq.client.consumer.workers import Handler
 from tandemmq.client.options import (
     ClientOptions,
@@ -52,7 +52,35 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
 
 
-class BlockingProducer(Facade[Producer]):
+class ConnectedClient(AsyncClient, Protocol):
+    """A client that knows whether it is connected."""
+
+    @property
+    def is_connected(self) -> bool: ...
+
+    async def ping(self) -> dict[str, float]: ...
+
+
+K = TypeVar("K", bound=ConnectedClient)
+
+
+class ClientFacade(Facade[K]):
+    """The operations of every blocking client."""
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a connection to a name server or to a broker is open."""
+        client = self._client
+        return client is not None and self._call(in_loop(lambda: client.is_connected))
+
+    def ping(self) -> dict[str, float]:
+        """Returns the round trip time, in seconds, of a name server and of each known master, by address.
+        Raises as `Client.ping` does.
+        """
+        return self._call(self._running.ping())
+
+
+class BlockingProducer(ClientFacade[Producer]):
     """The blocking facade of `Producer`."""
 
     def __init__(self, group: str, namesrv: ServerNames, *, options: ProducerOptions | None = None) -> None:
@@ -119,7 +147,7 @@ class BlockingProducer(Facade[Producer]):
     """Waits until every started send has its result."""
 
 
-class BlockingTransactionProducer(Facade[TransactionProducer]):
+class BlockingTransactionProducer(ClientFacade[TransactionProducer]):
     """The blocking facade of `TransactionProducer`. `check` runs in worker threads, `work` in the calling
     thread.
     """
@@ -176,10 +204,10 @@ message.
 """
 
 
-class Subscriber(AsyncClient, Protocol):
+class Subscriber(ConnectedClient, Protocol):
     """The operations of every kind of consumer."""
 
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None: ...
+    def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None: ...
 
     def unsubscribe(self, topic: str) -> None: ...
 
@@ -188,15 +216,15 @@ S = TypeVar("S", bound=Subscriber)
 M = TypeVar("M", bound=GroupConsumer)
 
 
-class _BlockingSubscriber(Facade[S]):
+class _BlockingSubscriber(ClientFacade[S]):
     """A consumer facade whose subscriptions may be made before or after the start."""
 
     def __init__(self, make: Callable[[], S]) -> None:
-        self._subscriptions: dict[str, tuple[str, str | None]] = {}
+        self._subscriptions: dict[str, tuple[Tags, str | None]] = {}
         self._make_member = make
         super().__init__(self._make_subscribed)
 
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+    def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None:
         """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
         matching a SQL92 expression.
         """
@@ -233,6 +261,9 @@ class _BlockingMember(_BlockingSubscriber[M]):
     ) -> None:
         """Answers a message that was sent by `Producer.request`."""
         self._call(self._running.reply(request, body, properties=properties))
+
+    lag = blocking(GroupConsumer.lag)
+    """Returns the lag of each queue that this consumer reads now, in messages and seconds."""
 
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:
@@ -376,11 +407,13 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
     """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
     ack = blocking(PopConsumer.ack)
     """Acknowledges these messages."""
+    nack = blocking(PopConsumer.nack)
+    """Gives these messages back: they are delivered again `delay_s` from now."""
     change_invisible = blocking(PopConsumer.change_invisible)
     """Keeps the message invisible to other consumers for `invisible_s` from now on."""
 
 
-class BlockingAdmin(Facade[Admin]):
+class BlockingAdmin(ClientFacade[Admin]):
     """The blocking facade of `Admin`."""
 
     def __init__(self, namesrv: ServerNames, *, options: ClientOptions | None = None) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Protocol, Self, TypeVar, cast
 
-from tandemmq.api import broker_consume
+from tandemmq.api import broker_consume, nameserver
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.client.options import ClientOptions, ServerNames, parse_name_servers
 from tandemmq.client.route_cache import NameServers, RouteCache
@@ -94,6 +94,8 @@ class GroupMember(Protocol):
 class Client(ABC):
     """The base of all clients; `async with` starts and closes the client."""
 
+    _instance: ClientInstance
+
     @abstractmethod
     async def start(self) -> Self:
         """Connects to a name server and begins."""
@@ -101,6 +103,22 @@ class Client(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Ends everything that was started. If cancelled, it still ends everything, but waits for less."""
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a connection to a name server or to a broker is open, and no background task has
+        failed.
+        """
+        return self._instance.is_connected
+
+    async def ping(self) -> dict[str, float]:
+        """Returns the round trip time, in seconds, of a name server and of each master that this client
+        knows, by address: for readiness checks.
+
+        Raises:  BrokerUnreachable or RequestTimeout for the first one without an answer; ClientError when the
+                 client has failed.
+        """
+        return await self._instance.ping()
 
     async def __aenter__(self) -> Self:
         return await self.start()
@@ -191,6 +209,25 @@ class ClientInstance:
             await self.tasks.close()
         finally:
             await self.remoting.close()
+
+    @property
+    def is_connected(self) -> bool:
+        """True while a connection is open, and no background task has died."""
+        addresses = (*self.name_servers.addresses, *self.heartbeat_addresses(with_slaves=True))
+        return self.failure is None and any(map(self.remoting.open_channel, addresses))
+
+    async def ping(self) -> dict[str, float]:
+        """Returns the round trip times as `Client.ping` does."""
+        self.check_alive()
+        began_s = self.clock.monotonic()
+        await self.name_servers.ask(nameserver.query_cluster_info)
+        times = {self.name_servers.current: self.clock.monotonic() - began_s}
+        body = self._heartbeat()
+        for address in self.heartbeat_addresses(with_slaves=False):
+            began_s = self.clock.monotonic()
+            await broker_consume.send_heartbeat(self.remoting, address, body)
+            times[address] = self.clock.monotonic() - began_s
+        return times
 
     def check_alive(self) -> None:
         """Raises ClientError when a background task of this instance has died."""
@@ -316,13 +353,16 @@ class ClientInstance:
         """Sends one heartbeat to every broker; a failure is logged, and that broker is tried again at the
         next heartbeat.
         """
-        body = Heartbeat(
+        body = self._heartbeat()
+        addresses = self.heartbeat_addresses(with_slaves=bool(self._consumers))
+        await asyncio.gather(*(self._beat_one(address, body) for address in addresses))
+
+    def _heartbeat(self) -> Heartbeat:
+        return Heartbeat(
             client_id=self.client_id,
             producers=tuple(ProducerData(group=group) for group in self._producer_groups),
             consumers=tuple(member.describe() for member in self._consumers.values()),
         )
-        addresses = self.heartbeat_addresses(with_slaves=bool(self._consumers))
-        await asyncio.gather(*(self._beat_one(address, body) for address in addresses))
 
     async def _beat_one(self, address: str, body: Heartbeat) -> None:
         try:

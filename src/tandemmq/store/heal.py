@@ -7,7 +7,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
 
-from tandemmq.errors import Corrupt, DiskFull, FlushFailed, StoreError
+from tandemmq.errors import ClientError, Corrupt, DiskFull, FlushFailed, StoreError
 from tandemmq.protocol.record import RecordCheck, RecordOutcome, check_record
 from tandemmq.store.core import StoreCore
 from tandemmq.store.damage import DAMAGED, DamagedRange, copy_aside, read_range
@@ -69,6 +69,8 @@ class Healer:
                 except (Corrupt, DiskFull) as error:
                     if damaged in known:  # else it left the log meanwhile, or grew
                         failure = error
+                except ClientError:  # the peer failed; some of these errors are OSErrors
+                    raise
                 except OSError as error:
                     self._flusher.fail(error)
                     raise FlushFailed(f"fsync failed, the store must be recovered: {error}") from error

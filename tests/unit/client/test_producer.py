@@ -273,6 +273,8 @@ async def test_sends_beyond_the_bound_wait():
         hanging = [await producer.start_send(Message(topic="T", body=b"x"), timeout_s=1.0) for _ in range(4)]
         assert producer.in_flight == 4
         await until(lambda: cluster[0].sends == 4)
+        with pytest.raises(TimeoutError, match="4 sends are still in flight after 0 s"):
+            await producer.flush(0.0)
         cluster[0].hang = False
         waiting = asyncio.ensure_future(producer.send(Message(topic="T", body=b"y")))
         await asyncio.sleep(0)
@@ -281,6 +283,7 @@ async def test_sends_beyond_the_bound_wait():
         assert all(
             isinstance(e, RequestTimeout) for e in await asyncio.gather(*hanging, return_exceptions=True)
         )
+        await producer.flush(0.0)
 
 
 async def test_batch_gives_each_message_its_result():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from store_rig import ROOT, Rig, heal_disturbed, record, unremovable
 
-from tandemmq.errors import Corrupt, ServiceNotAvailable
+from tandemmq.errors import BrokerUnreachable, ClientError, Corrupt, RequestTimeout, ServiceNotAvailable
 from tandemmq.protocol.record import decode_records, record_size
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
 from tandemmq.store.damage import seal
@@ -428,6 +428,20 @@ async def test_a_range_that_retention_takes_while_it_is_fetched_is_over() -> Non
     assert deleted == [3]
     assert not store.damaged_ranges
     assert not rig.disk.exists(COPIES)
+    await store.close()
+
+
+@pytest.mark.parametrize("error", [RequestTimeout("no answer"), BrokerUnreachable("refused")])
+async def test_a_peer_that_does_not_answer_is_not_taken_for_the_disk(error: ClientError) -> None:
+    rig = Rig(commit_log_file_bytes=FILE_BYTES)
+    store, sound = await damaged_store(rig)
+
+    async def fetch(log_offset: int, size: int) -> bytes:
+        raise error
+
+    with pytest.raises(type(error)):
+        await store.healer.heal_all(fetch)
+    assert await healed(store, sound) == 0
     await store.close()
 
 

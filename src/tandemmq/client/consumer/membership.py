@@ -19,9 +19,16 @@ from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.inbox import Inbox
+from tandemmq.client.consumer.lag import QueueLag, measure_lag
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, received
-from tandemmq.client.consumer.subscription import ALL, check_filters, make_subscription, parse_subscription
+from tandemmq.client.consumer.subscription import (
+    ALL,
+    Tags,
+    check_filters,
+    make_subscription,
+    parse_subscription,
+)
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import (
@@ -263,9 +270,10 @@ class GroupConsumer(Client):
         self.group = member.group
         """The group's name as brokers know it."""
 
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
-        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB`, or those
-        matching a SQL92 expression over their properties (`sql="price > 100 AND region = 'EU'"`).
+    def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None:
+        """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB` or in a sequence
+        of tags, or those matching a SQL92 expression over their properties (`sql="price > 100 AND region =
+        'EU'"`).
 
         May be called before the start, later to add a topic, and again to change the tags. If the topic does
         not exist yet, reading begins when it appears.
@@ -323,6 +331,17 @@ class GroupConsumer(Client):
         """The offset that a commit would write now, per queue."""
         unwrap = self._namespace.unwrap_queue
         return {unwrap(queue): reader.committed_offset for queue, reader in self._assignment.readers.items()}
+
+    async def lag(self) -> dict[MessageQueue, QueueLag]:
+        """Returns the lag of each queue that this consumer reads now, in messages and seconds; those of the
+        group's retry topic included.
+
+        Raises:  BrokerUnreachable, RequestTimeout, NoRoute when a broker of such a queue does not answer.
+        """
+        readers = self._assignment.readers
+        positions = {queue: reader.committed_offset for queue, reader in readers.items()}
+        lags = await measure_lag(self._instance, self.group, positions)
+        return {self._namespace.unwrap_queue(queue): lag for queue, lag in sorted(lags.items())}
 
 
 def queue_of(message: ReceivedMessage) -> MessageQueue:

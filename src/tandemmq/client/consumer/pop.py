@@ -19,10 +19,11 @@ Source:  spec semantics 14. Needs brokers of RocketMQ 5 or TandemMQ.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_consume
-from tandemmq.client.consumer.subscription import ALL, Subscription, check_filters, make_subscription
+from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError
@@ -87,7 +88,7 @@ class PopConsumer(Client):
 
     # Starting and closing
 
-    def subscribe(self, topic: str, tags: str = ALL, *, sql: str | None = None) -> None:
+    def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None:
         """Subscribes as `Consumer.subscribe` does. Messages that are already on their way are still
         delivered.
         """
@@ -131,11 +132,16 @@ class PopConsumer(Client):
     # Messages
 
     async def receive(
-        self, count_max: int = 32, *, invisible_s: float | None = None, timeout_s: float = POLL_S_MAX
+        self,
+        count_max: int = 32,
+        *,
+        topic: str | None = None,
+        invisible_s: float | None = None,
+        timeout_s: float = POLL_S_MAX,
     ) -> list[PoppedMessage]:
         """Returns up to `count_max` (32 at most) messages of one topic and broker, which no other member of
         the group gets for `invisible_s`. Waits at most `timeout_s` for the first one; returns an empty list
-        when none came.
+        when none came. `topic` None: of any subscribed topic.
 
         Messages that a cancelled call was about to receive are delivered again after the invisible time. An
         unreachable broker is skipped.
@@ -144,13 +150,16 @@ class PopConsumer(Client):
         """
         if not self._has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe first")
+        only = None if topic is None else self._namespace.wrap(topic)
+        if only is not None and only not in self._subscriptions:
+            raise ClientError(f"this consumer has no subscription to topic {topic!r}: call subscribe first")
         clock = self._instance.clock
         ends_s = clock.monotonic() + timeout_s
         invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)
         pause_s = 0.0
         while True:
             self._check_alive()
-            targets = await self._targets()
+            targets = await self._targets(only)
             for target in targets:
                 found = await self._pop(target, count_max, invisible_ms)
                 if found:
@@ -160,7 +169,9 @@ class PopConsumer(Client):
                 return []
             if pause_s:
                 await clock.sleep(min(pause_s, remaining_s))
-            is_announced = await self._wait_for_bell(targets, max(0.0, ends_s - clock.monotonic()))
+            is_announced = await self._wait_for_bell(
+                targets, self._topics(only), max(0.0, ends_s - clock.monotonic())
+            )
             pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if is_announced else 0.0
 
     async def ack(self, *messages: PoppedMessage) -> None:
@@ -169,12 +180,15 @@ class PopConsumer(Client):
         Raises:  the first error, after all were tried; a message whose acknowledgement failed may be
                  delivered again.
         """
-        for first in range(0, len(messages), ACKS_AT_ONCE):
-            some = messages[first : first + ACKS_AT_ONCE]
-            outcomes = await asyncio.gather(*map(self._ack, some), return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+        await self._each(messages, self._ack)
+
+    async def nack(self, *messages: PoppedMessage, delay_s: float = 0.0) -> None:
+        """Gives these messages back: they are delivered again, to any member, `delay_s` from now.
+
+        Raises:  the first error, after all were tried; a message whose call failed is delivered again after
+                 its invisible time.
+        """
+        await self._each(messages, lambda message: self.change_invisible(message, delay_s))
 
     async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
         """Keeps the message invisible for `invisible_s` from now on, or, with a short time, lets it be
@@ -217,10 +231,24 @@ class PopConsumer(Client):
 
     # Inside
 
-    async def _targets(self) -> list[_Target]:
-        """Returns every broker of every topic; each call starts with another one."""
+    async def _each(
+        self, messages: Sequence[PoppedMessage], call: Callable[[PoppedMessage], Awaitable[None]]
+    ) -> None:
+        failure: BaseException | None = None
+        for first in range(0, len(messages), ACKS_AT_ONCE):
+            some = messages[first : first + ACKS_AT_ONCE]
+            outcomes = await asyncio.gather(*map(call, some), return_exceptions=True)
+            failure = failure or next((one for one in outcomes if one is not None), None)
+        if failure is not None:
+            raise failure
+
+    def _topics(self, only: str | None) -> set[str]:
+        return self._subscriptions.keys() & {only} if only is not None else set(self._subscriptions)
+
+    async def _targets(self, only: str | None) -> list[_Target]:
+        """Returns every broker of every topic, or of one; each call starts with another one."""
         targets: list[_Target] = []
-        for topic in sorted(self._subscriptions):
+        for topic in sorted(self._topics(only)):
             view = self._instance.routes.get(topic)
             if view is None:
                 self._instance.routes.refresh_soon(topic)
@@ -273,13 +301,13 @@ class PopConsumer(Client):
             await self.ack(*(message for message in found if id(message) not in kept))
         return matching
 
-    async def _wait_for_bell(self, targets: list[_Target], timeout_s: float) -> bool:
+    async def _wait_for_bell(self, targets: list[_Target], topics: set[str], timeout_s: float) -> bool:
         """Waits until a broker announces a message, or until the timeout; returns True if a broker announced
         one.
 
         A request to a slower broker stays open for the next call, so that there is at most one per broker.
         """
-        if {target.topic for target in targets} != self._subscriptions.keys():
+        if {target.topic for target in targets} != topics:
             timeout_s = min(timeout_s, FAILED_PAUSE_S)  # the route of another topic may appear
         for target, bell in list(self._bells.items()):
             if bell.done():
@@ -287,11 +315,13 @@ class PopConsumer(Client):
         for target in targets:
             if target not in self._bells:
                 self._bells[target] = self._tasks.start(f"bell-{target.broker_name}", self._listen(target))
-        if not self._bells:
+        if not targets:
             await self._instance.clock.sleep(min(timeout_s, FAILED_PAUSE_S))
             return False
         done, _ = await asyncio.wait(
-            self._bells.values(), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+            [self._bells[target] for target in targets],
+            timeout=timeout_s,
+            return_when=asyncio.FIRST_COMPLETED,
         )
         return any(not bell.cancelled() and bell.exception() is None and bell.result() for bell in done)
 

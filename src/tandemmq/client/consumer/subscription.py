@@ -5,8 +5,9 @@ such a filter (CHECK_CLIENT_CONFIG; spec semantics 9.1, 9.2).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 from tandemmq.api import broker_consume
 from tandemmq.client.instance import ClientInstance
@@ -82,18 +83,33 @@ class Subscription:
         )
 
 
-def make_subscription(topic: str, tags: str, sql: str | None, version: int) -> Subscription:
+Tags = str | Collection[str]
+"""The tags of a subscription: `*`, one expression such as `TagA || TagB`, or several texts."""
+
+
+def make_subscription(topic: str, tags: Tags, sql: str | None, version: int) -> Subscription:
     """Returns the subscription of tags, or of a SQL92 expression.
 
     Raises:  BadRequest for an invalid topic name, an expression without a tag, an invalid SQL92 expression,
              or both tags and SQL.
     """
     check_topic(topic)
+    if not isinstance(tags, str):
+        tags = _join_tags(topic, tags)
     if sql is None:
         return parse_subscription(topic, tags, version)
     if tags != ALL:
         raise BadRequest(f"topic {topic!r}: pass tags or sql, not both; sql can compare the property TAGS")
     return parse_sql(topic, sql, version)
+
+
+def _join_tags(topic: str, tags: object) -> str:
+    texts = [text for text in tags if isinstance(text, str)] if isinstance(tags, Collection) else []
+    if not texts or len(texts) < len(cast("Collection[object]", tags)):
+        raise BadRequest(
+            f"topic {topic!r}: tags {tags!r}: must be a tag, several joined by ||, or a list of tags"
+        )
+    return "||".join(texts)
 
 
 def parse_subscription(topic: str, expression: str, version: int) -> Subscription:

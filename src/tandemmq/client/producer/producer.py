@@ -29,7 +29,7 @@ from tandemmq.client.producer.results import SendResult, broker_of_handle
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
-from tandemmq.errors import ClientError, TandemError
+from tandemmq.errors import ClientError, RequestTimeout, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -257,9 +257,18 @@ class Producer(Client):
         """Returns the queue for messages with this key, so that they stay in order among themselves."""
         return queue_by_key(await self.queues(topic), java_hash(key))
 
-    async def flush(self) -> None:
-        """Waits until every started send has its result."""
-        await self._outbox.flush()
+    async def flush(self, timeout_s: float | None = None) -> None:
+        """Waits until every started send has its result, at most `timeout_s`.
+
+        Raises:  RequestTimeout when sends are still in flight then; they are not cancelled.
+        """
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._outbox.flush()
+        except TimeoutError:
+            raise RequestTimeout(
+                f"{self.in_flight} sends are still in flight after {timeout_s:g} s"
+            ) from None
 
     @property
     def instance(self) -> ClientInstance:

@@ -1,0 +1,52 @@
+"""The lag of a consumer: how far it is behind the ends of the queues that it reads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import NamedTuple
+
+from tandemmq.api import broker_admin
+from tandemmq.client.instance import ClientInstance
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.stats import ConsumeStats
+
+
+class QueueLag(NamedTuple):
+    """The lag in one queue.
+
+    messages    messages that this consumer has not finished
+    seconds     time since the last message that the group committed was stored; 0 without a lag or a commit
+    """
+
+    messages: int
+    seconds: float
+
+
+async def measure_lag(
+    instance: ClientInstance, group: str, positions: Mapping[MessageQueue, int]
+) -> dict[MessageQueue, QueueLag]:
+    """Returns the lag of the queues at these positions; a queue that its broker no longer has is left out.
+    Asks each broker once per topic.
+
+    Raises:  the errors of `ClientInstance.call_master`.
+    """
+    lags: dict[MessageQueue, QueueLag] = {}
+    timeout_s = instance.options.call_timeout_s
+    for topic, broker_name in sorted({(queue.topic, queue.broker_name) for queue in positions}):
+        ask = partial(_query_stats, instance, group, topic)
+        stats = await instance.call_master(topic, broker_name, ask, timeout_s=timeout_s)
+        now_ms = instance.clock.now_ms()
+        for queue in positions.keys() & stats.queues.keys():
+            one = stats.queues[queue]
+            count = max(0, one.broker_offset - positions[queue])
+            is_timed = count and one.last_timestamp_ms
+            lags[queue] = QueueLag(count, max(0, now_ms - one.last_timestamp_ms) / 1000 if is_timed else 0.0)
+    return lags
+
+
+async def _query_stats(
+    instance: ClientInstance, group: str, topic: str, address: str, remaining_s: float
+) -> ConsumeStats:
+    call = broker_admin.query_consume_stats
+    return await call.within(remaining_s, instance.remoting, address, group, topic=topic)
