@@ -697,6 +697,7 @@ _OTHERS: Final = {
     "topics": ("tandemmq.shell.look", "", "List topics."),
     "groups": ("tandemmq.shell.look", "", "List consumer groups."),
     "lag": ("tandemmq.shell.look", "", "Show the lag of a consumer group."),
+    "console": ("tandemmq.console.command", "console", "Serve the web console of a cluster."),
     "doctor": ("tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
     "demo": (
         "tandemmq.demo.command",

@@ -12,13 +12,14 @@ CHECKOUT = Path(__file__).parents[2]
 SOURCES = (CHECKOUT / "src" / "tandemmq", CHECKOUT / "tools")
 
 # Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs and
-# their growth are timed), the two places that live in other programs' threads, and the doors that tests use
-# in place of the machine's.
+# their growth are timed, the console serves browsers), the two places that live in other programs' threads,
+# and the doors that tests use in place of the machine's.
 FREE = (
     "runtime",
     "demo",
     "bench",
     "spark",
+    "console",
     "launcher.py",
     "shell",
     "cli.py",

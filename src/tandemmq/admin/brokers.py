@@ -16,6 +16,7 @@ from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
+from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection
@@ -359,16 +360,6 @@ async def remove_cold_threshold(tools: Tools, group: ColdGroup, place: Place) ->
 # Rows of brokers
 
 
-def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
-    """Returns the messages received (Put) or sent (Get) between two of a broker's counters; None when the
-    broker does not report them.
-    """
-    try:
-        return int(facts[f"msg{way}Total{end}"]) - int(facts[f"msg{way}Total{begin}"])
-    except (KeyError, ValueError):
-        return None
-
-
 def _copy_row(address: str, one: HaClient) -> Row:
     halt = None if one.halt_reason is None else f"{one.halt_reason} at {one.halt_offset}: {one.halt_detail}"
     return (
@@ -387,16 +378,3 @@ def _slave_row(address: str, one: HaConnection) -> Row:
 
 def _seconds(milliseconds: int | None) -> float | None:
     return None if milliseconds is None else milliseconds / 1000
-
-
-def first_rate(text: str | None) -> float | None:
-    """Returns the newest of the rates that a broker reports as `10s 60s 600s`."""
-    try:
-        return round(float((text or "").split()[0]), 1)
-    except (IndexError, ValueError):
-        return None
-
-
-def sent_rates(facts: Mapping[str, str]) -> str | None:
-    """Returns the rates of sent messages, which versions of RocketMQ spell differently."""
-    return facts.get("getTransferredTps") or facts.get("getTransferedTps")

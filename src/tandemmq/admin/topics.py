@@ -14,13 +14,13 @@ import typer
 from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
-from tandemmq.admin.brokers import counted_between, first_rate, sent_rates
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client import admin_topics
 from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
+from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.protocol.bodies.tables import (
     TOPIC_UNIT,

@@ -93,6 +93,10 @@ TRANSACTION_END_UNSENT: Final = "transaction_end.not_sent"
 SETTINGS_IGNORED: Final = "settings.ignored"
 SETTING_CHANGED: Final = "setting.changed"
 
+# console
+CONSOLE_PAGE_FAILED: Final = "console_page.failed"
+CONSOLE_AUDIT_FAILED: Final = "console_audit.not_written"
+
 # controller
 BROKER_GONE: Final = "broker.gone"
 BROKER_MASTER_ELECTED: Final = "broker_master.elected"

@@ -1,0 +1,1 @@
+"""The web console: pages about one cluster, rendered on the server. It needs the extra `console`."""

@@ -1,0 +1,395 @@
+"""The application: routes of all pages and actions, and the checks before each.
+
+Order of the checks: host name (against DNS rebinding), session, log-in, then for actions the origin, the size
+of the form, the CSRF token and the right to change. Errors become pages with the reason.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import ipaddress
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any, Final
+from urllib.parse import parse_qsl, quote
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tandemmq.console.audit import DONE
+from tandemmq.console.frame import STATIC, Frame
+from tandemmq.console.sessions import LoginRefused, Session
+from tandemmq.console.view import Action, Page, PageError, View
+from tandemmq.errors import (
+    BadRequest,
+    BrokerUnreachable,
+    ConfigError,
+    NotPermitted,
+    RequestTimeout,
+    TandemError,
+    TopicNotFound,
+)
+from tandemmq.telemetry import events
+
+log = logging.getLogger(__name__)
+
+FIELDS_MAX: Final = 2000
+HEADERS: Final = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+    "referrer-policy": "same-origin",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "permissions-policy": "camera=(), geolocation=(), microphone=()",
+}
+"""The headers of every answer; pages are never cached in addition."""
+THEMES: Final = ("auto", "light", "dark")
+_STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
+    (NotPermitted, 403),
+    (TopicNotFound, 404),
+    (BadRequest, 400),
+    (ConfigError, 400),
+    (BrokerUnreachable, 502),
+    (RequestTimeout, 504),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Cookies:
+    """The names and flags of the cookies. Browsers share cookies between ports, so one has the port in its
+    name.
+    """
+
+    port: int
+    is_secure: bool
+
+    @property
+    def session(self) -> str:
+        return f"__Host-tandemmq-{self.port}" if self.is_secure else f"tandemmq-{self.port}"
+
+    def set(self, response: Response, name: str, value: str, *, max_age: int | None = None) -> None:
+        response.set_cookie(
+            name, value, max_age=max_age, path="/", secure=self.is_secure, httponly=True, samesite="strict"
+        )
+
+
+class Shield:
+    """Refuses requests for foreign host names and adds the security headers.
+
+    A page of another site whose name resolves to this address has that name in its Host header. Addresses
+    cannot be rebound, so they are always accepted.
+    """
+
+    def __init__(self, app: ASGIApp, *, host_names: Sequence[str], is_secure: bool) -> None:
+        self._app = app
+        self._names = {name.lower() for name in ("localhost", *host_names)}
+        self._headers = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+        if is_secure:
+            self._headers.append((b"strict-transport-security", b"max-age=31536000"))
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def send_with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = {name for name, _ in message["headers"]}
+                message["headers"] = [
+                    *message["headers"],
+                    *self._headers,
+                    *([] if b"cache-control" in given else [(b"cache-control", b"no-store")]),
+                ]
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and self._is_known(hosts[0]):
+            await self._app(scope, receive, send_with_headers)
+            return
+        text = "This host name is not served here; `tandemmq console --host-name NAME` adds one.\n"
+        await PlainTextResponse(text, status_code=421)(scope, receive, send_with_headers)
+
+    def _is_known(self, host: str) -> bool:
+        name, _, port = host.rpartition(":")
+        if not name or not port.isdecimal():
+            name = host
+        try:
+            ipaddress.ip_address(name.removeprefix("[").removesuffix("]"))
+        except ValueError:
+            return name.lower().rstrip(".") in self._names
+        return True
+
+
+class Console:
+    """The endpoints: each wraps the handler of a page or an action with the checks."""
+
+    def __init__(self, frame: Frame, actions: Sequence[Action], cookies: Cookies) -> None:
+        self._frame = frame
+        self._actions = actions
+        self._cookies = cookies
+
+    def routes(self) -> list[Route]:
+        """Returns the routes of pages, actions, log-in and static files."""
+        routes = [Route(one.path, self._shown(one), methods=["GET"]) for one in self._frame.pages]
+        for action in self._actions:
+            if action.preview is not None:
+                page = Page(action.path, action.title, action.preview, timeout_s=action.timeout_s)
+                routes.append(Route(action.path, self._shown(page, needs_change=True), methods=["GET"]))
+            routes.append(Route(action.path, self._changed(action), methods=["POST"]))
+        login = Page("/login", "Log in", self._show_login, is_open=True)
+        routes += [
+            Route("/login", self._shown(login), methods=["GET"]),
+            Route("/login", self._log_in, methods=["POST"]),
+            Route("/logout", self._log_out, methods=["POST"]),
+            Route("/theme", self._set_theme, methods=["POST"]),
+            Route("/static/{name}", self._static, methods=["GET"]),
+        ]
+        return routes
+
+    # Pages and actions
+
+    def _shown(self, page: Page, *, needs_change: bool = False) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            view = await self._view(request, page)
+            if view.session.viewer is None and not page.is_open:
+                return self._without_viewer(request, view)
+            if needs_change and not view.may_change:
+                return self._failed(request, view, PageError(403, self._read_only_reason()))
+            response, _ = await self._run(request, view, page.handler, page.timeout_s)
+            return self._with_cookie(request, view.session, response)
+
+        return endpoint
+
+    def _changed(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
+        async def endpoint(request: Request) -> Response:
+            view = await self._view(request, action)
+            if view.session.viewer is None:
+                return self._without_viewer(request, view)
+            try:
+                view.fields = await self._form(request, view.session, action.form_bytes_max)
+                if not view.may_change:
+                    raise PageError(403, self._read_only_reason())
+            except PageError as error:
+                return self._failed(request, view, error)
+            shown = {
+                name: "(hidden)" if name in action.secrets else value
+                for name, value in {**view.path, **view.form}.items()
+            }
+            try:
+                entry = view.audit.begin(
+                    view.user or "(visitor)", view.address, action.title, request.url.path, shown
+                )
+            except OSError as error:
+                text = f"nothing was changed, because the audit log cannot be written: {error.strerror}"
+                return self._failed(request, view, PageError(503, text))
+            response, failure = await self._run(request, view, action.handler, action.timeout_s)
+            try:
+                view.audit.finish(entry, f"failed: {failure}" if failure else DONE)
+            except OSError as error:  # the change is made; its beginning is in the file
+                log.error(events.CONSOLE_AUDIT_FAILED, extra={"reason": str(error), "number": entry.number})
+            return self._with_cookie(request, view.session, response)
+
+        return endpoint
+
+    async def _run(
+        self, request: Request, view: View, handler: Callable[[View], Awaitable[Response]], timeout_s: float
+    ) -> tuple[Response, str]:
+        """Returns the answer of a handler and the reason of its failure, empty for a success."""
+        error: Exception
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await handler(view), ""
+        except TimeoutError:
+            error = PageError(504, f"no answer from the cluster within {timeout_s:g} s")
+        except (PageError, TandemError) as refusal:
+            error = refusal
+        except Exception as fault:
+            log.exception(events.CONSOLE_PAGE_FAILED, extra={"path": view.url})
+            error = PageError(500, f"an internal error: {fault!r}")
+        return self._failed(request, view, error), _reason_of(error)
+
+    def _failed(self, request: Request, view: View, error: Exception) -> Response:
+        """Returns the page of an error, or of the log-in if a visitor lacks a right."""
+        if isinstance(error, NotPermitted) and not view.user and view.session.viewer is not None:
+            return self._to_login(request, view)
+        status = error.status if isinstance(error, PageError) else 502
+        status = next((number for kind, number in _STATUS if isinstance(error, kind)), status)
+        answer = view.page("error.html", status, reason=_reason_of(error), code=status, title="Not possible")
+        return self._with_cookie(request, view.session, answer)
+
+    def _read_only_reason(self) -> str:
+        if self._frame.is_read_only:
+            return "this console is read-only (--read-only)"
+        return "your role is viewer: it allows no changes"
+
+    async def _view(self, request: Request, page: Page | Action) -> View:
+        held = request.cookies.get(self._cookies.session, "")
+        is_click = "x-refresh" not in request.headers
+        frame = self._frame
+        theme = request.cookies.get("tandemmq-theme", "auto")
+        return View(
+            frame=frame,
+            session=await frame.sessions.find(held, is_click=is_click),
+            page_of=page,
+            url=_path_of(request),
+            address=request.client.host if request.client else "",
+            theme=theme if theme in THEMES else "auto",
+            now_ms=frame.sessions.clock.now_ms(),
+            path=dict(request.path_params),
+            query=dict(request.query_params),
+        )
+
+    async def _form(self, request: Request, session: Session, bytes_max: int) -> list[tuple[str, str]]:
+        """Returns the fields of a form. Raises PageError when it is foreign, too large or without a token."""
+        origin = request.headers.get("origin")
+        if origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host')}":
+            raise PageError(403, f"the form comes from another site ({origin})")
+        kind = request.headers.get("content-type", "").partition(";")[0].strip()
+        if kind != "application/x-www-form-urlencoded":
+            raise PageError(415, "a form must be application/x-www-form-urlencoded")
+        body = bytearray()
+        async for piece in request.stream():
+            body += piece
+            if len(body) > bytes_max:
+                raise PageError(413, f"the form is larger than {bytes_max} bytes")
+        try:
+            fields = parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX)
+        except ValueError as error:
+            raise PageError(400, f"an invalid form: {error}") from error
+        tokens = [value for name, value in fields if name == "csrf"]
+        if not (tokens and hmac.compare_digest(tokens[-1].encode(), session.csrf.encode())):
+            raise PageError(403, "the form is no longer valid: reload the page and repeat")
+        return [(name, value) for name, value in fields if name != "csrf"]
+
+    # Log-in
+
+    async def _show_login(self, view: View) -> Response:
+        return view.page("login.html", reason="", name="", next=_local_path(view.query.get("next", "/")))
+
+    async def _log_in(self, request: Request) -> Response:
+        view = await self._view(request, Page("/login", "Log in", self._show_login, is_open=True))
+        try:
+            view.fields = await self._form(request, view.session, 16 * 1024)
+        except PageError as error:
+            return self._failed(request, view, error)
+        name, target = view.form.get("name", ""), _local_path(view.form.get("next", "/"))
+        try:
+            session = await self._frame.sessions.log_in(view.address, name, view.form.get("secret", ""))
+        except TandemError as error:
+            status = 429 if "too many attempts" in str(error) else 401
+            if not isinstance(error, LoginRefused):
+                status = 502
+            answer = view.page("login.html", status, reason=str(error), name=name, next=target)
+            return self._with_cookie(request, view.session, answer)
+        if view.user:
+            await self._frame.sessions.end(view.session)
+        return self._with_cookie(request, session, RedirectResponse(target, status_code=303))
+
+    async def _log_out(self, request: Request) -> Response:
+        view = await self._view(request, Page("/login", "Log out", self._show_login, is_open=True))
+        try:
+            await self._form(request, view.session, 16 * 1024)
+        except PageError as error:
+            return self._failed(request, view, error)
+        await self._frame.sessions.end(view.session)
+        response = RedirectResponse("/login", status_code=303)
+        response.delete_cookie(self._cookies.session, path="/", secure=self._cookies.is_secure, httponly=True)
+        return response
+
+    def _without_viewer(self, request: Request, view: View) -> Response:
+        if view.session.outage:
+            return self._failed(request, view, PageError(502, view.session.outage))
+        return self._to_login(request, view)
+
+    def _to_login(self, request: Request, view: View) -> Response:
+        target = _path_of(request) if request.method == "GET" else "/"
+        return self._with_cookie(
+            request, view.session, RedirectResponse(f"/login?next={quote(target, safe='')}", status_code=303)
+        )
+
+    def _with_cookie(self, request: Request, session: Session, response: Response) -> Response:
+        if request.cookies.get(self._cookies.session) != session.id:
+            self._cookies.set(response, self._cookies.session, session.id)
+        return response
+
+    # The look
+
+    async def _set_theme(self, request: Request) -> Response:
+        view = await self._view(request, Page("/theme", "Theme", self._show_login, is_open=True))
+        try:
+            view.fields = await self._form(request, view.session, 16 * 1024)
+        except PageError as error:
+            return self._failed(request, view, error)
+        response = RedirectResponse(_local_path(view.form.get("next", "/")), status_code=303)
+        wanted = view.form.get("theme", "auto")
+        theme = wanted if wanted in THEMES else "auto"
+        self._cookies.set(response, "tandemmq-theme", theme, max_age=365 * 86400)
+        return response
+
+    async def _static(self, request: Request) -> Response:
+        content = self._frame.static.get(request.path_params["name"])
+        if content is None:
+            raise HTTPException(404)
+        headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+        return Response(content, media_type=STATIC[request.path_params["name"]], headers=headers)
+
+    async def not_found(self, request: Request, error: Exception) -> Response:
+        """Answers a request for a path or a method that does not exist."""
+        status = error.status_code if isinstance(error, HTTPException) else 404
+        view = await self._view(request, Page(request.url.path, "Not found", self._show_login, is_open=True))
+        text = "there is no such page" if status == 404 else "this page does not accept such a request"
+        return self._failed(request, view, PageError(status, text))
+
+
+def build_app(
+    frame: Frame,
+    actions: Sequence[Action],
+    *,
+    port: int,
+    is_secure: bool = False,
+    host_names: Sequence[str] = (),
+) -> ASGIApp:
+    """Returns the application. It opens its connections at start-up and closes them at shutdown."""
+    console = Console(frame, actions, Cookies(port, is_secure))
+
+    @asynccontextmanager
+    async def lifespan(_: Any) -> AsyncIterator[None]:
+        await frame.sessions.start()
+        try:
+            yield
+        finally:
+            await frame.sessions.close()
+            frame.audit.close()
+
+    app = Starlette(
+        routes=console.routes(),
+        exception_handlers={404: console.not_found, 405: console.not_found},
+        lifespan=lifespan,
+    )
+    return Shield(app, host_names=host_names, is_secure=is_secure)
+
+
+def _reason_of(error: Exception) -> str:
+    return getattr(error, "remark", "") or str(error) or type(error).__name__
+
+
+def _path_of(request: Request) -> str:
+    query = request.url.query
+    return f"{request.url.path}?{query}" if query else request.url.path
+
+
+def _local_path(path: str) -> str:
+    """Returns a path of this console; the first page for anything that leads elsewhere."""
+    is_local = path.startswith("/") and not path.startswith(("//", "/\\")) and path.isprintable()
+    return path if is_local and "\\" not in path else "/"

@@ -1,0 +1,214 @@
+"""`tandemmq console`: the web console of a cluster."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import signal
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+import uvicorn
+import uvloop
+
+from tandemmq.admin.options import grouped
+from tandemmq.console.app import build_app
+from tandemmq.console.audit import AuditLog
+from tandemmq.console.frame import Frame
+from tandemmq.console.pages import ALL
+from tandemmq.console.sessions import PasswordFile, Sessions, hash_password
+from tandemmq.console.view import Action, Page
+from tandemmq.errors import ConfigError
+from tandemmq.remoting.options import is_loopback, parse_address, render_address
+from tandemmq.runtime.machine import LoopClock
+from tandemmq.shell.session import NameServers, find_name_servers
+
+REQUESTS_AT_ONCE_MAX: Final = 256
+STOP_S_MAX: Final = 3
+
+
+@dataclass(frozen=True, slots=True)
+class ConsoleOptions:
+    """The options of `console`."""
+
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen", help="The address to listen on; port 0 picks a free one.", metavar="HOST:PORT"
+        ),
+    ] = "127.0.0.1:8088"
+    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False
+    audit_log: Annotated[
+        Path | None,
+        typer.Option(
+            "--audit-log", help="Append every change to this file, as lines of JSON.", metavar="FILE"
+        ),
+    ] = None
+    password_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--password-file",
+            help="Users of the console itself, as lines of name:viewer:HASH or name:operator:HASH.",
+            metavar="FILE",
+        ),
+    ] = None
+    hash_password: Annotated[
+        bool,
+        typer.Option("--hash-password", help="Ask for a password, print its hash for that file, and exit."),
+    ] = False
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="The certificate chain for HTTPS.", metavar="FILE")
+    ] = None
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="The private key for HTTPS.", metavar="FILE")
+    ] = None
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--host-name",
+            help="A name under which browsers reach this console; repeatable. Visitors then must log in.",
+            metavar="NAME",
+        ),
+    ] = None
+    plain_http: Annotated[
+        bool,
+        typer.Option(
+            "--allow-plain-http", help="Serve other machines without TLS; secrets are then readable."
+        ),
+    ] = False
+    visitors: Annotated[
+        bool, typer.Option("--allow-visitors", help="Serve other machines without log-in.")
+    ] = False
+
+    @property
+    def is_public(self) -> bool:
+        """True if other machines reach the console."""
+        return bool(self.host_name) or not is_loopback(parse_address(self.listen)[0])
+
+    def check(self) -> None:
+        """Raises ConfigError for options that are invalid or unsafe together."""
+        parse_address(self.listen)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("--tls-cert and --tls-key are only useful together")
+        for path in filter(None, (self.tls_cert, self.tls_key)):
+            if not path.is_file():
+                raise ConfigError(f"{path}: there is no such file")
+        if self.is_public and self.tls_cert is None and not self.plain_http:
+            raise ConfigError(
+                f"--listen {self.listen}: other machines can reach this address, so use --tls-cert and"
+                " --tls-key; behind a proxy that terminates TLS, --allow-plain-http"
+            )
+
+
+@grouped
+def console(namesrv: NameServers = "", options: ConsoleOptions = ConsoleOptions()) -> None:
+    """Serve the web console of a cluster until SIGTERM or SIGINT."""
+    from tandemmq.telemetry.log_lines import configure_logging
+
+    if options.hash_password:
+        typer.echo(hash_password(typer.prompt("Password", hide_input=True, confirmation_prompt=True)))
+        return
+    options.check()
+    configure_logging("WARNING")
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(find_name_servers(namesrv), options))
+
+
+async def _serve(name_servers: str, options: ConsoleOptions) -> None:
+    listener = _listen(options.listen)
+    with contextlib.closing(listener):
+        host, port = listener.getsockname()[:2]
+        frame = make_frame(name_servers, options)
+        app = build_app(
+            frame,
+            [one for one in ALL if isinstance(one, Action)],
+            port=port,
+            is_secure=options.tls_cert is not None,
+            host_names=_host_names(options),
+        )
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=REQUESTS_AT_ONCE_MAX,
+            timeout_graceful_shutdown=STOP_S_MAX,
+            ssl_certfile=options.tls_cert,
+            ssl_keyfile=None if options.tls_key is None else str(options.tls_key),
+        )
+        scheme = "https" if options.tls_cert is not None else "http"
+        server = _Server(config, f"console ready on {scheme}://{render_address((host, port))}")
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, server.end)
+        await server.serve(sockets=[listener])
+
+
+def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:
+    """Returns the console without its server. Raises ConfigError for an invalid file."""
+    clock = LoopClock()
+    passwords = None if options.password_file is None else PasswordFile(options.password_file)
+    is_open = passwords is None and (options.visitors or not options.is_public)
+    return Frame(
+        Sessions(name_servers, clock, is_open, passwords),
+        AuditLog(clock, options.audit_log),
+        [one for one in ALL if isinstance(one, Page)],
+        options.read_only,
+    )
+
+
+class _Server(uvicorn.Server):
+    """A server whose signals are handled by the command, which ends with exit code 0 then."""
+
+    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
+        super().__init__(config)
+        self._ready_line = ready_line
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        typer.echo(self._ready_line)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    def end(self) -> None:
+        """Ends the server; a second call closes open connections at once."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
+def _host_names(options: ConsoleOptions) -> list[str]:
+    """Returns the names that browsers may use; addresses are always allowed."""
+    names = list(options.host_name or ())
+    host = parse_address(options.listen)[0]
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        names.append(host)
+    return names
+
+
+def _listen(address: str) -> socket.socket:
+    """Returns the listening socket. Raises ConfigError when the address cannot be used."""
+    host, port = parse_address(address)
+    try:
+        family, kind, protocol, _, place = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        try:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(place)
+        except OSError:
+            listener.close()
+            raise
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
+    return listener

@@ -1,0 +1,67 @@
+"""The parts that all pages share: sessions, audit list, templates, menu."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib import resources
+from typing import Any, Final
+
+from jinja2 import Environment
+from starlette.responses import HTMLResponse, Response
+
+from tandemmq import __version__
+from tandemmq.console.audit import AuditLog
+from tandemmq.console.render import make_environment
+from tandemmq.console.sessions import Sessions
+from tandemmq.console.view import SECTIONS, Page, View
+
+STATIC: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+
+
+@dataclass(slots=True)
+class Frame:
+    """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash."""
+
+    sessions: Sessions
+    audit: AuditLog
+    pages: Sequence[Page]
+    is_read_only: bool = False
+    environment: Environment = field(init=False, default_factory=make_environment)
+    static: Mapping[str, bytes] = field(init=False)
+    stamp: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        folder = resources.files("tandemmq.console") / "static"
+        self.static = {name: (folder / name).read_bytes() for name in STATIC}
+        self.stamp = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
+
+    def menu(self, view: View) -> list[tuple[str, list[Page]]]:
+        """Returns the pages of each section that the cluster supports; none before log-in."""
+        if view.session.viewer is None:
+            return []
+        shown = [one for one in self.pages if one.menu and view.can(one.feature)]
+        sections = [(name, [one for one in shown if one.menu == name]) for name in SECTIONS]
+        return [(name, pages) for name, pages in sections if pages]
+
+    def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response:
+        """Renders a template with what all of them need; `title` may be replaced by the page."""
+        page = view.page_of
+        common = {
+            "view": view,
+            "title": page.title,
+            "refresh_s": page.refresh_s if isinstance(page, Page) else 0,
+            "menu": self.menu(view),
+            "notice": self.sessions.take_notice(view.session),
+            "stamp": self.stamp,
+            "version": __version__,
+            "is_read_only": self.is_read_only,
+            "csrf": view.session.csrf,
+        }
+        text = self.environment.get_template(template).render({**common, **values})
+        return HTMLResponse(text, status_code=status)

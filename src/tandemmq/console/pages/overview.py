@@ -1,0 +1,36 @@
+"""The overview: health, rates of the last hour, and changes of roles."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from tandemmq.console.render import ChartLine, draw_lines
+from tandemmq.console.view import Answer, Page, View
+
+
+async def show_overview(view: View) -> Answer:
+    """Shows the state of the cluster from the latest readings."""
+    reading = await view.cluster()
+    sampler = view.sampler
+    problems = [f"the cluster cannot be read now: {sampler.error}"] if sampler.error else []
+    problems += [
+        f"{one.target.broker_name} ({one.address}) does not answer: {one.error}"
+        for one in reading.brokers
+        if one.error
+    ]
+    names = {one.target.broker_name for one in reading.brokers}
+    led = {one.target.broker_name for one in reading.brokers if one.is_master}
+    problems += [f"{name} has no master: it accepts no messages" for name in sorted(names - led)]
+    rates = draw_lines(
+        "Messages per second",
+        [
+            ChartLine("stored", [(one.at_ms, one.in_rate) for one in sampler.samples]),
+            ChartLine("delivered", [(one.at_ms, one.out_rate) for one in sampler.samples]),
+        ],
+        unit="/s",
+    )
+    events = list(reversed(sampler.events))
+    return view.page("overview.html", reading=reading, problems=problems, rates=rates, events=events)
+
+
+PAGES: Final = (Page("/", "Overview", show_overview, menu="Cluster", refresh_s=5),)

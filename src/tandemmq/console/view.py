@@ -1,0 +1,227 @@
+"""The seam between the console and its pages: `Page` and `Action` describe them, `View` is one request.
+
+See `tandemmq.console.pages` for how to write a page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
+
+from starlette.responses import RedirectResponse, Response
+
+from tandemmq.console.audit import AuditLog
+from tandemmq.console.listing import Listing, make_listing
+from tandemmq.console.sampler import Sampler
+from tandemmq.console.sessions import Session, Sessions, Viewer
+from tandemmq.errors import NotPermitted
+from tandemmq.manage.cluster import ClusterReading
+from tandemmq.manage.tools import Target, Tools
+
+R = TypeVar("R")
+
+Answer: TypeAlias = Response
+Handler: TypeAlias = "Callable[[View], Awaitable[Response]]"
+
+PAGE_TIMEOUT_S: Final = 10.0
+ACTION_TIMEOUT_S: Final = 70.0
+FORM_BYTES_MAX: Final = 256 * 1024
+SECTIONS: Final = ("Cluster", "Data", "Clients", "Console")
+"""The groups of the menu, in order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page at `path`, answered to GET. Parts in braces are in `View.path`.
+
+    menu      the section of the menu in which the page is listed; empty: not in the menu
+    feature   hidden from the menu if the cluster lacks this feature (`View.can`)
+    refresh_s the script renews the page's content this often; 0: never
+    is_open   served without log-in
+    """
+
+    path: str
+    title: str
+    handler: Handler
+    menu: str = ""
+    feature: str = ""
+    refresh_s: int = 0
+    is_open: bool = False
+    timeout_s: float = PAGE_TIMEOUT_S
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """A change at `path`, made by POST with a CSRF token. It is refused in read-only mode and recorded in the
+    audit list before and after.
+
+    preview   answers GET at the same path with `View.confirm`: a page that shows the consequences; required
+              for changes that lose data or interrupt clients
+    secrets   the fields whose values are hidden in the audit list
+    """
+
+    path: str
+    title: str
+    handler: Handler
+    preview: Handler | None = None
+    secrets: tuple[str, ...] = ()
+    form_bytes_max: int = FORM_BYTES_MAX
+    timeout_s: float = ACTION_TIMEOUT_S
+
+
+class PageError(Exception):
+    """A page that cannot be shown: the HTTP status and a text for the user."""
+
+    def __init__(self, status: int, text: str) -> None:
+        super().__init__(text)
+        self.status = status
+
+
+class PageFrame(Protocol):
+    """The console around a page, as `View` uses it (`frame.Frame`)."""
+
+    @property
+    def sessions(self) -> Sessions: ...
+
+    @property
+    def audit(self) -> AuditLog: ...
+
+    @property
+    def is_read_only(self) -> bool: ...
+
+    def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response: ...
+
+
+@dataclass(slots=True)
+class View:
+    """One request and its means to answer.
+
+    path     the parts in braces of the page's path
+    query    the parameters behind the `?`, the last value of each
+    form     the fields of an action, the last value of each
+    fields   all fields of an action in order, for names with several values
+    now_ms   the time of the request
+    """
+
+    frame: PageFrame
+    session: Session
+    page_of: Page | Action
+    url: str
+    address: str
+    theme: str
+    now_ms: int
+    path: Mapping[str, str] = field(default_factory=dict)
+    query: Mapping[str, str] = field(default_factory=dict)
+    fields: Sequence[tuple[str, str]] = ()
+
+    # The user and the cluster
+
+    @property
+    def user(self) -> str:
+        """The name of the user; empty for a visitor without log-in."""
+        return self.session.user
+
+    @property
+    def viewer(self) -> Viewer:
+        if self.session.viewer is None:
+            raise NotPermitted("log in to see this page")
+        return self.session.viewer
+
+    @property
+    def tools(self) -> Tools:
+        """The connections that sign as the user who asks."""
+        return self.viewer.tools
+
+    @property
+    def sampler(self) -> Sampler:
+        """The rates of the last hour and the latest reading of the cluster."""
+        return self.viewer.sampler
+
+    @property
+    def audit(self) -> AuditLog:
+        return self.frame.audit
+
+    @property
+    def may_change(self) -> bool:
+        """False in read-only mode, and for users whom the console's password file makes viewers. The brokers
+        may still refuse a change.
+        """
+        return self.session.may_change and not self.frame.is_read_only
+
+    @property
+    def form(self) -> Mapping[str, str]:
+        return dict(self.fields)
+
+    def can(self, feature: str) -> bool:
+        """Returns False if the brokers of this cluster are known to lack the feature; see `attempt`."""
+        return not feature or self.viewer.capabilities.can(feature)
+
+    async def attempt(self, address: str, feature: str, work: Awaitable[R]) -> R | None:
+        """Returns the result of a request to this broker, None if the broker does not support it; `can` knows
+        the outcome from then on.
+        """
+        return await self.viewer.capabilities.attempt(address, feature, work)
+
+    async def cluster(self) -> ClusterReading:
+        """Returns the latest reading of the brokers, at most some seconds old. Raises PageError when there
+        is none.
+        """
+        reading = await self.sampler.ready(2.0)
+        if reading is None:
+            raise PageError(503, f"the cluster cannot be read: {self.sampler.error or 'no answer yet'}")
+        return reading
+
+    async def targets(self, *, masters_only: bool = False) -> list[Target]:
+        """Returns the brokers that answered the latest reading; the others would only cost their timeout."""
+        reading = await self.cluster()
+        return [one.target for one in reading.answering if one.is_master or not masters_only]
+
+    # Answers
+
+    def page(self, template: str, /, status: int = 200, **values: Any) -> Answer:
+        """Returns the page made from this template."""
+        return self.frame.render(self, template, status, values)
+
+    def redirect(self, path: str, notice: str = "") -> Answer:
+        """Returns a redirect to this path of the console, where the notice is shown once."""
+        if notice:
+            self.frame.sessions.leave_notice(self.session, notice)
+        return RedirectResponse(path, status_code=303)
+
+    def confirm(
+        self,
+        question: str,
+        *,
+        fields: Mapping[str, str],
+        button: str,
+        back: str,
+        template: str = "confirm.html",
+        **values: Any,
+    ) -> Answer:
+        """Returns the page that asks before a change. `fields` are sent with it, `button` names the change,
+        `back` is the link to leave without it. A template of your own extends confirm.html and fills its
+        block `preview`.
+        """
+        return self.page(
+            template, question=question, confirm_fields=fields, button=button, back=back, **values
+        )
+
+    def download(self, name: str, content: bytes, media_type: str) -> Answer:
+        """Returns a file that the browser saves; its content is never shown as a page."""
+        safe = "".join(sign if sign.isalnum() or sign in "-_." else "_" for sign in name) or "download"
+        headers = {
+            "Content-Disposition": f'attachment; filename="{safe.encode("ascii", "replace").decode()}"'
+        }
+        return Response(content, media_type=media_type, headers=headers)
+
+    def listing(
+        self,
+        items: Iterable[R],
+        *,
+        search: Callable[[R], str],
+        sorts: Mapping[str, Callable[[R], Any]],
+        default: str = "",
+    ) -> Listing[R]:
+        """Returns one page of a table as the query asks for (`listing.make_listing`)."""
+        return make_listing(items, self.query, search=search, sorts=sorts, default=default)

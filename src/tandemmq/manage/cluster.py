@@ -1,0 +1,142 @@
+"""The state of a whole cluster: its brokers with roles, rates and stores, as each broker reports it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.api import broker_admin
+from tandemmq.manage.reach import ask_each
+from tandemmq.manage.tools import Target, Tools, targets_of
+from tandemmq.units import MASTER_ID
+
+_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerReading:
+    """One broker's answer. `facts` is its runtime information, empty when it did not answer; `error` is the
+    reason then.
+    """
+
+    target: Target
+    facts: Mapping[str, str]
+    error: str = ""
+
+    @property
+    def address(self) -> str:
+        return self.target.address
+
+    @property
+    def is_master(self) -> bool:
+        return self.target.broker_id == MASTER_ID
+
+    @property
+    def role(self) -> str:
+        """The role by its registration, which clients follow."""
+        return "master" if self.is_master else "slave"
+
+    @property
+    def version(self) -> str:
+        return self.facts.get("brokerVersionDesc", "")
+
+    @property
+    def in_rate(self) -> float | None:
+        """Messages stored per second, lately."""
+        return first_rate(self.facts.get("putTps"))
+
+    @property
+    def out_rate(self) -> float | None:
+        """Messages sent to consumers per second, lately."""
+        return first_rate(sent_rates(self.facts))
+
+    @property
+    def disk_share(self) -> float | None:
+        """The used share of the log's disk, 0 to 1."""
+        return _number(self.facts.get("commitLogDiskRatio"))
+
+    @property
+    def started_at_ms(self) -> int | None:
+        return _count(self.facts.get("bootTimestamp"))
+
+    @property
+    def stored_today(self) -> int | None:
+        """Messages stored since midnight of the broker's zone."""
+        return counted_between(self.facts, "Put", "TodayMorning", "TodayNow")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterReading:
+    """One read of all registered brokers."""
+
+    at_ms: int
+    name_servers: tuple[str, ...]
+    brokers: tuple[BrokerReading, ...]
+
+    @property
+    def answering(self) -> tuple[BrokerReading, ...]:
+        """The brokers that answered."""
+        return tuple(one for one in self.brokers if not one.error)
+
+    @property
+    def in_rate(self) -> float:
+        """Messages stored per second at all masters."""
+        return sum(one.in_rate or 0.0 for one in self.brokers if one.is_master)
+
+    @property
+    def out_rate(self) -> float:
+        """Messages sent to consumers per second by all brokers."""
+        return sum(one.out_rate or 0.0 for one in self.brokers)
+
+
+async def read_cluster(tools: Tools, now_ms: int) -> ClusterReading:
+    """Asks the name server for the brokers and each broker for its runtime information, all at once.
+
+    Raises:  the errors of the name server; a broker's error is part of its reading.
+    """
+    targets = targets_of(await tools.cluster_admin.cluster_info())
+
+    async def read(target: Target) -> dict[str, str]:
+        return await broker_admin.query_runtime_info(tools.remoting, target.address)
+
+    found = await ask_each(targets, read)
+    readings = tuple(BrokerReading(one.target, one.answer or {}, one.error) for one in found)
+    return ClusterReading(now_ms, tools.cluster_admin.name_servers, readings)
+
+
+# Figures in a broker's runtime information
+
+
+def counted_between(facts: Mapping[str, str], way: str, begin: str, end: str) -> int | None:
+    """Returns the messages received (Put) or sent (Get) between two of a broker's counters; None when the
+    broker does not report them.
+    """
+    try:
+        return int(facts[f"msg{way}Total{end}"]) - int(facts[f"msg{way}Total{begin}"])
+    except (KeyError, ValueError):
+        return None
+
+
+def first_rate(text: str | None) -> float | None:
+    """Returns the newest of the rates that a broker reports as `10s 60s 600s`."""
+    try:
+        return round(float((text or "").split()[0]), 1)
+    except (IndexError, ValueError):
+        return None
+
+
+def sent_rates(facts: Mapping[str, str]) -> str | None:
+    """Returns the rates of sent messages, which versions of RocketMQ spell differently."""
+    return facts.get("getTransferredTps") or facts.get("getTransferedTps")
+
+
+def _number(text: str | None) -> float | None:
+    found = _NUMBER.search(text or "")
+    return None if found is None else float(found.group())
+
+
+def _count(text: str | None) -> int | None:
+    number = _number(text)
+    return None if number is None else int(number)

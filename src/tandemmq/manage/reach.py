@@ -1,0 +1,47 @@
+"""Reads of several brokers at once, each within a time that a person waits for a page."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, Generic, TypeVar
+
+from tandemmq.errors import TandemError
+
+T = TypeVar("T")
+A = TypeVar("A")
+
+READ_TIMEOUT_S: Final = 1.5
+"""The time in which a broker must answer a read; a page with several brokers still appears within 2 s."""
+READS_AT_ONCE_MAX: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Reached(Generic[T, A]):
+    """The answer for one target. `answer` is None when there is none, and `error` is the reason then."""
+
+    target: T
+    answer: A | None
+    error: str = ""
+
+
+async def ask_each(
+    targets: Iterable[T], read: Callable[[T], Awaitable[A]], *, timeout_s: float = READ_TIMEOUT_S
+) -> list[Reached[T, A]]:
+    """Runs `read` for each target, at most READS_AT_ONCE_MAX at the same time; returns one outcome for each,
+    in the order of the targets. An error of one target, or its silence, is part of its outcome.
+    """
+    places = asyncio.Semaphore(READS_AT_ONCE_MAX)
+
+    async def ask(target: T) -> Reached[T, A]:
+        async with places:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    return Reached(target, await read(target))
+            except TimeoutError:
+                return Reached(target, None, f"no answer within {timeout_s:g} s")
+            except TandemError as error:
+                return Reached(target, None, str(error))
+
+    return await asyncio.gather(*map(ask, targets))

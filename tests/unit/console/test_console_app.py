@@ -1,0 +1,76 @@
+"""The checks before each page and action: host names, log-in, CSRF tokens, read-only mode, errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from tandemmq.console.view import Action, Answer, Page, View
+from tandemmq.testing import Cluster
+from unit.console.console_client import open_browser
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[Cluster]:
+    async with Cluster() as running:
+        yield running
+
+
+async def show_nothing(view: View) -> Answer:
+    return view.page("error.html", reason="<script>alert(1)</script>", code=200)
+
+
+async def change(view: View) -> Answer:
+    return view.redirect("/", f"changed {view.form['name']}")
+
+
+CHANGE = Action("/change", "Change", change, secrets=("secret",))
+
+
+async def test_overview_shows_the_brokers(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers) as browser:
+        answer = await browser.get("/")
+    assert answer.status_code == 200
+    assert "broker-a" in answer.text
+    assert "1 of 1 answer" in answer.text
+    assert "script-src 'self'" in answer.headers["content-security-policy"]
+    assert answer.headers["cache-control"] == "no-store"
+    cookie = answer.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=strict" in cookie
+
+
+async def test_foreign_host_name_is_refused(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers) as browser:
+        assert (await browser.get("/", Host="evil.example:8088")).status_code == 421
+        assert (await browser.get("/", Host="localhost:8088")).status_code == 200
+        assert (await browser.get("/", Host="[::1]:8088")).status_code == 200
+
+
+async def test_action_needs_the_token_of_its_session(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers, [CHANGE]) as browser:
+        assert (await browser.client.post("/change", data={"name": "x"})).status_code == 403
+        assert (await browser.client.post("/change", data={"name": "x", "csrf": "0" * 64})).status_code == 403
+        foreign = await browser.post("/change", {"name": "x"}, Origin="http://evil.example")
+        assert foreign.status_code == 403
+        assert browser.frame.audit.entries == []
+        answer = await browser.post("/change", {"name": "<b>x</b>", "secret": "s3cret"})
+        assert answer.status_code == 303
+        assert "changed &lt;b&gt;x&lt;/b&gt;" in (await browser.get("/")).text
+        entry = browser.frame.audit.entries[0]
+    assert (entry.outcome, entry.values["secret"]) == ("done", "(hidden)")
+
+
+async def test_read_only_console_refuses_actions(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers, [CHANGE], read_only=True) as browser:
+        answer = await browser.post("/change", {"name": "x"})
+    assert answer.status_code == 403
+    assert "read-only" in answer.text
+
+
+async def test_text_of_the_cluster_is_escaped(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers, [Page("/x", "<i>", show_nothing)]) as browser:
+        text = (await browser.get("/x")).text
+    assert "<script>alert" not in text
+    assert "<i>" not in text
