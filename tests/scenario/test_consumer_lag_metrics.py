@@ -40,7 +40,7 @@ async def scrape(broker: Broker) -> dict[tuple[str, str, str, str], float]:
     found = {}
     for family in text_string_to_metric_families(body):
         for sample in family.samples:
-            if sample.name.startswith(PREFIX):
+            if sample.name.startswith(PREFIX) and "is_retry" in sample.labels:
                 labels = sample.labels
                 assert (labels["cluster"], labels["node_type"], labels["node_id"], labels["is_system"]) == (
                     "DefaultCluster",

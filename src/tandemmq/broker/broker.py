@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -499,11 +500,12 @@ class Broker:
             parts.core.stats.note_day(
                 day, parts.core.items.users_put_count(), parts.core.items.users_got_count()
             )
-            for _ in parts.core.items.steps(now_s):
+            for _ in chain(parts.core.stats.arrivals.fold(), parts.core.items.steps(now_s)):
                 await self._clock.sleep(0)
             count += 1
             if count % FORGET_EVERY == 0:
                 parts.core.items.forget(now_s)
+                parts.core.stats.arrivals.keep_topics(frozenset(parts.core.topics.names))
 
     def _advertised_address(self) -> str:
         return render_address((self.options.advertised_host, self.address[1]))

@@ -198,6 +198,8 @@ class DutyTasks:
                 self._by_topic[topic].on_dispatched(queue_id, newest[topic, queue_id])
 
 
+OnStored = Callable[[Sequence[NewRecord], Appended], None]
+
 RETRY_AFTER_S = 0.1
 BATCH_BYTES_MAX = 262_144
 BATCH_COUNT_MAX = 64
@@ -285,22 +287,25 @@ class DurableWriter:
                 records.append(record)
         return records
 
-    async def append(self, records: Sequence[NewRecord]) -> int:
+    async def append(self, records: Sequence[NewRecord], on_stored: OnStored | None = None) -> int:
         """Appends the records, and returns the end of the log after the records. The records become readable
-        without a further call.
+        without a further call. `on_stored` is called with records that were stored, and their offsets.
 
         Waits while the store rejects the records. If the call is cancelled meanwhile, the records may or may
         not be appended.
         """
         try:
-            return (await self.put(records)).end_offset
+            appended = await self.put(records)
+            if on_stored is not None:
+                on_stored(records, appended)
+            return appended.end_offset
         except MessageIllegal as error:
             if len(records) == 1:
                 self._give_up(records[0], error)
                 return self.log_end
         end = self.log_end
         for record in records:
-            end = await self.append([record])
+            end = await self.append([record], on_stored)
         return end
 
     async def put(

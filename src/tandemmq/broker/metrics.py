@@ -13,13 +13,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 
 from tandemmq import __version__
 from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.lag import LagReader
 from tandemmq.broker.pop.service import PopService
+from tandemmq.broker.readings import Readings
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
@@ -247,11 +248,11 @@ def check_health(store: MessageStore) -> HttpAnswer:
 def make_metrics_port(sources: MetricSources, network: Network) -> MetricsPort:
     """Returns the port that serves a broker's metrics."""
     core = sources.core
-    lag = LagReader(core, sources.pop)
+    lag, readings = LagReader(core, sources.pop), Readings(core)
     return MetricsPort(
         lambda: read_all(sources),
         lambda: check_health(core.store),
         network=network,
         clock=core.clock,
-        read_pieces=lag.read,
+        read_pieces=lambda: chain(readings.read(), lag.read()),
     )

@@ -18,6 +18,7 @@ from datetime import date
 from itertools import islice
 from typing import Final, NamedTuple
 
+from tandemmq.broker.arrivals import Arrivals
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer as StatsBody
 from tandemmq.protocol.bodies.stats import BrokerStatsItem
@@ -25,6 +26,7 @@ from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry.metrics import QUEUES_READ_MAX
+from tandemmq.telemetry.rocketmq_metrics import SERIES_MAX as METRIC_SERIES_MAX
 
 SAMPLE_PERIOD_S = 10
 WINDOWS_S = (10, 60, 600)
@@ -89,8 +91,8 @@ class BrokerStats:
     """The counters; each only grows."""
 
     now_s: InitVar[float]
-    put_count: int = 0  # messages passed to the store
-    put_bytes: int = 0
+    arrivals: Arrivals = field(default_factory=lambda: Arrivals(METRIC_SERIES_MAX))
+    put_bytes: int = 0  # bodies of the messages passed to the store
     replicated_count: int = 0  # records that a slave copied; not sends
     replicated_bytes: int = 0
     send_refusals: dict[int, int] = field(default_factory=dict)  # rejected before the store, by code
@@ -102,6 +104,8 @@ class BrokerStats:
     topics_out: TopicCounts = field(default_factory=TopicCounts)
     groups_out: GroupCounts = field(default_factory=GroupCounts)  # deliveries; times: pulls and pops
     sent_back: GroupCounts = field(default_factory=GroupCounts)  # messages that groups sent back for a retry
+    dead_letters: GroupCounts = field(default_factory=GroupCounts)  # by the topic they came from
+    redelivered: GroupCounts = field(default_factory=GroupCounts)  # popped messages stored again for a retry
     checkpoints: GroupCounts = field(default_factory=GroupCounts)  # leases: pops, changed invisible times
     acks: GroupCounts = field(default_factory=GroupCounts)  # of pops; a changed invisible time counts as one
     checkpoint_count: int = 0
@@ -114,6 +118,11 @@ class BrokerStats:
 
     def __post_init__(self, now_s: float) -> None:
         self._samples = deque([self._now(now_s)], maxlen=WINDOWS_S[-1] // SAMPLE_PERIOD_S + 1)
+
+    @property
+    def put_count(self) -> int:
+        """The number of messages passed to the store."""
+        return self.arrivals.sent_count
 
     @property
     def refused_count(self) -> int:

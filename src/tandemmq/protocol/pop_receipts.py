@@ -126,6 +126,14 @@ def pop_retry_v2(group: str, topic: str) -> str:
     return f"{RETRY_PREFIX}{group}+{topic}"
 
 
+def popped_topic(group: str, topic: str) -> str:
+    """Returns the topic that the group pops, if the messages are in this topic or in its retry topic."""
+    for prefix in (pop_retry_v1(group, ""), pop_retry_v2(group, "")):
+        if topic.startswith(prefix):
+            return topic.removeprefix(prefix)
+    return topic
+
+
 def real_topic(flag: str, group: str, topic: str) -> str:
     """Returns the topic that stores messages with this flag popped from `topic`."""
     if flag == FLAG_RETRY_V1:

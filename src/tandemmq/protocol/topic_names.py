@@ -107,6 +107,11 @@ def is_dlq_topic(topic: str) -> bool:
     return topic.startswith(DLQ_PREFIX)
 
 
+def is_derived(topic: str) -> bool:
+    """Returns True for a topic that belongs to a group, with its retries or its dead letters."""
+    return topic.startswith((RETRY_PREFIX, DLQ_PREFIX))
+
+
 def is_system_topic(topic: str) -> bool:
     """Returns True for the fixed names and everything with the system's prefix."""
     return topic in SYSTEM_TOPICS or topic.startswith(SYSTEM_TOPIC_PREFIX)

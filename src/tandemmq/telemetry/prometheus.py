@@ -54,9 +54,7 @@ class TextExporter(Collector):
 
 
 class SeriesText:
-    """The text of counters and gauges that arrive piece by piece; the samples of a piece mostly have the same
-    labels.
-    """
+    """The text of samples that arrive piece by piece; those of a piece mostly have the same labels."""
 
     def __init__(self) -> None:
         self._lines: dict[Metric, list[str]] = {}
@@ -65,7 +63,6 @@ class SeriesText:
 
     def add(self, samples: Iterable[Sample]) -> None:
         for metric, value, labels in samples:
-            assert not isinstance(value, Histogram), metric.name
             lines = self._lines.get(metric)
             if lines is None:
                 head = f"# HELP {metric.name} {metric.text}\n# TYPE {metric.name} {metric.kind.value}\n"
@@ -73,7 +70,11 @@ class SeriesText:
             if self._labels[0] is not metric.labels or self._labels[1] is not labels:
                 self._labels = metric.labels, labels
                 self._label_text = _label_text(metric.labels, labels)
-            lines.append(f"{metric.name}{self._label_text} {float(value)!r}\n")
+            text = self._label_text
+            if isinstance(value, Histogram):
+                lines.append(_histogram_text(metric.name, text, value))
+            else:
+                lines.append(f"{metric.name}{_braced(text)} {float(value)!r}\n")
 
     def render(self) -> bytes:
         """Returns the text of every family."""
@@ -81,12 +82,22 @@ class SeriesText:
 
 
 def _label_text(names: tuple[str, ...], values: tuple[str, ...]) -> str:
-    pairs = ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
-    return f"{{{pairs}}}" if pairs else ""
+    return ",".join(f'{name}="{_escape(value)}"' for name, value in zip(names, values, strict=True))
 
 
 def _escape(value: str) -> str:
     return value.replace("\\", r"\\").replace("\n", r"\n").replace('"', r"\"")
+
+
+def _braced(labels: str) -> str:
+    return f"{{{labels}}}" if labels else ""
+
+
+def _histogram_text(name: str, labels: str, histogram: Histogram) -> str:
+    begin = f"{name}_bucket{{{labels}{',' if labels else ''}le="
+    buckets = [f'{begin}"{bound}"}} {float(count)!r}\n' for bound, count in _buckets(histogram)]
+    count, total, of_all = float(histogram.count), float(histogram.total), _braced(labels)
+    return f"{''.join(buckets)}{name}_count{of_all} {count!r}\n{name}_sum{of_all} {total!r}\n"
 
 
 def _family(metric: Metric, readings: list[Sample]) -> Family:

@@ -1,6 +1,7 @@
-"""The metrics of a broker that have RocketMQ's names, labels and units (spec metrics 1 and 2).
+"""The metrics of a broker that have RocketMQ's names, labels and units (spec metrics 1 to 3).
 
-`broker/lag.py` reads their values. RocketMQ's dashboards and alerts work with them unchanged.
+`broker/lag.py` reads those of consumer groups, `broker/readings.py` the others. RocketMQ's dashboards and
+alerts work with them unchanged.
 """
 
 from __future__ import annotations
@@ -12,15 +13,124 @@ from tandemmq.telemetry.metrics import Metric, MetricKind
 PAIR_SERIES_MAX: Final = 1_000
 """The most pairs of a group and a topic with series; `PAIRS_WITHOUT_SERIES` counts the others."""
 
+SERIES_MAX: Final = 8_192
+"""The most series of a counter by topic or group. Beyond, one series counts all others."""
+
+SIZE_BUCKETS: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
+CREATE_BUCKETS_MS: Final = (10.0, 100.0, 1_000.0, 3_000.0, 5_000.0)
+FINISH_BUCKETS_S: Final = (5.0, 60.0, 600.0, 3_600.0, 43_200.0, 86_400.0)
+DELAY_BUCKETS_S: Final = (60.0, 600.0, 3_600.0, 43_200.0, 86_400.0, 259_200.0)
+SNAPSHOT_BOUNDS_S: Final = (5, 60, 300, 900, 3_600, 14_400, 28_800, 86_400)
+"""The bounds of `timer_message_snapshot`: each counts the messages due between the bound before it and it."""
+
 _NODE: Final = ("cluster", "node_type", "node_id")
+_MEDIUM: Final = (*_NODE, "storage_type", "storage_medium")
 _OF_PAIR: Final = (*_NODE, "topic", "consumer_group", "is_retry", "is_system")
 _PAIRS: Final = f"{PAIR_SERIES_MAX:,} groups and topics; twice as many with retry topics of pops"
+_TOPICS: Final = f"topics, {SERIES_MAX:,}"
+_GROUPS: Final = f"topics and groups, {SERIES_MAX:,}"
+
+
+def _metric(
+    name: str,
+    kind: MetricKind,
+    text: str,
+    *labels: str,
+    bound: str = "1",
+    base: tuple[str, ...] = _NODE,
+) -> Metric:
+    return Metric(f"rocketmq_{name}", kind, text, (*base, *labels), bound)
 
 
 def _of_pair(name: str, text: str) -> Metric:
     return Metric(f"rocketmq_consumer_{name}", MetricKind.GAUGE, text, _OF_PAIR, _PAIRS)
 
 
+_GAUGE = MetricKind.GAUGE
+_COUNTER = MetricKind.COUNTER
+_HISTOGRAM = MetricKind.HISTOGRAM
+
+# load and sizes
+WATERMARK: Final = _metric(
+    "processor_watermark",
+    _GAUGE,
+    "requests that wait for a thread: always 0, because a request is handled when it arrives",
+    "processor",
+    bound="processors of RocketMQ, 12",
+)
+PERMISSION: Final = _metric("broker_permission", _GAUGE, "what clients may do: 4 read, 2 write, 6 both")
+TOPIC_NUMBER: Final = _metric("topic_number", _GAUGE, "configured topics, including the broker's own")
+GROUP_NUMBER: Final = _metric("consumer_group_number", _GAUGE, "configured subscription groups")
+MESSAGES_IN: Final = _metric(
+    "messages_in_total",
+    _COUNTER,
+    "messages stored for sends, and messages of delay levels delivered; retries are not included",
+    "topic",
+    "message_type",
+    "is_system",
+    bound=_TOPICS,
+)
+BYTES_IN: Final = _metric(
+    "throughput_in_total",
+    _COUNTER,
+    "bytes of their records in the log",
+    "topic",
+    "message_type",
+    "is_system",
+    bound=_TOPICS,
+)
+MESSAGE_SIZE: Final = _metric(
+    "message_size",
+    _HISTOGRAM,
+    "bytes of one record; the mean of a batch",
+    "topic",
+    "message_type",
+    "is_system",
+    bound=_TOPICS,
+)
+MESSAGES_OUT: Final = _metric(
+    "messages_out_total",
+    _COUNTER,
+    "messages delivered by pulls, by pops and to their topics from delay levels",
+    "topic",
+    "consumer_group",
+    "is_retry",
+    "is_system",
+    bound=_GROUPS,
+)
+BYTES_OUT: Final = _metric(
+    "throughput_out_total",
+    _COUNTER,
+    "bytes of their records",
+    "topic",
+    "consumer_group",
+    "is_retry",
+    "is_system",
+    bound=_GROUPS,
+)
+PRODUCERS: Final = _metric(
+    "producer_connections",
+    _GAUGE,
+    "connections of producers, once for each of their groups",
+    "language",
+    "version",
+    "protocol_type",
+    bound="languages and versions of clients",
+)
+CONSUMERS: Final = _metric(
+    "consumer_connections",
+    _GAUGE,
+    "connections of consumers by group",
+    "consumer_group",
+    "language",
+    "version",
+    "consume_mode",
+    "protocol_type",
+    "is_system",
+    bound=f"groups, {SERIES_MAX:,}",
+)
+
+# consumer groups
 LAG_MESSAGES: Final = _of_pair(
     "lag_messages", "messages of the topic that the group has not consumed: in flight and ready"
 )
@@ -38,6 +148,32 @@ PAIRS_WITHOUT_SERIES: Final = Metric(
     "tandemmq_consumer_pairs_without_series",
     MetricKind.GAUGE,
     f"groups and topics without series of their lag: beyond {PAIR_SERIES_MAX:,}, those with the least lag",
+)
+DEAD_LETTERS: Final = _metric(
+    "send_to_dlq_messages_total",
+    _COUNTER,
+    "messages moved to the group's dead letter topic",
+    "topic",
+    "consumer_group",
+    "is_system",
+    bound=_GROUPS,
+)
+
+# storage
+STORAGE_SIZE: Final = _metric(
+    "storage_size_bytes", _GAUGE, "bytes in use on the file system of the CommitLog", base=_MEDIUM
+)
+FLUSH_BEHIND: Final = _metric(
+    "storage_flush_behind_bytes", _GAUGE, "bytes written but not yet fsynced", base=_MEDIUM
+)
+DISPATCH_BEHIND: Final = _metric(
+    "storage_dispatch_behind_bytes", _GAUGE, "bytes written but not yet in queues", base=_MEDIUM
+)
+RESERVE_TIME: Final = _metric(
+    "storage_message_reserve_time_milliseconds",
+    _GAUGE,
+    "age of the oldest message; absent without messages",
+    base=_MEDIUM,
 )
 
 ROCKETMQ_TABLE: Final[tuple[Metric, ...]] = tuple(

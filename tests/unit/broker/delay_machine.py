@@ -14,6 +14,7 @@ from tandemmq.broker.delay.postpone import DelayRule
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS, TimerLimits, plan_timer
 from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, Record, decode_records
@@ -56,7 +57,13 @@ class Machine:
         self.scope = TaskScope("test")
         self.scope.start("saver", self.tables.saver.run())
         self.rule = DelayRule(store_options.delay_levels_ms, TimerLimits())
-        core: Any = SimpleNamespace(options=options, store=self.store, tables=self.tables, clock=self.clock)
+        core: Any = SimpleNamespace(
+            options=options,
+            store=self.store,
+            tables=self.tables,
+            clock=self.clock,
+            stats=BrokerStats(0.0),
+        )
         make = partial(
             make_deliveries,
             core,

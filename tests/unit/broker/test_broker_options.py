@@ -123,7 +123,7 @@ def test_attributes_of_groups_that_rocketmq_knows_are_kept() -> None:
 def test_rates_over_growing_windows() -> None:
     stats = BrokerStats(now_s=0.0)
     for second in range(10, 130, 10):
-        stats.put_count += 100 if second > 60 else 10
+        stats.arrivals.row("T", "normal").record_batch(100 if second > 60 else 10, 1000)
         stats.sample(float(second))
     ten, minute, ten_minutes = stats.rates("put_count", 120.0)
     assert (round(ten), round(minute)) == (10, 10)

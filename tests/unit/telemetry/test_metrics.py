@@ -78,17 +78,20 @@ def test_bucket_includes_its_upper_bound() -> None:
     assert (histogram.count, histogram.total) == (5, pytest.approx(6.6))
 
 
+ROCKETMQ_NAMES = """
+broker_permission consumer_connections consumer_group_number consumer_inflight_messages
+consumer_lag_latency_milliseconds consumer_lag_messages consumer_queueing_latency_milliseconds
+consumer_ready_messages message_size messages_in_total messages_out_total processor_watermark
+producer_connections proxy_up rpc_latency_milliseconds send_to_dlq_messages_total
+storage_dispatch_behind_bytes storage_flush_behind_bytes storage_message_reserve_time_milliseconds
+storage_size_bytes throughput_in_total throughput_out_total topic_number
+"""
+
+
 def test_metrics_of_rocketmq_have_its_names() -> None:
     """Those of a dashboard for RocketMQ 5 (spec metrics 1)."""
-    assert {metric.name for metric in ALL if metric.name.startswith("rocketmq_")} == {
-        "rocketmq_proxy_up",
-        "rocketmq_rpc_latency_milliseconds",
-        "rocketmq_consumer_lag_messages",
-        "rocketmq_consumer_inflight_messages",
-        "rocketmq_consumer_ready_messages",
-        "rocketmq_consumer_lag_latency_milliseconds",
-        "rocketmq_consumer_queueing_latency_milliseconds",
-    }
+    names = {metric.name.removeprefix("rocketmq_") for metric in ALL if metric.name.startswith("rocketmq_")}
+    assert names == set(ROCKETMQ_NAMES.split())
 
 
 @given(st.lists(st.floats(0, 10)))
@@ -102,7 +105,10 @@ def test_buckets_equal_a_naive_count(values: list[float]) -> None:
 
 def scrape(*readings: Sample) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     """Every sample of the text, by name and labels, without those of the process."""
-    text = TextExporter(lambda: readings).render().decode()
+    return parse(TextExporter(lambda: readings).render().decode())
+
+
+def parse(text: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -151,6 +157,19 @@ def test_series_that_arrive_piece_by_piece_have_the_text_of_the_library() -> Non
     text = series.render().decode()
     library = TextExporter(lambda: samples).render().decode()
     assert text == library.partition("# HELP tandemmq_process_")[0].replace("1.2345678e+07", "12345678.0")
+
+
+def test_a_histogram_that_arrives_piece_by_piece_has_the_text_of_the_library() -> None:
+    histogram = Histogram((0.5, 1.0))
+    for value in (0.25, 0.75, 4.0):
+        histogram.observe(value)
+    samples = [
+        Sample(metrics.FLUSH, histogram),
+        Sample(rocketmq_metrics.MESSAGE_SIZE, histogram, tuple("abcdef")),
+    ]
+    series = SeriesText()
+    series.add(samples)
+    assert parse(series.render().decode()) == scrape(*samples)
 
 
 def test_types_and_texts_stand_before_the_samples() -> None:

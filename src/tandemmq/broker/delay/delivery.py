@@ -12,12 +12,14 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tandemmq.broker.arrivals import DELAY
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timer_delivery import TimerDelivery
 from tandemmq.broker.delay.timers import COUNT_MAX, ROLL_AFTER_MS
 from tandemmq.broker.durable import DurableWriter, Duty, Progress, restore
-from tandemmq.protocol.record import Record
+from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
+from tandemmq.store.outcomes import Appended
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -122,6 +124,7 @@ def plan_level(
 
 
 TICK_S = 1.0
+_READER = f"{SCHEDULE_TOPIC}@SCHEDULE_CONSUMER"
 
 
 @dataclass(eq=False, slots=True)
@@ -148,6 +151,7 @@ class LevelDelivery(Duty):
     def __init__(self, core: BrokerCore, writer: DurableWriter) -> None:
         self._store, self._offsets, self._clock = core.store, core.tables.delay_offsets, core.clock
         self._delays_ms = core.store.options.delay_levels_ms
+        self._stats = core.stats
         self._writer = writer
         self._levels: dict[int, Level] = {}
         self._progress: Progress[tuple[int, int]] = Progress()
@@ -237,10 +241,18 @@ class LevelDelivery(Duty):
         due = level.waiting[: plan.due_count]
         if due:
             restored = [new for new in map(restore, due) if new is not None]
-            end = await self._writer.append(restored) if restored else self._writer.log_end
+            end = await self._writer.append(restored, self._count) if restored else self._writer.log_end
             self._progress.add(end, (level.number, due[-1].queue_offset + 1))
             del level.waiting[: plan.due_count]
         return 0.0 if plan.wait_ms is None else min(plan.wait_ms / 1000, TICK_S)
+
+    def _count(self, records: Sequence[NewRecord], appended: Appended) -> None:
+        """Counts delivered messages, as RocketMQ does: read by a group of the system, and stored again."""
+        arrivals, begins = self._stats.arrivals, appended.log_offsets
+        for record, begin, end in zip(records, begins, (*begins[1:], appended.end_offset), strict=True):
+            arrivals.row(record.topic, DELAY).record(end - begin)
+        arrivals.not_sent += len(begins)
+        self._stats.groups_out.add(_READER, len(begins), appended.end_offset - begins[0])
 
     def _read(self, level: Level) -> bool:
         """Reads the next batch of the level's queue. Returns False if that is not possible now."""

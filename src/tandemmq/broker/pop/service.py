@@ -17,7 +17,7 @@ from tandemmq.broker.pop.reading import PopPolls, PopReader
 from tandemmq.broker.topics.attributes import has_priorities
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2
+from tandemmq.protocol.pop_receipts import pop_retry_v1, pop_retry_v2, popped_topic
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.telemetry import events
@@ -189,6 +189,7 @@ class Revive(Duty):
         is_tried_out = config is not None and message.retry_count >= config.retry_count_max
         if is_tried_out and not lease.is_suspended:
             self.dead_count += 1
+            self.core.stats.dead_letters.add(f"{popped_topic(group, name)}@{group}", 1, 0)
             return self.core.creator.create_dlq_topic(group).name, 0
         options = self.core.options
         if not is_retry_topic(name):

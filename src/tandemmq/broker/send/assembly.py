@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from tandemmq.broker.arrivals import DELAY, FIFO, NORMAL, TRANSACTION
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.postpone import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.delay.recall import encode_recall_handle
@@ -42,6 +43,7 @@ from tandemmq.protocol.sys_flag import (
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
 )
+from tandemmq.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
 from tandemmq.remoting.channel import Channel
 
 UNIQ_KEY_MARK = names.UNIQ_KEY + "\x01"
@@ -63,10 +65,23 @@ def is_unusual(text: str, sys_flag: int) -> bool:
         or "POP_CK\x01" in text
         or "TIMER_DELIVER" in text
         or "INNER_" in text
-        or "__CRC32#" in text
-        or "__RMQ.TRANSIENT." in text
+        or ("__" in text and ("__CRC32#" in text or "__RMQ.TRANSIENT." in text))
         or sys_flag & (TRANSACTION_MASK | INNER_BATCH) != 0
     )
+
+
+SHARDING_MARK = names.SHARDING_KEY + "\x01"
+
+
+def type_of_stored(topic: str, text: str) -> str:
+    """Returns the type of a message with these properties that is stored in this topic, as RocketMQ's metrics
+    name it.
+    """
+    if topic == HALF_TOPIC:
+        return TRANSACTION
+    if SHARDING_MARK in text:
+        return FIFO
+    return DELAY if topic in (SCHEDULE_TOPIC, TIMER_TOPIC) else NORMAL
 
 
 class Inspected(NamedTuple):

@@ -14,11 +14,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
+from tandemmq.broker.arrivals import FIFO
 from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.send.assembly import Prepared, RecordBuilder, is_unusual
+from tandemmq.broker.send.assembly import (
+    SHARDING_MARK,
+    Prepared,
+    RecordBuilder,
+    is_unusual,
+    type_of_stored,
+)
 from tandemmq.broker.send.numbered import NumberedSends, parse_claim
 from tandemmq.broker.send.reply import ReplyForm, SendReply, ignore_outcome
-from tandemmq.broker.send.targets import SendShape, SendTargets
+from tandemmq.broker.send.targets import SendShape, SendTarget, SendTargets
 from tandemmq.errors import MessageIllegal, RequestRejected
 from tandemmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -66,11 +73,17 @@ class SendHandlers:
                     if header.is_batch
                     else self.records.make_unusual(channel, command, header, target, queue_id)
                 )
-                self._append_prepared(channel, command, target.topic, prepared)
+                appended = self._append_prepared(channel, command, target.topic, prepared)
+                if appended is not None:
+                    self._count(target, prepared.records, appended, text)
             else:
                 record = self.records.make(channel, command, header, target, queue_id, text)
                 append = self.core.store.appender.append
-                self._append(channel, command, append, (record,), queue_id, record.unique_key)
+                appended = self._append(channel, command, append, (record,), queue_id, record.unique_key)
+                row = target.arrivals
+                if SHARDING_MARK in text:
+                    row = self.core.stats.arrivals.row(target.topic, FIFO)
+                row.record(appended.end_offset - appended.log_offsets[0])
         except RequestRejected as error:
             return self._refuse(command, error)
         return None
@@ -96,12 +109,12 @@ class SendHandlers:
         queue_id: int,
         unique_key: str,
         recall_handle: str | None = None,
-    ) -> None:
+    ) -> Appended:
         """Appends records with `append`. The sender is answered once they are stored, unless the send is
         oneway.
         """
         if command.flag & FLAG_ONEWAY:
-            append(records, ignore_outcome)
+            appended = append(records, ignore_outcome)
         else:
             reply = SendReply(
                 self.form,
@@ -112,13 +125,16 @@ class SendHandlers:
                 unique_key,
                 recall_handle,
             )
-            reply.appended = append(records, reply.done)
-        stats = self.core.stats
-        stats.put_count += len(records)
-        stats.put_bytes += len(command.body)
+            appended = reply.appended = append(records, reply.done)
+        self.core.stats.put_bytes += len(command.body)
+        return appended
 
-    def _append_prepared(self, channel: Channel, command: Command, topic: str, send: Prepared) -> None:
-        """Appends the records, or the part of a numbered send that is not yet stored (decision 010)."""
+    def _append_prepared(
+        self, channel: Channel, command: Command, topic: str, send: Prepared
+    ) -> Appended | None:
+        """Appends the records, or the part of a numbered send that is not yet stored (decision 010). Returns
+        None if all of them are.
+        """
         appender, records, queue_id = self.core.store.appender, send.records, send.queue_id
         if send.claim:
             if command.flag & FLAG_ONEWAY:
@@ -127,14 +143,30 @@ class SendHandlers:
             reply = SendReply(
                 self.form, channel, command.opaque, command.serialize_type, queue_id, single[0].unique_key
             )
-            if self.numbered.append(parse_claim(send.claim), topic, queue_id, single, reply):
-                self.core.stats.put_count += len(single)
-                self.core.stats.put_bytes += len(command.body)
-        elif isinstance(records, NewBatch):
-            self._append(channel, command, appender.append_batch, records, queue_id, send.unique_key)
-        else:
-            key, handle = send.unique_key, send.recall_handle
-            self._append(channel, command, appender.append, records, queue_id, key, handle)
+            if not self.numbered.append(parse_claim(send.claim), topic, queue_id, single, reply):
+                return None
+            self.core.stats.put_bytes += len(command.body)
+            return reply.appended
+        if isinstance(records, NewBatch):
+            return self._append(channel, command, appender.append_batch, records, queue_id, send.unique_key)
+        key, handle = send.unique_key, send.recall_handle
+        return self._append(channel, command, appender.append, records, queue_id, key, handle)
+
+    def _count(
+        self,
+        target: SendTarget,
+        records: NewBatch | Sequence[NewRecord],
+        appended: Appended,
+        text: str,
+    ) -> None:
+        """Counts the stored messages of a batch, or of a send with properties that affect the broker."""
+        begins, end = appended.log_offsets, appended.end_offset
+        if isinstance(records, NewBatch):
+            target.arrivals.record_batch(len(begins), end - begins[0])
+            return
+        topic = records[0].topic
+        row = self.core.stats.arrivals.row(topic, type_of_stored(topic, text))
+        row.record_batch(len(begins), end - begins[0])
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
         self.core.stats.count_send_refusal(error.code)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 
+from tandemmq.broker.arrivals import NORMAL
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.send.assembly import RecordBuilder, find_value, with_pair
 from tandemmq.broker.send.reply import ReplyForm
@@ -109,6 +110,9 @@ class ReplyHandlers:
         except RequestRejected:
             self._answer(channel, command, record, fault, None)
         else:
+            arrivals = self.core.stats.arrivals
+            arrivals.row(record.topic, NORMAL).record(appended.end_offset - appended.log_offsets[0])
+            arrivals.not_sent += 1
             place.append((self.form.message_ids(appended.log_offsets), appended.queue_offset))
 
     def _answer(

@@ -70,6 +70,8 @@ class SendBackHandlers:
             record = self._make_retry(message, target, min(delay_level, self.delay.level_max), now_ms)
         self._append(channel, command, record or self._make_dead_letter(message, group.name))
         topic = message.properties.get(names.RETRY_TOPIC, message.topic)
+        if record is None:
+            self.core.stats.dead_letters.add(f"{topic}@{group.name}", 1, 0)
         self.core.stats.sent_back.add(f"{topic}@{group.name}", 1, len(message.body))
         return None
 

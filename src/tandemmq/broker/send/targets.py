@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tandemmq.broker.arrivals import NORMAL, ArrivalRow
 from tandemmq.broker.clients.queue_locks import QueueLocks
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import require_group
@@ -18,19 +19,25 @@ from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import VERSION_MAX_RETRY_HONOURED, ResponseCode
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import MULTI_TAGS
-from tandemmq.protocol.topic_names import NOT_SENDABLE_TOPICS, RETRY_PREFIX, is_retry_topic, topic_fault
+from tandemmq.protocol.topic_names import (
+    NOT_SENDABLE_TOPICS,
+    RETRY_PREFIX,
+    is_retry_topic,
+    topic_fault,
+)
 
 SendHeader = SendRequest | SendRequestV2
 SendShape = type[SendRequest] | type[SendRequestV2]
 
 
 class SendTarget:
-    """The facts about a topic that a plain send needs."""
+    """The facts about a topic that a plain send needs. `arrivals` counts its ordinary messages."""
 
-    __slots__ = ("is_retry", "queue_count", "sys_flag", "topic", "write_queue_count")
+    __slots__ = ("arrivals", "is_retry", "queue_count", "sys_flag", "topic", "write_queue_count")
 
-    def __init__(self, config: TopicConfig) -> None:
+    def __init__(self, config: TopicConfig, arrivals: ArrivalRow) -> None:
         self.topic = config.name
+        self.arrivals = arrivals
         # While a topic shrinks or grows, its numbers of write queues and read queues differ.
         self.queue_count = max(config.read_queue_count, config.write_queue_count)
         self.write_queue_count = config.write_queue_count
@@ -80,7 +87,8 @@ class SendTargets:
             config = self._create(header, peer)
         if not config.permission & PERMISSION_WRITE:
             raise NotPermitted(f"the topic {topic} is not writeable (permission {config.permission})")
-        target = SendTarget(config)
+        arrivals = self.core.stats.arrivals
+        target = SendTarget(config, arrivals.row(topic, NORMAL))
         if topic not in self.unsaved:
             self._targets[topic] = target
         return target
@@ -150,4 +158,5 @@ class RetryRule:
             retry_count_max = header.retry_count_max
         if (header.retry_count or 0) <= retry_count_max and not self.locks.has_lock(group):
             return None
-        return SendTarget(self.core.creator.create_dlq_topic(group))
+        self.core.stats.dead_letters.add(f"{header.topic}@{group}", 1, 0)
+        return SendTarget(self.core.creator.create_dlq_topic(group), self.core.stats.arrivals.hidden)

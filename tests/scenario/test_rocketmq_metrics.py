@@ -1,0 +1,97 @@
+"""The metrics of a broker with RocketMQ's names report what was done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from broker_rig import Peer, consumer, records_of, running_broker
+from prometheus_client.parser import text_string_to_metric_families
+from test_broker_metrics import PROM, fetch
+
+from tandemmq.broker.broker import Broker
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.remoting import metrics_port
+from waits import until
+
+PREFIX = "rocketmq_"
+COMMON = {"cluster": "DefaultCluster", "node_type": "broker", "node_id": "broker-a"}
+
+
+@pytest.fixture(autouse=True)
+def _every_scrape_is_new(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(metrics_port, "RENDER_S_MIN", 0.0)
+
+
+async def scrape(broker: Broker, *names: str) -> dict[tuple[str, str], float]:
+    """Returns the series with these names, without prefix and common labels: (name, "label=value ...")."""
+    status, body = await fetch(broker, "/metrics")
+    assert status == 200, body
+    found = {}
+    for family in text_string_to_metric_families(body):
+        for sample in family.samples:
+            name = sample.name.removeprefix(PREFIX)
+            if name in names:
+                assert COMMON.items() <= sample.labels.items()
+                labels = {key: value for key, value in sample.labels.items() if key not in COMMON}
+                found[name, " ".join(f"{key}={value}" for key, value in labels.items())] = sample.value
+    return found
+
+
+async def test_messages_in_and_out_by_topic_and_group(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+        await peer.send_ok("T", b"12345")
+        await peer.send_ok("T", b"in order", properties={"__SHARDINGKEY": "k"})
+        batch = encode_batch([(0, b"a", b""), (0, b"b", b"")])
+        await peer.send_ok("T", batch, is_batch=True)
+        await peer.heartbeat("c1", consumer("CG", "T"))
+        assert len(records_of(await peer.pull("T"))) == 4
+        counts = await scrape(broker, "messages_in_total", "message_size_count", "messages_out_total")
+        assert counts == {
+            ("messages_in_total", "topic=T message_type=normal is_system=false"): 3,
+            ("messages_in_total", "topic=T message_type=fifo is_system=false"): 1,
+            ("message_size_count", "topic=T message_type=normal is_system=false"): 2,
+            ("message_size_count", "topic=T message_type=fifo is_system=false"): 1,
+            ("messages_out_total", "topic=T consumer_group=CG is_retry=false is_system=false"): 4,
+        }
+        sizes = await scrape(broker, "throughput_in_total", "message_size_sum", "throughput_out_total")
+        stored = sum(value for (name, _), value in sizes.items() if name == "throughput_in_total")
+        assert (
+            stored
+            == sizes["throughput_out_total", "topic=T consumer_group=CG is_retry=false is_system=false"]
+        )
+        assert broker.store is not None
+        assert stored == broker.store.max_log_offset
+
+
+async def test_a_delayed_message_is_counted_where_it_waits_and_where_it_arrives(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+        await peer.send_ok("T", properties={"DELAY": "1"})
+        waits = ("messages_in_total", "topic=SCHEDULE_TOPIC_XXXX message_type=delay is_system=true")
+        arrives = ("messages_in_total", "topic=T message_type=delay is_system=false")
+        assert await scrape(broker, "messages_in_total") == {waits: 1}
+
+        async def is_delivered() -> bool:
+            return await scrape(broker, "messages_in_total") == {waits: 1, arrives: 1}
+
+        await until(is_delivered)
+        out = "topic=SCHEDULE_TOPIC_XXXX consumer_group=SCHEDULE_CONSUMER is_retry=false is_system=true"
+        assert await scrape(broker, "messages_out_total") == {("messages_out_total", out): 1}
+
+
+async def test_load_storage_and_connections(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+        assert not await scrape(broker, "storage_message_reserve_time_milliseconds")
+        await peer.send_ok("T", b"12345")
+        await peer.heartbeat("c1", consumer("CG", "T"))
+        medium = "storage_type=local storage_medium=disk"
+        names = ("broker_permission", "storage_dispatch_behind_bytes", "consumer_connections")
+        [client] = [key for key in await scrape(broker, *names) if key[0] == "consumer_connections"]
+        assert client[1].startswith("consumer_group=CG language=")
+        assert client[1].endswith(" consume_mode=push protocol_type=remoting is_system=false")
+        assert await scrape(broker, *names) == {
+            ("broker_permission", ""): 6,
+            ("storage_dispatch_behind_bytes", medium): 0,
+            client: 1,
+        }
+        assert await scrape(broker, "storage_message_reserve_time_milliseconds")
