@@ -268,9 +268,9 @@ EFFECTS: Final[dict[str, str]] = {
     "namesrvAddr": "Name servers, separated by `;`",
     "registerNameServerPeriod": "Pause between two registrations at each name server, in ms",
     "registerBrokerTimeoutMills": "Time-out of one registration, in ms",
-    "metricsExporterType": "DISABLE, or PROM for Prometheus at `/metrics` and for `/healthz`",
+    "metricsExporterType": "DISABLE, or PROM for Prometheus at `/metrics` and for the pages of health",
     "metricsPromExporterHost": "Address on which metrics are served; empty: `bindAddress`",
-    "metricsPromExporterPort": "Port of `/metrics` and `/healthz`",
+    "metricsPromExporterPort": "Port of `/metrics`, `/health/live` and `/health/ready`",
     # Topics and groups.
     "autoCreateTopicEnable": "A send to an unknown topic creates it",
     "autoCreatePerAddressMax": (

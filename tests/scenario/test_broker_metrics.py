@@ -21,12 +21,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandemmq import __version__
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import MetricsExporter
 from tandemmq.errors import ConfigError, StoreError
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.remoting import metrics_port
 from tandemmq.store import BrokerRole, FlushMode
+from tandemmq.telemetry.export_options import MetricsExporter
 from tandemmq.telemetry.metrics import HISTORY_DIFFERED, HISTORY_DOUBTED, TABLE
 from tandemmq.telemetry.rocketmq_metrics import PAIRS_WITHOUT_SERIES, ROCKETMQ_TABLE
 from waits import PATIENCE_S, until
@@ -220,7 +220,7 @@ async def test_broker_without_exporter_listens_on_no_port_for_it(tmp_path: Path)
 
 async def test_other_pages_are_not_found(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **PROM) as broker:
-        assert await fetch(broker, "/") == (404, "pages: /metrics /healthz\n")
+        assert await fetch(broker, "/") == (404, "pages: /metrics /healthz /health/live /health/ready\n")
 
 
 async def test_health_is_that_of_the_store(tmp_path: Path) -> None:

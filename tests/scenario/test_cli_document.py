@@ -19,9 +19,11 @@ import pytest
 import yaml
 
 from tandemmq.config.load import MachineFacts, load_broker, load_name_server, load_proxy, read_settings
+from tandemmq.telemetry.export_options import MetricsExporter
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
+HEALTH = {"readinessProbe": "/health/ready", "livenessProbe": "/health/live"}
 HOME = Path("/home/somebody")
 MACHINE = MachineFacts(
     host_name="host",
@@ -131,6 +133,13 @@ def packaged_commands() -> Iterator[tuple[str, list[str]]]:
     yield "Dockerfile", json.loads(words)
 
 
+def probes_of(container: dict[str, Any]) -> dict[str, str]:
+    """Returns the pages that Kubernetes asks at the port of the metrics, by the name of the probe."""
+    pages = {name: container[name]["httpGet"] for name in HEALTH}
+    assert {page["port"] for page in pages.values()} == {"metrics"}
+    return {name: page["path"] for name, page in pages.items()}
+
+
 def settings_of(words: list[str]) -> list[str]:
     return [words[number + 1] for number, word in enumerate(words) if word == "--set"]
 
@@ -191,7 +200,13 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
         assert told.controller.self_id == f"n{index}"
         assert told.controller.peer_addresses == peers
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
-        assert ports == {"namesrv": told.options.listen_port, "controller": 9878}
+        assert ports == {
+            "namesrv": told.options.listen_port,
+            "controller": 9878,
+            "metrics": told.options.metrics_port,
+        }
+        assert told.options.metrics_exporter is MetricsExporter.PROM
+        assert probes_of(container) == HEALTH
         assert told.inert == ()
 
     proxies = deployments["tandemmq-proxy"]
@@ -207,6 +222,8 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
     assert proxy.name_servers.split(";") == [f"{host}:9876" for host in hosts]
     ports = {port["name"]: port["containerPort"] for port in container["ports"]}
     assert ports == {"grpc": proxy.listen_port, "metrics": proxy.metrics_port}
+    assert proxy.metrics_exporter is MetricsExporter.PROM
+    assert probes_of(container) == HEALTH
     assert services["tandemmq-proxy"]["spec"]["ports"] == [{"name": "grpc", "port": proxy.listen_port}]
     assert proxies["spec"]["template"]["spec"]["terminationGracePeriodSeconds"] > proxy.drain_s
 
@@ -223,4 +240,5 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
         "replication": loaded.broker.ha_listen_port or loaded.broker.listen_port + 1,
         "metrics": loaded.broker.metrics_port,
     }
-    assert container["livenessProbe"]["httpGet"]["path"] == "/healthz"
+    assert loaded.broker.metrics_exporter is MetricsExporter.PROM
+    assert probes_of(container) == HEALTH

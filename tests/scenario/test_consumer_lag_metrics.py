@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
 
 from tandemmq.broker.broker import Broker
-from tandemmq.broker.options import MetricsExporter
 from tandemmq.cli import app
 from tandemmq.remoting import metrics_port
+from tandemmq.telemetry.export_options import MetricsExporter
 from waits import PATIENCE_S, until
 
 PREFIX = "rocketmq_consumer_"

@@ -12,14 +12,17 @@ import grpc.aio
 import pytest
 from client_rig import running_rig
 from prometheus_client.parser import text_string_to_metric_families
+from test_health import fetch
 from test_proxy import GROUP, TOPIC, ask, receive
 
 from ports import free_port
 from tandemmq.client import Admin
+from tandemmq.runtime.machine import TcpNetwork
 from waits import PATIENCE_S, until
 
 pytestmark = pytest.mark.process
 
+ROUTES = {"name": "routes", "holds": True}
 Samples = dict[tuple[str, frozenset[str]], float]
 
 
@@ -86,6 +89,8 @@ async def test_a_proxy_process_counts_what_passes(tmp_path: Path) -> None:
             for rpc in ("SendMessage", "AckMessage", "ReceiveMessage"):
                 # A text is served for a second.
                 await until(lambda rpc=rpc: shows("calls_total", 1, rpc, "OK"))
+            ready = {"status": "ready", "conditions": [{"name": "serving", "holds": True}, ROUTES]}
+            assert await fetch(TcpNetwork(), ("127.0.0.1", port), "/health/ready") == (200, ready)
             samples = await scrape(port)
             for direction in ("in", "out"):
                 assert samples[f"tandemmq_proxy_messages_{direction}_total", frozenset()] == 1

@@ -30,7 +30,7 @@ from tandemmq.broker.autoswitch.term import (
 )
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.durable import DutyTasks
-from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions, MetricsExporter
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
 from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica.replica import GroupReplica
@@ -55,6 +55,7 @@ from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.options import BrokerRole, StoreOptions
 from tandemmq.telemetry import events
+from tandemmq.telemetry.export_options import MetricsExporter
 
 if TYPE_CHECKING:
     from tandemmq.remoting.metrics_port import MetricsPort
@@ -84,6 +85,7 @@ class Broker:
     is_active = False
     """True once the owner of an elected broker has called `activate`."""
     is_paused = False
+    _is_stopping = False
     store: MessageStore | None = None
     _parts: Parts | None = None
     _replica: ReplicaRole | None = None
@@ -364,6 +366,7 @@ class Broker:
         `keeps` is set for an elected broker that continues in another role: it stays registered, and keeps
         its ports and the connections for which `keeps` is True.
         """
+        self._is_stopping = True
         await self._waiting.close()
         if self._registration is not None and keeps is None:
             await self._registration.stop()
@@ -453,13 +456,31 @@ class Broker:
         if self.options.metrics_exporter is not MetricsExporter.PROM:
             return
         # Imported only if needed: the library costs a broker 30 ms and 4 MiB.
+        from tandemmq.broker.health import BrokerHealth
         from tandemmq.broker.metrics import MetricSources, make_metrics_port
 
         listeners = dict(zip(("main", "fast"), self._servers, strict=False))
-        sources = MetricSources(parts.core, parts.pop, listeners, self._replica or self._elected)
-        self._metrics = make_metrics_port(sources, self._machine.network)
+        replica = self._replica or self._elected
+        assert replica is not None
+        assert self._registration is not None
+        health = BrokerHealth(
+            parts.core.store,
+            replica,
+            self._registration,
+            is_slave=self.options.is_slave,
+            is_stopping=lambda: self._is_stopping,
+            role_fault=self._role_fault,
+        )
+        sources = MetricSources(parts.core, parts.pop, listeners, replica)
+        self._metrics = make_metrics_port(sources, health.read, self._machine.network)
         host, port = self.options.metrics_host or self.options.listen_host, self.options.metrics_port
         self.metrics_address = await self._metrics.start(host, port)
+
+    def _role_fault(self) -> str:
+        if self._term is not None:
+            return self._term.role_fault()
+        other = self._claim.yielded_to
+        return f"the master at {other} has the name of this broker, too, and continues" if other else ""
 
     def _start_tasks(self, parts: Parts) -> None:
         self._scope.start("save_tables", self._tables.saver.run())

@@ -25,6 +25,7 @@ from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode, response_name
+from tandemmq.remoting.health import Conditions
 from tandemmq.remoting.http import HttpAnswer
 from tandemmq.remoting.metrics_port import MetricsPort
 from tandemmq.remoting.server import RemotingServer
@@ -245,7 +246,7 @@ def check_health(store: MessageStore) -> HttpAnswer:
     return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())
 
 
-def make_metrics_port(sources: MetricSources, network: Network) -> MetricsPort:
+def make_metrics_port(sources: MetricSources, read_ready: Conditions, network: Network) -> MetricsPort:
     """Returns the port that serves a broker's metrics."""
     core = sources.core
     lag, readings = LagReader(core, sources.pop), Readings(core)
@@ -254,5 +255,6 @@ def make_metrics_port(sources: MetricSources, network: Network) -> MetricsPort:
         lambda: check_health(core.store),
         network=network,
         clock=core.clock,
+        read_ready=read_ready,
         read_pieces=lambda: chain(readings.read(), lag.read()),
     )

@@ -18,18 +18,12 @@ from tandemmq.remoting.options import PLAIN, TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions, SetOptions
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.store.options import StoreOptions
+from tandemmq.telemetry.export_options import ExportOptions
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
 PERMISSION_INHERIT = 1
 PERMISSION_MAX = 7
-
-
-class MetricsExporter(Enum):
-    """The way in which the broker exports metrics (metricsExporterType)."""
-
-    DISABLE = "DISABLE"
-    PROM = "PROM"
 
 
 class RequestModeName(Enum):
@@ -40,7 +34,7 @@ class RequestModeName(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BrokerOptions:
+class BrokerOptions(ExportOptions):
     """The settings of one broker; relations to the store's options are checked when the broker is built."""
 
     # Identity and addresses.
@@ -62,9 +56,6 @@ class BrokerOptions:
     controllers: tuple[str, ...] = ()  # controllerAddr, split at ';': only displayed, see ElectionOptions
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
-    metrics_exporter: MetricsExporter = MetricsExporter.DISABLE  # metricsExporterType
-    metrics_host: str = ""  # metricsPromExporterHost; empty: listen_host
-    metrics_port: int = 5557  # metricsPromExporterPort; 0 picks a free one
 
     # Topics and groups.
     auto_create_topic: bool = True  # autoCreateTopicEnable

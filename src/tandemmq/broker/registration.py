@@ -79,6 +79,14 @@ class Registration:
                 link.notify_tried()
             await asyncio.gather(*(link.leave() for link in self._links))
 
+    @property
+    def fault(self) -> str:
+        """The reason why no name server knows this broker; empty if one does, or if none is configured."""
+        if self._links and not self.is_started:
+            return "the broker has not begun to register"
+        faults = [f"{link.address}: {link.fault}" for link in self._links if link.fault]
+        return "; ".join(faults) if len(faults) == len(self._links) else ""
+
     async def wait_registered(self, names: Iterable[str]) -> None:
         """Waits until every reachable name server knows these topics, at most `REGISTRATION_WAIT_S`: the
         creator of a topic may request its route at once.
@@ -181,6 +189,8 @@ class NameServerLink:
         self._in_flight: dict[str, None] = {}
         self._wake = TimedEvent(core.clock)
         self._is_reachable = True
+        self.fault = "it has not answered yet"
+        """The reason why the server does not know this broker; empty while it does."""
         self._channel: Channel | None = None  # the channel of the last answer
         self._answered_at_s = 0.0
         self._is_forgotten = False
@@ -253,6 +263,7 @@ class NameServerLink:
         if not self._is_reachable:
             log.info(events.NAMESERVER_REACHED, extra={"address": self.address})
         self._is_reachable = True
+        self.fault = ""
         self.answer = answer
         self._watch_channel()
         self._owner.on_registered()
@@ -288,3 +299,4 @@ class NameServerLink:
             )
             log.warning(event, extra={"address": self.address, "reason": str(error)})
         self._is_reachable = False
+        self.fault = str(error)

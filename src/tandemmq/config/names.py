@@ -13,7 +13,7 @@ from dataclasses import Field, dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from tandemmq.broker.options import MetricsExporter, RequestModeName
+from tandemmq.broker.options import RequestModeName
 from tandemmq.config import kinds
 from tandemmq.config.kinds import FLAG, POSITIVE, ValueKind, choice, whole
 from tandemmq.controller.options import ControllerOptions
@@ -24,6 +24,7 @@ from tandemmq.remoting.options import ClientAuth, TlsMode
 from tandemmq.remoting.settings import option_keys
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
+from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
 from tandemmq.units import KIB
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
@@ -61,6 +62,13 @@ TLS_KEYS: Final[dict[str, Key]] = {
 TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 """The keys of a properties file with more TLS settings; directly given settings win."""
 
+_EXPORT_KINDS: Final = {
+    "metricsExporterType": choice(MetricsExporter),
+    "metricsPromExporterHost": kinds.OPTIONAL_IP,
+    "metricsPromExporterPort": kinds.PORT,
+}
+"""The kinds of the settings of `ExportOptions`, which all servers have."""
+
 BROKER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     # Identity and addresses
@@ -81,9 +89,10 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "namesrvAddr": _key(kinds.ADDRESSES, "broker.name_servers"),
     "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
     "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
-    "metricsExporterType": _key(choice(MetricsExporter), "broker.metrics_exporter"),
-    "metricsPromExporterHost": _key(kinds.OPTIONAL_IP, "broker.metrics_host"),
-    "metricsPromExporterPort": _key(kinds.PORT, "broker.metrics_port"),
+    **{
+        name: _key(_EXPORT_KINDS[name], f"broker.{option.name}")
+        for name, option in option_keys(ExportOptions).items()
+    },
     "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
     "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
     # Topics and groups
@@ -273,9 +282,7 @@ _PROXY_KINDS: Final = {
     "namesrvAddr": kinds.NAME_SERVERS,
     "proxyAdvertise": kinds.ADDRESS,
     "aclConfigDir": kinds.DIRECTORY,
-    "metricsExporterType": BROKER_KEYS["metricsExporterType"].kind,
-    "metricsPromExporterHost": kinds.OPTIONAL_IP,
-    "metricsPromExporterPort": kinds.PORT,
+    **_EXPORT_KINDS,
     "proxyProtocolAddresses": kinds.IPS,
     "proxyStorePath": kinds.DIRECTORY,
     "maxMessageSize": whole(0),
@@ -293,7 +300,7 @@ _PROXY_KINDS: Final = {
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_kind_of(option), f"nameserver.{option.name}")
+        name: _key(_EXPORT_KINDS.get(name) or _kind_of(option), f"nameserver.{option.name}")
         for name, option in nameserver_option_keys().items()
     },
     "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
@@ -305,7 +312,7 @@ NAMESERVER_KEYS: Final[dict[str, Key]] = {
 CONTROLLER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_kind_of(option), f"controller.{option.name}")
+        name: _key(_EXPORT_KINDS.get(name) or _kind_of(option), f"controller.{option.name}")
         for name, option in option_keys(ControllerOptions).items()
     },
     "innerClientAuthenticationCredentials": _key(

@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
+from typing import TYPE_CHECKING
 
 from tandemmq.consensus.core.messages import Message, decode_message, encode_message
 from tandemmq.consensus.shell.files import RaftFiles
@@ -33,6 +34,7 @@ from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.health import Condition, live_page
 from tandemmq.remoting.options import ServerOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
@@ -41,6 +43,10 @@ from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.export_options import MetricsExporter
+
+if TYPE_CHECKING:
+    from tandemmq.remoting.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
@@ -54,7 +60,12 @@ HISTORY = "history"
 class Controller:
     """One controller. `on_fatal` is called when the controller can no longer be trusted and must be
     stopped.
+
+    metrics_address  the port of the metrics and of the health pages; None if disabled
     """
+
+    metrics_address: Address | None = None
+    _metrics: MetricsPort | None = None
 
     def __init__(
         self,
@@ -71,7 +82,7 @@ class Controller:
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.CONTROLLER_CONFIG_CHANGED, disk=disk
         )
-        self._clock = clock
+        self._network, self._clock = network, clock
         self._tls = TlsAcceptor(config.tls, disk=disk, clock=clock)
         self._scope = TaskScope("controller", None if on_fatal is None else lambda _, error: on_fatal(error))
         self._client = RemotingClient(
@@ -149,6 +160,7 @@ class Controller:
         await self.raft.start()
         port = parse_address(self._configured[options.self_id])[1]
         address = await self._server.start(options.listen_host, port)
+        await self._start_metrics()
         self._scope.start("watch_masters", self._elections.watch())
         self._scope.start("watch_certificates", self._tls.watch())
         log.info(
@@ -164,12 +176,33 @@ class Controller:
         timeout.
         """
         await self._hand_over()
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._scope.close()
         await self._server.stop()
         await self.raft.stop()
         await self._client.close()
         self._audit.close()
         log.info(events.CONTROLLER_STOPPED)
+
+    async def _start_metrics(self) -> None:
+        options = self._settings.options
+        if options.metrics_exporter is MetricsExporter.DISABLE:
+            return
+        # Imported only if needed, as at a broker.
+        from tandemmq.remoting.metrics_port import MetricsPort
+
+        self._metrics = MetricsPort(
+            tuple, live_page, read_ready=self.read_conditions, network=self._network, clock=self._clock
+        )
+        host = options.metrics_host or options.listen_host
+        self.metrics_address = await self._metrics.start(host, options.metrics_port)
+
+    def read_conditions(self) -> Iterator[Condition]:
+        """Yields the conditions under which the controller is ready: it knows the leader of its group."""
+        has_leader = self.raft.is_leader or self.raft.leader is not None
+        voters = ", ".join(sorted(self.raft.members.voters))
+        yield Condition("leader", "" if has_leader else f"the controllers {voters} have elected no leader")
 
     async def _hand_over(self) -> None:
         if not self.raft.is_leader:

@@ -12,6 +12,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting import settings
 from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
+from tandemmq.telemetry.export_options import ExportOptions
 
 HOME: Final = Path(os.path.expanduser("~"))
 STORE_PATH: Final = HOME / "DLedgerController"
@@ -19,7 +20,7 @@ CONFIG_STORE_PATH: Final = HOME / "controller" / "controller.properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ControllerOptions:
+class ControllerOptions(ExportOptions):
     """Settings of one controller (spec controller 8)."""
 
     group: str = field(default="DefaultController", metadata={"key": "controllerDLegerGroup"})
@@ -113,6 +114,7 @@ class ControllerConfig:
 
 FIXED_KEYS: Final = frozenset(
     {
+        *settings.option_keys(ExportOptions),
         "configBlackList",
         "configStorePath",
         "rocketmqHome",

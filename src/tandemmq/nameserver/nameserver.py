@@ -10,8 +10,9 @@ answered 3. Queries, and the operator's changes, are 105, 106, 205, 206, 216, 22
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
@@ -30,6 +31,7 @@ from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.health import Condition, Conditions, live_page
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
@@ -38,6 +40,10 @@ from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.export_options import MetricsExporter
+
+if TYPE_CHECKING:
+    from tandemmq.remoting.metrics_port import MetricsPort
 
 log = logging.getLogger(__name__)
 
@@ -183,7 +189,13 @@ def build_routes(
 
 
 class NameServer:
-    """One name server. `on_fatal` is called when it can no longer be trusted and must be stopped."""
+    """One name server. `on_fatal` is called when it can no longer be trusted and must be stopped.
+
+    metrics_address  the port of the health pages; None if disabled
+    """
+
+    metrics_address: Address | None = None
+    _metrics: MetricsPort | None = None
 
     def __init__(
         self,
@@ -198,13 +210,15 @@ class NameServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """Creates the name server. `credentials` sign its notifications to brokers."""
+        self.more_conditions: Conditions = tuple
+        """Set by the owner: the conditions of a controller in the same process."""
         self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
-        self._clock = clock
+        self._network, self._clock = network, clock
         self._settings = Settings(
             options, fixed_keys=FIXED_KEYS, event=events.NAMESERVER_CONFIG_CHANGED, disk=disk
         )
         self._kv = KvConfig(options.kv_config_path, disk=disk)
-        table = RouteTable()
+        self._table = table = RouteTable()
         on_failure = None if on_fatal is None else lambda _, error: on_fatal(error)
         self._scope = TaskScope("nameserver", on_failure)
         self._client = RemotingClient(
@@ -249,6 +263,7 @@ class NameServer:
         options = self._settings.options
         self._queries.started_at_s = self._clock.monotonic()
         address = await self._server.start(options.listen_host, options.listen_port)
+        await self._start_metrics()
         self._scope.start("scan", self._scan())
         self._scope.start("watch_certificates", self._tls.watch())
         log.info(events.NAMESERVER_STARTED, extra={"address": address})
@@ -258,10 +273,32 @@ class NameServer:
 
     async def stop(self) -> None:
         """Closes the port and every connection; the KV configuration is already on disk."""
+        if self._metrics is not None:
+            await self._metrics.stop()
         await self._scope.close()
         await self._server.stop()
         await self._client.close()
         log.info(events.NAMESERVER_STOPPED)
+
+    async def _start_metrics(self) -> None:
+        options = self._settings.options
+        if options.metrics_exporter is MetricsExporter.DISABLE:
+            return
+        # Imported only if needed, as at a broker.
+        from tandemmq.remoting.metrics_port import MetricsPort
+
+        self._metrics = MetricsPort(
+            tuple, live_page, read_ready=self._read_conditions, network=self._network, clock=self._clock
+        )
+        host = options.metrics_host or options.listen_host
+        self.metrics_address = await self._metrics.start(host, options.metrics_port)
+
+    def _read_conditions(self) -> Iterator[Condition]:
+        """Yields the conditions under which the name server is ready: it has the routes of known brokers."""
+        brokers = self._table.cluster_info().brokers
+        has_routes = not brokers or bool(self._table.topics())
+        yield Condition("routes", "" if has_routes else f"no topic of {', '.join(brokers)} is registered")
+        yield from self.more_conditions()
 
     async def _scan(self) -> None:
         """Removes silent brokers periodically (spec nameserver 5)."""

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from tandemmq.errors import ConfigError
 from tandemmq.remoting import settings
+from tandemmq.telemetry.export_options import ExportOptions
 
 HOME: Final = Path(os.path.expanduser("~")) / "namesrv"
 KV_CONFIG_PATH: Final = HOME / "kvConfig.json"
@@ -16,7 +17,7 @@ CONFIG_STORE_PATH: Final = HOME / "namesrv.properties"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NameServerOptions:
+class NameServerOptions(ExportOptions):
     """Settings of one name server (spec nameserver 10). `option_keys` maps RocketMQ's keys to the fields."""
 
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
@@ -69,6 +70,7 @@ def option_keys() -> dict[str, Field[Any]]:
 
 FIXED_KEYS: Final = frozenset(
     {
+        *settings.option_keys(ExportOptions),
         "configBlackList",
         "configStorePath",
         "kvConfigPath",

@@ -8,11 +8,11 @@ from enum import Enum
 from pathlib import Path
 from typing import Final
 
-from tandemmq.broker.options import MetricsExporter
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.remoting.options import PLAIN, TlsOptions
+from tandemmq.telemetry.export_options import ExportOptions
 
 STORE_PATH: Final = Path(os.path.expanduser("~")) / "tandemmq-proxy"
 NAME_SERVERS: Final = "127.0.0.1:9876"
@@ -29,7 +29,7 @@ class MetricCollectorMode(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ProxyOptions:
+class ProxyOptions(ExportOptions):
     """Settings of one proxy (spec proxy 9). `remoting.settings.option_keys` maps keys to fields."""
 
     listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})  # ours
@@ -56,13 +56,6 @@ class ProxyOptions:
     """The names of the proxy in its metrics. RocketMQ's default for `name`, and that of `config`, is the name
     of the host.
     """
-    metrics_exporter: MetricsExporter = field(
-        default=MetricsExporter.DISABLE, metadata={"key": "metricsExporterType"}
-    )
-    metrics_host: str = field(default="", metadata={"key": "metricsPromExporterHost"})
-    """The address of /metrics and /healthz; empty: `listen_host`."""
-    metrics_port: int = field(default=5557, metadata={"key": "metricsPromExporterPort"})
-    """The port of /metrics and /healthz, and of the first worker; 0 picks a free one."""
     # Sends (spec proxy 5.3); 0 for the body, the group, the delay or the recovery time means no limit
     body_bytes_max: int = field(default=4_194_304, metadata={"key": "maxMessageSize"})
     """The bytes of a body, before and after decompression, and of all messages of one request together."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from tandemmq.broker.access.plain_rules import read_tools_credentials
-from tandemmq.broker.options import MetricsExporter
 from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
@@ -39,6 +38,7 @@ from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Machine
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.export_options import MetricsExporter
 
 if TYPE_CHECKING:
     from tandemmq.remoting.metrics_port import MetricsPort
@@ -285,6 +285,7 @@ class Proxy:
             return
         # Imported only if needed, as at a broker.
         from tandemmq.proxy.metrics import ProxySources, read_all
+        from tandemmq.proxy.route_probe import RouteProbe
         from tandemmq.remoting.metrics_port import MetricsPort
 
         sources = ProxySources(
@@ -301,8 +302,14 @@ class Proxy:
             access=self._access,
         )
         machine = self._machine
+        probe = RouteProbe(self.brokers.name_servers, clock=machine.clock)
+        self._tasks.start("route probe", probe.run())
         self._metrics = MetricsPort(
-            lambda: read_all(sources), _check_health, network=machine.network, clock=machine.clock
+            lambda: read_all(sources),
+            _check_health,
+            network=machine.network,
+            clock=machine.clock,
+            read_ready=lambda: (self._health.condition, probe.condition),
         )
         host = options.metrics_host or options.listen_host
         self.metrics_address = await self._metrics.start(host, options.metrics_port)

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from tandemmq.proxy.rpc import GrpcCall, GrpcFailure, GrpcStatus, Message, Method, parse, receive_one
 from tandemmq.proxy.schema import PACKAGE, add_file, find_file, message_class
+from tandemmq.remoting.health import Condition
 
 _HEALTH: Final = "grpc.health.v1"
 _REFLECTION: Final = ("grpc.reflection.v1", "grpc.reflection.v1alpha")
@@ -72,6 +73,10 @@ class Health:
     def __init__(self) -> None:
         self._is_serving = False
         self._changed = asyncio.Event()
+
+    @property
+    def condition(self) -> Condition:
+        return Condition("serving", "" if self._is_serving else "the proxy starts or stops")
 
     def set_serving(self, is_serving: bool) -> None:
         """Sets the state and notifies all watchers."""

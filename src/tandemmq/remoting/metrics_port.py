@@ -1,6 +1,6 @@
-"""`MetricsPort`: serves /metrics for Prometheus and /healthz for a supervisor on a port of their own.
+"""`MetricsPort`: serves /metrics for Prometheus and the health pages for a supervisor on a port of their own.
 
-Brokers and gRPC proxies have one each. The readings are taken on request; the port knows nothing of them.
+Each server may have one. The readings are taken on request; the port knows nothing of them.
 Strategy:   readings of many series come piece by piece. A scrape spreads them over turns of the loop of about
             `SLICE_S` each, and scrapers that wait at the same time share one round.
 At a bound: the text is rendered at most once per `RENDER_S_MIN`; further requests get the same text, so that
@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from tandemmq.errors import ConfigError
+from tandemmq.remoting.health import Conditions, live_page, ready_page
 from tandemmq.remoting.http import HttpAnswer, HttpServer, Page, PageSteps
 from tandemmq.runtime.ports import Address, Clock, Network
 from tandemmq.telemetry import events
@@ -32,8 +33,8 @@ ReadPieces = Callable[[], Iterator[Sequence[Sample]]]
 
 
 class MetricsPort:
-    """The port of one process. `check_health` returns the answer to /healthz; `read_pieces` yields the
-    readings of families with many series.
+    """The port of one process. `check_health` returns the answer to /healthz, `read_ready` the conditions of
+    /health/ready; `read_pieces` yields the readings of families with many series.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class MetricsPort:
         *,
         network: Network,
         clock: Clock,
+        read_ready: Conditions = tuple,
         read_pieces: ReadPieces = lambda: iter(()),
     ) -> None:
         self._exporter = TextExporter(read_all)
@@ -53,7 +55,12 @@ class MetricsPort:
         self._render_count = 0
         self._round: Iterator[None] | None = None
         self._round_began_at = 0.0
-        pages: dict[str, Page] = {"/metrics": self._serve_metrics, "/healthz": check_health}
+        pages: dict[str, Page] = {
+            "/metrics": self._serve_metrics,
+            "/healthz": check_health,
+            "/health/live": live_page,
+            "/health/ready": lambda: ready_page(read_ready()),
+        }
         self._server = HttpServer(pages, network=network, clock=clock)
 
     async def start(self, host: str, port: int) -> Address:

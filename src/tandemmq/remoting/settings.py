@@ -13,6 +13,7 @@ import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import Field, fields, replace
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
@@ -146,7 +147,9 @@ def _parse_value(key: str, text: str, present: bool | int | str | Path) -> bool 
     return type(present)(text)
 
 
-def _render_value(value: bool | int | str | Path) -> str:
+def _render_value(value: bool | int | str | Path | Enum) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
     if isinstance(value, bool):
         return "true" if value else "false"
     return str(value).replace("\\", "\\\\")

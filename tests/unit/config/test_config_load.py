@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tandemmq.broker.options import BrokerConfig, MetricsExporter
+from tandemmq.broker.options import BrokerConfig
 from tandemmq.config.load import (
     MachineFacts,
     load_broker,
@@ -30,6 +30,7 @@ from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.settings import render_options
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
+from tandemmq.telemetry.export_options import MetricsExporter
 
 MACHINE = MachineFacts(
     host_name="box.example.org", address="10.1.2.3", memory_bytes=8 << 30, home=Path("/home/u")

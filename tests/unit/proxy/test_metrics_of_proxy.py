@@ -11,7 +11,6 @@ from http2_client import Http2Client
 from prometheus_client.parser import text_string_to_metric_families
 
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
-from tandemmq.broker.options import MetricsExporter
 from tandemmq.errors import ConfigError
 from tandemmq.proxy.metrics import in_milliseconds
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
@@ -22,6 +21,7 @@ from tandemmq.remoting import metrics_port
 from tandemmq.remoting.options import TlsMode, TlsOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Address, Machine
+from tandemmq.telemetry.export_options import MetricsExporter
 from tandemmq.telemetry.metrics import Histogram, MetricKind
 from tandemmq.telemetry.proxy_metrics import (
     CALL_BUCKETS_S,

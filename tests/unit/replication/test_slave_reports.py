@@ -37,6 +37,7 @@ COPYING = ReplicationSlaveStatus(
     halt=None,
     last_read_at=EpochMs(0),
     last_written_at=EpochMs(0),
+    copied_at=EpochMs(0),
     bytes_per_second=0,
 )
 HALTED = replace(

@@ -100,6 +100,7 @@ class ElectedBroker:
     epoch = 0
     """The epoch of the newest term that this broker has accepted, or is accepting."""
     state = RoleState.UNASSIGNED
+    _is_retiring = False
     _assigned: MasterFacts | None = None
     _replication: AutoSwitch | None = None
     _broker: Broker | None = None
@@ -257,6 +258,7 @@ class ElectedBroker:
         until all of them are answered. A slave does nothing. Neither does a master that cannot hand over or
         whose settings forbid it; the controllers then elect a successor after the stop.
         """
+        self._is_retiring = True
         others = self.replication.required
         election = self._config.election
         if election.hands_over_at_stop and self.may_write() and others:
@@ -310,6 +312,7 @@ class ElectedBroker:
                 client=self._client,
                 ha_address=self.ha_address,
                 may_write=self.may_write,
+                role_fault=self._role_fault,
                 routes=self._routes(),
                 copying=self.replication,
                 mismatch=lambda: self._membership.mismatch.reason or self._history_check.mismatch,
@@ -341,6 +344,14 @@ class ElectedBroker:
             return True
         others = self.replication.required
         return others is not None and self._peer_leases.have_all(others, now_s)
+
+    def _role_fault(self) -> str:
+        """Returns the reason why this broker is neither an active master nor a slave; empty if it is."""
+        if self._is_retiring:
+            return "the broker stops"
+        if self.state is RoleState.LEADING:
+            return "" if self.may_write() else "a master without a lease of controllers or of its whole set"
+        return "" if self.state is RoleState.FOLLOWING else self.state.value
 
     def handle_peer_lease(self, channel: Channel, command: Command) -> Command:
         """TANDEM_VOUCH (30107): a slave of this term grants a lease, or asks if one is requested."""

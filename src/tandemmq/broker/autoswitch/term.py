@@ -104,7 +104,8 @@ class Term:
     """The objects of a term that outlive its `Broker`.
 
     `epoch`: the master's epoch; 0 before the first one is known. `may_write`: returns True if a master may
-    currently serve `WRITES`. `routes`: requests about the role itself. `copying`: the log replication, in any
+    currently serve `WRITES`. `role_fault`: returns the reason why the broker does not act in a role; empty if
+    it does. `routes`: requests about the role itself. `copying`: the log replication, in any
     role. `mismatch`: returns the reason why the controllers' record or the master does not match this
     history, empty while they agree. `foreign`: returns the reason why this broker may belong to another
     group, empty if it does not. `unsaved_tables`: tables that the previous term's broker could not write, for
@@ -116,6 +117,7 @@ class Term:
     client: RemotingClient
     ha_address: Address
     may_write: Callable[[], bool]
+    role_fault: Callable[[], str]
     routes: dict[int, Handler]
     copying: AutoSwitch
     mismatch: Callable[[], str]
@@ -285,6 +287,11 @@ class ElectedReplica(GroupReplica):
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
         return self._copying.slave_status() if self._is_slave else None
+
+    @property
+    def is_caught_up(self) -> bool:
+        """True on a slave that holds what its master had when the connection began."""
+        return self._copying.is_caught_up
 
     @property
     def history_mismatch(self) -> str:

@@ -111,7 +111,8 @@ class ReplicationSlaveStatus:
 
     `tail`: the result of the last comparison with the master's log, None if none was made. `start_rule`: the
     rule by which the copy of this connection began; `log_start`: the begin of the copy. `local_address`: the
-    local address of the last connection to the master, ("", 0) before the first.
+    local address of the last connection to the master, ("", 0) before the first. `copied_at`: the arrival of
+    the newest bytes of the log; 0 before the first.
     """
 
     state: SlaveState
@@ -125,6 +126,7 @@ class ReplicationSlaveStatus:
     halt: Halt | None
     last_read_at: EpochMs
     last_written_at: EpochMs
+    copied_at: EpochMs
     bytes_per_second: int
 
 
@@ -168,7 +170,7 @@ class ReplicationSlave:
         self._timer: TimerHandle | None = None
         self._timer_due_ms = NEVER_MS
         self._is_started = False
-        self._last_read_at = self._last_written_at = EpochMs(0)
+        self._last_read_at = self._last_written_at = self._last_copied_at = EpochMs(0)
         self._assigned_address: str | None = None
         self.on_lost: Callable[[], None] | None = None
         """Called when a working connection has ended, or at the first failed attempt of an outage."""
@@ -220,6 +222,7 @@ class ReplicationSlave:
             halt=session.halt,
             last_read_at=self._last_read_at,
             last_written_at=self._last_written_at,
+            copied_at=self._last_copied_at,
             bytes_per_second=session.rate.per_second(self._now_ms()),
         )
 
@@ -395,6 +398,7 @@ class ReplicationSlave:
         end = run.log_offset + len(run.data)
         assert self._store.appended.value == end, (self._store.appended.value, end)
         assert self._store.max_log_offset == end, (self._store.max_log_offset, end)
+        self._last_copied_at = self._last_read_at
         return ""
 
     def _on_verdict(self, verdict: TailVerdict) -> None:
