@@ -5,29 +5,35 @@ getConsumerConfig, updateSubGroup, updateSubGroupList, deleteSubGroup, setConsum
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Final, Literal
 
-import msgspec
 import typer
 from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
-from tandemmq.errors import GroupNotFound, NoRoute, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.errors import GroupNotFound, RemoteProtocolError
+from tandemmq.manage import resets
+from tandemmq.manage.groups import change_group, delete_group, read_state
+from tandemmq.manage.progress import (
+    GroupLag,
+    MemberReports,
+    read_group_names,
+    read_lags,
+    read_members,
+    read_reports,
+    sum_lag,
+)
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.bodies.stats import QueueProgress, RunningInfo
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
-from tandemmq.protocol.topic_names import DLQ_PREFIX, RETRY_PREFIX, is_retry_topic
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 
@@ -71,25 +77,21 @@ async def start_monitoring(tools: Tools) -> CommandAnswer:
     columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
     table = Table("groups", columns)
     topics = await tools.cluster_admin.topics()
-    for group in await _groups(tools, masters, topics):
-        queues = await _rows(tools, masters, group, "")
-        lags = [row[-3] for row in queues]
-        # For each queue with a lag: the store time of the last message that the group has read.
-        read_at = [row[-1] for row in queues if row[-3] > 0 and row[-1] > 0]
-        behind_s = max(0, now_ms - min(read_at)) // 1000 if read_at else None
-        dead = DLQ_PREFIX + group
-        dead_count = await tools.cluster_admin.message_count(dead) if dead in topics else 0
-        problems: list[str] = []
-        told = await _ask_members(tools, masters, group, problems)
+    for group in await read_group_names(tools, masters, topics):
+        state = await read_state(tools, masters, group, now_ms)
+        reports = await read_reports(tools, masters, group)
+        problems = _notes(reports)
         wants = {
-            tuple(sorted((one.topic, one.expression) for one in info.subscriptions)) for _, _, info in told
+            tuple(sorted((one.topic, one.expression) for one in info.subscriptions))
+            for _, _, info in reports.reports
         }
         if len(wants) > 1:
             problems.append("members subscribe differently")
-        members = await _member_count(tools, masters, group)
-        if sum(lags) and not members:
+        members = len(state.members.members)
+        if state.lag and not members:
             problems.append("no member is online")
-        figures = (members, sum(lags), max(lags, default=0), behind_s, dead_count)
+        largest = max((one.lag for one in state.lags), default=0)
+        figures = (members, state.lag, largest, state.behind_s, state.dead_count)
         table.rows.append((group, *figures, "; ".join(problems) or None))
     return CommandAnswer([table])
 
@@ -135,10 +137,10 @@ async def consumer_status(
         "queues", ("client", "topic", "broker", "queue", "commit_offset", "cached", "locked", "pulled_at")
     )
     stacks: list[str] = []
-    notes: list[str] = []
     asked = await tools.masters(Place(broker))
-    reports = await _ask_members(tools, asked, group, notes, client_id=client_id, has_stack=has_stack)
-    for at, client, info in reports:
+    told = await read_reports(tools, asked, group, client_id=client_id, has_stack=has_stack)
+    notes = _notes(told)
+    for at, client, info in told.reports:
         members.rows += [(at, client, name, text) for name, text in sorted(info.properties.items())]
         members.rows += [
             (at, client, f"subscription of {data.topic}", data.expression) for data in info.subscriptions
@@ -152,7 +154,7 @@ async def consumer_status(
             for queue, state in sorted(info.queues.items())
         ]
         stacks += [f"{client}:\n{info.stack}"] if info.stack else []
-    if not reports and not notes:
+    if not told.reports and not notes:
         notes.append(f"no consumer {client_id} of group {group!r} is online")
     return CommandAnswer([members, queues], [*notes, *stacks], exit_code=0 if members.rows else 1)
 
@@ -252,10 +254,8 @@ async def delete_sub_group(
     ] = False,
 ) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
-    deleted = await tools.ask(
-        await tools.masters(place), broker_admin.delete_group, group, removes_offsets=removes_offsets
-    )
-    return CommandAnswer.of_rows("deleted", "broker group", [(at, group) for at, _ in deleted])
+    deleted = await delete_group(tools, place, group, removes_offsets=removes_offsets)
+    return CommandAnswer.of_rows("deleted", "broker group", [(at, group) for at in deleted])
 
 
 @opt.command(app, "resetOffsetByTime")
@@ -323,15 +323,8 @@ async def clone_group_offset(
     ] = False,
 ) -> CommandAnswer:
     """Copy another group's offsets in a topic to a group that is not running."""
-    table = Table("cloned", ("broker", "source", "target", "topic"))
-    route = await tools.cluster_admin.topic_route(topic)
-    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
-        address = broker.addresses.get(MASTER_ID)
-        if address is None:
-            raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
-        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
-        table.rows.append((address, source, target, topic))
-    return CommandAnswer([table])
+    rows = [(at, source, target, topic) for at in await resets.clone_offsets(tools, source, target, topic)]
+    return CommandAnswer.of_rows("cloned", "broker source target topic", rows)
 
 
 def _retry_policy(text: str, option: str) -> GroupRetryPolicy:
@@ -404,14 +397,9 @@ async def update_sub_group(
 ) -> CommandAnswer:
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
     changes = opt.given(settings)
-    table = Table("changed", ("broker", "group", "settings"))
-    for at, held in await tools.ask(await tools.masters(place), broker_admin.query_group_config, group):
-        config = held or SubscriptionGroupConfig(name=group)
-        # A group keeps its attributes; a request contains only changes of them.
-        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
-        await broker_admin.create_group(tools.remoting, at, config)
-        table.rows.append((at, group, to_builtins(changes)))
-    return CommandAnswer([table])
+    changed = await change_group(tools, place, group, changes)
+    rows = [(at, group, to_builtins(changes)) for at, _ in changed]
+    return CommandAnswer.of_rows("changed", "broker group settings", rows)
 
 
 @opt.command(app, "updateSubGroupList")
@@ -471,21 +459,11 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
     if group:
         return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
     table = Table("groups", ("group", "members", "lag"))
-    for one in await _groups(tools, masters, await tools.cluster_admin.topics()):
-        lag = sum(row[-3] for row in await _rows(tools, masters, one, ""))
-        table.rows.append((one, await _member_count(tools, masters, one), lag))
+    for one in await read_group_names(tools, masters, await tools.cluster_admin.topics()):
+        members = await read_members(tools, masters, one)
+        lags = await read_lags(tools, masters, one, members=members)
+        table.rows.append((one, len(members.members), sum_lag(lags)))
     return CommandAnswer([table])
-
-
-async def _groups(tools: Tools, masters: list[str], topics: Iterable[str]) -> list[str]:
-    """Returns the groups that have a retry topic. A group that pops also has one retry topic per topic, which
-    does not name another group.
-    """
-    known: set[str] = set()
-    for _, table in await tools.ask(masters, broker_admin.query_group_configs):
-        known |= table.groups.keys()
-    names = [name.removeprefix(RETRY_PREFIX) for name in topics if is_retry_topic(name)]
-    return [name for name in names if name in known]
 
 
 async def _progress_of_group(
@@ -493,108 +471,27 @@ async def _progress_of_group(
 ) -> CommandAnswer:
     columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
     table = Table("queues", (*columns, "consumed_at"))
-    table.rows = await _rows(tools, masters, group, topic)
-    if not table.rows:
+    members = await read_members(tools, masters, group)
+    lags = await read_lags(tools, masters, group, topic, members=members)
+    if not lags:
         raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
-    lag = sum(row[-3] for row in table.rows)
-    members = await _member_count(tools, masters, group)
-    notes = [f"lag {lag} messages, {members} members online"]
+    table.rows = list(map(_row, lags))
+    notes = [f"lag {sum_lag(lags)} messages, {len(members.members)} members online"]
     if has_clients:
-        readers = await _readers(tools, masters, group, notes)
+        reports = await read_reports(tools, masters, group)
+        notes += _notes(reports)
+        # The address is the first part of a client id.
+        readers = {queue: client.partition("@")[0] for queue, client in reports.readers().items()}
         table.columns = (*table.columns, "client_ip")
-        table.rows = [(*row, readers.get(MessageQueue(*row[:3]))) for row in table.rows]
+        table.rows = [(*_row(one), readers.get(one.queue)) for one in lags]
     return CommandAnswer([table], notes)
 
 
-async def _readers(tools: Tools, masters: list[str], group: str, notes: list[str]) -> dict[MessageQueue, str]:
-    """Returns, per queue, the address in the client id of the member that reads it."""
-    told = await _ask_members(tools, masters, group, notes)
-    return {queue: client.partition("@")[0] for _, client, info in told for queue in info.queues}
+def _row(one: GroupLag) -> Row:
+    queue = one.queue
+    place = (queue.topic, queue.broker_name, queue.queue_id)
+    return (*place, one.broker_offset, one.committed_offset, one.lag, one.in_flight, one.read_at_ms)
 
 
-async def _ask_members(
-    tools: Tools,
-    addresses: list[str],
-    group: str,
-    notes: list[str],
-    *,
-    client_id: str = "",
-    has_stack: bool = False,
-) -> list[tuple[str, str, RunningInfo]]:
-    """Returns the running info of each member of a group, or of one, with the broker that was asked and the
-    client id; adds a note for each member that does not answer.
-    """
-    told: list[tuple[str, str, RunningInfo]] = []
-    asked: set[str] = set()
-    for address in addresses:
-        found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
-        for one in () if found is None else found.connections:
-            if one.client_id in asked or client_id not in ("", one.client_id):
-                continue
-            asked.add(one.client_id)
-            try:
-                info = await broker_admin.query_running_info(
-                    tools.remoting, address, group, one.client_id, has_stack=has_stack
-                )
-            except TandemError as error:
-                notes.append(f"{one.client_id} does not report its state: {error}")
-                continue
-            told.append((address, one.client_id, info))
-    return told
-
-
-async def _rows(tools: Tools, masters: list[str], group: str, topic: str) -> list[Row]:
-    """Returns the group's progress in each queue. Topics that the group reads at any broker, or subscribes to
-    now, count at every broker: in a queue without a committed offset all messages count as lag.
-    """
-    found = {address: await _progress_at(tools, address, group, topic) for address in masters}
-    if not topic:
-        _, subscribed = await _online(tools, masters, group)
-        topics = subscribed.union(*({queue.topic for queue in queues} for queues in found.values()))
-        for address, queues in found.items():
-            for missing in sorted(topics - {queue.topic for queue in queues}):
-                held = await _progress_at(tools, address, group, missing)
-                queues |= {queue: one for queue, one in held.items() if one.broker_offset}
-    rows: list[Row] = []
-    for queues in found.values():
-        for queue, one in queues.items():
-            lag = one.broker_offset - one.committed_offset
-            in_flight = max(0, one.pull_offset - one.committed_offset)
-            place = (queue.topic, queue.broker_name, queue.queue_id)
-            offsets = (one.broker_offset, one.committed_offset, lag, in_flight)
-            rows.append((*place, *offsets, one.last_timestamp_ms))
-    return sorted(rows)
-
-
-async def _progress_at(
-    tools: Tools, address: str, group: str, topic: str
-) -> dict[MessageQueue, QueueProgress]:
-    """Returns the group's progress at one broker; empty when the broker knows neither the group nor an
-    offset.
-    """
-    try:
-        stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=topic or None)
-    except RequestRejected:
-        return {}
-    return dict(stats.queues)
-
-
-async def _online(tools: Tools, masters: list[str], group: str) -> tuple[set[str], set[str]]:
-    """Returns the client ids of the online members, and the topics that they subscribe to."""
-    members: set[str] = set()
-    topics: set[str] = set()
-    for address in masters:
-        try:
-            found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
-        except RequestRejected:
-            continue
-        if found is not None:
-            members.update(connection.client_id for connection in found.connections)
-            topics.update(found.subscriptions)
-    return members, topics
-
-
-async def _member_count(tools: Tools, masters: list[str], group: str) -> int:
-    """Returns the number of members; a member is connected to all brokers and counts once."""
-    members, _ = await _online(tools, masters, group)
-    return len(members)
+def _notes(reports: MemberReports) -> list[str]:
+    return [f"{client} does not report its state: {error}" for client, error in reports.silent.items()]

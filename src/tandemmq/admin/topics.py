@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import msgspec
 import typer
@@ -22,12 +22,8 @@ from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
 from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import Place, Tools, find_targets
-from tandemmq.protocol.bodies.tables import (
-    TOPIC_UNIT,
-    TOPIC_UNIT_SUBSCRIPTION,
-    SubscriptionGroupConfig,
-    TopicConfig,
-)
+from tandemmq.manage.topics import change_topic, read_ends, read_series
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.protocol.requests.admin import IfExists
@@ -35,7 +31,6 @@ from tandemmq.protocol.topic_names import (
     HALF_TOPIC,
     ORDER_TOPICS,
     SCHEDULE_TOPIC,
-    check_topic,
     is_dlq_topic,
     is_retry_topic,
     is_system_group,
@@ -107,11 +102,9 @@ async def topic_status(tools: Tools, topic: opt.Topic) -> CommandAnswer:
     table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
         address = _master_or_slave(broker.addresses, broker.broker_name)
-        stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
-        for queue, ends in sorted(stats.queues.items()):
-            count = ends.max_offset - ends.min_offset
-            row = (queue.broker_name, queue.queue_id, ends.min_offset, ends.max_offset, count)
-            table.rows.append((*row, ends.updated_at_ms))
+        for queue in await read_ends(tools, address, topic):
+            ends = (queue.min_offset, queue.max_offset, queue.count, queue.newest_at_ms)
+            table.rows.append((queue.broker_name, queue.queue_id, *ends))
     return CommandAnswer([table])
 
 
@@ -166,42 +159,16 @@ class TopicSettings:
         opt.FLAG,
     ] = None
 
-    def changes(self, sys_flag: int) -> dict[str, Any]:
-        """Returns the changed fields of a topic with these flags."""
-        changes = opt.given(self)
-        for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
-            if name in changes:
-                sys_flag = sys_flag | bit if changes.pop(name) else sys_flag & ~bit
-                changes["sys_flag"] = sys_flag
-        return changes
-
 
 @opt.command(app, "updateTopic")
 async def update_topic(
     tools: Tools, topic: opt.Topic, place: Place, settings: TopicSettings, force: Force = False
 ) -> CommandAnswer:
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
-    check_topic(topic)
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
-    failure: TopicHasUnread | None = None
-    for target in await find_targets(tools, place, masters_only=True):
-        existing = await admin_topics.read_config(tools.remoting, target.address, topic)
-        config = existing or TopicConfig(name=topic, read_queue_count=8, write_queue_count=8)
-        changes = settings.changes(config.sys_flag)
-        config = msgspec.structs.replace(config, **changes)
-        if existing is None:
-            if_exists = IfExists.NO_FEWER
-            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        else:
-            masters = {target.broker_name or target.address: target.address}
-            try:
-                await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
-            except TopicHasUnread as error:
-                failure = failure or error
+    for at, config in await change_topic(tools, place, topic, opt.given(settings), force=force):
         counts = config.read_queue_count, config.write_queue_count
-        table.rows.append((target.address, topic, *counts, config.permission))
-    if failure is not None:
-        raise failure
+        table.rows.append((at, topic, *counts, config.permission))
     unreadable = [row for row in table.rows if row[3] > row[2]]
     notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unreadable]
     return CommandAnswer([table], notes)
@@ -306,12 +273,12 @@ async def stats_all(
             continue
         route = await tools.cluster_admin.topic_route(name)
         masters = route.masters
-        in_tps, in_day = await _sum_stats(tools, masters, "TOPIC_PUT_NUMS", name)
+        in_tps, in_day = await read_series(tools, masters, "TOPIC_PUT_NUMS", name)
         groups = await tools.groups_of(route, name)
         for group in groups or [""]:
             out_tps, out_day, lag = 0.0, 0, None
             if group:
-                out_tps, out_day = await _sum_stats(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
+                out_tps, out_day = await read_series(tools, masters, "GROUP_GET_NUMS", f"{name}@{group}")
                 lag = await tools.cluster_admin.lag(group, name)
             if not only_active or in_day or out_day:
                 rows.append((name, group, lag, round(in_tps, 2), round(out_tps, 2), in_day, out_day))
@@ -437,14 +404,6 @@ def _master_or_slave(addresses: Mapping[int, str], broker_name: str) -> str:
     return addresses.get(MASTER_ID) or addresses[min(addresses)]
 
 
-async def _sum_stats(tools: Tools, addresses: list[str], name: str, key: str) -> tuple[float, int]:
-    """Returns the rate per second and the count of a day, summed over these brokers."""
-    found = [await broker_admin.query_stats(tools.remoting, address, name, key) for address in addresses]
-    # In its first hour a series has only a minute's sum, and in its first day no day's sum.
-    counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
-    return sum(one.minute.tps for one in found), sum(counts)
-
-
 async def _user_tables(
     tools: Tools, address: str, *, has_special: bool
 ) -> tuple[dict[str, TopicConfig], dict[str, SubscriptionGroupConfig]]:
@@ -470,8 +429,8 @@ async def _traffic(
     """Returns the current rates per second and the counts of a day by mqadmin's names; transactions and
     delayed messages are separate.
     """
-    half_tps, half_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", HALF_TOPIC)
-    late_tps, late_day = await _sum_stats(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
+    half_tps, half_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", HALF_TOPIC)
+    late_tps, late_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
     tps = {
         "normalInTps": first_rate(facts.get("putTps")) or 0.0,
         "normalOutTps": first_rate(sent_rates(facts)) or 0.0,

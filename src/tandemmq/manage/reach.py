@@ -45,3 +45,13 @@ async def ask_each(
                 return Reached(target, None, str(error))
 
     return await asyncio.gather(*map(ask, targets))
+
+
+def answers_of(reached: Iterable[Reached[T, A]]) -> list[tuple[T, A]]:
+    """Returns the answers with their targets, without the targets that gave none."""
+    return [(one.target, one.answer) for one in reached if one.answer is not None]
+
+
+def errors_of(reached: Iterable[Reached[T, A]]) -> dict[T, str]:
+    """Returns the reason of each target that gave no answer."""
+    return {one.target: one.error for one in reached if one.error}

@@ -158,6 +158,14 @@ async def find_targets(
     return targets
 
 
+def serving(targets: Iterable[Target]) -> list[Target]:
+    """Returns one replica of each of these brokers: the master, or else the slave with the lowest id."""
+    firsts: dict[tuple[str, str], Target] = {}
+    for target in sorted(targets):
+        firsts.setdefault((target.cluster, target.broker_name), target)
+    return list(firsts.values())
+
+
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
     """Returns the brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:

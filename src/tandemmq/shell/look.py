@@ -12,7 +12,7 @@ from tandemmq.admin.options import repeat
 from tandemmq.admin.render import CommandAnswer, Table, print_answer
 from tandemmq.errors import TandemError
 from tandemmq.manage.tools import Tools, open_tools
-from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, reply_topic
+from tandemmq.manage.topics import TopicKind, system_names, topic_kind
 from tandemmq.shell.session import AsJson, NameServers, explain, find_name_servers, run
 
 
@@ -28,11 +28,9 @@ def topics(
     async def work(tools: Tools) -> CommandAnswer:
         table = Table("topics", ("topic", "queues", "messages", "brokers"))
         info = await tools.cluster_admin.cluster_info()
-        # Each broker has a topic of its own name, one of its cluster's name, and one for replies.
-        of_brokers = {*info.brokers, *info.clusters, *map(reply_topic, info.clusters)}
+        system = system_names(info)
         for name in await tools.cluster_admin.topics():
-            is_system = name in of_brokers or is_system_topic(name)
-            if not all_topics and (is_system or is_retry_topic(name) or is_dlq_topic(name)):
+            if not all_topics and topic_kind(name, system) is not TopicKind.USER:
                 continue
             try:
                 ends = await tools.cluster_admin.topic_offsets(name)

@@ -1,0 +1,154 @@
+"""The consumer groups of a cluster: their settings, members and lag, and changes of them.
+
+`read_groups` sends one request to each broker and returns all groups; `read_state` and `read_group` ask for
+the details of the groups that are shown. Used by commands and by pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from tandemmq.api import broker_admin
+from tandemmq.errors import RequestRejected
+from tandemmq.manage.progress import GroupLag, OnlineMembers, find_behind_s, read_lags, read_members, sum_lag
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.tools import Place, Target, Tools, find_targets, serving
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, is_system_group
+from tandemmq.remoting.client import RemotingClient
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One consumer group with its settings at each broker that has it, by broker name."""
+
+    name: str
+    is_system: bool
+    configs: Mapping[str, SubscriptionGroupConfig]
+
+    @property
+    def can_consume(self) -> bool:
+        """True if consumption is allowed at every broker."""
+        return all(config.is_consume_enabled for config in self.configs.values())
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterGroups:
+    """All groups, by name, the brokers that reported them, and the errors of the others."""
+
+    groups: dict[str, Group]
+    targets: list[Target]
+    failed: dict[Target, str]
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The members and the progress of one group. `retry_count` messages wait in its retry topics;
+    `dead_count` are in its dead-letter topic.
+    """
+
+    members: OnlineMembers
+    lags: list[GroupLag]
+    behind_s: int | None
+    dead_count: int
+
+    @property
+    def lag(self) -> int:
+        return sum_lag(self.lags)
+
+    @property
+    def retry_count(self) -> int:
+        return sum_lag(one for one in self.lags if is_retry_topic(one.queue.topic))
+
+    @property
+    def topics(self) -> list[str]:
+        """The topics in which the group has offsets or subscriptions, except its retry topics."""
+        names = {one.queue.topic for one in self.lags} | self.members.subscriptions.keys()
+        return sorted(name for name in names if not is_retry_topic(name))
+
+
+async def read_groups(tools: Tools, targets: Iterable[Target] | None = None) -> ClusterGroups:
+    """Returns all groups, with one request to one replica of each of these brokers, or of all brokers."""
+    if targets is None:
+        targets = await find_targets(tools)
+
+    async def ask(target: Target) -> SubscriptionGroupTable:
+        return await broker_admin.query_group_configs(tools.remoting, target.address)
+
+    reached = await ask_each(serving(targets), ask)
+    answers = answers_of(reached)
+    configs: dict[str, dict[str, SubscriptionGroupConfig]] = {}
+    for target, table in answers:
+        for name, config in table.groups.items():
+            configs.setdefault(name, {})[target.broker_name] = config
+    groups = {name: Group(name, is_system_group(name), held) for name, held in sorted(configs.items())}
+    return ClusterGroups(groups, [target for target, _ in answers], errors_of(reached))
+
+
+async def read_states(
+    tools: Tools, table: ClusterGroups, names: Iterable[str], now_ms: int
+) -> dict[str, GroupState]:
+    """Returns the state of some groups of the table."""
+    shown = list(names)
+    addresses = [target.address for target in table.targets]
+    states = await asyncio.gather(*(read_state(tools, addresses, name, now_ms) for name in shown))
+    return dict(zip(shown, states, strict=True))
+
+
+async def read_state(tools: Tools, masters: list[str], group: str, now_ms: int) -> GroupState:
+    """Returns the state of a group, from the brokers at these addresses."""
+    members = await read_members(tools, masters, group)
+    lags = await read_lags(tools, masters, group, members=members)
+    dead = await asyncio.gather(*(_count_at(tools, address, dlq_topic(group)) for address in masters))
+    return GroupState(members, lags, find_behind_s(lags, now_ms), sum(dead))
+
+
+async def change_group(
+    tools: Tools, place: Place, group: str, changes: Mapping[str, Any]
+) -> list[tuple[str, SubscriptionGroupConfig]]:
+    """Creates a group, or changes the given fields of its settings, at one broker or at every master of a
+    cluster. Returns the settings that were sent to each of them.
+    """
+    changed: list[tuple[str, SubscriptionGroupConfig]] = []
+    for at in await tools.masters(place):
+        config = await _read_config(tools.remoting, at, group) or SubscriptionGroupConfig(name=group)
+        # A group keeps its attributes; a request contains only changes of them.
+        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
+        await broker_admin.create_group(tools.remoting, at, config)
+        changed.append((at, config))
+    return changed
+
+
+async def delete_group(tools: Tools, place: Place, group: str, *, removes_offsets: bool) -> list[str]:
+    """Deletes a group at one broker or at every master of a cluster; returns their addresses."""
+    deleted = await tools.ask(
+        await tools.masters(place), broker_admin.delete_group, group, removes_offsets=removes_offsets
+    )
+    return [address for address, _ in deleted]
+
+
+async def _read_config(remoting: RemotingClient, address: str, group: str) -> SubscriptionGroupConfig | None:
+    """Returns the group's settings at a broker, None if it lacks the group. A RocketMQ 4.9 broker can only
+    list all groups; then the group is picked from the list.
+    """
+    try:
+        return await broker_admin.query_group_config(remoting, address, group)
+    except RequestRejected as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+    return (await broker_admin.query_group_configs(remoting, address)).groups.get(group)
+
+
+async def _count_at(tools: Tools, address: str, topic: str) -> int:
+    """Returns the number of messages of a topic at one broker; 0 if it lacks the topic."""
+    try:
+        stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
+    except RequestRejected:
+        return 0
+    return sum(one.max_offset - one.min_offset for one in stats.queues.values())

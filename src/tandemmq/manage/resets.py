@@ -1,0 +1,127 @@
+"""Moves of a group's committed offsets: a preview of each move, the move itself, and copies of another
+group's offsets. Used by commands and by pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+
+from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client.route_cache import build_view
+from tandemmq.errors import BadRequest, NoRoute, QueueNotFound
+from tandemmq.manage.progress import read_members
+from tandemmq.manage.tools import Tools
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.units import MASTER_ID
+
+
+@dataclass(frozen=True, slots=True)
+class NewPosition:
+    """The position to which a group is moved: in each queue the first message stored at or after `time_ms`
+    (END_OF_QUEUE_MS: the end), or the offset of one queue.
+    """
+
+    time_ms: int = END_OF_QUEUE_MS
+    queue: MessageQueue | None = None
+    offset: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class QueueMove:
+    """The move of a group in one queue, which holds the messages `[min_offset, max_offset)`. `committed` is
+    None if the group has no offset there; then it counts as one that has read nothing.
+    """
+
+    queue: MessageQueue
+    min_offset: int
+    max_offset: int
+    committed: int | None
+    new_offset: int
+
+    @property
+    def skipped(self) -> int:
+        """The number of stored messages that the group will not consume any more."""
+        return max(0, min(self.new_offset, self.max_offset) - max(self.committed or 0, self.min_offset))
+
+    @property
+    def repeated(self) -> int:
+        """The number of stored messages that the group will consume once more."""
+        return max(0, min(self.committed or 0, self.max_offset) - max(self.new_offset, self.min_offset))
+
+
+async def preview_reset(tools: Tools, group: str, topic: str, position: NewPosition) -> list[QueueMove]:
+    """Returns what `reset_group` would do in each queue now; changes nothing.
+
+    Raises:  TopicNotFound; QueueNotFound; NoRoute for a broker that cannot be asked.
+    """
+    admin = tools.cluster_admin
+    ends, committed = await asyncio.gather(admin.topic_offsets(topic), admin.committed_offsets(group, topic))
+    if position.queue is not None:
+        if position.queue not in ends:
+            raise QueueNotFound(
+                f"topic {topic!r} has no queue {position.queue.queue_id} at {position.queue.broker_name!r}"
+            )
+        ends = {position.queue: ends[position.queue]}
+    found = {} if position.time_ms == END_OF_QUEUE_MS else await admin.offsets_at(topic, position.time_ms)
+    return [
+        QueueMove(
+            queue,
+            one.min_offset,
+            one.max_offset,
+            committed.get(queue),
+            found.get(queue, one.max_offset) if position.offset is None else position.offset,
+        )
+        for queue, one in ends.items()
+    ]
+
+
+async def reset_group(tools: Tools, group: str, topic: str, position: NewPosition) -> dict[MessageQueue, int]:
+    """Moves a group, running or not; returns the new offset of each moved queue.
+
+    Brokers of RocketMQ 4.9 move all queues when one is named. There one queue is moved by a commit, which the
+    group's members would overwrite; if any is online, the move is refused.
+    Raises:  TopicNotFound; NoRoute for a broker without a master; BadRequest.
+    """
+    if position.queue is None:
+        return await tools.cluster_admin.reset_offsets(group, topic, position.time_ms)
+    (move,) = await preview_reset(tools, group, topic, position)
+    queue = move.queue
+    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
+    address = view.master_address(queue.broker_name)
+    if address is None:
+        raise NoRoute(f"broker {queue.broker_name!r} has no master: offsets cannot be reset there")
+    version = (await broker_admin.query_runtime_info(tools.remoting, address)).get("brokerVersionDesc", "")
+    if version.startswith(("V3", "V4")):
+        if (await read_members(tools, [address], group)).members:
+            raise BadRequest(
+                f"{queue.broker_name} has RocketMQ {version}, which moves one queue only while no member of"
+                f" {group!r} is online: stop the members, or move all queues to a time"
+            )
+        await tools.cluster_admin.set_offset(group, queue, move.new_offset)
+        return {queue: move.new_offset}
+    return await broker_admin.reset_offsets(
+        tools.remoting,
+        address,
+        group,
+        topic,
+        position.time_ms,
+        queue_id=queue.queue_id,
+        offset=move.new_offset,
+    )
+
+
+async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> list[str]:
+    """Copies another group's offsets in a topic to a group that is not running. Returns the addresses of the
+    brokers. Raises NoRoute for a broker without a master; those before it are done then.
+    """
+    route = await tools.cluster_admin.topic_route(topic)
+    done: list[str] = []
+    for broker in sorted(route.brokers, key=lambda one: one.broker_name):
+        address = broker.addresses.get(MASTER_ID)
+        if address is None:
+            raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
+        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
+        done.append(address)
+    return done

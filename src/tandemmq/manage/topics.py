@@ -1,0 +1,330 @@
+"""The topics of a cluster: their settings, their load, their queues and readers, and changes of them.
+
+`read_topics` sends one request to each broker and returns all topics; `read_load` and `read_topic` ask for
+the details of the topics that are shown. Used by commands and by pages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any, Final
+
+import msgspec
+
+from tandemmq.api import broker_admin
+from tandemmq.client import admin_topics
+from tandemmq.errors import TopicHasUnread
+from tandemmq.manage.progress import find_behind_s, read_lags, read_members, sum_lag
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.tools import Place, Target, Tools, find_targets, serving, targets_of
+from tandemmq.protocol.bodies.route import ClusterInfo
+from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
+from tandemmq.protocol.bodies.tables import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION, TopicConfig, TopicConfigTable
+from tandemmq.protocol.requests.admin import IfExists
+from tandemmq.protocol.topic_names import (
+    check_topic,
+    is_dlq_topic,
+    is_retry_topic,
+    is_system_topic,
+    reply_topic,
+)
+
+MESSAGE_TYPE: Final = "message.type"
+NEW_QUEUE_COUNT: Final = 8
+"""The queues of a new topic whose number is not given, as mqadmin has it."""
+CONSUMERS_MAX: Final = 100
+"""The most groups whose progress is read for one topic; the others are only counted."""
+
+
+class TopicKind(StrEnum):
+    """The use of a topic, by its name."""
+
+    USER = "user"
+    RETRY = "retry"
+    DEAD_LETTER = "dead letter"
+    SYSTEM = "system"
+
+
+@dataclass(frozen=True, slots=True)
+class Topic:
+    """One topic with its settings at each broker that has it, by broker name."""
+
+    name: str
+    kind: TopicKind
+    configs: Mapping[str, TopicConfig]
+
+    @property
+    def read_queue_count(self) -> int:
+        return sum(config.read_queue_count for config in self.configs.values())
+
+    @property
+    def write_queue_count(self) -> int:
+        return sum(config.write_queue_count for config in self.configs.values())
+
+    @property
+    def permissions(self) -> tuple[int, ...]:
+        """The permissions at the brokers, each once: one where all brokers agree."""
+        return tuple(sorted({config.permission for config in self.configs.values()}))
+
+    @property
+    def attributes(self) -> dict[str, str]:
+        """The attributes at any broker."""
+        return {key: text for config in self.configs.values() for key, text in config.attributes.items()}
+
+    @property
+    def message_type(self) -> str:
+        """The kind of messages that the topic accepts; an empty text where none is set."""
+        return self.attributes.get(MESSAGE_TYPE, "")
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTopics:
+    """All topics, by name, the brokers that reported them, and the errors of the others."""
+
+    topics: dict[str, Topic]
+    targets: list[Target]
+    failed: dict[Target, str]
+
+
+@dataclass(frozen=True, slots=True)
+class QueueEnds:
+    """The stored messages of one queue, `[min_offset, max_offset)`, and the time of the newest one."""
+
+    broker_name: str
+    queue_id: int
+    min_offset: int
+    max_offset: int
+    newest_at_ms: int
+
+    @property
+    def count(self) -> int:
+        return self.max_offset - self.min_offset
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The stored messages of a topic, and its incoming messages per second and in the last 24 hours."""
+
+    count: int
+    newest_at_ms: int
+    in_tps: float
+    in_day: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicConsumer:
+    """One group that reads a topic: its members, its lag, and the traffic to it."""
+
+    group: str
+    member_count: int
+    lag: int
+    behind_s: int | None
+    out_tps: float
+    out_day: int
+
+
+@dataclass(frozen=True, slots=True)
+class TopicDetails:
+    """One topic in full. `consumers` are the first CONSUMERS_MAX of `consumer_count` groups; `failed` are the
+    brokers that did not answer.
+    """
+
+    topic: Topic
+    clusters: tuple[str, ...]
+    load: Load
+    queues: tuple[QueueEnds, ...]
+    consumers: tuple[TopicConsumer, ...]
+    consumer_count: int
+    failed: Mapping[Target, str]
+
+    @property
+    def skew(self) -> float:
+        """The messages of the fullest queue, as a multiple of the average; 1.0 without messages."""
+        counts = [queue.count for queue in self.queues]
+        return max(counts) * len(counts) / sum(counts) if sum(counts) else 1.0
+
+
+# Reads
+
+
+def system_names(info: ClusterInfo) -> frozenset[str]:
+    """Returns the topics that brokers create for themselves under names of this cluster: each broker has one
+    of its own name, one of its cluster's name, and one for replies.
+    """
+    return frozenset({*info.brokers, *info.clusters, *map(reply_topic, info.clusters)})
+
+
+def topic_kind(name: str, system: frozenset[str]) -> TopicKind:
+    """Returns the use of a topic; `system` are the names that `system_names` returns."""
+    if name in system or is_system_topic(name):
+        return TopicKind.SYSTEM
+    if is_retry_topic(name):
+        return TopicKind.RETRY
+    return TopicKind.DEAD_LETTER if is_dlq_topic(name) else TopicKind.USER
+
+
+async def read_topics(tools: Tools, targets: Iterable[Target] | None = None) -> ClusterTopics:
+    """Returns all topics, with one request to one replica of each of these brokers, or of all brokers."""
+    info = await tools.cluster_admin.cluster_info()
+
+    async def ask(target: Target) -> TopicConfigTable:
+        return await broker_admin.query_topic_configs(tools.remoting, target.address)
+
+    reached = await ask_each(serving(targets_of(info) if targets is None else targets), ask)
+    answers = answers_of(reached)
+    configs: dict[str, dict[str, TopicConfig]] = {}
+    for target, table in answers:
+        for name, config in table.topics.items():
+            configs.setdefault(name, {})[target.broker_name] = config
+    system = system_names(info)
+    topics = {name: Topic(name, topic_kind(name, system), held) for name, held in sorted(configs.items())}
+    return ClusterTopics(topics, [target for target, _ in answers], errors_of(reached))
+
+
+async def read_load(tools: Tools, table: ClusterTopics, names: Iterable[str]) -> dict[str, Load]:
+    """Returns the load of some topics of the table, as far as their brokers answer."""
+    shown = [table.topics[name] for name in names]
+
+    async def load(topic: Topic) -> Load:
+        asked = [target for target in table.targets if target.broker_name in topic.configs]
+        queues = await _read_ends(tools, asked, topic.name)
+        return await _read_load(tools, asked, topic.name, queues)
+
+    loads = await asyncio.gather(*map(load, shown))
+    return {topic.name: one for topic, one in zip(shown, loads, strict=True)}
+
+
+async def read_topic(tools: Tools, name: str, now_ms: int) -> TopicDetails:
+    """Returns one topic in full, as far as its brokers answer. Raises TopicNotFound."""
+    route = await tools.cluster_admin.topic_route(name)
+    asked = [
+        Target(one.cluster, one.broker_name, *min(one.addresses.items()))
+        for one in route.brokers
+        if one.addresses
+    ]
+
+    async def read_config(target: Target) -> TopicConfig | None:
+        return await admin_topics.read_config(tools.remoting, target.address, name)
+
+    async def read_names(target: Target) -> tuple[str, ...]:
+        return await broker_admin.query_groups_of_topic(tools.remoting, target.address, name)
+
+    held = await ask_each(asked, read_config)
+    configs = {target.broker_name: config for target, config in answers_of(held) if config is not None}
+    failed = errors_of(held)
+    asked = [target for target in asked if target not in failed]
+    queues = await _read_ends(tools, asked, name)
+    found = answers_of(await ask_each(asked, read_names))
+    names = sorted({group for _, groups in found for group in groups})
+    addresses = [target.address for target in asked]
+    shown = names[:CONSUMERS_MAX]
+    consumers = await asyncio.gather(*(_read_consumer(tools, addresses, one, name, now_ms) for one in shown))
+    system = system_names(await tools.cluster_admin.cluster_info())
+    return TopicDetails(
+        topic=Topic(name, topic_kind(name, system), configs),
+        clusters=tuple(sorted({target.cluster for target in asked})),
+        load=await _read_load(tools, asked, name, queues),
+        queues=tuple(queues),
+        consumers=tuple(consumers),
+        consumer_count=len(names),
+        failed=failed,
+    )
+
+
+async def read_ends(tools: Tools, address: str, topic: str) -> list[QueueEnds]:
+    """Returns the ends of the topic's queues at one broker, in queue order. Raises TopicNotFound."""
+    stats = await broker_admin.query_topic_stats(tools.remoting, address, topic)
+    return [
+        QueueEnds(queue.broker_name, queue.queue_id, one.min_offset, one.max_offset, one.updated_at_ms)
+        for queue, one in sorted(stats.queues.items())
+    ]
+
+
+async def read_series(tools: Tools, addresses: Iterable[str], name: str, key: str) -> tuple[float, int]:
+    """Returns the rate per second and the count of a day of one series, summed over these brokers."""
+    return _sum_series([one for _, one in await tools.ask(addresses, broker_admin.query_stats, name, key)])
+
+
+# Changes
+
+
+async def change_topic(
+    tools: Tools, place: Place, topic: str, changes: Mapping[str, Any], *, force: bool = False
+) -> list[tuple[str, TopicConfig]]:
+    """Creates a topic, or changes its given settings, at one broker or at every master of a cluster. Returns
+    the settings at each of them.
+
+    `changes` are fields of `TopicConfig`, and its flags `is_unit` and `has_unit_subscription`. Raises:
+    TopicHasUnread when read queues with unread messages would go; all other changes are applied then.
+    """
+    check_topic(topic)
+    changed: list[tuple[str, TopicConfig]] = []
+    failure: TopicHasUnread | None = None
+    for target in await find_targets(tools, place, masters_only=True):
+        existing = await admin_topics.read_config(tools.remoting, target.address, topic)
+        config = existing or TopicConfig(
+            name=topic, read_queue_count=NEW_QUEUE_COUNT, write_queue_count=NEW_QUEUE_COUNT
+        )
+        fields = _as_fields(changes, config.sys_flag)
+        config = msgspec.structs.replace(config, **fields)
+        if existing is None:
+            if_exists = IfExists.NO_FEWER
+            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
+        else:
+            masters = {target.broker_name or target.address: target.address}
+            try:
+                await admin_topics.change(tools.remoting, masters, topic, fields, force=force)
+            except TopicHasUnread as error:
+                failure = failure or error
+        changed.append((target.address, config))
+    if failure is not None:
+        raise failure
+    return changed
+
+
+# Inside
+
+
+def _as_fields(changes: Mapping[str, Any], sys_flag: int) -> dict[str, Any]:
+    fields = dict(changes)
+    for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
+        if name in fields:
+            sys_flag = sys_flag | bit if fields.pop(name) else sys_flag & ~bit
+            fields["sys_flag"] = sys_flag
+    return fields
+
+
+async def _read_ends(tools: Tools, asked: list[Target], topic: str) -> list[QueueEnds]:
+    async def ask(target: Target) -> list[QueueEnds]:
+        return await read_ends(tools, target.address, topic)
+
+    return [queue for _, queues in answers_of(await ask_each(asked, ask)) for queue in queues]
+
+
+async def _read_load(tools: Tools, asked: list[Target], topic: str, queues: list[QueueEnds]) -> Load:
+    async def ask(target: Target) -> BrokerStatsAnswer:
+        return await broker_admin.query_stats(tools.remoting, target.address, "TOPIC_PUT_NUMS", topic)
+
+    return Load(
+        sum(queue.count for queue in queues),
+        max((queue.newest_at_ms for queue in queues), default=0),
+        *_sum_series([answer for _, answer in answers_of(await ask_each(asked, ask))]),
+    )
+
+
+async def _read_consumer(
+    tools: Tools, addresses: list[str], group: str, topic: str, now_ms: int
+) -> TopicConsumer:
+    members = await read_members(tools, addresses, group)
+    lags = await read_lags(tools, addresses, group, topic)
+    tps, day = await read_series(tools, addresses, "GROUP_GET_NUMS", f"{topic}@{group}")
+    return TopicConsumer(group, len(members.members), sum_lag(lags), find_behind_s(lags, now_ms), tps, day)
+
+
+def _sum_series(found: list[BrokerStatsAnswer]) -> tuple[float, int]:
+    # In its first hour a series has only a minute's sum, and in its first day no day's sum.
+    counts = (one.day.sum or one.hour.sum or one.minute.sum for one in found)
+    return sum(one.minute.tps for one in found), sum(counts)

@@ -1,0 +1,42 @@
+"""A cluster in this process, with the connections of an operator's tools."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from tandemmq.client import Message
+from tandemmq.manage.tools import Tools, open_tools
+from tandemmq.testing import Cluster
+
+
+@dataclass(frozen=True, slots=True)
+class ManagedCluster:
+    """The cluster, and the connections to it."""
+
+    cluster: Cluster
+    tools: Tools
+
+    async def send(self, topic: str, count: int) -> None:
+        async with self.cluster.producer() as producer:
+            for number in range(count):
+                await producer.send(Message(topic=topic, body=b"%d" % number))
+
+    async def consume(self, topic: str, group: str, count: int) -> None:
+        """Consumes and commits `count` messages of the topic."""
+        async with self.cluster.consumer(topic, group) as consumer:
+            taken = 0
+            async for message in consumer:
+                consumer.ack(message)
+                taken += 1
+                if taken == count:
+                    break
+            await consumer.commit()
+
+
+@asynccontextmanager
+async def managed_cluster(**options: object) -> AsyncIterator[ManagedCluster]:
+    """Starts a cluster with these options of `Cluster`, and opens the connections to it."""
+    async with Cluster(**options) as cluster, open_tools(cluster.name_servers) as tools:  # type: ignore[arg-type]  # real options
+        yield ManagedCluster(cluster, tools)

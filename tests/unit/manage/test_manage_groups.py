@@ -1,0 +1,131 @@
+"""Reads and changes of consumer groups, and moves of their offsets, against a cluster in this process."""
+
+from __future__ import annotations
+
+import pytest
+
+from managed_cluster import ManagedCluster
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.errors import QueueNotFound
+from tandemmq.manage.groups import (
+    change_group,
+    delete_group,
+    read_groups,
+    read_state,
+    read_states,
+)
+from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, read_members, read_reports, sum_lag
+from tandemmq.manage.resets import NewPosition, QueueMove, clone_offsets, preview_reset, reset_group
+from tandemmq.manage.tools import Place
+from tandemmq.protocol.bodies import MessageQueue
+from waits import until
+
+PLACE = Place(cluster="DefaultCluster")
+NOW_MS = 1_900_000_000_000
+
+
+async def lag_of(managed: ManagedCluster, group: str, topic: str = "Orders") -> int:
+    return sum_lag(await read_lags(managed.tools, [managed.cluster.master_address], group, topic))
+
+
+async def test_groups_have_settings_members_and_lag(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("Orders", queue_count=2)
+    await managed.send("Orders", 4)
+    await managed.consume("Orders", "billing", 1)
+    async with managed.cluster.consumer("Orders", "billing"):
+        table = await read_groups(managed.tools)
+        assert table.groups["billing"].can_consume
+        assert not table.groups["billing"].is_system
+
+        async def is_online() -> bool:
+            states = await read_states(managed.tools, table, ["billing"], NOW_MS)
+            return bool(states["billing"].members.members)
+
+        await until(is_online)
+        state = (await read_states(managed.tools, table, ["billing"], NOW_MS))["billing"]
+        assert state.topics == ["Orders"]
+        assert (state.lag, state.retry_count, state.dead_count) == (3, 0, 0)
+        assert set(state.members.subscriptions["Orders"]) == {managed.cluster.master_address}
+        reports = await read_reports(managed.tools, [managed.cluster.master_address], "billing")
+        assert set(reports.readers().values()) <= set(state.members.members)
+
+
+async def test_a_group_is_created_changed_and_deleted(managed: ManagedCluster) -> None:
+    await change_group(managed.tools, PLACE, "billing", {"retry_count_max": 3})
+    await change_group(managed.tools, PLACE, "billing", {"is_consume_enabled": False})
+    group = (await read_groups(managed.tools)).groups["billing"]
+    (config,) = group.configs.values()
+    assert (config.retry_count_max, config.is_consume_enabled, group.can_consume) == (3, False, False)
+    await delete_group(managed.tools, PLACE, "billing", removes_offsets=True)
+    assert "billing" not in (await read_groups(managed.tools)).groups
+
+
+async def test_a_reset_does_what_its_preview_says(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("Orders", queue_count=1)
+    await managed.send("Orders", 10)
+    await managed.consume("Orders", "billing", 4)
+    queue = MessageQueue("Orders", "broker-a", 0)
+    for position, new_offset, skipped, repeated in (
+        (NewPosition(END_OF_QUEUE_MS), 10, 6, 0),
+        (NewPosition(0), 0, 0, 10),
+        (NewPosition(queue=queue, offset=7), 7, 7, 0),
+        (NewPosition(queue=queue, offset=5), 5, 0, 2),
+    ):
+        (move,) = await preview_reset(managed.tools, "billing", "Orders", position)
+        assert (move.new_offset, move.skipped, move.repeated) == (new_offset, skipped, repeated)
+        assert await reset_group(managed.tools, "billing", "Orders", position) == {queue: new_offset}
+        assert await lag_of(managed, "billing") == 10 - new_offset
+    elsewhere = NewPosition(queue=MessageQueue("Orders", "broker-a", 9), offset=0)
+    with pytest.raises(QueueNotFound):
+        await reset_group(managed.tools, "billing", "Orders", elsewhere)
+
+
+async def test_one_queue_of_an_online_group_is_moved(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("Orders", queue_count=2)
+    await managed.send("Orders", 6)
+    master = [managed.cluster.master_address]
+    async with managed.cluster.consumer("Orders", "billing"):
+
+        async def is_online() -> bool:
+            return bool((await read_members(managed.tools, master, "billing")).members)
+
+        await until(is_online)
+        queue = MessageQueue("Orders", "broker-a", 1)
+        moved = await reset_group(managed.tools, "billing", "Orders", NewPosition(queue=queue, offset=2))
+        assert moved == {queue: 2}
+
+
+async def test_offsets_are_cloned(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("Orders", queue_count=2)
+    await managed.send("Orders", 6)
+    await managed.consume("Orders", "billing", 4)
+    await change_group(managed.tools, PLACE, "audit", {})
+    await clone_offsets(managed.tools, "billing", "audit", "Orders")
+    assert await lag_of(managed, "audit") == 2
+
+
+async def test_dead_letters_are_counted(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("%DLQ%billing", queue_count=1)
+    await managed.send("%DLQ%billing", 2)
+    state = await read_state(managed.tools, [managed.cluster.master_address], "billing", NOW_MS)
+    assert state.dead_count == 2
+
+
+@pytest.mark.parametrize(
+    ("committed", "new_offset", "skipped", "repeated"),
+    [(None, 12, 2, 0), (None, 0, 0, 0), (5, 12, 2, 0), (15, 12, 0, 3), (15, 99, 5, 0), (15, 0, 0, 5)],
+)
+def test_a_move_counts_only_messages_that_are_stored(
+    committed: int | None, new_offset: int, skipped: int, repeated: int
+) -> None:
+    move = QueueMove(MessageQueue("T", "a", 0), 10, 20, committed, new_offset)
+    assert (move.skipped, move.repeated) == (skipped, repeated)
+
+
+def test_the_oldest_progress_with_a_lag_counts() -> None:
+    def lag(end: int, read_at_ms: int) -> GroupLag:
+        return GroupLag(MessageQueue(), end, 5, 0, read_at_ms)
+
+    assert find_behind_s([lag(9, 4_000), lag(5, 1_000), lag(9, 2_000), lag(9, 0)], 10_000) == 8
+    assert find_behind_s([lag(5, 1_000)], 10_000) is None
+    assert lag(9, 0).behind_s(10_000) is None
