@@ -70,6 +70,15 @@ Overrides = Annotated[
     typer.Option("--set", help="Override one setting of the file; repeatable.", metavar="KEY=VALUE"),
 ]
 LogLevel = Annotated[str, typer.Option("--log-level", help="DEBUG, INFO, WARNING or ERROR.")]
+LogFormat = Annotated[
+    str,
+    typer.Option(
+        "--log-format",
+        envvar="TANDEMMQ_LOG_FORMAT",
+        help="text, or json for one object a line.",
+        metavar="FORMAT",
+    ),
+]
 
 
 def _print_version(is_wanted: bool) -> None:
@@ -101,15 +110,25 @@ class ServedProcess(Protocol):
 
 
 @app.command()
-def namesrv(config: ConfigFile = None, override: Overrides = None, log_level: LogLevel = "INFO") -> None:
+def namesrv(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
+) -> None:
     """Run a name server until SIGTERM or SIGINT."""
-    _run(lambda: _name_server(config, override or []), log_level)
+    _run(lambda: _name_server(config, override or []), LogForm(log_level, log_format))
 
 
 @app.command()
-def controller(config: ConfigFile = None, override: Overrides = None, log_level: LogLevel = "INFO") -> None:
+def controller(
+    config: ConfigFile = None,
+    override: Overrides = None,
+    log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
+) -> None:
     """Run a controller, which elects the masters of broker groups, until SIGTERM or SIGINT."""
-    _run(lambda: _controller(config, override or []), log_level)
+    _run(lambda: _controller(config, override or []), LogForm(log_level, log_format))
 
 
 NameServersOption = Annotated[
@@ -131,17 +150,20 @@ def proxy(
         typer.Option("-w", "--workers", help="Processes that share the port.", metavar="N", show_default="1"),
     ] = None,
     log_level: LogLevel = "INFO",
-    worker: Annotated[int, typer.Option("--worker", hidden=True)] = 0,
-    worker_socket: Annotated[int, typer.Option("--worker-socket", hidden=True)] = -1,
+    log_format: LogFormat = "text",
+    worker: Annotated[str, typer.Option("--worker", hidden=True, metavar="NUMBER:SOCKET")] = "",
 ) -> None:
     """Run a gRPC proxy, for the clients of RocketMQ 5, until SIGTERM or SIGINT."""
     given = {"namesrvAddr": name_servers, "grpcServerPort": port, "proxyWorkers": workers}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides += override or []
+    form = LogForm(log_level, log_format)
     if worker:
-        _run(lambda: _proxy_worker(config, overrides, worker, worker_socket), log_level, {"worker": worker})
+        number, _, pair = worker.partition(":")
+        form = replace(form, facts={"worker": int(number)})
+        _run(lambda: _proxy_worker(config, overrides, int(number), int(pair)), form)
     else:
-        _run(lambda: _proxy(config, overrides, log_level), log_level)
+        _run(lambda: _proxy(config, overrides, form), form)
 
 
 @app.command()
@@ -162,6 +184,7 @@ def broker(
         typer.Option("--proxy-port", help="The port of --proxy; 0 picks a free one.", show_default="8081"),
     ] = None,
     log_level: LogLevel = "INFO",
+    log_format: LogFormat = "text",
     check_config: Annotated[
         bool, typer.Option("--check-config", help="Check the settings, list those without effect, and exit.")
     ] = False,
@@ -178,7 +201,7 @@ def broker(
     if check_config:
         _check_broker_config(config, overrides)
     else:
-        _run(lambda: _broker(config, overrides), log_level)
+        _run(lambda: _broker(config, overrides), LogForm(log_level, log_format))
 
 
 def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
@@ -196,15 +219,33 @@ def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
     typer.echo("the settings are valid")
 
 
-def _run(
-    main: Callable[[], Coroutine[Any, Any, int]], log_level: str, facts: Mapping[str, Any] | None = None
-) -> NoReturn:
-    """Runs the server until its end; `facts` are part of each line of its log."""
-    from tandemmq.telemetry.log_lines import LEVELS, configure_logging
+@dataclass(frozen=True, slots=True)
+class LogForm:
+    """The level and the format of a server's log; `facts` are part of each line."""
 
-    level = log_level.upper()
-    if level not in LEVELS:
-        _fail(f"--log-level {log_level}: must be one of {', '.join(LEVELS)}")
+    level: str
+    format: str
+    facts: Mapping[str, Any] | None = None
+
+    @property
+    def options(self) -> list[str]:
+        """The options with which a worker gets the same form."""
+        return ["--log-level", self.level, "--log-format", self.format]
+
+    def apply(self) -> None:
+        """Configures the log of this process. Ends it with one sentence for a value that is not allowed."""
+        from tandemmq.telemetry.log_lines import FORMATS, LEVELS, configure_logging
+
+        if self.level.upper() not in LEVELS:
+            _fail(f"--log-level {self.level}: must be one of {', '.join(LEVELS)}")
+        if self.format.lower() not in FORMATS:
+            _fail(f"--log-format {self.format}: must be one of {', '.join(FORMATS)}")
+        configure_logging(self.level.upper(), self.facts, self.format.lower())
+
+
+def _run(main: Callable[[], Coroutine[Any, Any, int]], form: LogForm) -> NoReturn:
+    """Runs the server until its end."""
+    form.apply()
     # A start consists mostly of imports, and none of the objects that they create is garbage. numpy's threads
     # for linear algebra are useless in a server.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
@@ -214,7 +255,6 @@ def _run(
     from tandemmq.runtime.machine import keep_freed_memory
 
     keep_freed_memory()
-    configure_logging(level, facts)
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             code = runner.run(main())
@@ -296,7 +336,7 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
     return await serve(server, outcome, ready)
 
 
-async def _proxy(config: Path | None, overrides: list[str], log_level: str) -> int:
+async def _proxy(config: Path | None, overrides: list[str], form: LogForm) -> int:
     from tandemmq.config.load import load_proxy, read_settings
     from tandemmq.runtime.machine import TcpNetwork
 
@@ -310,7 +350,7 @@ async def _proxy(config: Path | None, overrides: list[str], log_level: str) -> i
     _ensure_certificate(loaded)
     files = [] if config is None else ["-c", str(config)]
     settings = [piece for override in overrides for piece in ("--set", override)]
-    group = WorkerGroup(loaded.options, [*files, *settings, "--log-level", log_level], outcome.fail)
+    group = WorkerGroup(loaded.options, [*files, *settings, *form.options], outcome.fail)
 
     def ready() -> str:
         facts = f"{len(group.workers)} workers, name servers {loaded.options.name_servers}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import signal
 import socket
@@ -197,3 +198,46 @@ def test_settings_come_from_the_file_and_the_command_line(processes: Processes) 
     assert "settings.ignored" in err
     assert "keys=transferMsgByHeap" in err
     assert " INFO " not in err
+
+
+def json_events(process: subprocess.Popen[str]) -> set[str]:
+    """Ends the server; returns the events of its log, of which each line is a JSON object."""
+    process.send_signal(signal.SIGTERM)
+    code, _, err = end(process)
+    assert code == 0, err
+    lines = [json.loads(line) for line in err.splitlines()]
+    assert all({"time", "level", "logger", "event"} <= line.keys() for line in lines)
+    return {line["event"] for line in lines}
+
+
+def test_every_server_logs_json_if_asked(processes: Processes, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = processes.directory
+    name_server = processes.start(
+        *("namesrv", "--log-format", "json", "--set", "listenPort=0", "--set", "bindAddress=127.0.0.1"),
+        *("--set", f"kvConfigPath={folder / 'kv.json'}", "--set", f"configStorePath={folder / 'ns.conf'}"),
+    )
+    (address,) = addresses(ready_line(name_server))
+    controller = processes.start(
+        *("controller", "--log-format", "JSON", "--set", "controllerDLegerSelfId=n0"),
+        *("--set", f"controllerDLegerPeers=n0-127.0.0.1:{free_port()}"),
+        *("--set", f"controllerStorePath={folder / 'controller'}"),
+    )
+    ready_line(controller)
+    monkeypatch.setenv("TANDEMMQ_LOG_FORMAT", "json")
+    broker = processes.start_broker(f"namesrvAddr={address}")
+    ready_line(broker)
+    proxy = processes.start(
+        *("proxy", "-n", address, "-p", "0", "-w", "2", "--set", "bindAddress=127.0.0.1"),
+        *("--set", f"proxyStorePath={folder / 'proxy'}"),
+    )
+    ready_line(proxy)
+    assert "proxy.started" in json_events(proxy), "which its workers write"
+    assert "broker.started" in json_events(broker)
+    assert "controller.elected" in json_events(controller)
+    assert "broker.registered" in json_events(name_server)
+
+
+def test_an_unknown_format_of_the_log_is_told(processes: Processes) -> None:
+    assert failure(processes.start("namesrv", "--log-format", "xml")) == (
+        "tandemmq: --log-format xml: must be one of text, json"
+    )

@@ -2,8 +2,9 @@
 
 `2026-01-31T12:00:00.000Z INFO tandemmq.store segment.rolled path=/d/0 size_bytes=1024`
 
-In the project's own processes `KeyValueFormatter` renders such lines. The client library runs in other
-processes, whose handlers show only the message: loggers of `event_logger` add the facts to it.
+In the project's own processes `KeyValueFormatter` renders such lines, or `JsonFormatter` an object for each.
+The client library runs in other processes, whose handlers show only the message: loggers of `event_logger`
+add the facts to it.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ import re
 import sys
 from collections.abc import Hashable, Mapping
 from datetime import UTC, datetime
+from math import isfinite
 from typing import Any, Final
 
 LEVELS: Final = ("DEBUG", "INFO", "WARNING", "ERROR")
+FORMATS: Final = ("text", "json")
 
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 _PLAIN: Final = re.compile(r"[^\s\"=]+")
@@ -32,13 +35,61 @@ class KeyValueFormatter(logging.Formatter):
         self._common = _render_facts(common or {})
 
     def format(self, record: logging.LogRecord) -> str:
-        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
-        event = record.msg.event if isinstance(record.msg, EventText) else record.getMessage()
-        pieces = [moment.replace("+00:00", "Z"), record.levelname, record.name, event]
+        pieces = [_time_of(record), record.levelname, record.name, _event_of(record)]
         line = " ".join([*pieces, *_render_facts(_facts_of(record)), *self._common])
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
+
+
+class JsonFormatter(logging.Formatter):
+    """Renders a record as one JSON object in one line: time, level, logger and event, then the facts of the
+    record and the `common` ones of the process, and a traceback as `traceback`.
+
+    Numbers, booleans, lists and None keep their type. The four names win over a fact of the same name.
+    """
+
+    def __init__(self, common: Mapping[str, Any] | None = None) -> None:
+        super().__init__()
+        self._common = dict(common or {})
+
+    def format(self, record: logging.LogRecord) -> str:
+        facts = {**_facts_of(record), **self._common}
+        fields = {
+            "time": _time_of(record),
+            "level": record.levelname,
+            "logger": record.name,
+            "event": _event_of(record),
+        }
+        members = {
+            **fields,
+            **{name: _json_value(value) for name, value in facts.items() if name not in fields},
+        }
+        if record.exc_info:
+            members["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(members)
+
+
+def _time_of(record: logging.LogRecord) -> str:
+    moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+    return moment.replace("+00:00", "Z")
+
+
+def _event_of(record: logging.LogRecord) -> str:
+    return record.msg.event if isinstance(record.msg, EventText) else record.getMessage()
+
+
+def _json_value(value: Any) -> Any:
+    """Returns a value of which every JSON parser makes the same: text, unless JSON has its type."""
+    if value is None or isinstance(value, bool | str) or (type(value) is int):
+        return value
+    if isinstance(value, float):
+        return value if isfinite(value) else str(value)
+    if isinstance(value, Mapping):
+        return {str(key): _json_value(one) for key, one in value.items()}
+    if isinstance(value, list | tuple | set | frozenset) and not _is_address(value):
+        return [_json_value(one) for one in value]
+    return _text_of(value)
 
 
 class EventText:
@@ -87,10 +138,13 @@ class Outages:
             self._failing.discard((event, key))
 
 
-def make_handler(common: Mapping[str, Any] | None = None) -> logging.Handler:
-    """Returns a handler that writes such lines to standard error, with the facts of the process."""
+def make_handler(common: Mapping[str, Any] | None = None, form: str = "text") -> logging.Handler:
+    """Returns a handler that writes such lines to standard error, with the facts of the process.
+
+    `form` is one of `FORMATS`.
+    """
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(KeyValueFormatter(common))
+    handler.setFormatter(JsonFormatter(common) if form == "json" else KeyValueFormatter(common))
     return handler
 
 
@@ -112,16 +166,27 @@ def _render_facts(facts: Mapping[str, Any]) -> list[str]:
     return [f"{name}={_render(value)}" for name, value in facts.items()]
 
 
-def _render(value: Any) -> str:
-    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int):
+def _is_address(value: object) -> bool:
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int)
+
+
+def _text_of(value: Any) -> str:
+    if _is_address(value):
         host, port = value
         return f"[{host}]:{port}" if ":" in str(host) else f"{host}:{port}"
-    text = str(value)
+    return str(value)
+
+
+def _render(value: Any) -> str:
+    text = _text_of(value)
     return text if _PLAIN.fullmatch(text) else json.dumps(text, ensure_ascii=False)
 
 
-def configure_logging(level: str, common: Mapping[str, Any] | None = None) -> None:
-    """Sends every logger's lines of `level` and above to standard error, with the facts of the process."""
+def configure_logging(level: str, common: Mapping[str, Any] | None = None, form: str = "text") -> None:
+    """Sends every logger's lines of `level` and above to standard error, with the facts of the process.
+
+    `form` is one of `FORMATS`.
+    """
     root = logging.getLogger()
-    root.handlers[:] = [make_handler(common)]
+    root.handlers[:] = [make_handler(common, form)]
     root.setLevel(level)
