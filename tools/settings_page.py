@@ -58,6 +58,7 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "fastListen",
         "brokerIP1",
         "brokerIP2",
+        "advertisedAddresses",
         "namesrvAddr",
         "registerNameServerPeriod",
         "registerBrokerTimeoutMills",
@@ -263,7 +264,9 @@ EFFECTS: Final[dict[str, str]] = {
     "fastListen": (
         "Listen on the port 2 below `listenPort`, too, which RocketMQ's producers use for some requests"
     ),
-    "brokerIP1": "Address advertised to clients",
+    "brokerIP1": "Address advertised to clients; a host name is resolved once, at the start, for message ids",
+    "advertisedAddresses": "Addresses of this broker in other networks of clients "
+    "([how to](operations/networks.md)); changed while it runs, it is known to name servers at once",
     "brokerIP2": "Address of the replication port advertised to slaves; empty: `brokerIP1`",
     "namesrvAddr": "Name servers, separated by `;`",
     "registerNameServerPeriod": "Pause between two registrations at each name server, in ms",
@@ -488,6 +491,12 @@ EFFECTS: Final[dict[str, str]] = {
     "configStorePath": "File in which settings are kept that tools change",
     "scanNotActiveBrokerInterval": "Pause between two looks for silent brokers, in ms",
     "serverChannelMaxIdleTimeSeconds": "Idle connections are closed after this time, in s",
+    "networkListeners": "Further listeners, `NETWORK=port` or `NETWORK=host:port`, separated by `;`: "
+    "their clients get the brokers' addresses of that network ([how to](operations/networks.md))",
+    "clientNetworks": "Networks of clients by their addresses, `NETWORK=10.0.0.0/8,fd00::/8`, "
+    "separated by `;`; the longest prefix applies",
+    "networkFallback": "Brokers without an address in the asker's network: `registered` answers the "
+    "registered address, `drop` leaves the broker out",
     "orderMessageEnable": "Routes carry the order configuration of their topics",
     "returnOrderTopicConfigToBroker": "Answers to registrations carry the order configuration",
     "enableAllTopicList": "Tools may list all topics",
@@ -571,6 +580,10 @@ EFFECTS: Final[dict[str, str]] = {
 OURS: Final = frozenset(
     (
         "fastListen",
+        "advertisedAddresses",
+        "networkListeners",
+        "clientNetworks",
+        "networkFallback",
         "autoCreatePerAddressMax",
         "refuseSecondMaster",
         "scrubBytesPerSecond",

@@ -288,7 +288,8 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, TcpNetwork
 
-    loaded = load_name_server(with_saved_settings(read_settings(config, overrides), config), config)
+    settings = with_saved_settings(read_settings(config, overrides), config)
+    loaded = load_name_server(settings, config, listen_host=_machine().listen_host)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     servers = 1 if loaded.controller is None else 2
@@ -322,7 +323,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
 async def _controller(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.config.load import load_controller, read_settings
 
-    loaded = load_controller(read_settings(config, overrides), config)
+    loaded = load_controller(read_settings(config, overrides), config, listen_host=_machine().listen_host)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     connections_max = _plan_descriptors().connections_max
@@ -700,27 +701,17 @@ def _warn(inert: tuple[str, ...], notes: tuple[str, ...]) -> None:
 
 def _machine() -> MachineFacts:
     from tandemmq.config.load import MachineFacts
+    from tandemmq.runtime.machine import local_address, resolve_host
 
     return MachineFacts(
         host_name=socket.gethostname(),
-        address=_local_address(),
+        address=local_address(),
         memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
         home=Path.home(),
         rocketmq_home=Path(os.environ.get("ROCKETMQ_HOME") or "."),
         name_servers=os.environ.get("NAMESRV_ADDR", ""),
+        resolve=resolve_host,
     )
-
-
-def _local_address() -> str:
-    """Returns the address that other machines see: that of the default route, else the loopback address."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Connecting a datagram socket only queries the routing table; it sends nothing.
-            probe.connect(("192.0.2.1", 9))
-            address: str = probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
-    return address
 
 
 # --- Commands of other modules

@@ -32,7 +32,9 @@ DOCUMENTS = [path for path in (ROOT / "docs").rglob("*.md") if SPEC_FOLDER not i
 NAMES = "|".join(sorted(SPEC.keys() - {"README"}))
 REF = r"(?:SP-\d+|[A-Z]\d+|\d+(?:\.\d+)*)(?!\w)"
 CITATION = re.compile(rf"\b[Ss]pec ({NAMES})(?!\w)(?: ({REF}(?:(?:, | and | to | or ){REF})*))?")
-UNNAMED = re.compile(rf"(?<![Ss]pec )(?<![\w./`-])(?:{NAMES}) (?=\d[\d.]*(?!\w))|(?<!\w)SP-\d+|\bstyle \d|§")
+UNNAMED = re.compile(
+    rf"(?<![Ss]pec )(?<![\w./`-])(?:{NAMES}) (?=\d[\d.]*(?![\w.]| \*))|(?<!\w)SP-\d+|\bstyle \d|§"
+)
 DECISION = re.compile(r"\b(?<![Ss]pec )[Dd]ecision (\d+)(?:\]\([\w/.]*?(\d+)-)?")
 
 HEADING = re.compile(r"##+ (\d+(?:\.\d+)*)[. ]")

@@ -404,6 +404,12 @@ class MemoryNetwork:
         self._listeners: dict[Address, ProtocolFactory] = {}
         self._ports = itertools.count(FIRST_FREE_PORT)
 
+    def at(self, host: str) -> MemoryNetwork:
+        """Returns this network for a machine with the address `host`."""
+        other = MemoryNetwork(self._clock, host=host)
+        other._listeners, other._ports = self._listeners, self._ports
+        return other
+
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> MemoryListener:
         address = (host, port or next(self._ports))
         if address in self._listeners:

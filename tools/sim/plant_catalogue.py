@@ -743,6 +743,27 @@ _TABLES: Final = (
         proofs=("unit/nameserver/test_nameserver_requests.py",),
     ),
     Plant(
+        name="two brokers have one address in a network",
+        path="nameserver/network_views.py",
+        sound="        if address in used:\n",
+        bug="        if False:\n",
+        proofs=("unit/nameserver/test_network_views.py",),
+    ),
+    Plant(
+        name="a broker's connection gets the addresses of a network of clients",
+        path="nameserver/network_views.py",
+        sound="if not self._names or channel in self.broker_channels:",
+        bug="if not self._names:",
+        proofs=("unit/nameserver/test_network_views.py",),
+    ),
+    Plant(
+        name="a message id finds another broker's message",
+        path="client/admin.py",
+        sound="if record is not None and record.store_address == (where.ip, where.port):",
+        bug="if record is not None:",
+        proofs=("scenario/test_advertised_addresses.py",),
+    ),
+    Plant(
         name="a turned bit in a table is another number",
         path="protocol/hashes.py",
         sound="if crc32(content) != int(found[1], 16):",

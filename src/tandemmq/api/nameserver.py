@@ -45,6 +45,8 @@ class BrokerIdentity:
     broker_id: int
     broker_address: str
     ha_address: str
+    advertised_addresses: str = ""
+    """The broker's addresses by network, `NETWORK=host:port` separated by `;`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +59,8 @@ class Registered:
 
     master_address: str | None = None
     master_ha_address: str | None = None
+    refused_addresses: str = ""
+    """The advertised addresses that the name server does not answer, because another broker has them."""
     order_topics: dict[str, str] = field(default_factory=dict)
 
 
@@ -69,6 +73,7 @@ def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> Requ
         broker_address=broker.broker_address,
         ha_address=broker.ha_address,
         body_crc=body_crc32(raw),
+        advertised_addresses=broker.advertised_addresses or None,
     )
     return RequestContent(header, raw)
 
@@ -78,6 +83,7 @@ def _read_registered(answer: Command) -> Registered:
     return Registered(
         master_address=response.master_address or None,
         master_ha_address=response.ha_address or None,
+        refused_addresses=response.refused_addresses or "",
         order_topics=decode_kv_table(answer.body) if answer.body else {},
     )
 

@@ -537,10 +537,10 @@ class Broker:
 
     def _packed_host(self, port: int) -> bytes:
         try:
-            return encode_host(self.options.advertised_host, port)
+            return encode_host(self.options.store_ip or self.options.advertised_host, port)
         except LocalProtocolError:
             raise ConfigError(
-                f"brokerIP1 {self.options.advertised_host!r}: must be a numeric address,"
+                f"brokerIP1 {self.options.advertised_host!r}: a host name needs the numeric address of it,"
                 " because message ids hold it"
             ) from None
 

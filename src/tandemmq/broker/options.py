@@ -46,6 +46,8 @@ class BrokerOptions(ExportOptions):
     listen_port: int = 10911  # listenPort; 0 picks a free one
     fast_listen: bool = True  # fastListen: the second listener at listenPort - 2
     advertised_host: str = "127.0.0.1"  # brokerIP1: the address that clients connect to
+    store_ip: str = ""  # the numeric address of brokerIP1, for message ids; empty: brokerIP1 is numeric
+    advertised_addresses: str = ""  # ours, advertisedAddresses: NETWORK=host:port;NETWORK=host:port
     ha_advertised_host: str = ""  # brokerIP2; empty: the same as advertised_host
     ha_listen_port: int = 0  # haListenPort; 0: listenPort + 1
     ha_master_address: str = ""  # haMasterAddress; empty: the address that the name server returns

@@ -89,7 +89,7 @@ class Parts:
         self.connections = ConnectionHandlers(core)
         self.relays = RelayHandlers(core)
         self.runtime_info = RuntimeInfoHandlers(core, rejections)
-        self.settings = SettingsHandlers(core, access)
+        self.settings = SettingsHandlers(core, access, register_soon=registration.register_soon)
         self.inspection = InspectionHandlers(core)
         self.cleaning = CleaningHandlers(core)
         self.group_tools = GroupTools(core)

@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import replace
 
 import msgspec
 
@@ -181,7 +182,7 @@ class NameServerLink:
         self.answer: Registered | None = None
         self.first_try_done = asyncio.Event()
         self._owner = owner
-        self._client, self._clock = core.client, core.clock
+        self._client, self._clock, self._options = core.client, core.clock, core.options
         self._period_s = core.options.register_period_clamped_ms / 1000
         self._timeout_s = core.options.register_timeout_ms / 1000
         self.tried = asyncio.Event()  # replaced, and the old one set, at the end of each registration
@@ -252,10 +253,9 @@ class NameServerLink:
         if not is_full and not table.topics:
             return True  # only deletions: the deleting tool reports them to the name servers
         body = RegisterBrokerBody(filter_servers=(), topics=table)
+        identity = replace(self.identity, advertised_addresses=self._options.advertised_addresses)
         try:
-            answer = await register_broker.within(
-                self._timeout_s, self._client, self.address, self.identity, body
-            )
+            answer = await register_broker.within(self._timeout_s, self._client, self.address, identity, body)
         except TandemError as error:
             self._unconfirmed = sent | self._unconfirmed
             self._log_failure(error)
@@ -264,6 +264,11 @@ class NameServerLink:
             log.info(events.NAMESERVER_REACHED, extra={"address": self.address})
         self._is_reachable = True
         self.fault = ""
+        refused = answer.refused_addresses
+        if refused and (self.answer is None or self.answer.refused_addresses != refused):
+            log.warning(
+                events.ADVERTISED_ADDRESS_REFUSED, extra={"address": self.address, "addresses": refused}
+            )
         self.answer = answer
         self._watch_channel()
         self._owner.on_registered()

@@ -19,7 +19,14 @@ from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions, ServerNames
 from tandemmq.client.route_cache import RouteView, build_view, is_known
-from tandemmq.errors import BadRequest, GroupNotFound, NoRoute, TopicNotFound
+from tandemmq.errors import (
+    BadRequest,
+    BrokerUnreachable,
+    GroupNotFound,
+    NoRoute,
+    RequestTimeout,
+    TopicNotFound,
+)
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, TopicConfig
@@ -27,6 +34,7 @@ from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.consume import QueryMessageRequest
 from tandemmq.protocol.topic_names import check_topic
+from tandemmq.remoting.options import render_address
 from tandemmq.units import MASTER_ID
 
 ROUTE_WAIT_S = 10.0
@@ -276,14 +284,31 @@ class Admin(Client):
     # Messages
 
     async def find_by_id(self, message_id: str) -> Record | None:
-        """Returns the message with a broker's message id, read from the broker whose address the id contains.
+        """Returns the message with a broker's message id; None if no broker has it.
 
-        Raises:  BadRequest for an invalid message id; BrokerUnreachable.
+        The id contains the address at which the broker stored the message. A client of another network
+        knows that broker by another address, and after a failover another broker has the message: every
+        registered broker is then asked for the offset, and the record shows which answer is the right one.
+        Raises:  BadRequest for an invalid message id; BrokerUnreachable if the message was not found and a
+                 broker could not be asked.
         """
         where = decode_message_id(message_id)
-        host = f"[{where.ip}]" if ":" in where.ip else where.ip
-        address = f"{host}:{where.port}"
-        return await broker_admin.view_message(self._remoting, address, where.log_offset)
+        stored_at = render_address((where.ip, where.port))
+        info = await self.cluster_info()
+        known = [address for broker in info.brokers.values() for address in broker.addresses.values()]
+        others = [address for address in known if address != stored_at]
+        unreachable: list[str] = []
+        for address in [stored_at, *others] if stored_at in known else [*others, stored_at]:
+            try:
+                record = await broker_admin.view_message(self._remoting, address, where.log_offset)
+            except (BrokerUnreachable, RequestTimeout) as error:
+                unreachable.append(str(error))
+                continue
+            if record is not None and record.store_address == (where.ip, where.port):
+                return record
+        if unreachable:
+            raise BrokerUnreachable(f"no other broker has message {message_id}; {'; '.join(unreachable)}")
+        return None
 
     async def find_by_key(
         self,

@@ -14,6 +14,7 @@ from typing import Any, Final
 import msgspec
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.networks import check_host, parse_advertised, render_advertised
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
 
@@ -93,6 +94,10 @@ def _parse_ip(text: str) -> str:
     return str(ip_address(text))
 
 
+def _parse_host(text: str) -> str:
+    return _parse_ip(text) if ":" in text else check_host(text)
+
+
 def _parse_address(text: str) -> str:
     matched = _ADDRESS.fullmatch(text)
     if matched is None or not 1 <= int(matched[2]) <= 65535:
@@ -160,6 +165,11 @@ ADDRESS: Final = ValueKind("host:port, or empty", _or_empty(_parse_address))
 ADDRESSES: Final = ValueKind("host:port, several separated by ;", _parse_addresses)
 NAME_SERVERS: Final = ValueKind(
     "host:port, several separated by ;", _checked(lambda text: bool(_parse_addresses(text)))
+)
+HOST: Final = ValueKind("an IPv4 or IPv6 address, or a host name", _parse_host)
+ADVERTISED: Final = ValueKind(
+    "NETWORK=host:port, several separated by ;, IPv6 addresses in brackets, each network once",
+    lambda text: render_advertised(parse_advertised(text)),
 )
 OPTIONAL_TEXT: Final = ValueKind("a text, or empty", _checked(str.isprintable))
 HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)

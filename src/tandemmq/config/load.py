@@ -9,7 +9,7 @@ Source:     spec store 20, spec semantics 25.2 to 25.4.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
@@ -40,7 +40,7 @@ from tandemmq.config.names import (
 )
 from tandemmq.controller import options as controller_options
 from tandemmq.controller.options import ControllerConfig, ControllerOptions
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, LocalProtocolError
 from tandemmq.nameserver.options import CHANGEABLE_KEYS, CONFIG_STORE_PATH, NameServerOptions
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties_file import Setting, parse_properties
@@ -74,6 +74,13 @@ class MachineFacts:
     rocketmq_home: Path = Path()
     """ROCKETMQ_HOME: the rules of access control are in its folder conf."""
     name_servers: str = ""
+    resolve: Callable[[str], str] = str
+    """Returns the numeric address of a host, a number as it is. Raises OSError."""
+
+    @property
+    def listen_host(self) -> str:
+        """The default of bindAddress: all addresses of both families on a machine without an IPv4 route."""
+        return "::" if ":" in self.address else _ANY_ADDRESS[0]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,19 +192,22 @@ def parse_override(argument: str) -> tuple[str, Setting]:
     return key.strip(), Setting(value.strip(), "--set")
 
 
-def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) -> NameServerConfig:
+def load_name_server(
+    settings: Mapping[str, Setting], path: Path | None = None, *, listen_host: str = _ANY_ADDRESS[0]
+) -> NameServerConfig:
     """Loads the options of a name server. `path` is the file that it was started with; changes by tools are
-    saved there.
+    saved there. `listen_host` is the default of bindAddress.
 
     Raises:  ConfigError as `load_broker`.
     """
     keys = {**CONTROLLER_KEYS, **NAMESERVER_KEYS}
     parts = _read_keys(settings, keys, NAMESERVER_INERT, "name server", BROKER_KEYS)
+    parts.values.setdefault("nameserver.listen_host", listen_host)
     if path is not None:
         parts.values.setdefault("nameserver.config_store_path", path)
     controller = None
     if parts.values.get("caller.has_controller"):
-        controller = _build_controller(parts, listen_host=parts.values.get("nameserver.listen_host"))
+        controller = _build_controller(parts, listen_host=parts.values["nameserver.listen_host"])
     return NameServerConfig(
         controller=controller,
         options=_build(NameServerOptions, "nameserver", parts),
@@ -207,8 +217,11 @@ def load_name_server(settings: Mapping[str, Setting], path: Path | None = None) 
     )
 
 
-def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -> ControllerConfig:
-    """Loads the options of a standalone controller; changes by tools are saved in `path`.
+def load_controller(
+    settings: Mapping[str, Setting], path: Path | None = None, *, listen_host: str = _ANY_ADDRESS[0]
+) -> ControllerConfig:
+    """Loads the options of a standalone controller; changes by tools are saved in `path`. `listen_host` is
+    the default of bindAddress.
 
     Raises:  ConfigError as `load_broker`.
     """
@@ -222,7 +235,7 @@ def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -
     if path is not None:
         parts.values.setdefault("controller.config_store_path", path)
     return ControllerConfig(
-        options=_build_controller(parts, listen_host=None),
+        options=_build_controller(parts, listen_host=listen_host),
         tls=_build(TlsOptions, "tls", parts),
         credentials=parts.values.get("caller.credentials"),
         inert=tuple(parts.inert),
@@ -232,7 +245,7 @@ def load_controller(settings: Mapping[str, Setting], path: Path | None = None) -
 def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyConfig:
     """Loads the options of a proxy. Raises ConfigError as `load_broker`."""
     parts = _read_keys(settings, PROXY_KEYS, PROXY_INERT, "proxy", BROKER_KEYS)
-    listen_host = parts.values.get("proxy.listen_host", _ANY_ADDRESS[0])
+    listen_host = parts.values.setdefault("proxy.listen_host", machine.listen_host)
     parts.values.setdefault(
         "proxy.local_host", machine.address if listen_host in _ANY_ADDRESS else listen_host
     )
@@ -250,16 +263,16 @@ def load_proxy(settings: Mapping[str, Setting], machine: MachineFacts) -> ProxyC
     )
 
 
-def _build_controller(parts: _Parts, *, listen_host: str | None) -> ControllerOptions:
-    """Builds the options. `listen_host` is that of the name server in the same process, whose settings do not
-    apply to the controller.
+def _build_controller(parts: _Parts, *, listen_host: str) -> ControllerOptions:
+    """Builds the options. `listen_host` is the default, or that of the name server in the same process, whose
+    settings do not apply to the controller.
     """
     values = parts.values
     for name in ("peers", "self_id"):
         if f"controller.{name}" not in values:
             key = _KEY_OF_FIELD[f"controller.{name}"]
             raise ConfigError(f"{key} is missing: a controller must know its own name and its peers")
-    values.setdefault("controller.listen_host", listen_host or _ANY_ADDRESS[0])
+    values.setdefault("controller.listen_host", listen_host)
     root = values.get("controller.store_path", controller_options.STORE_PATH)
     values.setdefault("controller.config_store_path", root / "controller.properties")
     return _build(ControllerOptions, "controller", parts)
@@ -279,8 +292,15 @@ def load_broker(
     _set_machine_defaults(values, machine)
     values["broker.config_path"] = path
     notes = check_broker(values, {key: setting.text for key, setting in settings.items()})
+    host = values["broker.advertised_host"]
+    try:
+        values["broker.store_ip"] = machine.resolve(host)
+        encode_host(values["broker.store_ip"], 0)
+    except (OSError, LocalProtocolError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise ConfigError(f"brokerIP1={host}: message ids need its numeric address: {reason}") from None
     broker = _build(BrokerOptions, "broker", parts)
-    values["store.store_host"] = encode_host(broker.advertised_host, broker.listen_port)
+    values["store.store_host"] = encode_host(broker.store_ip, broker.listen_port)
     store = _build(StoreOptions, "store", parts)
     # A slave must accept every record that its master's limits allow.
     largest = ReplicationOptions().record_bytes_max
@@ -302,7 +322,7 @@ def load_broker(
 
 
 def _set_machine_defaults(values: dict[str, Any], machine: MachineFacts) -> None:
-    listen_host = values.get("broker.listen_host", _ANY_ADDRESS[0])
+    listen_host = values.setdefault("broker.listen_host", machine.listen_host)
     own = machine.address if listen_host in _ANY_ADDRESS else listen_host
     values.setdefault("broker.advertised_host", own)
     values.setdefault("store.root", machine.home / "store")

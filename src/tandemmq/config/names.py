@@ -80,8 +80,9 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "bindAddress": _key(kinds.IP, "broker.listen_host"),
     "listenPort": _key(kinds.PORT, "broker.listen_port"),
     "fastListen": _key(FLAG, "broker.fast_listen"),  # ours
-    "brokerIP1": _key(kinds.IP, "broker.advertised_host"),
-    "brokerIP2": _key(kinds.IP, "broker.ha_advertised_host"),
+    "brokerIP1": _key(kinds.HOST, "broker.advertised_host"),
+    "brokerIP2": _key(kinds.HOST, "broker.ha_advertised_host"),
+    "advertisedAddresses": _key(kinds.ADVERTISED, "broker.advertised_addresses"),  # ours
     "haListenPort": _key(kinds.PORT, "broker.ha_listen_port"),
     "haMasterAddress": _key(kinds.ADDRESS, "broker.ha_master_address"),
     "refuseSecondMaster": _key(FLAG, "broker.refuse_second_master"),  # ours
@@ -297,10 +298,17 @@ _PROXY_KINDS: Final = {
 }
 """The kinds that the defaults of a proxy's options do not show."""
 
+_NAMESERVER_KINDS: Final = {
+    **_EXPORT_KINDS,
+    "networkListeners": kinds.OPTIONAL_TEXT,
+    "clientNetworks": kinds.OPTIONAL_TEXT,
+}
+"""The kinds that may be empty; the options check the texts."""
+
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_EXPORT_KINDS.get(name) or _kind_of(option), f"nameserver.{option.name}")
+        name: _key(_NAMESERVER_KINDS.get(name) or _kind_of(option), f"nameserver.{option.name}")
         for name, option in nameserver_option_keys().items()
     },
     "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),

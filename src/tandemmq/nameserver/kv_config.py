@@ -78,7 +78,13 @@ class KvConfig:
     is on disk.
     """
 
-    def __init__(self, path: Path, *, disk: Disk) -> None:
+    def __init__(
+        self, path: Path, *, disk: Disk, checks: Mapping[str, Callable[[str, str], None]] | None = None
+    ) -> None:
+        """Creates the configuration. `checks` by namespace reject a new value (key, value) by
+        RequestRejected.
+        """
+        self._checks = checks or {}
         self.table = KvTable()
         self._path = path
         self._disk = disk
@@ -106,6 +112,9 @@ class KvConfig:
     async def handle_put(self, channel: Channel, command: Command) -> Command:
         """Handles PUT_KV_CONFIG (100); answers once the value is on disk."""
         header = command.decode(headers.PutKvRequest)
+        check = self._checks.get(header.namespace)
+        if check is not None:
+            check(header.key, header.value)
         await self._change(lambda table: table.put(header.namespace, header.key, header.value))
         return command.reply()
 

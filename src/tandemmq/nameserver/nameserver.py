@@ -12,12 +12,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import KW_ONLY, dataclass
+from dataclasses import replace as replace_field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from tandemmq.errors import RequestRejected, TopicNotFound
 from tandemmq.nameserver.kv_config import KvConfig, KvTable
+from tandemmq.nameserver.network_views import ADDRESSES_NAMESPACE, Networks, check_given
 from tandemmq.nameserver.options import FIXED_KEYS, NameServerOptions
 from tandemmq.nameserver.registration import MinIdNotices, RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable, select_zone
@@ -25,6 +28,7 @@ from tandemmq.protocol.bodies.route import encode_cluster_info, encode_member_gr
 from tandemmq.protocol.bodies.tables import encode_topic_list
 from tandemmq.protocol.codes import VERSION_STANDARD_JSON, RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.networks import INTERNAL
 from tandemmq.protocol.requests import route as headers
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import ORDER_TOPICS
@@ -32,9 +36,10 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.health import Condition, Conditions, live_page
-from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody
+from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody, render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
+from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
@@ -63,6 +68,9 @@ class RouteHandlers:
     _: KW_ONLY
     clock: Clock
     options: Callable[[], NameServerOptions]
+    networks: Networks
+    listener: str = ""
+    """The network of the listener that these handlers serve; empty: the one of listenPort."""
     started_at_s: float = 0.0
 
     def handle_route(self, channel: Channel, command: Command) -> Command:
@@ -81,13 +89,25 @@ class RouteHandlers:
             route = replace(route, order_topic_conf=self.orders.get(ORDER_TOPICS, header.topic))
         if header.is_zone_mode and header.zone_name and header.zone_name.strip():
             route = select_zone(route, header.zone_name)
+        network = self.networks.network_of(channel, header.zone_name, self.listener)
+        mapped = self.networks.map_route(route, network)
+        if route.brokers and not mapped.brokers:
+            raise TopicNotFound(f"no broker of topic {header.topic} has an address in the network {network}")
         is_strict = _reads_strict_json(command) or bool(header.accepts_standard_json)
-        return command.reply(body=encode_topic_route(route, is_strict=is_strict))
+        return command.reply(body=encode_topic_route(mapped, is_strict=is_strict))
 
     def handle_cluster_info(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_CLUSTER_INFO (106)."""
-        info = self.table.cluster_info()
-        return command.reply(body=encode_cluster_info(info, is_strict=_reads_strict_json(command)))
+        zone_name = command.decode(headers.ClusterInfoRequest).zone_name
+        network = self.networks.network_of(channel, zone_name, self.listener)
+        info = self.networks.map_cluster(self.table.cluster_info(), network)
+        body = encode_cluster_info(info, is_strict=_reads_strict_json(command))
+        if network == INTERNAL:
+            return command.reply(body=body)
+        unmapped = ";".join(self.networks.unmapped(network))
+        return command.reply(
+            header=headers.ClusterInfoResponse(network=network, unmapped=unmapped or None), body=body
+        )
 
     def handle_member_group(self, channel: Channel, command: Command) -> Command:
         """Handles GET_BROKER_MEMBER_GROUP (901): the replicas of a broker name; none when it is unknown."""
@@ -214,10 +234,9 @@ class NameServer:
         """Set by the owner: the conditions of a controller in the same process."""
         self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._network, self._clock = network, clock
-        self._settings = Settings(
-            options, fixed_keys=FIXED_KEYS, event=events.NAMESERVER_CONFIG_CHANGED, disk=disk
-        )
-        self._kv = KvConfig(options.kv_config_path, disk=disk)
+        event = events.NAMESERVER_CONFIG_CHANGED
+        self._settings = Settings(options, fixed_keys=FIXED_KEYS, event=event, disk=disk)
+        self._kv = KvConfig(options.kv_config_path, disk=disk, checks={ADDRESSES_NAMESPACE: check_given})
         self._table = table = RouteTable()
         on_failure = None if on_fatal is None else lambda _, error: on_fatal(error)
         self._scope = TaskScope("nameserver", on_failure)
@@ -227,55 +246,84 @@ class NameServer:
             signer=None if credentials is None else credentials.sign,
             tls=make_client_tls(tls.dialling),
         )
+        channels: set[Channel] = set()
+        kv, live = self._kv.table, self._settings
+        networks = Networks(table, kv, options=lambda: live.options, broker_channels=channels)
         self._registration = RegistrationHandlers(
             table,
-            self._kv.table,
+            kv,
             clock=clock,
-            options=lambda: self._settings.options,
+            options=lambda: live.options,
             notices=MinIdNotices(table, client=self._client, scope=self._scope),
+            networks=networks,
+            channels=channels,
         )
-        self._queries = RouteHandlers(
-            table, self._kv.table, clock=clock, options=lambda: self._settings.options
+        self._queries = RouteHandlers(table, kv, clock=clock, options=lambda: live.options, networks=networks)
+        self.served_codes = frozenset(self._routes(self._queries))
+        server_options = ServerOptions(connections_max=connections_max, idle_close_s=options.idle_close_s)
+        shared = SharedBounds(
+            clock,
+            connections_max=server_options.connections_max,
+            frame_bytes_held_max=server_options.frame_bytes_held_max,
         )
-        routes = build_routes(self._registration, self._queries, self._kv, self._settings)
-        self.served_codes = frozenset(routes)
-        self._server = RemotingServer(
-            routes,
+        self._make_server = partial(
+            RemotingServer,
             network=network,
             clock=clock,
-            options=ServerOptions(connections_max=connections_max, idle_close_s=options.idle_close_s),
+            options=server_options,
             on_fatal=on_fatal,
             tls=self._tls,
+            shared=shared,
         )
+        self._server = self._make_server(self._routes(self._queries))
+        self._network_servers: list[tuple[str, RemotingServer]] = []
+
+    def _routes(self, queries: RouteHandlers) -> dict[int, Handler]:
+        return build_routes(self._registration, queries, self._kv, self._settings)
 
     @property
     def address(self) -> Address:
         """The listening address. Only between `start` and `stop`."""
         return self._server.address
 
-    async def start(self) -> Address:
-        """Starts the name server and returns the bound address.
+    @property
+    def network_addresses(self) -> list[tuple[str, Address]]:
+        """The listeners of networks: (network, listening address). Only between `start` and `stop`."""
+        return [(network, server.address) for network, server in self._network_servers]
 
-        Raises:  OSError when the port cannot be bound; ConfigError when the KV configuration cannot be read.
+    async def start(self) -> Address:
+        """Starts the name server and returns the bound address of listenPort.
+
+        Raises:  OSError when a port cannot be bound; ConfigError when the KV configuration cannot be read.
         """
         self._kv.load()
         self._tls.load()
         options = self._settings.options
         self._queries.started_at_s = self._clock.monotonic()
         address = await self._server.start(options.listen_host, options.listen_port)
+        for network, listeners in options.listener_networks.items():
+            for host, port in listeners:
+                server = self._make_server(self._routes(replace_field(self._queries, listener=network)))
+                self._network_servers.append((network, server))
+                await server.start(host, port)
         await self._start_metrics()
         self._scope.start("scan", self._scan())
         self._scope.start("watch_certificates", self._tls.watch())
-        log.info(events.NAMESERVER_STARTED, extra={"address": address})
-        if is_open_to_everybody(address, self._tls.options):
-            log.warning(events.NAMESERVER_OPEN, extra={"address": address})
+        networks = [f"{network}={render_address(bound)}" for network, bound in self.network_addresses]
+        log.info(events.NAMESERVER_STARTED, extra={"address": address, "networks": networks})
+        for bound in (address, *(bound for _, bound in self.network_addresses)):
+            if is_open_to_everybody(bound, self._tls.options):
+                log.warning(events.NAMESERVER_OPEN, extra={"address": bound})
         return address
 
     async def stop(self) -> None:
-        """Closes the port and every connection; the KV configuration is already on disk."""
+        """Closes the ports and every connection; the KV configuration is already on disk."""
         if self._metrics is not None:
             await self._metrics.stop()
         await self._scope.close()
+        for _, server in self._network_servers:
+            await server.stop()
+        self._network_servers.clear()
         await self._server.stop()
         await self._client.close()
         log.info(events.NAMESERVER_STOPPED)

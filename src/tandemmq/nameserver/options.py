@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import Any, Final
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol.networks import AddressRanges, normalize_address, parse_ranges, split_pairs
 from tandemmq.remoting import settings
+from tandemmq.remoting.options import parse_address
+from tandemmq.runtime.ports import Address
 from tandemmq.telemetry.export_options import ExportOptions
 
 HOME: Final = Path(os.path.expanduser("~")) / "namesrv"
 KV_CONFIG_PATH: Final = HOME / "kvConfig.json"
 CONFIG_STORE_PATH: Final = HOME / "namesrv.properties"
+FALLBACKS: Final = ("registered", "drop")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +51,14 @@ class NameServerOptions(ExportOptions):
     """True if the brokers of a name are notified when the one with the smallest id comes or goes (spec
     nameserver 9).
     """
+    network_listeners: str = field(default="", metadata={"key": "networkListeners"})
+    """Ours: further listeners, `NAME=port` or `NAME=host:port`, separated by `;`: their clients get the
+    addresses of that network (spec addresses 5).
+    """
+    client_networks: str = field(default="", metadata={"key": "clientNetworks"})
+    """Ours: the networks of clients by address, `NAME=10.0.0.0/8,fd00::/8;NAME=...`, longest prefix first."""
+    network_fallback: str = field(default="registered", metadata={"key": "networkFallback"})
+    """Ours: the answer about a broker without an address in the asker's network: `registered` or `drop`."""
     config_black_list: str = field(
         default="configBlackList;configStorePath;kvConfigPath", metadata={"key": "configBlackList"}
     )
@@ -61,6 +73,33 @@ class NameServerOptions(ExportOptions):
             value = getattr(self, option.name)
             if option.name.endswith(("_ms", "_s")) and value <= 0:
                 raise ConfigError(f"{key} must be positive, not {value}")
+        if self.network_fallback not in FALLBACKS:
+            raise ConfigError(f"networkFallback must be registered or drop, not {self.network_fallback!r}")
+        for key, parse in (
+            ("networkListeners", lambda: self.listener_networks),
+            ("clientNetworks", lambda: self.client_ranges),
+        ):
+            try:
+                parse()
+            except ValueError as error:
+                raise ConfigError(f"{key}: {error}") from None
+
+    @property
+    def client_ranges(self) -> AddressRanges:
+        """The networks of clients by their addresses."""
+        return parse_ranges(self.client_networks)
+
+    @property
+    def listener_networks(self) -> dict[str, list[Address]]:
+        """The addresses of the further listeners by network."""
+        listeners: dict[str, list[Address]] = {}
+        for network, value in split_pairs(self.network_listeners):
+            is_port = value.isascii() and value.isdigit() and int(value) <= 65535
+            host, port = (
+                (self.listen_host, int(value)) if is_port else parse_address(normalize_address(value))
+            )
+            listeners.setdefault(network, []).append((host, port))
+        return listeners
 
 
 def option_keys() -> dict[str, Field[Any]]:
@@ -77,6 +116,7 @@ FIXED_KEYS: Final = frozenset(
         "rocketmqHome",
         "bindAddress",
         "listenPort",
+        "networkListeners",
         "innerClientAuthenticationCredentials",
     }
 )

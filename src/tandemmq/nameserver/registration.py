@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import KW_ONLY, dataclass, field
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from tandemmq.errors import BadRequest, TandemError
 from tandemmq.nameserver.kv_config import KvTable
+from tandemmq.nameserver.network_views import Networks
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.nameserver.route_table import LiveBroker, RegisteredBroker, RouteTable, Smallest
 from tandemmq.protocol.bodies.codec import DataVersion, decode_body, encode_body, encode_kv_table
@@ -23,6 +24,7 @@ from tandemmq.protocol.bodies.register import body_crc32, decode_register_broker
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.networks import parse_advertised, render_advertised
 from tandemmq.protocol.requests import route as headers
 from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
@@ -48,7 +50,9 @@ class RegistrationHandlers:
     clock: Clock
     options: Callable[[], NameServerOptions]
     notices: MinIdNotices
-    _watched: set[Channel] = field(default_factory=set)
+    networks: Networks
+    channels: set[Channel]
+    """The open connections over which brokers have registered."""
 
     def handle_register_broker(self, channel: Channel, command: Command) -> Command:
         """Handles REGISTER_BROKER (103); answers with the master's addresses, and the fixed queue lists of
@@ -72,10 +76,12 @@ class RegistrationHandlers:
         if is_new:
             log.info(events.BROKER_REGISTERED, extra=_describe(header))
         orders = self.orders.namespace(ORDER_TOPICS) if options.return_order_topics else None
+        refused = self.networks.refused_of(registration.key) if registration.advertised else {}
         return command.reply(
             header=headers.RegisterBrokerResponse(
                 ha_address=master.ha_address if master else None,
                 master_address=master.address if master else None,
+                refused_addresses=render_advertised(refused) or None,
             ),
             body=b"" if orders is None else encode_kv_table(orders),
         )
@@ -132,13 +138,13 @@ class RegistrationHandlers:
         self._after_leaving(smallest)
 
     def _watch(self, channel: Channel) -> None:
-        if channel not in self._watched:
-            self._watched.add(channel)
+        if channel not in self.channels:
+            self.channels.add(channel)
             channel.on_close.append(self._on_close)
 
     def _on_close(self, channel: Channel) -> None:
         """Removes the brokers of a closed connection, except those that registered again over a newer one."""
-        self._watched.discard(channel)
+        self.channels.discard(channel)
         smallest = self._smallest_of_all()
         for live in self.table.drop_connection(channel):
             log.info(
@@ -183,7 +189,19 @@ def _read_registration(
         heartbeat_timeout_ms=header.heartbeat_timeout_ms,
         is_acting_master_enabled=header.is_acting_master_enabled,
         zone_name=header.zone_name,
+        advertised=_read_advertised(header),
     )
+
+
+def _read_advertised(header: headers.RegisterBrokerRequest) -> dict[str, str]:
+    """Returns the broker's addresses by network; none if the text is malformed, so that the broker can
+    register.
+    """
+    try:
+        return parse_advertised(header.advertised_addresses or "")
+    except ValueError as error:
+        log.warning(events.NETWORK_ADDRESS_INVALID, extra={**_describe(header), "reason": str(error)})
+        return {}
 
 
 def _describe(header: headers.RegisterBrokerRequest | headers.UnregisterBrokerRequest) -> dict[str, object]:

@@ -53,6 +53,23 @@ class RegisteredBroker:
     heartbeat_timeout_ms: int | None = None
     is_acting_master_enabled: bool | None = None
     zone_name: str | None = None
+    advertised: Mapping[str, str] = field(default_factory=dict)
+    """The broker's addresses by network, besides the registered one."""
+
+    @property
+    def key(self) -> BrokerKey:
+        return self.cluster, self.address
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutedBroker:
+    """A broker that routes show, with its addresses by network."""
+
+    cluster: str
+    broker_name: str
+    broker_id: int
+    address: str
+    advertised: Mapping[str, str]
 
     @property
     def key(self) -> BrokerKey:
@@ -79,6 +96,7 @@ class LiveBroker:
     connection: object
     timeout_s: float
     updated_at_s: float
+    advertised: Mapping[str, str]
 
 
 @dataclass(slots=True)
@@ -153,6 +171,8 @@ class RouteTable:
         self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the other way round
         self._live: dict[BrokerKey, LiveBroker] = {}
         self._filter_servers: dict[BrokerKey, tuple[str, ...]] = {}
+        self.members_version = 0
+        """A number that changes when `members` would return something else."""
 
     # Registration
 
@@ -189,6 +209,12 @@ class RouteTable:
         is_first = holder is None
         addresses[broker_id] = address
         replica_set = known or ReplicaSet(registration.cluster, registration.broker_name)
+        if (
+            replica_set.addresses != addresses
+            or previous is None
+            or (previous.advertised != registration.advertised)
+        ):
+            self.members_version += 1
         replica_set.addresses = dict(sorted(addresses.items()))
         replica_set.is_acting_master_enabled = bool(registration.is_acting_master_enabled)
         replica_set.zone_name = registration.zone_name
@@ -259,6 +285,7 @@ class RouteTable:
             registration.connection,
             timeout_ms / 1000,
             now_s,
+            registration.advertised,
         )
         if registration.filter_servers:
             self._filter_servers[registration.key] = registration.filter_servers
@@ -335,6 +362,7 @@ class RouteTable:
             self._filter_servers.pop((cluster, address), None)
         if replica_set is None or address not in replica_set.addresses.values():
             return True
+        self.members_version += 1
         replica_set.addresses = {
             number: other for number, other in replica_set.addresses.items() if other != address
         }
@@ -432,6 +460,23 @@ class RouteTable:
         return TopicRoute(
             brokers=tuple(brokers), filter_servers=filter_servers, queues=tuple(queues.values())
         )
+
+    def members(self) -> list[RoutedBroker]:
+        """Returns all brokers that routes show, in order of first registration and id."""
+        found = []
+        for replica_set in self._replica_sets.values():
+            for broker_id, address in replica_set.addresses.items():
+                live = self._live.get((replica_set.cluster, address))
+                found.append(
+                    RoutedBroker(
+                        cluster=replica_set.cluster,
+                        broker_name=replica_set.name,
+                        broker_id=broker_id,
+                        address=address,
+                        advertised={} if live is None else live.advertised,
+                    )
+                )
+        return found
 
     def cluster_info(self) -> ClusterInfo:
         return ClusterInfo(

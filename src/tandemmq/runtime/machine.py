@@ -92,12 +92,36 @@ class SeededRandom(SystemRandom):
         self._random = random.Random(seed)
 
 
-class TcpListener:
-    """A listening socket."""
+def local_address() -> str:
+    """Returns the address that other machines see: that of the default route, IPv4 first; without a route the
+    loopback address.
+    """
+    for family, documentation in ((socket.AF_INET, "192.0.2.1"), (socket.AF_INET6, "2001:db8::1")):
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:
+                # Connecting a datagram socket only queries the routing table; it sends nothing.
+                probe.connect((documentation, 9))
+                return str(probe.getsockname()[0])
+        except OSError:
+            continue
+    return "127.0.0.1"
 
-    def __init__(self, server: asyncio.Server) -> None:
-        self._server = server
-        host, port = server.sockets[0].getsockname()[:2]
+
+def resolve_host(host: str) -> str:
+    """Returns the numeric address of a host name, IPv4 first; a number is returned as it is. Raises
+    OSError.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    first = min(found, key=lambda one: one[0] != socket.AF_INET)
+    return str(first[4][0]).partition("%")[0]
+
+
+class TcpListener:
+    """The listening sockets of one port: one, or one for each family. The first one's address is shown."""
+
+    def __init__(self, *servers: asyncio.Server) -> None:
+        self._servers = servers
+        host, port = servers[0].sockets[0].getsockname()[:2]
         self._address = (str(host), int(port))
 
     @property
@@ -105,7 +129,8 @@ class TcpListener:
         return self._address
 
     async def close(self) -> None:
-        await close_server(self._server)
+        for server in self._servers:
+            await close_server(server)
 
 
 async def close_server(server: asyncio.Server) -> None:
@@ -129,9 +154,23 @@ class TcpNetwork:
     """Sockets without delay (TCP_NODELAY) and without keep-alive probes (spec remoting 5)."""
 
     async def listen(self, host: str, port: int, protocol_factory: ProtocolFactory) -> TcpListener:
-        loop = asyncio.get_running_loop()
-        server = await loop.create_server(protocol_factory, host, port, backlog=BACKLOG, reuse_address=True)
-        return TcpListener(server)
+        """Listens on one address; `::` means all addresses of both families, as in Java. Each family has a
+        socket of its own, so that IPv4 peers do not appear as IPv6 ones.
+        """
+        server = await self._serve(host, port, protocol_factory)
+        if host != "::":
+            return TcpListener(server)
+        try:
+            v4_server = await self._serve("0.0.0.0", server.sockets[0].getsockname()[1], protocol_factory)
+        except OSError:
+            await close_server(server)
+            raise
+        return TcpListener(server, v4_server)
+
+    async def _serve(self, host: str, port: int, protocol_factory: ProtocolFactory) -> asyncio.Server:
+        return await asyncio.get_running_loop().create_server(
+            protocol_factory, host, port, backlog=BACKLOG, reuse_address=True
+        )
 
     async def connect(
         self, host: str, port: int, protocol_factory: ProtocolFactory, timeout_s: float

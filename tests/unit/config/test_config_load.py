@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def test_defaults_are_rocketmqs_and_the_machines() -> None:
     assert (config.store.root, config.store.memory_bytes) == (Path("/home/u/store"), 8 << 30)
     assert (config.store.role, config.store.flush_mode) == (BrokerRole.ASYNC_MASTER, FlushMode.ASYNC_FLUSH)
     assert (config.inert, config.notes, config.broker.name_servers) == ((), (), ())
+
+
+def test_a_host_name_is_announced_and_its_number_is_in_message_ids() -> None:
+    machine = replace(MACHINE, resolve={"b1.example": "2001:db8::1"}.__getitem__)
+    config = load(
+        "brokerIP1=b1.example",
+        "advertisedAddresses=six=[2001:DB8::7]:1; public=b1.example.org:20911",
+        machine=machine,
+    )
+    assert config.broker.advertised_host == "b1.example"
+    assert config.store.store_host == encode_host("2001:db8::1", 10911)
+    assert config.broker.advertised_addresses == "six=[2001:db8::7]:1;public=b1.example.org:20911"
+
+
+def test_a_machine_without_ipv4_listens_on_both_families() -> None:
+    config = load(machine=replace(MACHINE, address="2001:db8::1"))
+    assert (config.broker.listen_host, config.broker.advertised_host) == ("::", "2001:db8::1")
+    assert load_name_server({}, listen_host="::").options.listen_host == "::"
 
 
 def test_settings_reach_their_parts() -> None:
@@ -187,7 +206,10 @@ def test_override_without_key_or_value_is_told(argument: str) -> None:
         ("listenPort=", "listenPort=: must be a whole number"),
         ("autoCreateTopicEnable=yes", "autoCreateTopicEnable=yes: must be true or false"),
         ("flushDiskType=X", "must be one of ASYNC_FLUSH, SYNC_FLUSH"),
-        ("brokerIP1=localhost", "must be a numeric IPv4 or IPv6 address"),
+        ("brokerIP1=a b", "must be an IPv4 or IPv6 address, or a host name"),
+        ("brokerIP1=10.0.0.300", "must be an IPv4 or IPv6 address, or a host name"),
+        ("brokerIP1=no-such-host", "message ids need its numeric address"),
+        ("advertisedAddresses=public", "must be NETWORK=host:port, several separated by ;"),
         ("brokerName=a b", "brokerName=a b: must be 1 to 127 of the characters"),
         ("namesrvAddr=a:1;b", "must be host:port, several separated by ;"),
         ("namesrvAddr=a:0", "must be host:port"),

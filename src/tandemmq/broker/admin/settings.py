@@ -3,9 +3,10 @@
 `SettingsHandlers` serves GET_BROKER_CONFIG (26), UPDATE_BROKER_CONFIG (25) and SET_COMMITLOG_READ_MODE
 (2004), with RocketMQ's names of settings. `CleaningHandlers` deletes at once what retention would delete
 later. `HaHandlers` serves notifications between replicas.
-Only the settings in `CHANGEABLE` can be changed: numbers and switches that are read at each use. It contains
-no path, file, script, address, port, identity or secret, so that a request can never make the broker write or
-run something elsewhere (CVE-2023-33246, CVE-2023-37582).
+Only the settings in `CHANGEABLE` can be changed: numbers and switches that are read at each use, and the
+addresses for clients of other networks. It contains no path, file, script, identity or secret, and
+no address that the broker binds or dials, so that a request can never make the broker write or run something
+elsewhere (CVE-2023-33246, CVE-2023-37582).
 Source: spec remoting 8.6, spec semantics 16.3 and 23.1.
 """
 
@@ -26,6 +27,7 @@ from tandemmq.errors import BadRequest, ConfigError, NotPermitted
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.networks import parse_advertised, render_advertised
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
 from tandemmq.protocol.requests.replica import (
@@ -80,9 +82,16 @@ def _hours(text: str) -> tuple[int, ...]:
     return hours
 
 
+def _addresses(text: str) -> str:
+    return render_advertised(parse_advertised(text))
+
+
+ADVERTISED_KEY: Final = "advertisedAddresses"
+
 CHANGEABLE: Final[Mapping[str, Change]] = {
     "autoCreateTopicEnable": _flag("auto_create_topic"),
     "autoCreateSubscriptionGroup": _flag("auto_create_group"),
+    ADVERTISED_KEY: Change("broker", "advertised_addresses", _addresses, "NETWORK=host:port, separated by ;"),
     "brokerPermission": _whole("broker", "broker_permission", 0, PERMISSION_MAX),
     "validateSystemTopicWhenUpdateTopic": _flag("validate_system_topic_when_update"),
     "enableMixedMessageType": _flag("mixed_message_type_enable"),
@@ -170,9 +179,10 @@ class SettingsHandlers:
     `on_change` is called with the changed keys, after they took effect.
     """
 
-    def __init__(self, core: BrokerCore, access: AccessOptions) -> None:
+    def __init__(self, core: BrokerCore, access: AccessOptions, *, register_soon: Callable[[], None]) -> None:
         self.core = core
         self.access = access
+        self._register_soon = register_soon
         self._version = DataVersion(timestamp_ms=core.clock.now_ms())
         self._writing = asyncio.Lock()
         self._unsaved: dict[str, str] = {}
@@ -267,6 +277,8 @@ class SettingsHandlers:
         if "brokerPermission" in changes:
             # Name servers and the cached topic checks hold the old permission.
             core.topics.renew(core.clock.now_ms())
+        if ADVERTISED_KEY in changes:
+            self._register_soon()
 
     async def _save(self, texts: Mapping[str, str]) -> str | None:
         """Writes the changes to the file. Returns None, or the reason why they are not in the file."""

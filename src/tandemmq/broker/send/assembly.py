@@ -224,7 +224,9 @@ class RecordBuilder:
         self.core, self.retry, self.delay = core, retry, delay
         self._now_ms = core.clock.now_ms
         self._unique_keys = UniqueKeys(
-            options.advertised_host, chance.below(1 << 16), int.from_bytes(chance.token_bytes(4), "big")
+            options.store_ip or options.advertised_host,
+            chance.below(1 << 16),
+            int.from_bytes(chance.token_bytes(4), "big"),
         )
         pairs = {**form.fields, names.CLUSTER: options.cluster_name}
         self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())

@@ -34,13 +34,31 @@ class RegisterBrokerRequest(Header, frozen=True, kw_only=True):
     heartbeat_timeout_ms: Int64 | None = field(name="heartbeatTimeoutMillis", default=None)
     is_acting_master_enabled: bool | None = field(name="enableActingMaster", default=None)
     zone_name: str | None = field(name="__ZONE_NAME", default=None)
+    advertised_addresses: str | None = field(name="advertisedAddresses", default=None)
+    """Ours: `NETWORK=host:port`, separated by `;` (spec addresses 5)."""
 
 
 class RegisterBrokerResponse(Header, frozen=True, kw_only=True):
-    """The answer to REGISTER_BROKER; both fields are only for a slave whose master is registered."""
+    """The answer to REGISTER_BROKER; the first two fields are only for a slave whose master is registered."""
 
     ha_address: str | None = field(name="haServerAddr", default=None)
     master_address: str | None = field(name="masterAddr", default=None)
+    refused_addresses: str | None = field(name="refusedAddresses", default=None)
+    """Ours: the advertised addresses that another broker has."""
+
+
+class ClusterInfoRequest(Header, frozen=True, kw_only=True):
+    """GET_BROKER_CLUSTER_INFO (106)."""
+
+    zone_name: str | None = field(name="__ZONE_NAME", default=None)
+
+
+class ClusterInfoResponse(Header, frozen=True, kw_only=True):
+    """The answer to GET_BROKER_CLUSTER_INFO; both fields are ours, and set for a network of clients."""
+
+    network: str | None = None
+    unmapped: str | None = None
+    """`brokerName:brokerId` of the brokers without an address in the asker's network, separated by `;`."""
 
 
 class UnregisterBrokerRequest(Header, frozen=True, kw_only=True):
