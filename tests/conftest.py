@@ -43,6 +43,7 @@ LONG = (
     "faults/test_grpc_chaos.py",
     "faults/test_process_faults.py",
     "faults/test_soak.py",
+    "scenario/test_celery.py",
     "scenario/test_cli_document.py",
     "simulation/test_reconnect_for_ever.py",
     "spark/test_spark_audit.py",

@@ -15,7 +15,7 @@ from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import update_wrapper
 from types import TracebackType
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, Self, TypeVar
+from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
 import uvloop
 
@@ -119,7 +119,7 @@ def outcome_of(future: Future[T]) -> T:
         raise ClientError("the client was closed by another thread, or its thread has ended") from None
 
 
-class _SharedThread:
+class SharedThread:
     """A reference count for the LoopThread that the process shares."""
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class _SharedThread:
         thread.stop()
 
 
-_shared = _SharedThread()
+shared_thread: Final = SharedThread()
 """The client thread of the process: the first facade starts it, and the last one stops it."""
 
 
@@ -170,11 +170,11 @@ class Facade(Generic[C]):
         """Starts the client. Raises BrokerUnreachable when no name server accepts a connection."""
         if self._client is not None:
             raise ClientError("the client is already started")
-        thread = _shared.acquire()
+        thread = shared_thread.acquire()
         try:
             self._client = thread.call(self._make_started())
         except BaseException:
-            _shared.release(thread)
+            shared_thread.release(thread)
             raise
         self._thread = thread
         return self
@@ -189,7 +189,7 @@ class Facade(Generic[C]):
             if thread.is_usable:
                 thread.call(client.close())
         finally:
-            _shared.release(thread)
+            shared_thread.release(thread)
 
     def __enter__(self) -> Self:
         return self.start()

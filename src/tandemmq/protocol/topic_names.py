@@ -201,6 +201,25 @@ def check_group(group: str) -> None:
         raise BadRequest(fault)
 
 
+# Names of other systems, such as `orders.v1` and `celery@host`.
+
+_ESCAPED: Final = re.compile(r"[^a-zA-Z0-9_-]")
+_ESCAPE: Final = re.compile(r"\|([0-9A-F]{2})")
+
+
+def encode_name(name: str) -> str:
+    """Returns a name that topics and groups may have: each byte other than letters, digits, `-` and `_` is
+    written as `|` with two hexadecimal digits. `orders.v1` is `orders|2Ev1`.
+    """
+    return _ESCAPED.sub(lambda found: "".join(f"|{byte:02X}" for byte in found[0].encode()), name)
+
+
+def decode_name(name: str) -> str:
+    """Returns the name that `encode_name` was given."""
+    raw = _ESCAPE.sub(lambda found: chr(int(found[1], 16)), name)
+    return raw.encode("latin-1").decode() if raw != name else name
+
+
 # Delay levels: the time from storing a message to its delivery.
 
 _UNIT_MS: Final = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}

@@ -1,0 +1,1 @@
+"""Frameworks on TandemMQ: each module needs the framework that it serves."""

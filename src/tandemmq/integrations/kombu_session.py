@@ -1,0 +1,480 @@
+"""`Session`: the client of one kombu connection. It sends to topics, and reads queues into a list of
+deliveries, from which the connection takes them.
+
+Threads:    kombu is blocking and calls from any thread. Everything here except `Arrivals` runs in the event
+            loop of the process' client thread (`client/blocking.py`).
+At a bound: a durable queue is popped only while its channel may get messages (`Credit`). A transient queue
+            keeps its last `TRANSIENT_MAX` messages.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, field
+from typing import Final
+
+from tandemmq.api import broker_admin
+from tandemmq.client.admin import Admin
+from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.membership import queue_of
+from tandemmq.client.consumer.pop import PopConsumer
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
+from tandemmq.client.producer.producer import Producer
+from tandemmq.errors import GroupNotFound, TandemError, TopicExists, TopicNotFound
+from tandemmq.integrations.exchanges import Binding, Names, tag_of, tags_of
+from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+from tandemmq.runtime.tasks import TaskScope
+
+log = logging.getLogger(__name__)
+
+ROUTING_KEY: Final = "ROUTING_KEY_"
+"""The property with the routing key. Names of system properties end otherwise."""
+POP_MAX: Final = 32
+TRANSIENT_MAX: Final = 10_000
+POLL_S: Final = 0.01
+PAUSE_S: Final = 1.0
+"""The pause after a failed read."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionOptions:
+    """The options of a connection.
+
+    visibility_s  the time after which a message that was neither acknowledged nor rejected is delivered again
+    queue_count   the queues of each topic that is created; with several, messages overtake each other
+    priorities    create topics whose messages have priorities
+    """
+
+    client: ClientOptions = field(default_factory=ClientOptions)
+    names: Names = field(default_factory=Names)
+    visibility_s: float = 3600.0
+    queue_count: int = 1
+    priorities: bool = False
+    timeout_s: float = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A message that has arrived for a queue. `popped` None: the queue is transient, nothing is
+    acknowledged.
+    """
+
+    queue: str
+    body: bytes
+    retry_count: int = 0
+    popped: PoppedMessage | None = None
+
+
+class Arrivals:
+    """The deliveries of one connection, for the thread that drains it. `wake_fd` is readable while there are
+    some.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[Delivery] = deque()
+        self._condition = threading.Condition()
+        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._is_closed = False
+
+    def put(self, delivery: Delivery) -> None:
+        """Adds a delivery."""
+        with self._condition:
+            self._waiting.append(delivery)
+            if not self._is_closed:
+                os.eventfd_write(self.wake_fd, 1)
+            self._condition.notify()
+
+    def take(self, timeout_s: float | None) -> Delivery | None:
+        """Returns the oldest delivery; None if there is none within the time, which is unlimited for None."""
+        with self._condition:
+            self._condition.wait_for(lambda: self._waiting, timeout_s)
+            delivery = self._waiting.popleft() if self._waiting else None
+            if not self._waiting and not self._is_closed:
+                try:
+                    os.eventfd_read(self.wake_fd)
+                except BlockingIOError:
+                    pass
+            return delivery
+
+    def withdraw(self, queue: str) -> list[Delivery]:
+        """Takes out and returns the deliveries of a queue."""
+        with self._condition:
+            found = [one for one in self._waiting if one.queue == queue]
+            self._waiting = deque(one for one in self._waiting if one.queue != queue)
+            return found
+
+    def close(self) -> None:
+        """Closes the descriptor."""
+        with self._condition:
+            if not self._is_closed:
+                self._is_closed = True
+                os.close(self.wake_fd)
+
+
+class Credit:
+    """The number of messages that a channel may still get. `free` returns it for now; `changed` is set when
+    it may have grown.
+    """
+
+    def __init__(self, free: Callable[[], int]) -> None:
+        self.free = free
+        self.changed = asyncio.Event()
+        self.reserved = 0
+        """Messages that reads have asked for, or that wait in `Arrivals`."""
+
+    async def reserve(self, count_max: int) -> int:
+        """Waits until something is free, reserves up to `count_max` of it, and returns the number."""
+        while (count := min(count_max, self.free() - self.reserved)) <= 0:
+            self.changed.clear()
+            await self.changed.wait()
+        self.reserved += count
+        return count
+
+    def release(self, count: int) -> None:
+        """Returns what was reserved and is not needed."""
+        self.reserved -= count
+        self.changed.set()
+
+
+class Session:
+    """The client of one connection. Call everything in the loop of the client thread."""
+
+    def __init__(self, name_servers: str, options: SessionOptions) -> None:
+        self.options = options
+        self.arrivals = Arrivals()
+        self._instance = ClientInstance(name_servers, options.client)
+        self._admin = Admin(instance=self._instance)
+        self._producer = Producer(
+            f"{options.names.prefix}-producer",
+            options=ProducerOptions(client=options.client, timeout_s=options.timeout_s),
+            instance=self._instance,
+        )
+        self._tasks = TaskScope("kombu", self._on_failure)
+        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._known_topics: set[str] = set()
+        self._transient: dict[str, _TransientQueue] = {}
+        self._transient_reader: Consumer | None = None
+        self._next_offsets: dict[MessageQueue, int] = {}
+        """The queues that are read for transient queues, and the next message to take from each."""
+        self._consumers: dict[str, PopConsumer] = {}
+
+    async def start(self) -> None:
+        """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
+        await self._instance.start()
+        await self._producer.start()
+
+    async def close(self) -> None:
+        """Ends every read and the connections."""
+        try:
+            await self._tasks.close()
+            for consumer in self._consumers.values():
+                await consumer.close()
+            if self._transient_reader is not None:
+                await self._transient_reader.close()
+            await self._producer.close()
+        finally:
+            await self._instance.close()
+            self.arrivals.close()
+
+    # Sending
+
+    async def send(
+        self,
+        topic: str,
+        body: bytes,
+        *,
+        routing_key: str,
+        delay_ms: int | None = None,
+        priority: int | None = None,
+    ) -> None:
+        """Sends a message to a topic, which is created if it does not exist."""
+        await self.ensure_topic(topic)
+        tags, properties = tag_of(routing_key), {ROUTING_KEY: routing_key} if routing_key else {}
+        message = Message(topic, body, tags=tags, properties=properties, delay_ms=delay_ms, priority=priority)
+        await self._producer.send(message)
+
+    async def has_topic(self, topic: str) -> bool:
+        """Returns True if the topic exists."""
+        if topic in self._known_topics:
+            return True
+        try:
+            await self._admin.topic_route(topic)
+        except TopicNotFound:
+            return False
+        self._known_topics.add(topic)
+        return True
+
+    async def ensure_topic(self, topic: str) -> None:
+        """Creates the topic if it does not exist."""
+        if await self.has_topic(topic):
+            return
+        kind = {"+message.type": "PRIORITY"} if self.options.priorities else None
+        try:
+            await self._admin.create_topic(topic, queue_count=self.options.queue_count, attributes=kind)
+        except TopicExists:
+            pass  # another process was faster
+        self._known_topics.add(topic)
+
+    # Durable queues
+
+    async def bind(self, queue: str, exchange: str) -> None:
+        """Makes the queue's group begin at the current end of the exchange, unless it began before."""
+        names = self.options.names
+        topic, group = names.exchange_topic(exchange), names.group(queue)
+        await self.ensure_topic(topic)
+        await self._begin_at_end(group, topic)
+
+    async def _begin_at_end(self, group: str, topic: str) -> None:
+        committed = await self._admin.committed_offsets(group, topic)
+        for place, one in (await self._admin.topic_offsets(topic)).items():
+            if committed.get(place) is None:
+                await self._admin.set_offset(group, place, one.max_offset)
+
+    async def read(self, queue: str, bindings: Collection[Binding], credit: Credit) -> None:
+        """Reads a durable queue until `stop_reading`; its messages arrive in `arrivals`."""
+        consumer = await self._consumer(queue, bindings)
+        self._readers[queue] = self._tasks.start(
+            f"read-{queue}", self._read(queue, consumer, bindings, credit)
+        )
+
+    async def take_one(self, queue: str, bindings: Collection[Binding]) -> Delivery | None:
+        """Returns one message of a durable queue; None if there is none now."""
+        consumer = await self._consumer(queue, bindings)
+        for message in await consumer.receive(1, timeout_s=0.0):
+            if self._is_wanted(message, queue, bindings):
+                return Delivery(queue, message.body, message.retry_count, message)
+            await consumer.ack(message)
+        return None
+
+    async def _consumer(self, queue: str, bindings: Collection[Binding]) -> PopConsumer:
+        consumer = self._consumers.get(queue)
+        if consumer is not None:
+            return consumer
+        names = self.options.names
+        options = PopOptions(
+            client=self.options.client, start_from=StartFrom.FIRST, invisible_s=self.options.visibility_s
+        )
+        consumer = PopConsumer(names.group(queue), options=options, instance=self._instance)
+        await self.ensure_topic(names.queue_topic(queue))
+        consumer.subscribe(names.queue_topic(queue))
+        for exchange in sorted({one.exchange for one in bindings}):
+            tags = tags_of(one for one in bindings if one.exchange == exchange)
+            consumer.subscribe(names.exchange_topic(exchange), tags)
+        self._consumers[queue] = await consumer.start()
+        return consumer
+
+    async def _read(
+        self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
+    ) -> None:
+        while True:
+            count = await credit.reserve(POP_MAX)
+            found: list[PoppedMessage] = []
+            try:
+                found = await consumer.receive(count)
+            except TandemError as error:
+                log.warning("queue %s cannot be read now: %s", queue, error)
+                await asyncio.sleep(PAUSE_S)
+            finally:
+                credit.release(count - len(found))
+            for message in found:
+                if self._is_wanted(message, queue, bindings):
+                    self.arrivals.put(Delivery(queue, message.body, message.retry_count, message))
+                else:
+                    credit.release(1)
+                    await self.acknowledge(queue, message)
+
+    def _is_wanted(self, message: PoppedMessage, queue: str, bindings: Collection[Binding]) -> bool:
+        names = self.options.names
+        if message.topic == names.queue_topic(queue):
+            return True
+        key = message.properties.get(ROUTING_KEY, "")
+        mine = [one for one in bindings if names.exchange_topic(one.exchange) == message.topic]
+        return any(one.matches(key) for one in mine)
+
+    async def stop_reading(self, queue: str) -> None:
+        """Ends the read of a queue. Its messages that nobody has taken are delivered again at once."""
+        reader = self._readers.pop(queue, None)
+        if reader is not None:
+            reader.cancel()
+            await asyncio.wait((reader,))
+        left = [one.popped for one in self.arrivals.withdraw(queue) if one.popped is not None]
+        await self.give_back(queue, *left)
+
+    async def acknowledge(self, queue: str, message: PoppedMessage) -> None:
+        """Acknowledges a message of a durable queue."""
+        await self._consumers[queue].ack(message)
+
+    async def give_back(self, queue: str, *messages: PoppedMessage) -> None:
+        """Lets messages of a durable queue be delivered again at once."""
+        if messages:
+            await self._consumers[queue].nack(*messages)
+
+    async def count(self, queue: str, bindings: Collection[Binding]) -> int:
+        """Returns the number of messages that nobody has acknowledged."""
+        total = 0
+        for topic in self._topics_of(queue, bindings):
+            try:
+                total += await self._admin.lag(self.options.names.group(queue), topic)
+            except GroupNotFound:
+                total += await self._admin.message_count(topic)
+            except TopicNotFound:
+                pass
+        return total
+
+    async def purge(self, queue: str, bindings: Collection[Binding]) -> int:
+        """Skips the messages of a queue; returns their number."""
+        count = await self.count(queue, bindings)
+        group = self.options.names.group(queue)
+        for topic in self._topics_of(queue, bindings):
+            if not await self.has_topic(topic):
+                continue
+            try:
+                await self._admin.reset_offsets(group, topic, -1)
+            except GroupNotFound:  # nobody has read the queue yet
+                await self._begin_at_end(group, topic)
+        return count
+
+    async def delete(self, queue: str) -> None:
+        """Deletes a durable queue: its topic and its group."""
+        await self.stop_reading(queue)
+        consumer = self._consumers.pop(queue, None)
+        if consumer is not None:
+            await consumer.close()
+        names = self.options.names
+        topic = names.queue_topic(queue)
+        if await self.has_topic(topic):
+            await self._admin.delete_topic(topic)
+        self._known_topics.discard(topic)
+        info = await self._admin.cluster_info()
+        for broker in info.brokers.values():
+            if 0 in broker.addresses:
+                await broker_admin.delete_group(
+                    self._instance.remoting, broker.addresses[0], names.group(queue)
+                )
+
+    def _topics_of(self, queue: str, bindings: Collection[Binding]) -> list[str]:
+        names = self.options.names
+        return [names.queue_topic(queue), *sorted({names.exchange_topic(one.exchange) for one in bindings})]
+
+    # Transient queues
+
+    async def open_transient(self, queue: str) -> None:
+        """Begins to keep the messages for a transient queue that are sent from now on."""
+        if queue not in self._transient:
+            self._transient[queue] = _TransientQueue(queue, self.arrivals)
+            await self._follow(self.options.names.exchange_topic(""))
+
+    async def bind_transient(self, queue: str, binding: Binding) -> None:
+        """Adds a binding to a transient queue."""
+        self._transient[queue].bindings.append(binding)
+        await self._follow(self.options.names.exchange_topic(binding.exchange))
+
+    def read_transient(self, queue: str) -> None:
+        """Passes the kept messages, and those that come, to `arrivals`."""
+        self._transient[queue].flow()
+
+    def stop_transient(self, queue: str) -> None:
+        """Keeps the messages that come."""
+        self._transient[queue].stop()
+
+    def take_transient(self, queue: str) -> Delivery | None:
+        """Returns the oldest kept message."""
+        kept = self._transient[queue].kept
+        return kept.popleft() if kept else None
+
+    def count_transient(self, queue: str) -> int:
+        """Returns the number of kept messages."""
+        return len(self._transient[queue].kept)
+
+    def purge_transient(self, queue: str) -> int:
+        """Drops the kept messages; returns their number."""
+        kept = self._transient[queue].kept
+        count = len(kept)
+        kept.clear()
+        return count
+
+    def delete_transient(self, queue: str) -> None:
+        """Ends a transient queue."""
+        self._transient.pop(queue, None)
+        self.arrivals.withdraw(queue)
+
+    async def _follow(self, topic: str) -> None:
+        """Reads a topic from its end on, for all transient queues."""
+        await self.ensure_topic(topic)
+        reader = self._transient_reader
+        if reader is None:
+            options = ConsumerOptions(client=self.options.client, start_from=StartFrom.LAST, auto_ack=True)
+            reader = Consumer(self.options.names.transient_group, options=options, instance=self._instance)
+            self._transient_reader = reader
+            await reader.start()
+            self._tasks.start("transient", self._read_transient(reader))
+        ends = {place: one.max_offset for place, one in (await self._admin.topic_offsets(topic)).items()}
+        new = ends.keys() - self._next_offsets.keys()
+        if not new:
+            return
+        self._next_offsets |= {place: ends[place] for place in new}
+        reader.assign(*self._next_offsets)
+        while not new <= set(reader.assigned):  # noqa: ASYNC110  # the assignment has no event
+            await asyncio.sleep(POLL_S)
+        for place in new:
+            # The group's offset is that of whichever connection committed last.
+            await reader.seek(place, self._next_offsets[place])
+
+    async def _read_transient(self, reader: Consumer) -> None:
+        while True:
+            try:
+                found = await reader.poll() if self._next_offsets else []
+            except TandemError as error:
+                log.warning("transient queues cannot be read now: %s", error)
+                found = []
+            if not found:
+                await asyncio.sleep(POLL_S)
+            for message in found:
+                place = queue_of(message)
+                if message.queue_offset >= self._next_offsets.get(place, 0):
+                    self._next_offsets[place] = message.queue_offset + 1
+                    self._deal(message)
+
+    def _deal(self, message: ReceivedMessage) -> None:
+        key, names = message.properties.get(ROUTING_KEY, ""), self.options.names
+        is_default = message.topic == names.exchange_topic("")
+        for queue in list(self._transient.values()):
+            mine = (one for one in queue.bindings if names.exchange_topic(one.exchange) == message.topic)
+            if (is_default and key == queue.name) or any(one.matches(key) for one in mine):
+                queue.put(Delivery(queue.name, message.body))
+
+    def _on_failure(self, name: str, error: BaseException) -> None:
+        log.error("the connection has failed: %s", name, exc_info=error)
+
+
+class _TransientQueue:
+    """The messages of one transient queue: passed on while it is read, else kept."""
+
+    def __init__(self, name: str, arrivals: Arrivals) -> None:
+        self.name = name
+        self.bindings: list[Binding] = []
+        self.kept: deque[Delivery] = deque(maxlen=TRANSIENT_MAX)
+        self._arrivals = arrivals
+        self._is_read = False
+
+    def put(self, delivery: Delivery) -> None:
+        if self._is_read:
+            self._arrivals.put(delivery)
+        else:
+            self.kept.append(delivery)
+
+    def flow(self) -> None:
+        self._is_read = True
+        while self.kept:
+            self._arrivals.put(self.kept.popleft())
+
+    def stop(self) -> None:
+        self._is_read = False
+        self.kept.extendleft(reversed(self._arrivals.withdraw(self.name)))

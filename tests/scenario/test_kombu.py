@@ -1,0 +1,214 @@
+"""kombu over a real cluster: queues, exchanges, acknowledgements, transient queues, a new master."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from kombu import Connection, Consumer, Exchange, Producer, Queue
+
+from tandemmq.integrations import kombu_transport
+from tandemmq.testing import BlockingCluster
+from waits import PATIENCE_S
+
+kombu_transport.register()
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[BlockingCluster]:
+    with BlockingCluster() as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def connect(cluster: BlockingCluster) -> Iterator[Callable[..., Any]]:
+    made: list[Any] = []
+
+    def connect(**options: Any) -> Any:
+        made.append(Connection(f"tandemmq://{cluster.name_servers}", transport_options=options))
+        return made[-1]
+
+    yield connect
+    for connection in made:
+        connection.release()
+
+
+def drain(connection: Any, is_enough: Callable[[], bool]) -> None:
+    ends_at = time.monotonic() + PATIENCE_S
+    while not is_enough():
+        assert time.monotonic() < ends_at, "the messages did not come"
+        try:
+            connection.drain_events(timeout=0.5)
+        except TimeoutError:
+            pass
+
+
+def rest(connection: Any) -> None:
+    """Asserts that nothing more arrives."""
+    with pytest.raises(TimeoutError):
+        connection.drain_events(timeout=0.3)
+
+
+class Found:
+    """A callback that keeps the messages, and acknowledges them if `acks`."""
+
+    def __init__(self, *, acks: bool = True) -> None:
+        self.bodies: list[Any] = []
+        self.messages: list[Any] = []
+        self._acks = acks
+
+    def __call__(self, body: Any, message: Any) -> None:
+        self.bodies.append(body)
+        self.messages.append(message)
+        if self._acks:
+            message.ack()
+
+
+def test_a_simple_queue_keeps_the_order(connect: Callable[..., Any]) -> None:
+    queue = connect().SimpleQueue("jobs.v1")
+    for number in range(20):
+        queue.put({"number": number})
+    assert queue.qsize() == 20
+    found = [queue.get(timeout=PATIENCE_S) for _ in range(20)]
+    assert [message.payload["number"] for message in found] == list(range(20))
+    for message in found:
+        message.ack()
+    with pytest.raises(queue.Empty):
+        queue.get(timeout=0.1)
+    queue.close()
+
+
+def test_exchanges_reach_the_queues_that_match(connect: Callable[..., Any]) -> None:
+    news, everyone = Exchange("news", type="topic"), Exchange("everyone", type="fanout")
+    direct = Exchange("direct-news", type="direct")
+    reader, writer = connect(), connect()
+    queues = [
+        Queue("europe", news, "eu.#"),
+        Queue("dutch", news, "*.nl"),
+        Queue("all", everyone),
+        Queue("exact", direct, "a.b"),
+    ]
+    found = {queue.name: Found() for queue in queues}
+    consumers = [Consumer(reader.channel(), [queue], callbacks=[found[queue.name]]) for queue in queues]
+    for consumer in consumers:
+        consumer.consume()
+    producer = Producer(writer.channel())
+    for key in ("eu.nl", "eu", "us.nl", "us.x"):
+        producer.publish(key, exchange=news, routing_key=key, declare=[news])
+    producer.publish("to all", exchange=everyone, declare=[everyone])
+    for key in ("a.b", "a.c"):
+        producer.publish(key, exchange=direct, routing_key=key, declare=[direct])
+    drain(reader, lambda: sum(len(one.bodies) for one in found.values()) == 6)
+    rest(reader)
+    assert {name: sorted(one.bodies) for name, one in found.items()} == {
+        "europe": ["eu", "eu.nl"],
+        "dutch": ["eu.nl", "us.nl"],
+        "all": ["to all"],
+        "exact": ["a.b"],
+    }
+
+
+def test_a_binding_keeps_messages_while_nobody_reads(connect: Callable[..., Any]) -> None:
+    exchange = Exchange("late", type="fanout")
+    first = connect()
+    Queue("late-queue", exchange)(first.channel()).declare()
+    Producer(connect().channel()).publish("kept", exchange=exchange, declare=[exchange])
+    found = Found()
+    reader = connect()
+    with Consumer(reader.channel(), [Queue("late-queue", exchange)], callbacks=[found]):
+        drain(reader, lambda: bool(found.bodies))
+    assert found.bodies == ["kept"]
+
+
+def test_unacknowledged_messages_are_delivered_again(connect: Callable[..., Any]) -> None:
+    queue = Queue("again", Exchange("again"), "again")
+    one, other = connect(), connect()
+    found = Found(acks=False)
+    consumer = Consumer(one.channel(), [queue], callbacks=[found], prefetch_count=2)
+    consumer.consume()
+    producer = Producer(other.channel())
+    for number in range(3):
+        producer.publish(number, exchange=queue.exchange, routing_key="again", declare=[queue])
+    drain(one, lambda: len(found.messages) == 2)
+    rest(one)  # the prefetch count is reached
+    found.messages[0].ack()
+    drain(one, lambda: len(found.messages) == 3)
+    found.messages[1].requeue()
+    drain(one, lambda: len(found.messages) == 4)
+    assert found.messages[3].delivery_info["redelivered"]
+    found.messages[3].ack()
+    one.release()  # gives the third one back
+    later = Found()
+    with Consumer(other.channel(), [queue], callbacks=[later]):
+        drain(other, lambda: bool(later.bodies))
+        rest(other)
+    assert later.bodies == [2]
+
+
+def test_a_transient_queue_gets_what_comes_after_its_declaration(connect: Callable[..., Any]) -> None:
+    replies = Exchange("replies", type="direct")
+    asker, answerer = connect(), connect()
+    producer = Producer(answerer.channel())
+    producer.publish("before", exchange=replies, routing_key="id-1", declare=[replies])
+    queue = Queue("id-1.reply", replies, "id-1", auto_delete=True)
+    channel = asker.channel()
+    queue(channel).declare()
+    producer.publish("by exchange", exchange=replies, routing_key="id-1")
+    producer.publish("by name", exchange="", routing_key="id-1.reply")
+    producer.publish("to another", exchange=replies, routing_key="id-2")
+    found = Found()
+    with Consumer(channel, [queue], callbacks=[found]):
+        drain(asker, lambda: len(found.bodies) == 2)
+        rest(asker)
+    assert sorted(found.bodies) == ["by exchange", "by name"]
+
+
+def test_a_queue_is_purged_and_deleted(connect: Callable[..., Any]) -> None:
+    connection = connect()
+    queue = Queue("purged")(connection.channel())
+    queue.declare()
+    producer = Producer(connection.channel())
+    for number in range(5):
+        producer.publish(number, exchange="", routing_key="purged")
+    assert queue.purge() == 5
+    assert queue.get() is None
+    producer.publish("kept", exchange="", routing_key="purged")
+    message = queue.get(no_ack=True)
+    assert message.payload == "kept"
+    queue.delete()
+    session = connection.channel().session
+    assert not connection.transport.thread.call(session.has_topic("purged"))
+
+
+def test_higher_priorities_come_first(connect: Callable[..., Any]) -> None:
+    connection = connect(priorities=True, queue_count=10)
+    queue = Queue("ranked")
+    producer = Producer(connection.channel())
+    for priority in (1, 9, 0, 5):
+        producer.publish(priority, exchange="", routing_key="ranked", priority=priority, declare=[queue])
+    bound = queue(connection.channel())
+    assert [bound.get(no_ack=True).payload for _ in range(4)] == [9, 5, 1, 0]
+
+
+def test_a_dead_master_is_replaced_under_a_reader() -> None:
+    with BlockingCluster(elected=True) as cluster:
+        url = f"tandemmq://{cluster.name_servers}"
+        with Connection(url) as one, Connection(url) as other:
+            found = Found()
+            queue = Queue("survives")
+            producer = Producer(other.channel())
+            with Consumer(one.channel(), [queue], callbacks=[found]):
+                producer.publish("before", exchange="", routing_key="survives", declare=[queue])
+                drain(one, lambda: bool(found.bodies))
+                cluster.lose_master()
+                producer.publish("after", exchange="", routing_key="survives")
+                drain(one, lambda: "after" in found.bodies)
+
+
+def test_no_server_is_an_error_that_kombu_retries() -> None:
+    connection = Connection("tandemmq://127.0.0.1:1")
+    with pytest.raises(connection.connection_errors, match="no name server"):
+        connection.connect()
+    connection.release()
