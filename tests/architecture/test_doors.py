@@ -12,7 +12,7 @@ CHECKOUT = Path(__file__).parents[2]
 SOURCES = (CHECKOUT / "src" / "tandemmq", CHECKOUT / "tools")
 
 # Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs and
-# their growth are timed, the console serves browsers), the two places that live in other programs' threads,
+# their growth are timed, the console serves browsers), the places that live in other programs' threads,
 # and the doors that tests use in place of the machine's.
 FREE = (
     "runtime",
@@ -25,6 +25,7 @@ FREE = (
     "cli.py",
     "__main__.py",
     "client/blocking.py",
+    "integrations",
     "sim/fuzz",
     "sim/manual_clock.py",
     "sim/memory.py",

@@ -1,8 +1,8 @@
-"""`Session`: the client of one kombu connection. It sends to topics, and reads queues into a list of
+"""`KombuSession`: the client of one kombu connection. It sends to topics, and reads queues into a list of
 deliveries, from which the connection takes them.
 
-Threads:    kombu is blocking and calls from any thread. Everything here except `Arrivals` runs in the event
-            loop of the process' client thread (`client/blocking.py`).
+Threads:    kombu is blocking and calls from any thread. Everything here except `ArrivedMessages` runs in the
+            event loop of the process' client thread (`client/blocking.py`).
 At a bound: a durable queue is popped only while its channel may get messages (`Credit`). A transient queue
             keeps its last `TRANSIENT_MAX` messages.
 """
@@ -44,7 +44,7 @@ PAUSE_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SessionOptions:
+class KombuOptions:
     """The options of a connection.
 
     visibility_s  the time after which a message that was neither acknowledged nor rejected is delivered again
@@ -72,7 +72,7 @@ class Delivery:
     popped: PoppedMessage | None = None
 
 
-class Arrivals:
+class ArrivedMessages:
     """The deliveries of one connection, for the thread that drains it. `wake_fd` is readable while there are
     some.
     """
@@ -127,7 +127,7 @@ class Credit:
         self.free = free
         self.changed = asyncio.Event()
         self.reserved = 0
-        """Messages that reads have asked for, or that wait in `Arrivals`."""
+        """Messages that reads have asked for, or that wait in `ArrivedMessages`."""
 
     async def reserve(self, count_max: int) -> int:
         """Waits until something is free, reserves up to `count_max` of it, and returns the number."""
@@ -143,12 +143,12 @@ class Credit:
         self.changed.set()
 
 
-class Session:
+class KombuSession:
     """The client of one connection. Call everything in the loop of the client thread."""
 
-    def __init__(self, name_servers: str, options: SessionOptions) -> None:
+    def __init__(self, name_servers: str, options: KombuOptions) -> None:
         self.options = options
-        self.arrivals = Arrivals()
+        self.arrivals = ArrivedMessages()
         self._instance = ClientInstance(name_servers, options.client)
         self._admin = Admin(instance=self._instance)
         self._producer = Producer(
@@ -299,7 +299,7 @@ class Session:
         return any(one.matches(key) for one in mine)
 
     async def stop_reading(self, queue: str) -> None:
-        """Ends the read of a queue. Its messages that nobody has taken are delivered again at once."""
+        """Ends the read of a queue. Its messages that wait in `arrivals` are delivered again at once."""
         reader = self._readers.pop(queue, None)
         if reader is not None:
             reader.cancel()
@@ -317,7 +317,7 @@ class Session:
             await self._consumers[queue].nack(*messages)
 
     async def count(self, queue: str, bindings: Collection[Binding]) -> int:
-        """Returns the number of messages that nobody has acknowledged."""
+        """Returns the number of messages that are not acknowledged."""
         total = 0
         for topic in self._topics_of(queue, bindings):
             try:
@@ -337,7 +337,7 @@ class Session:
                 continue
             try:
                 await self._admin.reset_offsets(group, topic, -1)
-            except GroupNotFound:  # nobody has read the queue yet
+            except GroupNotFound:  # the queue was never read
                 await self._begin_at_end(group, topic)
         return count
 
@@ -457,7 +457,7 @@ class Session:
 class _TransientQueue:
     """The messages of one transient queue: passed on while it is read, else kept."""
 
-    def __init__(self, name: str, arrivals: Arrivals) -> None:
+    def __init__(self, name: str, arrivals: ArrivedMessages) -> None:
         self.name = name
         self.bindings: list[Binding] = []
         self.kept: deque[Delivery] = deque(maxlen=TRANSIENT_MAX)

@@ -31,8 +31,7 @@ from tandemmq.client.blocking import LoopThread, shared_thread
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import TandemError, install_hint
 from tandemmq.integrations.exchanges import Binding, ExchangeKind, Names
-from tandemmq.integrations.kombu_session import Arrivals, Credit, Delivery, Session, SessionOptions
-from tandemmq.protocol.message import PoppedMessage
+from tandemmq.integrations.kombu_session import ArrivedMessages, Credit, Delivery, KombuOptions, KombuSession
 
 try:
     from kombu.transport import TRANSPORT_ALIASES, virtual
@@ -58,7 +57,7 @@ def register() -> None:
 class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
     """The messages of a channel that are neither acknowledged nor rejected."""
 
-    def __init__(self, channel: Channel, prefetch_count: int = 0) -> None:
+    def __init__(self, channel: KombuChannel, prefetch_count: int = 0) -> None:
         super().__init__(channel, prefetch_count)
         self._lock = Lock()
         self._open: dict[str, Any] = {}
@@ -114,19 +113,19 @@ class QoS(virtual.QoS):  # type: ignore[misc]  # kombu has no types
             self.restore_unacked()
 
 
-class Message(virtual.Message):  # type: ignore[misc]  # kombu has no types
+class KombuMessage(virtual.Message):  # type: ignore[misc]  # kombu has no types
     """A message with its place at the broker."""
 
-    def __init__(self, payload: dict[str, Any], channel: Channel | None = None, **kwargs: Any) -> None:
+    def __init__(self, payload: dict[str, Any], channel: KombuChannel | None = None, **kwargs: Any) -> None:
         self.delivery: Delivery | None = payload.pop("delivery", None)
         super().__init__(payload, channel=channel, **kwargs)
 
 
-class Channel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
+class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
     """A channel of the connection. All channels share the connection's session."""
 
     QoS = QoS
-    Message = Message
+    Message = KombuMessage
     supports_fanout = True
     do_restore = True
 
@@ -335,7 +334,7 @@ def payload_of(delivery: Delivery) -> dict[str, Any]:
 class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     """One connection of kombu."""
 
-    Channel = Channel
+    Channel = KombuChannel
     default_port = 9876
     driver_type = driver_name = SCHEME
     polling_interval = None
@@ -349,15 +348,15 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
         self.thread: LoopThread = shared_thread.acquire()
-        self._session: Session | None = None
+        self._session: KombuSession | None = None
         self.durable: set[str] = set()
         self.transient: set[str] = set()
         self.bindings: dict[str, list[Binding]] = {}
-        self.readers: dict[str, Channel] = {}
+        self.readers: dict[str, KombuChannel] = {}
         self.unacknowledged: set[str] = set()
         """The queues that are read without acknowledgements."""
 
-    def session(self) -> Session:
+    def session(self) -> KombuSession:
         """Returns the session of the connection, which the first call starts."""
         if self._session is None:
             session = self.thread.call(_start(self._name_servers(), self._options()))
@@ -371,9 +370,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
             return named if isinstance(named, str) else ";".join(named)
         return f"{client.hostname or 'localhost'}:{client.port or self.default_port}"
 
-    def _options(self) -> SessionOptions:
+    def _options(self) -> KombuOptions:
         client, given = self.client, self.client.transport_options
-        return SessionOptions(
+        return KombuOptions(
             client=ClientOptions(access_key=client.userid or "", secret_key=client.password or ""),
             names=Names(given.get("prefix", "kombu")),
             visibility_s=float(given.get("visibility_timeout", 3600)),
@@ -399,7 +398,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     def register_with_event_loop(self, connection: object, loop: Any) -> None:
         """Drains the connection whenever a message has arrived, in Celery's event loop."""
-        arrivals: Arrivals = self.session().arrivals
+        arrivals: ArrivedMessages = self.session().arrivals
         loop.add_reader(arrivals.wake_fd, self._drain_ready)
 
     def _drain_ready(self) -> None:
@@ -420,8 +419,8 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                 shared_thread.release(self.thread)
 
 
-async def _start(name_servers: str, options: SessionOptions) -> Session:
-    session = Session(name_servers, options)
+async def _start(name_servers: str, options: KombuOptions) -> KombuSession:
+    session = KombuSession(name_servers, options)
     try:
         await session.start()
     except BaseException:
@@ -430,4 +429,4 @@ async def _start(name_servers: str, options: SessionOptions) -> Session:
     return session
 
 
-__all__ = ["SCHEME", "Channel", "PoppedMessage", "QoS", "Transport", "register"]
+__all__ = ["SCHEME", "Transport", "register"]
