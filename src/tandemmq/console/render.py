@@ -17,6 +17,8 @@ from markupsafe import Markup, escape
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 NOTHING: Final = "–"
 """The text of a value that is unknown or missing."""
+MINUTE_MS: Final = 60_000
+HOUR_MS: Final = 60 * MINUTE_MS
 CHART_WIDTH: Final = 720
 CHART_HEIGHT: Final = 160
 
@@ -124,8 +126,7 @@ class DrawnChart:
     """Name, path and last value of each line."""
     top: float
     scale: float
-    begin_ms: int
-    end_ms: int
+    span_s: float
     width: int = CHART_WIDTH
     height: int = CHART_HEIGHT
 
@@ -137,10 +138,14 @@ class DrawnChart:
 
 
 def draw_lines(
-    label: str, lines: Sequence[ChartLine], *, unit: str = "", span_ms: int = 3_600_000
+    label: str, lines: Sequence[ChartLine], *, unit: str = "", span_ms_max: int = HOUR_MS
 ) -> DrawnChart:
-    """Returns a chart of the last `span_ms` up to the newest point. Values below zero are drawn as zero."""
+    """Returns a chart of the points up to the newest one, of five minutes at least and `span_ms_max` at most.
+    Values below zero are drawn as zero.
+    """
     end = max((line.points[-1][0] for line in lines if line.points), default=0)
+    first = min((line.points[0][0] for line in lines if line.points), default=0)
+    span_ms = min(max(end - first, 5 * MINUTE_MS), span_ms_max)
     begin = end - span_ms
     shown = [(line.name, [one for one in line.points if one[0] >= begin]) for line in lines]
     top = max((value for _, points in shown for _, value in points), default=0.0)
@@ -156,7 +161,7 @@ def draw_lines(
         return f"M{text}" if text else ""
 
     drawn = tuple((name, path(points), points[-1][1] if points else 0.0) for name, points in shown)
-    return DrawnChart(label, unit, drawn, top, scale, begin, end)
+    return DrawnChart(label, unit, drawn, top, scale, span_ms / 1000)
 
 
 def _round_up(value: float) -> float:

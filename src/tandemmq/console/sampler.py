@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.errors import TandemError
-from tandemmq.manage.cluster import ClusterReading, read_cluster
+from tandemmq.manage.cluster import ClusterReading, LagReading, read_cluster, read_lag
 from tandemmq.manage.tools import Tools
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope, TimedEvent
@@ -21,6 +22,10 @@ from tandemmq.runtime.tasks import TaskScope, TimedEvent
 log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
+LAG_EVERY: Final = 6
+"""The lag of all groups is read with every sixth reading, and less often if that takes long."""
+LAG_SHARE: Final = 0.05
+"""Largest share of the time in which brokers are asked for the lag."""
 SAMPLES_MAX: Final = 720
 """One hour."""
 EVENTS_MAX: Final = 200
@@ -33,6 +38,7 @@ class RateSample:
     at_ms: int
     in_rate: float
     out_rate: float
+    lag: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +60,10 @@ class Sampler:
         self._scope = TaskScope("sampler")
         self._due = TimedEvent(clock)
         self._first = TimedEvent(clock)
+        self._last_masters: dict[str, str] = {}
         self.latest: ClusterReading | None = None
+        self.lag: LagReading | None = None
+        """The latest lag of consumers; None before the first answer, or if no broker answers for it."""
         self.error = ""
         """The reason why there is no newer reading; empty after a success."""
         self.samples: deque[RateSample] = deque(maxlen=SAMPLES_MAX)
@@ -75,9 +84,16 @@ class Sampler:
         return self.latest
 
     async def _run(self) -> None:
+        count, lag_due = 0, 0.0
         while True:
             await self.read()
             self._first.set()
+            now = self._clock.monotonic()
+            if count % LAG_EVERY == 0 and now >= lag_due and self.latest is not None:
+                await self.read_lag()
+                taken = self._clock.monotonic() - now
+                lag_due = now + taken / LAG_SHARE
+            count += 1
             self._due.clear()
             await self._due.wait(INTERVAL_S)
 
@@ -90,25 +106,42 @@ class Sampler:
             return
         self.error = ""
         if self.latest is not None:
-            self.events.extend(_changes(self.latest, reading))
+            self.events.extend(_changes(self.latest, reading, self._last_masters))
+        self._last_masters |= _masters(reading)
         self.latest = reading
-        self.samples.append(RateSample(reading.at_ms, reading.in_rate, reading.out_rate))
+        lag = None if self.lag is None else self.lag.total
+        self.samples.append(RateSample(reading.at_ms, reading.in_rate, reading.out_rate, lag))
+
+    async def read_lag(self) -> None:
+        """Reads the lag of all groups once. Without the right to do so, or an answer, the lag is unknown."""
+        if self.latest is None:
+            return
+        masters = [one.target for one in self.latest.answering if one.is_master]
+        found = await read_lag(self._tools, masters, self._clock.now_ms())
+        self.lag = None if len(found.errors) == len(masters) else found
 
 
-def _changes(before: ClusterReading, after: ClusterReading) -> list[ClusterEvent]:
-    """Returns the differences that an operator wants to see."""
+def _changes(
+    before: ClusterReading, after: ClusterReading, last_masters: Mapping[str, str]
+) -> list[ClusterEvent]:
+    """Returns the differences that an operator wants to see. `last_masters` are the latest known masters,
+    also of groups that have none now.
+    """
     found: list[ClusterEvent] = []
 
     def add(broker: str, text: str, *, is_bad: bool) -> None:
         found.append(ClusterEvent(after.at_ms, broker, text, is_bad))
 
-    masters = (_masters(before), _masters(after))
-    for name in sorted({*masters[0], *masters[1]}):
-        old, new = (known.get(name) for known in masters)
+    had, has = _masters(before), _masters(after)
+    for name in sorted({*had, *has}):
+        old, new = last_masters.get(name), has.get(name)
         if new is None:
-            add(name, f"has no master; it was {old}", is_bad=True)
+            if name in had:
+                add(name, f"has no master; it was {old}", is_bad=True)
         elif old != new:
-            add(name, f"new master {new}" + (f", before {old}" if old else ""), is_bad=False)
+            add(name, f"new master {new}{_reason(old, before, after)}", is_bad=False)
+        elif name not in had:
+            add(name, f"{new} is its master again", is_bad=False)
     known = {one.address: one for one in before.brokers}
     for one in after.brokers:
         earlier = known.get(one.address)
@@ -126,6 +159,19 @@ def _changes(before: ClusterReading, after: ClusterReading) -> list[ClusterEvent
         if one.address not in left:
             add(f"{one.target.broker_name} {one.address}", "is no longer registered", is_bad=True)
     return found
+
+
+def _reason(old: str | None, before: ClusterReading, after: ClusterReading) -> str:
+    """Returns why the master changed, as far as the readings show it."""
+    if old is None:
+        return ", the first"
+    earlier = next((one for one in before.brokers if one.address == old), None)
+    now = next((one for one in after.brokers if one.address == old), None)
+    if now is None or now.error:
+        return f": {old} does not answer"
+    if earlier is not None and not earlier.error and now.started_at_ms != earlier.started_at_ms:
+        return f": {old} was restarted"
+    return f": {old} is a slave now and answers, so it handed over, was restarted or lost its lease"
 
 
 def _masters(reading: ClusterReading) -> dict[str, str]:

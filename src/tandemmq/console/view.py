@@ -164,12 +164,16 @@ class View:
         return await self.viewer.capabilities.attempt(address, feature, work)
 
     async def cluster(self) -> ClusterReading:
-        """Returns the latest reading of the brokers, at most some seconds old. Raises PageError when there
-        is none.
+        """Returns the latest reading of the brokers, at most some seconds old.
+
+        Raises:  PageError when there is none; NotPermitted for a visitor whom a broker refuses.
         """
         reading = await self.sampler.ready(2.0)
         if reading is None:
             raise PageError(503, f"the cluster cannot be read: {self.sampler.error or 'no answer yet'}")
+        denied = [one for one in reading.brokers if one.is_denied]
+        if denied and not self.user:
+            raise NotPermitted(denied[0].error)
         return reading
 
     async def targets(self, *, masters_only: bool = False) -> list[Target]:

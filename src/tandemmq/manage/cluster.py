@@ -2,28 +2,34 @@
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.api import broker_admin
 from tandemmq.manage.reach import ask_each
 from tandemmq.manage.tools import Target, Tools, targets_of
+from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.units import MASTER_ID
 
+WORST_MAX: Final = 10
+LAG_TIMEOUT_S: Final = 10.0
+"""A broker with thousands of groups needs seconds to sum them up."""
 _NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerReading:
     """One broker's answer. `facts` is its runtime information, empty when it did not answer; `error` is the
-    reason then.
+    reason then; `is_denied` tells that its access control refused the request.
     """
 
     target: Target
     facts: Mapping[str, str]
     error: str = ""
+    is_denied: bool = False
 
     @property
     def address(self) -> str:
@@ -102,8 +108,52 @@ async def read_cluster(tools: Tools, now_ms: int) -> ClusterReading:
         return await broker_admin.query_runtime_info(tools.remoting, target.address)
 
     found = await ask_each(targets, read)
-    readings = tuple(BrokerReading(one.target, one.answer or {}, one.error) for one in found)
+    readings = tuple(BrokerReading(one.target, one.answer or {}, one.error, one.is_denied) for one in found)
     return ClusterReading(now_ms, tools.cluster_admin.name_servers, readings)
+
+
+# Lag of consumers
+
+
+@dataclass(frozen=True, slots=True)
+class LagReading:
+    """The unread messages of all groups, and the groups with the most, at most WORST_MAX."""
+
+    at_ms: int
+    total: int
+    group_count: int
+    worst: tuple[tuple[str, int], ...]
+    errors: tuple[str, ...]
+
+
+async def read_lag(tools: Tools, masters: Iterable[Target], now_ms: int) -> LagReading:
+    """Asks each master for the progress of all its groups, with two requests. Groups without a committed
+    offset do not count, nor do retries.
+    """
+
+    async def read(target: Target) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for is_ordered in (False, True):
+            query = broker_admin.query_all_consume_stats
+            found = await query.within(LAG_TIMEOUT_S, tools.remoting, target.address, is_ordered=is_ordered)
+            for group, stats in found.items():
+                lag = sum(
+                    max(0, one.broker_offset - max(one.committed_offset, 0))
+                    for queue, one in stats.queues.items()
+                    if not is_retry_topic(queue.topic)
+                )
+                sums[group] = sums.get(group, 0) + lag
+        return sums
+
+    answers = await ask_each(masters, read, timeout_s=2 * LAG_TIMEOUT_S)
+    sums: dict[str, int] = {}
+    for one in answers:
+        for group, lag in (one.answer or {}).items():
+            sums[group] = sums.get(group, 0) + lag
+    worst = heapq.nlargest(WORST_MAX, sums.items(), key=lambda one: one[1])
+    errors = tuple(f"{one.target.address}: {one.error}" for one in answers if one.error)
+    shown = tuple(one for one in worst if one[1])
+    return LagReading(now_ms, sum(sums.values()), len(sums), shown, errors)
 
 
 # Figures in a broker's runtime information

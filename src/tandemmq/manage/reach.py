@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from tandemmq.errors import TandemError
+from tandemmq.errors import NotPermitted, TandemError
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -19,11 +19,14 @@ READS_AT_ONCE_MAX: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Reached(Generic[T, A]):
-    """The answer for one target. `answer` is None when there is none, and `error` is the reason then."""
+    """The answer for one target. `answer` is None when there is none, and `error` is the reason then;
+    `is_denied` tells that access control refused the request.
+    """
 
     target: T
     answer: A | None
     error: str = ""
+    is_denied: bool = False
 
 
 async def ask_each(
@@ -42,7 +45,7 @@ async def ask_each(
             except TimeoutError:
                 return Reached(target, None, f"no answer within {timeout_s:g} s")
             except TandemError as error:
-                return Reached(target, None, str(error))
+                return Reached(target, None, str(error), isinstance(error, NotPermitted))
 
     return await asyncio.gather(*map(ask, targets))
 

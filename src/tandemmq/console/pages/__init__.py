@@ -35,9 +35,10 @@ order is that of the menu:
   in parts.html: csrf, post_button, link_button, state, search, sort_header, pager, chart. Filters: time,
   bytes, number, duration (seconds), share, part (a name as one part of a path). `url(path, q=...)` makes a
   link with a query. Show buttons only `{% if view.may_change %}`.
-- Style: tables in `<div class="wide">`, numbers in cells of class `number`, facts in `<dl class="facts">`,
-  key figures in `<dl class="figures">`, forms in `<div class="fields">` with a label for each input. The
-  policy forbids style attributes and inline scripts. Every wide table scrolls inside its own box at 360 px.
+- Style: tables in `<div class="wide" tabindex="0" role="region" aria-label="...">`, which scrolls at 360 px,
+  also by the keyboard; numbers in cells of class `number`, long texts in cells of class `any`; facts in
+  `<dl class="facts">`, key figures in `<dl class="figures">`, forms in `<div class="fields">`, a label for
+  each input. The policy forbids style attributes and inline scripts.
 - Limit every list and say so on the page. Never mark anything from the cluster as safe.
 """
 
@@ -45,9 +46,9 @@ from __future__ import annotations
 
 from typing import Final
 
-from tandemmq.console.pages import overview
+from tandemmq.console.pages import audit_list, brokers, overview, settings
 from tandemmq.console.view import Action, Page
 
-MODULES: Final = (overview,)
+MODULES: Final = (overview, brokers, settings, audit_list)
 
 ALL: Final[tuple[Page | Action, ...]] = tuple(one for module in MODULES for one in module.PAGES)

@@ -29,8 +29,20 @@ async def show_overview(view: View) -> Answer:
         ],
         unit="/s",
     )
-    events = list(reversed(sampler.events))
-    return view.page("overview.html", reading=reading, problems=problems, rates=rates, events=events)
+    lags = draw_lines(
+        "Unread messages of all groups",
+        [ChartLine("lag", [(one.at_ms, one.lag) for one in sampler.samples if one.lag is not None])],
+    )
+    events = list(reversed(sampler.events))[:20]
+    return view.page(
+        "overview.html",
+        reading=reading,
+        problems=problems,
+        rates=rates,
+        lag=sampler.lag,
+        lags=lags,
+        events=events,
+    )
 
 
 PAGES: Final = (Page("/", "Overview", show_overview, menu="Cluster", refresh_s=5),)

@@ -1,0 +1,111 @@
+"""Settings of brokers, compared with the defaults of a broker on an ordinary machine; and their change.
+
+The defaults are those of TandemMQ's brokers. For Java's brokers only the values are known.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from tandemmq.api import broker_admin
+from tandemmq.broker.admin.settings import CHANGEABLE, parse_change, render_settings
+from tandemmq.config.load import MachineFacts, load_broker
+from tandemmq.config.names import BROKER_KEYS
+from tandemmq.errors import ConfigError
+from tandemmq.manage.tools import Tools
+from tandemmq.protocol.bodies.codec import REFUSALS_KEY
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.units import GIB
+
+HIDDEN: Final = "(hidden)"
+_MACHINE: Final = MachineFacts(host_name="a", address="192.0.2.1", memory_bytes=8 * GIB, home=Path("/a"))
+_OTHER_MACHINE: Final = replace(
+    _MACHINE, host_name="b", address="192.0.2.2", memory_bytes=16 * GIB, home=Path("/b")
+)
+_SECRET_WORDS: Final = ("password", "secret", "credential", "authenticationuser")
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting of one broker. `default` is None if it is not known or depends on the machine. `allowed`
+    describes the values of a setting that can be changed while the broker runs; empty for the others.
+    """
+
+    key: str
+    value: str
+    default: str | None
+    allowed: str
+
+    @property
+    def is_changed(self) -> bool:
+        """True if the value differs from a known default."""
+        return self.default is not None and self.value != self.default
+
+
+async def read_settings_of(tools: Tools, address: str) -> dict[str, str]:
+    """Returns all settings that a broker shows, as it shows them."""
+    text = await broker_admin.query_broker_config(tools.remoting, address)
+    return {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+
+
+def describe_settings(settings: Mapping[str, str], *, is_tandem: bool) -> list[SettingRow]:
+    """Returns the settings by key, with secrets hidden. Any setting of a Java broker may be changeable: the
+    broker decides.
+    """
+    defaults = default_settings() if is_tandem else {}
+    rows = []
+    for key, value in sorted(settings.items()):
+        allowed = _allowed(key) if is_tandem else "as RocketMQ documents it"
+        rows.append(
+            SettingRow(key, HIDDEN if _is_secret(key) and value else value, defaults.get(key), allowed)
+        )
+    return rows
+
+
+def is_tandem(facts: Mapping[str, str]) -> bool:
+    """Returns True if the runtime information is that of a TandemMQ broker."""
+    return REFUSALS_KEY in facts
+
+
+@functools.cache
+def default_settings() -> Mapping[str, str]:
+    """Returns the defaults that do not depend on the machine, as brokers show them."""
+    one, other = (
+        render_settings(loaded.broker, loaded.store, loaded.access)
+        for loaded in (load_broker({}, machine) for machine in (_MACHINE, _OTHER_MACHINE))
+    )
+    return {key: text for key, text in one.items() if other[key] == text}
+
+
+def check_change(key: str, value: str, *, is_tandem: bool) -> None:
+    """Checks a change before it is sent. Raises ConfigError with what is allowed."""
+    if not key or not key.isprintable() or not value.isprintable():
+        raise ConfigError("a setting's name and value must be printable texts")
+    if not is_tandem:
+        return
+    if key not in CHANGEABLE:
+        raise ConfigError(f"{key} cannot be changed while the broker runs")
+    parse_change(key, value)
+
+
+async def change_setting(tools: Tools, addresses: Iterable[str], key: str, value: str) -> list[str]:
+    """Changes a setting at these brokers; returns the brokers' remarks, such as that the change is not saved.
+    The first error ends the series; the brokers before are changed then.
+    """
+    found = await tools.ask(addresses, broker_admin.change_broker_config, key, value)
+    return [f"{address}: {remark}" for address, remark in found if remark]
+
+
+def _allowed(key: str) -> str:
+    change = CHANGEABLE.get(key)
+    return "" if change is None else change.allowed
+
+
+def _is_secret(key: str) -> bool:
+    known = BROKER_KEYS.get(key)
+    lowered = key.lower()
+    return (known is not None and known.kind.is_secret) or any(word in lowered for word in _SECRET_WORDS)

@@ -1,0 +1,81 @@
+"""Reads of several brokers at once, and the features that brokers lack."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tandemmq.errors import BrokerUnreachable, NotPermitted, RequestRejected
+from tandemmq.manage.capabilities import REMEMBERED_S, Capabilities
+from tandemmq.manage.reach import READS_AT_ONCE_MAX, ask_each
+from tandemmq.protocol.codes import ResponseCode
+
+
+async def test_each_target_has_an_outcome_in_order() -> None:
+    async def read(target: str) -> int:
+        if target == "silent":
+            await asyncio.Event().wait()
+        if target == "gone":
+            raise BrokerUnreachable("no connection")
+        if target == "closed":
+            raise NotPermitted("may not")
+        return len(target)
+
+    found = await ask_each(["one", "silent", "gone", "closed"], read, timeout_s=0.05)
+    assert [one.target for one in found] == ["one", "silent", "gone", "closed"]
+    assert [one.answer for one in found] == [3, None, None, None]
+    assert [one.is_denied for one in found] == [False, False, False, True]
+    assert [one.error for one in found[:3]] == ["", "no answer within 0.05 s", "no connection"]
+
+
+async def test_reads_at_once_are_bounded() -> None:
+    running, most = 0, 0
+
+    async def read(_: int) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+
+    await ask_each(range(3 * READS_AT_ONCE_MAX), read)
+    assert most == READS_AT_ONCE_MAX
+
+
+class SetClock:
+    """A clock that a test sets."""
+
+    at_s = 1000.0
+
+    def monotonic(self) -> float:
+        return self.at_s
+
+
+async def unsupported() -> str:
+    raise RequestRejected("request type 1 not supported", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+
+async def supported() -> str:
+    return "done"
+
+
+async def denied() -> str:
+    raise NotPermitted("may not")
+
+
+async def test_lacking_feature_is_remembered_for_a_while() -> None:
+    clock = SetClock()
+    capabilities = Capabilities(clock)  # type: ignore[arg-type]
+    assert capabilities.can("timers")
+    assert await capabilities.attempt("a:1", "timers", unsupported()) is None
+    assert capabilities.lacks("a:1", "timers")
+    assert not capabilities.can("timers")
+    assert await capabilities.attempt("b:1", "timers", supported()) == "done"
+    assert capabilities.can("timers")
+    assert not capabilities.lacks("b:1", "timers")
+    with pytest.raises(NotPermitted):
+        await capabilities.attempt("a:1", "pops", denied())
+    assert capabilities.can("pops")
+    clock.at_s += REMEMBERED_S
+    assert not capabilities.lacks("a:1", "timers")
