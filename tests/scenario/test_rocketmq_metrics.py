@@ -6,11 +6,15 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, consumer, records_of, running_broker
+from pop_rig import ack, pop
 from prometheus_client.parser import text_string_to_metric_families
 from test_broker_metrics import PROM, fetch
+from transaction_rig import COMMIT, ROLLBACK, TransactionPeer
 
 from tandemmq.broker.broker import Broker
 from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.requests.send import SendBackRequest
 from tandemmq.remoting import metrics_port
 from waits import until
 
@@ -77,6 +81,76 @@ async def test_a_delayed_message_is_counted_where_it_waits_and_where_it_arrives(
         await until(is_delivered)
         out = "topic=SCHEDULE_TOPIC_XXXX consumer_group=SCHEDULE_CONSUMER is_retry=false is_system=true"
         assert await scrape(broker, "messages_out_total") == {("messages_out_total", out): 1}
+
+
+async def test_timer_messages_that_wait_are_counted_once_also_after_a_restart(tmp_path: Path) -> None:
+    names = ("timing_messages", "timer_enqueue_total", "timer_dequeue_total", "timer_dequeue_lag")
+    of_topic, medium = (
+        "storage_type=local storage_medium=disk topic=T",
+        "storage_type=local storage_medium=disk",
+    )
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+        await peer.send_ok("T", properties={"TIMER_DELAY_SEC": "3000"})
+        await peer.send_ok("T", properties={"TIMER_DELAY_MS": "1"})
+
+        async def is_delivered() -> bool:
+            return await scrape(broker, *names) == {
+                ("timer_dequeue_lag", medium): 1,
+                ("timing_messages", of_topic): 1,
+                ("timer_enqueue_total", of_topic): 2,
+                ("timer_dequeue_total", of_topic): 1,
+            }
+
+        await until(is_delivered)
+        snapshot = await scrape(broker, "timer_message_snapshot")
+        assert {key[1].rpartition("=")[2] for key, count in snapshot.items() if count} == {"3600"}
+        assert await scrape(broker, "delay_message_latency_seconds_count")
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+
+        async def is_read() -> bool:
+            return await scrape(broker, *names) == {
+                ("timer_dequeue_lag", medium): 1,
+                ("timing_messages", of_topic): 1,
+            }
+
+        await until(is_read)
+
+
+async def test_transactions_that_are_open_stay_counted_after_a_restart(tmp_path: Path) -> None:
+    names = ("half_messages", "commit_messages_total", "rollback_messages_total")
+    async with running_broker(tmp_path, **PROM) as broker, TransactionPeer(broker) as peer:
+        halves = [await peer.send_half() for _ in range(4)]
+        await peer.end(halves[0], COMMIT)
+        await peer.end(halves[1], ROLLBACK)
+        assert await scrape(broker, *names, "finish_message_latency_milliseconds_count") == {
+            ("half_messages", "topic=T1"): 2,
+            ("commit_messages_total", "topic=T1"): 1,
+            ("rollback_messages_total", "topic=T1"): 1,
+            ("finish_message_latency_milliseconds_count", "topic=T1"): 1,
+        }
+    async with running_broker(tmp_path, **PROM) as broker, TransactionPeer(broker) as peer:
+
+        async def are_found() -> bool:
+            return await scrape(broker, *names) == {("half_messages", "topic=T1"): 2}
+
+        await until(are_found)
+
+
+async def test_pops_dead_letters_and_creations(tmp_path: Path) -> None:
+    async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
+        sent = await peer.send_ok("T", b"12345")
+        header = SendBackRequest(log_offset=int(sent.message_id[-16:], 16), group="CG", delay_level=-1)
+        assert (await peer.ask(RequestCode.CONSUMER_SEND_MSG_BACK, header)).code == ResponseCode.SUCCESS
+        [message] = await pop(peer, "T", "PG")
+        group = "topic=T consumer_group="
+        names = ("send_to_dlq_messages_total", "pop_revive_in_message_total", "pop_checkpoint_buffer_size")
+        assert await scrape(broker, *names) == {
+            ("send_to_dlq_messages_total", f"{group}CG is_system=false"): 1,
+            ("pop_revive_in_message_total", f"{group}PG revive_message_type=CK put_status=PUT_OK"): 1,
+            ("pop_checkpoint_buffer_size", ""): 1,
+        }
+        await ack(peer, message, "PG")
+        assert (await scrape(broker, *names))["pop_checkpoint_buffer_size", ""] == 0
 
 
 async def test_load_storage_and_connections(tmp_path: Path) -> None:

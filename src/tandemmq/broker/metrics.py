@@ -249,7 +249,7 @@ def check_health(store: MessageStore) -> HttpAnswer:
 def make_metrics_port(sources: MetricSources, read_ready: Conditions, network: Network) -> MetricsPort:
     """Returns the port that serves a broker's metrics."""
     core = sources.core
-    lag, readings = LagReader(core, sources.pop), Readings(core)
+    lag, readings = LagReader(core, sources.pop), Readings(core, sources.pop)
     return MetricsPort(
         lambda: read_all(sources),
         lambda: check_health(core.store),

@@ -187,13 +187,14 @@ def _client_routes(parts: Parts) -> dict[int, Handler]:
 
 
 def _tool_routes(parts: Parts) -> dict[int, Handler]:
+    creations, clock = parts.core.stats.creations, parts.core.clock
     return {
-        Code.UPDATE_AND_CREATE_TOPIC: parts.topics.handle_create,
+        Code.UPDATE_AND_CREATE_TOPIC: creations.watch_topics(parts.topics.handle_create, clock),
         Code.UPDATE_AND_CREATE_TOPIC_LIST: parts.topics.handle_create_list,
         Code.DELETE_TOPIC_IN_BROKER: parts.topics.handle_delete,
         Code.GET_TOPIC_CONFIG: parts.topics.handle_show,
         Code.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: parts.topics.handle_system_list,
-        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: parts.groups.handle_create,
+        Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP: creations.watch_groups(parts.groups.handle_create, clock),
         Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST: parts.groups.handle_create_list,
         Code.UPDATE_AND_GET_GROUP_FORBIDDEN: parts.groups.handle_forbid,
         Code.DELETE_SUBSCRIPTIONGROUP: parts.groups.handle_delete,

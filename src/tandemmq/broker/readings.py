@@ -11,23 +11,30 @@ Source: spec metrics 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 from tandemmq.broker.clients.consumer_table import Member
 from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.delay.timers import PRECISION_MS, TIMER_TOPIC
+from tandemmq.broker.pop.service import PopService
 from tandemmq.broker.query import load_record
+from tandemmq.broker.stats import GroupCounts
 from tandemmq.protocol.codes import LanguageCode, render_version
 from tandemmq.protocol.pop_receipts import popped_topic
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
 from tandemmq.telemetry import rocketmq_metrics as metrics
-from tandemmq.telemetry.metrics import Sample
+from tandemmq.telemetry.metrics import Histogram, Metric, Sample
+from tandemmq.telemetry.rocketmq_metrics import SNAPSHOT_BOUNDS_S
 
 PROCESSORS: Final = (
     *("send", "async_put", "pull", "ack", "query_message", "client_manager", "heartbeat", "lite_pull"),
     *("transaction", "consumer_manager", "admin", "reply"),
 )
 ROWS_PER_STEP: Final = 64
+_STATUS: Final = {True: "success", False: "failure"}
 _MODES: Final = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
 Node = tuple[str, str, str]
 
@@ -50,8 +57,9 @@ def is_system(topic: str, group: str = "") -> bool:
 class Readings:
     """Reads the metrics of one broker."""
 
-    def __init__(self, core: BrokerCore) -> None:
+    def __init__(self, core: BrokerCore, pop: PopService) -> None:
         self.core = core
+        self.pop = pop
         self._node = node_of(core)
 
     def read(self) -> Iterator[Sequence[Sample]]:
@@ -59,11 +67,15 @@ class Readings:
         yield list(self._read_load())
         yield list(self._read_storage())
         yield list(self._read_connections())
+        yield list(self._read_creations())
+        yield list(self._read_timers())
         for _ in self.core.stats.arrivals.fold():
             yield ()
         yield from _in_steps(self._read_arrivals())
         yield from _in_steps(self._read_deliveries())
-        yield from _in_steps(self._read_dead_letters())
+        yield from _in_steps(self._read_groups())
+        yield from _in_steps(self._read_timer_topics())
+        yield from _in_steps(self._read_transactions())
 
     def _read_load(self) -> Iterator[Sample]:
         core, node = self.core, self._node
@@ -113,17 +125,88 @@ class Readings:
                 yield Sample(metrics.MESSAGES_OUT, count, labels)
                 yield Sample(metrics.BYTES_OUT, size, labels)
 
-    def _read_dead_letters(self) -> Iterator[Sample]:
-        for key, (count, _, _) in list(self.core.stats.dead_letters.rows.items()):
+    def _read_groups(self) -> Iterator[Sample]:
+        stats = self.core.stats
+        for labels, count in self._of_groups(stats.dead_letters):
+            yield Sample(metrics.DEAD_LETTERS, count, (*labels, flag_text(is_system(*labels[-2:]))))
+        for kind, counts in (("CK", stats.checkpoints), ("ACK", stats.acks)):
+            for labels, count in self._of_groups(counts):
+                yield Sample(metrics.POP_IN, count, (*labels, kind, "PUT_OK"))
+        for labels, count in self._of_groups(stats.redelivered):
+            yield Sample(metrics.POP_RETRIES, count, (*labels, "PUT_OK"))
+        yield Sample(metrics.POP_CHECKPOINTS, len(self.pop.leases), self._node)
+
+    def _of_groups(self, counts: GroupCounts) -> Iterator[tuple[tuple[str, ...], int]]:
+        """Yields the labels up to topic and group, and the count, of what still exists."""
+        for key, (count, _, _) in list(counts.rows.items()):
             topic, _, group = key.partition("@")
             if self._exists(topic, group):
-                labels = (*self._node, topic, group, flag_text(is_system(topic, group)))
-                yield Sample(metrics.DEAD_LETTERS, count, labels)
+                yield (*self._node, topic, group), count
+
+    def _read_creations(self) -> Iterator[Sample]:
+        creations = self.core.stats.creations
+        for (is_ok, is_of_system), times in creations.topics_ms.items():
+            labels = (*self._node, _STATUS[is_ok], flag_text(is_of_system))
+            yield Sample(metrics.TOPIC_CREATION, times, labels)
+        for is_ok, times in creations.groups_ms.items():
+            yield Sample(metrics.GROUP_CREATION, times, (*self._node, _STATUS[is_ok]))
+
+    def _read_timers(self) -> Iterator[Sample]:
+        timers, labels = self.core.stats.timers, (*self._node, "local", "disk")
+        if timers.read_due is None:
+            return
+        now_ms, due = self.core.clock.now_ms(), timers.read_due()
+        unread = self.core.store.queue_max(TIMER_TOPIC, 0) - timers.read_to
+        overdue_ms = now_ms - min(due, default=now_ms) - PRECISION_MS
+        yield Sample(metrics.TIMER_ENQUEUE_LAG, max(0, unread), labels)
+        yield Sample(metrics.TIMER_ENQUEUE_LATENCY, 0, labels)
+        yield Sample(metrics.TIMER_DEQUEUE_LAG, sum(due.values()), labels)
+        yield Sample(metrics.TIMER_DEQUEUE_LATENCY, max(0, overdue_ms), labels)
+        for bound_s, count in zip(SNAPSHOT_BOUNDS_S, count_due(due, now_ms), strict=False):
+            yield Sample(metrics.TIMER_SNAPSHOT, count, (*labels, str(bound_s)))
+
+    def _read_timer_topics(self) -> Iterator[Sample]:
+        timers = self.core.stats.timers
+        for metric, counts in (
+            (metrics.TIMING_MESSAGES, timers.waiting),
+            (metrics.TIMER_ENQUEUED, timers.enqueued),
+            (metrics.TIMER_DEQUEUED, timers.dequeued),
+            (metrics.DELAY_LATENCY, timers.delays_s),
+        ):
+            yield from self._of_topics(metric, counts, (*self._node, "local", "disk"))
+
+    def _read_transactions(self) -> Iterator[Sample]:
+        transactions = self.core.stats.transactions
+        for metric, counts in (
+            (metrics.HALF_MESSAGES, transactions.open_by_topic()),
+            (metrics.COMMITS, transactions.commits),
+            (metrics.ROLLBACKS, transactions.rollbacks),
+            (metrics.FINISH_LATENCY, transactions.finish_s),
+        ):
+            yield from self._of_topics(metric, counts, self._node)
+
+    def _of_topics(
+        self, metric: Metric, values: Mapping[str, float | Histogram], labels: tuple[str, ...]
+    ) -> Iterator[Sample]:
+        for topic, value in list(values.items()):
+            if self.core.topics.get(topic) is not None:
+                yield Sample(metric, value, (*labels, topic))
 
     def _exists(self, topic: str, group: str) -> bool:
         if self.core.topics.get(topic) is None:
             return False
         return is_system(topic, group) or self.core.groups.get(group) is not None
+
+
+def count_due(due: Mapping[int, int], now_ms: int) -> list[int]:
+    """Returns the number of waiting messages by the bound of `SNAPSHOT_BOUNDS_S` below which they are due;
+    the last number is of those due later.
+    """
+    slots = np.fromiter(due.keys(), np.int64, len(due))
+    counts = np.fromiter(due.values(), np.int64, len(due))
+    places = np.searchsorted(np.array(SNAPSHOT_BOUNDS_S) * 1000, slots - now_ms, side="right")
+    found = np.bincount(places, weights=counts, minlength=len(SNAPSHOT_BOUNDS_S) + 1)
+    return [int(count) for count in found]
 
 
 def _client_labels(member: Member) -> tuple[str, str]:

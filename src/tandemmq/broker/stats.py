@@ -19,6 +19,7 @@ from itertools import islice
 from typing import Final, NamedTuple
 
 from tandemmq.broker.arrivals import Arrivals
+from tandemmq.broker.metric_counts import CreationTimes, TimerCounts, TransactionCounts
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer as StatsBody
 from tandemmq.protocol.bodies.stats import BrokerStatsItem
@@ -108,6 +109,9 @@ class BrokerStats:
     redelivered: GroupCounts = field(default_factory=GroupCounts)  # popped messages stored again for a retry
     checkpoints: GroupCounts = field(default_factory=GroupCounts)  # leases: pops, changed invisible times
     acks: GroupCounts = field(default_factory=GroupCounts)  # of pops; a changed invisible time counts as one
+    timers: TimerCounts = field(default_factory=TimerCounts)
+    transactions: TransactionCounts = field(default_factory=TransactionCounts)
+    creations: CreationTimes = field(default_factory=CreationTimes)
     checkpoint_count: int = 0
     ack_count: int = 0
     # Users' messages in and out at midnight yesterday and today; 0 before the start.

@@ -108,6 +108,21 @@ BYTES_OUT: Final = _metric(
     "is_system",
     bound=_GROUPS,
 )
+TOPIC_CREATION: Final = _metric(
+    "topic_create_execution_time_milliseconds",
+    _HISTOGRAM,
+    "time of a request that creates or changes a topic",
+    "invocation_status",
+    "is_system",
+    bound="4",
+)
+GROUP_CREATION: Final = _metric(
+    "consumer_group_create_execution_time_milliseconds",
+    _HISTOGRAM,
+    "time of a request that creates or changes a subscription group",
+    "invocation_status",
+    bound="2: success, failure",
+)
 PRODUCERS: Final = _metric(
     "producer_connections",
     _GAUGE,
@@ -175,6 +190,93 @@ RESERVE_TIME: Final = _metric(
     "age of the oldest message; absent without messages",
     base=_MEDIUM,
 )
+
+# timer messages, while timerWheelEnable is true
+TIMER_ENQUEUE_LAG: Final = _metric(
+    "timer_enqueue_lag", _GAUGE, "timer messages that are stored but not yet in the wheel", base=_MEDIUM
+)
+TIMER_ENQUEUE_LATENCY: Final = _metric(
+    "timer_enqueue_latency_milliseconds",
+    _GAUGE,
+    "delay of the way into the wheel: always 0, because the wheel is filled on the way to the next delivery",
+    base=_MEDIUM,
+)
+TIMER_DEQUEUE_LAG: Final = _metric(
+    "timer_dequeue_lag", _GAUGE, "timer messages in the wheel, due or not", base=_MEDIUM
+)
+TIMER_DEQUEUE_LATENCY: Final = _metric(
+    "timer_dequeue_latency_milliseconds", _GAUGE, "time for which the first message is overdue", base=_MEDIUM
+)
+TIMING_MESSAGES: Final = _metric(
+    "timing_messages", _GAUGE, "timer messages that wait", "topic", bound=_TOPICS, base=_MEDIUM
+)
+TIMER_ENQUEUED: Final = _metric(
+    "timer_enqueue_total",
+    _COUNTER,
+    "timer messages put into the wheel",
+    "topic",
+    bound=_TOPICS,
+    base=_MEDIUM,
+)
+TIMER_DEQUEUED: Final = _metric(
+    "timer_dequeue_total", _COUNTER, "timer messages delivered", "topic", bound=_TOPICS, base=_MEDIUM
+)
+TIMER_SNAPSHOT: Final = _metric(
+    "timer_message_snapshot",
+    _GAUGE,
+    "waiting messages due before this bound and not before the one below it",
+    "timer_bound_s",
+    bound="8",
+    base=_MEDIUM,
+)
+DELAY_LATENCY: Final = _metric(
+    "delay_message_latency_seconds",
+    _HISTOGRAM,
+    "wanted delays of timer messages, from birth",
+    "topic",
+    bound=_TOPICS,
+    base=_MEDIUM,
+)
+
+# transactions
+HALF_MESSAGES: Final = _metric(
+    "half_messages", _GAUGE, "open transactions by the topic of their message", "topic", bound=_TOPICS
+)
+COMMITS: Final = _metric(
+    "commit_messages_total", _COUNTER, "transactions committed by producers", "topic", bound=_TOPICS
+)
+ROLLBACKS: Final = _metric(
+    "rollback_messages_total", _COUNTER, "transactions rolled back by producers", "topic", bound=_TOPICS
+)
+FINISH_LATENCY: Final = _metric(
+    "finish_message_latency_milliseconds",
+    _HISTOGRAM,
+    "**seconds** from the birth of a half message to its commit; RocketMQ's name says milliseconds",
+    "topic",
+    bound=_TOPICS,
+)
+
+# pops
+POP_IN: Final = _metric(
+    "pop_revive_in_message_total",
+    _COUNTER,
+    "records of leases (CK) and of acknowledgements (ACK) in the broker's journal of pops",
+    "topic",
+    "consumer_group",
+    "revive_message_type",
+    "put_status",
+    bound=_GROUPS,
+)
+POP_RETRIES: Final = _metric(
+    "pop_revive_retry_messages_total",
+    _COUNTER,
+    "popped messages stored again because their lease ended",
+    "topic",
+    "consumer_group",
+    "put_status",
+    bound=_GROUPS,
+)
+POP_CHECKPOINTS: Final = _metric("pop_checkpoint_buffer_size", _GAUGE, "leases with open messages")
 
 ROCKETMQ_TABLE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)

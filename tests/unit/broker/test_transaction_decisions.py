@@ -12,6 +12,7 @@ import pytest
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.offsets.offset_table import OffsetTable
 from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.stats import BrokerStats
 from tandemmq.broker.topics.topic_table import TopicTable
 from tandemmq.broker.transaction.checks import WINDOW_MAX, Asker, OpLog, TransactionChecks
 from tandemmq.broker.transaction.half import (
@@ -179,7 +180,12 @@ async def test_progress_of_checks_is_told_when_what_it_relies_on_is_on_disk() ->
     clock.run_soon()
     offsets, decided, asked = OffsetTable(), Decided(), []
     core: Any = SimpleNamespace(
-        options=BrokerOptions(), store=store, offsets=offsets, topics=TopicTable(), clock=clock
+        options=BrokerOptions(),
+        store=store,
+        offsets=offsets,
+        topics=TopicTable(),
+        clock=clock,
+        stats=BrokerStats(0.0),
     )
     asker = cast(Asker, SimpleNamespace(ask=lambda *about: asked.append(about)))
     checks = TransactionChecks(core, decided, asker)

@@ -25,7 +25,15 @@ from typing import NamedTuple
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay import timers
-from tandemmq.broker.durable import BATCH_COUNT_MAX, DurableWriter, Duty, Progress, restore_timer, roll_timer
+from tandemmq.broker.durable import (
+    BATCH_COUNT_MAX,
+    TIMER_ROLL_TIMES,
+    DurableWriter,
+    Duty,
+    Progress,
+    restore_timer,
+    roll_timer,
+)
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import NewRecord, Record
 from tandemmq.telemetry import events
@@ -65,6 +73,9 @@ class TimerDelivery(Duty):
         roll_after_ms: int = timers.ROLL_AFTER_MS,
     ) -> None:
         self._store, self._valid, self._clock = core.store, core.tables.timer_progress, core.clock
+        self._counts = core.stats.timers
+        self._counts.read_to = max(self._counts.read_to, self._valid.check.read_offset)
+        self._counts.read_due = self._count_due
         self._writer = writer
         self._count_max = count_max
         self._roll_after_ms_max = roll_after_ms
@@ -105,6 +116,7 @@ class TimerDelivery(Duty):
         done.
         """
         self._base = base
+        self._counts.read_again()
         self._wheel = timers.TimerWheel(self._count_max)
         self._scan_offset = max(base.low_offset, self._store.queue_min(timers.TIMER_TOPIC, 0))
         # A cancellation may be behind the messages that were read before.
@@ -207,10 +219,21 @@ class TimerDelivery(Duty):
                 continue
             if timed.cancels:
                 self._wheel.cancel(timed.slot_ms, timed.cancels)
+            else:
+                self._count(record, timed)
             self._wheel.add(timed.key)
         has_moved = next_offset > self._scan_offset
         self._scan_offset = next_offset
+        self._counts.read_to = max(self._counts.read_to, next_offset)
         return has_moved
+
+    def _count_due(self) -> dict[int, int]:
+        return self._wheel.counts_by_slot()
+
+    def _count(self, record: Record, timed: timers.Timed) -> None:
+        is_new = record.queue_offset >= self._counts.read_to and not record.text(TIMER_ROLL_TIMES.encode())
+        delay_s = max(0, timed.slot_ms - record.born_at_ms) // 1000
+        self._counts.add(record.text(REAL_TOPIC.encode()), is_new=is_new, delay_s=delay_s)
 
     async def _deliver_batch(self) -> bool:
         """Delivers the first due messages. Returns False if none is due."""
@@ -245,6 +268,9 @@ class TimerDelivery(Duty):
                 )
                 continue
             new = self._make(record, timed)
+            if not timed.cancels:
+                is_delivered = new is not None and new.topic != timers.TIMER_TOPIC
+                self._counts.remove(record.text(REAL_TOPIC.encode()), is_delivered=is_delivered)
             if new is not None:
                 batch.append(new)
                 size += record.size

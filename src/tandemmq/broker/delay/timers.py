@@ -291,6 +291,10 @@ class TimerWheel:
             for rank in self._slots[slot_ms]:
                 yield TimerKey(slot_ms, rank)
 
+    def counts_by_slot(self) -> dict[int, int]:
+        """Returns the number of held messages by slot in milliseconds, cancellations included."""
+        return {slot_ms: len(ranks) for slot_ms, ranks in self._slots.items()}
+
     def _forget_farthest(self) -> None:
         """Forgets the farthest half, so that this is not repeated for every message."""
         keep = self._count_max // 2

@@ -144,6 +144,9 @@ class Revive(Duty):
                     size += message.size
             await self.lease_log.store_again(lease, indexes, copies)
             self.revived_count += len(copies)
+            topic, group = popped_topic(lease.key.group, lease.key.topic), lease.key.group
+            if copies:
+                self.core.stats.redelivered.add(f"{topic}@{group}", len(copies), 0)
             offsets = lease.open_offsets()
 
     def _has_target(self, lease: Lease) -> bool:

@@ -31,6 +31,7 @@ from tandemmq.protocol.codes import FLAG_ONEWAY, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import NewBatch, NewRecord
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
+from tandemmq.protocol.topic_names import HALF_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.confirm import OnDone
 from tandemmq.store.outcomes import Appended
@@ -165,6 +166,8 @@ class SendHandlers:
             target.arrivals.record_batch(len(begins), end - begins[0])
             return
         topic = records[0].topic
+        if topic == HALF_TOPIC:
+            self.core.stats.transactions.begin(appended.queue_offset, target.topic)
         row = self.core.stats.arrivals.row(topic, type_of_stored(topic, text))
         row.record_batch(len(begins), end - begins[0])
 

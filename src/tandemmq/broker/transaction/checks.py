@@ -178,6 +178,7 @@ class TransactionChecks(Duty):
             core.clock,
         )
         self._decided = decided
+        self._counts = core.stats.transactions
         self._asker = asker
         self._limits = halves.CheckLimits(
             options.transaction_timeout_ms,
@@ -195,6 +196,7 @@ class TransactionChecks(Duty):
     async def run(self) -> None:
         """Runs until `stop` is called."""
         self._load()
+        await self._find_open()
         while not self._is_stopping:
             next_round_at = self._clock.monotonic() + self._period_s
             while not self._is_stopping and (left_s := next_round_at - self._clock.monotonic()) > 0:
@@ -240,6 +242,24 @@ class TransactionChecks(Duty):
         op_offset = self._offset_of(OP_HALF_TOPIC)
         self._ops = OpLog(self._half_offset, op_offset)
         self._committed = (self._half_offset, op_offset)
+
+    async def _find_open(self) -> None:
+        """Counts the transactions that were open before this broker began to serve."""
+        await self._read_ops()
+        at, end = self._half_offset, self._store.queue_max(HALF_TOPIC, 0)
+        while at < end and not self._is_stopping:
+            if self._ops.is_done(at):
+                at += 1
+                continue
+            records, next_offset = self._writer.read(HALF_TOPIC, 0, at)
+            for half in records:
+                root = halves.root_of(half)
+                if not self._ops.is_done(half.queue_offset) and root not in self._decided:
+                    self._counts.begin(root, half.text(names.REAL_TOPIC.encode()))
+            if next_offset <= at:
+                return
+            at = next_offset
+            await self._clock.sleep(0)
 
     def _offset_of(self, topic: str) -> int:
         """Returns the saved progress, or the nearest offset that the queue has."""
@@ -323,6 +343,7 @@ class TransactionChecks(Duty):
             },
         )
         await self._append(halves.make_discarded(half, DISCARD_TOPIC))
+        self._counts.discard(halves.root_of(half))
 
     async def _append_copy(self, half: Record, copy: NewRecord) -> Appended | None:
         root = halves.root_of(half)

@@ -8,6 +8,7 @@ Source: spec semantics 17, spec store 14, spec remoting 9.7.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from tandemmq.broker.core import BrokerCore
@@ -84,7 +85,15 @@ class TransactionHandlers:
         if header.decision == TRANSACTION_COMMIT:
             records.insert(0, self._make_commit(half, now_ms))
         self.decided.end(root, header.decision)
-        self._append(channel, command, records, root)
+        age_s = max(0, now_ms - half.born_at_ms) // 1000
+        topic, is_commit = half.text(names.REAL_TOPIC.encode()), header.decision == TRANSACTION_COMMIT
+
+        def on_outcome(is_stored: bool) -> None:
+            (self.decided.settle if is_stored else self.decided.reopen)(root)
+            if is_stored:
+                self.core.stats.transactions.end(root, topic, is_commit=is_commit, age_s=age_s)
+
+        self._append(channel, command, records, on_outcome)
         return None
 
     def handle_resume(self, channel: Channel, command: Command) -> Command | None:
@@ -102,9 +111,12 @@ class TransactionHandlers:
             copy.properties = names.remove_property(
                 copy.properties, names.TRAN_PREPARED_QUEUE_OFFSET.encode()
             )
-        appended = self._append(channel, command, [copy], None)
+        appended = self._append(channel, command, [copy], lambda _is_stored: None)
         if half.topic == HALF_TOPIC:
             self.decided.record_copy(halves.root_of(half), appended.queue_offset)
+        else:
+            topic = half.text(names.REAL_TOPIC.encode())
+            self.core.stats.transactions.begin(appended.queue_offset, topic)
         return None
 
     def _check_is_master(self) -> None:
@@ -154,12 +166,17 @@ class TransactionHandlers:
         return commit
 
     def _append(
-        self, channel: Channel, command: Command, records: list[NewRecord], root: int | None
+        self,
+        channel: Channel,
+        command: Command,
+        records: list[NewRecord],
+        on_outcome: Callable[[bool], None],
     ) -> Appended:
+        """Appends the records. `on_outcome` is called with whether they are stored, before the answer."""
+
         def answer(status: PutStatus) -> None:
             is_stored = status not in NOT_STORED
-            if root is not None:
-                (self.decided.settle if is_stored else self.decided.reopen)(root)
+            on_outcome(is_stored)
             if command.is_oneway:
                 return
             if is_stored:
@@ -171,8 +188,7 @@ class TransactionHandlers:
         try:
             return self.core.store.appender.append(records, answer)
         except RequestRejected:
-            if root is not None:
-                self.decided.reopen(root)
+            on_outcome(False)
             raise
 
 
