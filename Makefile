@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -36,6 +36,10 @@ test-all: test test-long ## Both
 interop: setup-dev ## Run RocketMQ's Java clients, tools, brokers of two lines against ours (needs a JDK and Maven; ARGS="-k Retry" for some)
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m interop tests/interop $(ARGS)
+
+metrics: setup-dev ## Compare the metrics of our broker and of a Java 5.5 broker after the same load (needs a JDK and Maven; about a minute)
+	@scripts/setup jdk
+	@PYTHONPATH=tests:tests/interop $(PY) tests/interop/metrics_beside.py
 
 grpc: setup-dev ## Run the official gRPC clients in five languages through our proxy, before our broker and Java's (needs Go, Node, Rust, a JDK and Maven; ARGS=--chaos kills proxies and masters under gRPC load instead, and needs none of these)
 	@$(if $(findstring --chaos,$(ARGS)),,scripts/setup jdk)

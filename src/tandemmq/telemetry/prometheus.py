@@ -18,7 +18,6 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.metrics_core import Metric as Family
 from prometheus_client.registry import Collector
-from prometheus_client.utils import floatToGoString
 
 from tandemmq.telemetry.metrics import Histogram, Metric, MetricKind, Sample
 
@@ -117,5 +116,5 @@ def _family(metric: Metric, readings: list[Sample]) -> Family:
 
 
 def _buckets(histogram: Histogram) -> list[tuple[str, float]]:
-    bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+    bounds = [*map(repr, histogram.bounds), "+Inf"]
     return list(zip(bounds, histogram.cumulative(), strict=True))
