@@ -46,9 +46,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from tandemmq.console.pages import audit_list, brokers, overview, settings
+from tandemmq.console.pages import audit_list, brokers, groups, overview, settings, topics
 from tandemmq.console.view import Action, Page
 
-MODULES: Final = (overview, brokers, settings, audit_list)
+MODULES: Final = (
+    overview,
+    brokers,
+    topics,
+    groups,
+    settings,
+    audit_list,
+)
 
 ALL: Final[tuple[Page | Action, ...]] = tuple(one for module in MODULES for one in module.PAGES)

@@ -1,0 +1,89 @@
+"""The pages of consumer groups, on a cluster in this process."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from managed_cluster import ManagedCluster, managed_cluster
+from unit.console.console_client import Browser, open_browser
+from waits import until
+
+
+@pytest.fixture
+async def managed() -> AsyncIterator[ManagedCluster]:
+    async with managed_cluster() as subject:
+        await subject.cluster.create_topic("Orders", queue_count=1)
+        await subject.send("Orders", 10)
+        await subject.consume("Orders", "billing", 4)
+        yield subject
+
+
+async def text_of(browser: Browser, path: str, status: int = 200) -> str:
+    answer = await browser.get(path)
+    assert answer.status_code == status, answer.text
+    return answer.text
+
+
+async def test_groups_and_one_group_show_members_and_lag(managed: ManagedCluster) -> None:
+    async with open_browser(managed.cluster.name_servers) as browser:
+        assert "offline" in await text_of(browser, "/groups")
+        async with managed.cluster.consumer("Orders", "billing"):
+
+            async def is_online() -> bool:
+                return "online" in (await text_of(browser, "/groups?q=bill")).replace("Members online", "")
+
+            await until(is_online)
+            page = await text_of(browser, "/groups/billing")
+        assert "PYTHON" in page
+        assert "Move the offsets" in await text_of(browser, "/groups/billing/offsets")
+        await text_of(browser, "/groups/nobody", 404)
+        assert "CID_ONSAPI_PULL" in await text_of(browser, "/groups?system=1")
+
+
+async def test_offsets_are_moved_after_a_preview(managed: ManagedCluster) -> None:
+    async with open_browser(managed.cluster.name_servers) as browser:
+        preview = await text_of(browser, "/groups/billing/reset?topic=Orders&to=end")
+        assert "6 messages will be skipped and 0 will be consumed again" in preview
+        preview = await text_of(
+            browser, "/groups/billing/reset?topic=Orders&to=offset&queue=broker-a/0&offset=1"
+        )
+        assert "0 messages will be skipped and 3 will be consumed again" in preview
+        answer = await browser.post("/groups/billing/reset", {"topic": "Orders", "to": "end"})
+        assert answer.headers["location"] == "/groups/billing"
+        assert "is moved in 1 queues of Orders" in await text_of(browser, "/groups/billing")
+        await text_of(browser, "/groups/billing/reset?topic=Orders&to=time&time=2026-01-01T00:00:00")
+        for query in (
+            "to=time&time=soon",
+            "to=offset&queue=0&offset=1",
+            "to=offset&queue=broker-a/0",
+            "to=",
+            "",
+        ):
+            await text_of(browser, f"/groups/billing/reset?topic=Orders&{query}", 400)
+        await text_of(browser, "/groups/billing/reset?topic=Missing&to=end", 404)
+
+
+async def test_a_group_is_created_changed_copied_and_deleted(managed: ManagedCluster) -> None:
+    async with open_browser(managed.cluster.name_servers) as browser:
+        await text_of(browser, "/new-group")
+        given = {"name": "audit", "cluster": "DefaultCluster", "retry_count_max": "3", "is_orderly": "yes"}
+        assert (await browser.post("/new-group", given)).headers["location"] == "/groups/audit"
+        assert (await browser.post("/new-group", given)).status_code == 409
+        assert (await browser.post("/new-group", {**given, "name": "no good"})).status_code == 400
+        assert "Most redeliveries (now 3)" in await text_of(browser, "/groups/audit/settings")
+        await text_of(browser, "/groups/audit/change", 400)
+        await text_of(browser, "/groups/audit/change?is_consume_enabled=no")
+        answer = await browser.post("/groups/audit/change", {"is_consume_enabled": "no"})
+        assert answer.status_code == 303
+        assert "Consumption is not allowed" in await text_of(browser, "/groups/audit")
+        await text_of(browser, "/groups/audit/clone?source=billing", 400)
+        await text_of(browser, "/groups/audit/clone?source=billing&topic=Orders")
+        assert (
+            await browser.post("/groups/audit/clone", {"source": "billing", "topic": "Orders"})
+        ).is_redirect
+        assert "Offsets in 1 queues are deleted" in await text_of(browser, "/groups/audit/delete")
+        assert (await browser.post("/groups/audit/delete", {})).headers["location"] == "/groups"
+        await text_of(browser, "/groups/audit", 404)
+        assert (await browser.post("/groups/TOOLS_CONSUMER/delete", {})).status_code == 400
