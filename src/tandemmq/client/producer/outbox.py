@@ -390,6 +390,11 @@ class Outbox:
             routes.refresh_soon(view.topic)
             raise
 
+    @property
+    def timeout_s(self) -> float:
+        """The time of a send that names none."""
+        return self._options.timeout_s
+
     async def flush(self) -> None:
         """Waits until every started send has its result."""
         if self._accumulator is not None:

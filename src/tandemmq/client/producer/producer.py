@@ -197,14 +197,21 @@ class Producer(Client):
         """Sends as `send`, with properties that only the system may set; always in a separate request."""
         return await (await self._outbox.start_system(message, system, sys_flag, timeout_s))
 
-    async def request(self, message: Message, timeout_s: float = 3.0) -> ReceivedMessage:
+    async def request(
+        self,
+        message: Message,
+        timeout_s: float = 3.0,
+        *,
+        on_stored: Callable[[SendResult], object] | None = None,
+    ) -> ReceivedMessage:
         """Sends a request and returns the consumer's reply (`Consumer.reply`, or RocketMQ's clients).
+        `on_stored` is called once the request is stored.
 
         Raises:  RequestTimeout when no reply came in time; the errors of `send` when the request was not
                  stored.
         """
         view = await self._publish_view(message.topic)
-        return await self._requests.ask(message, view, timeout_s)
+        return await self._requests.ask(message, view, timeout_s, on_stored)
 
     async def reply(
         self,

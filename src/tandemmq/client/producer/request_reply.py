@@ -8,11 +8,12 @@ each master of the topic.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import SILENT_S, ClientInstance
 from tandemmq.client.producer.outbox import Outbox
+from tandemmq.client.producer.results import SendResult
 from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import MessageIllegal, NotServed, RequestRejected, RequestTimeout
 from tandemmq.protocol import properties as names
@@ -89,8 +90,14 @@ class Requests:
         self._outbox = outbox
         self._introduced: dict[str, Channel] = {}
 
-    async def ask(self, message: Message, view: RouteView, timeout_s: float) -> ReceivedMessage:
-        """Sends the request and returns the reply.
+    async def ask(
+        self,
+        message: Message,
+        view: RouteView,
+        timeout_s: float,
+        on_stored: Callable[[SendResult], object] | None = None,
+    ) -> ReceivedMessage:
+        """Sends the request and returns the reply; `on_stored` is called in between.
 
         Raises:  RequestTimeout when the request was stored and no reply came in time; Busy when too many
                  requests wait; the errors of sending.
@@ -106,7 +113,10 @@ class Requests:
         }
         reply = questions.expect_reply(correlation_id)
         try:
-            await (await self._outbox.start_system(message, system, 0, timeout_s))
+            send_s = min(timeout_s, self._outbox.timeout_s)
+            stored = await (await self._outbox.start_system(message, system, 0, send_s))
+            if on_stored is not None:
+                on_stored(stored)
             while (remaining_s := ends_at - clock.monotonic()) > 0:
                 done, _ = await asyncio.wait((reply,), timeout=min(remaining_s, SILENT_S))
                 if done:

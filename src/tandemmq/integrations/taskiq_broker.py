@@ -1,0 +1,220 @@
+"""The broker of Taskiq, and results by reply.
+
+    broker = TandemBroker("127.0.0.1:9876").with_results_by_reply()
+
+    @broker.task
+    async def add(one: int, other: int) -> int:
+        return one + other
+
+Workers are members of one group that pops, so any number of them share the topic, and each task is
+acknowledged by itself. A result travels as the reply to its task's message, straight to the client that sent
+it: nothing is stored, and only that client can read it.
+At a bound: a client keeps its newest `RESULTS_MAX` results, and a worker the newest `OPEN_MAX` messages of
+            tasks without a result; a task that fell out has no result.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, Callable
+from functools import partial
+from typing import Any, Final, Self, TypeVar
+
+from tandemmq.client.consumer.pop import PopConsumer
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ClientOptions, PopOptions, ProducerOptions, ServerNames, StartFrom
+from tandemmq.client.producer.producer import Producer
+from tandemmq.client.producer.results import SendResult
+from tandemmq.errors import TandemError, install_hint
+from tandemmq.protocol.message import Message, PoppedMessage
+
+try:
+    from taskiq import AckableMessage, AsyncBroker, AsyncResultBackend, BrokerMessage, TaskiqResult
+    from taskiq.exceptions import ResultGetError
+except ImportError:
+    raise ImportError(f"this module needs the extra taskiq: {install_hint('taskiq')}") from None
+
+log = logging.getLogger(__name__)
+
+V = TypeVar("V")
+
+TASK_ID: Final = "TASKIQ_ID"
+"""The property with the id of the task."""
+RESULTS_MAX: Final = 10_000
+OPEN_MAX: Final = 10_000
+SEND_S: Final = 10.0
+PAUSE_S: Final = 1.0
+"""The pause after a failed read."""
+
+
+class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
+    """Sends tasks to a topic, and reads them in a worker.
+
+    A task's label `delay` (seconds) lets its message wait at the broker. `invisible_s`: the time after which
+    a task that was not acknowledged, because its worker died, is delivered again; longer than the longest
+    task. `result_s`: the time for which a client waits for a reply.
+    """
+
+    def __init__(
+        self,
+        name_servers: ServerNames,
+        *,
+        topic: str = "taskiq",
+        group: str = "taskiq",
+        client: ClientOptions | None = None,
+        invisible_s: float = 600.0,
+        result_s: float = 3600.0,
+        task_id_generator: Callable[[], str] | None = None,
+    ) -> None:
+        super().__init__(task_id_generator=task_id_generator)
+        self.topic, self.group, self.result_s = topic, group, result_s
+        self._name_servers = name_servers
+        self._options = client or ClientOptions()
+        self._pop = PopOptions(client=self._options, start_from=StartFrom.FIRST, invisible_s=invisible_s)
+        self._instance: ClientInstance | None = None
+        self._producer: Producer | None = None
+        self._replies: ReplyResults[Any] | None = None
+        self._open: OrderedDict[str, PoppedMessage] = OrderedDict()
+
+    def with_results_by_reply(self) -> Self:
+        """Sends the result of a task to the client that sent the task."""
+        self._replies = ReplyResults(self)
+        self.result_backend = self._replies
+        return self
+
+    async def startup(self) -> None:
+        """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
+        await super().startup()
+        self._instance = ClientInstance(self._name_servers, self._options)
+        await self._instance.start()
+        options = ProducerOptions(client=self._options, timeout_s=SEND_S)
+        producer = Producer(f"{self.group}-tasks", options=options, instance=self._instance)
+        self._producer = await producer.start()
+
+    async def shutdown(self) -> None:
+        """Ends the connections; results that have not come are lost."""
+        await super().shutdown()
+        if self._replies is not None:
+            await self._replies.close()
+        if self._producer is not None:
+            await self._producer.close()
+        if self._instance is not None:
+            await self._instance.close()
+
+    @property
+    def producer(self) -> Producer:
+        """The producer. Raises RuntimeError before `startup`."""
+        if self._producer is None:
+            raise RuntimeError("the broker is not started: call `await broker.startup()` first")
+        return self._producer
+
+    async def kick(self, message: BrokerMessage) -> None:
+        """Sends a task; returns once it is stored."""
+        delay = message.labels.get("delay")
+        task = Message(
+            self.topic,
+            message.message,
+            keys=[message.task_id],
+            properties={TASK_ID: message.task_id},
+            delay_ms=None if delay is None else round(float(delay) * 1000),
+        )
+        if self._replies is None:
+            await self.producer.send(task)
+        else:
+            await self._replies.send(message.task_id, task)
+
+    async def listen(self) -> AsyncGenerator[AckableMessage, None]:
+        """Yields the tasks for this worker."""
+        consumer = PopConsumer(self.group, options=self._pop, instance=self.producer.instance)
+        consumer.subscribe(self.topic)
+        async with consumer:
+            while True:
+                try:
+                    found = await consumer.receive(1)
+                except TandemError as error:
+                    if not error.retriable:
+                        raise
+                    log.warning("tasks cannot be read now: %s", error)
+                    await asyncio.sleep(PAUSE_S)
+                    continue
+                for message in found:
+                    self._note_open(message)
+                    yield AckableMessage(data=message.body, ack=partial(consumer.ack, message))
+
+    def _note_open(self, message: PoppedMessage) -> None:
+        if self._replies is not None:
+            self._open[message.properties.get(TASK_ID, "")] = message
+            while len(self._open) > OPEN_MAX:
+                self._open.popitem(last=False)
+
+    def take_open(self, task_id: str) -> PoppedMessage | None:
+        """Returns the message of a task that this worker has begun."""
+        return self._open.pop(task_id, None)
+
+
+class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by mypy
+    """The results of tasks, as replies to their messages."""
+
+    def __init__(self, broker: TandemBroker) -> None:
+        self._broker = broker
+        self._waiting: dict[str, asyncio.Task[None]] = {}
+        self._results: OrderedDict[str, TaskiqResult[V]] = OrderedDict()
+
+    async def send(self, task_id: str, task: Message) -> None:
+        """Sends a task whose reply will be its result; returns once it is stored."""
+        stored: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
+        waiting = asyncio.ensure_future(self._ask(task_id, task, stored))
+        self._waiting[task_id] = waiting
+        await stored
+
+    async def _ask(self, task_id: str, task: Message, stored: asyncio.Future[SendResult]) -> None:
+        broker = self._broker
+        try:
+            reply = await broker.producer.request(
+                task, timeout_s=broker.result_s, on_stored=stored.set_result
+            )
+        except TandemError as error:
+            if stored.done():
+                log.warning("task %s has no result: %s", task_id, error)
+            else:
+                stored.set_exception(error)
+        else:
+            self._results[task_id] = TaskiqResult.model_validate_json(reply.body)
+            while len(self._results) > RESULTS_MAX:
+                self._results.popitem(last=False)
+        finally:
+            self._waiting.pop(task_id, None)
+
+    async def close(self) -> None:
+        """Waits for no more results."""
+        left = list(self._waiting.values())
+        for waiting in left:
+            waiting.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+
+    async def set_result(self, task_id: str, result: TaskiqResult[V]) -> None:
+        """Sends the result to the client; a client that is gone gets none."""
+        request = self._broker.take_open(task_id)
+        if request is None:
+            log.warning("task %s: no message to reply to", task_id)
+            return
+        try:
+            await self._broker.producer.reply(request, result.model_dump_json().encode())
+        except TandemError as error:
+            log.warning("the result of task %s reached no client: %s", task_id, error)
+
+    async def is_result_ready(self, task_id: str) -> bool:
+        """Returns True if the result has come."""
+        return task_id in self._results
+
+    async def get_result(self, task_id: str, with_logs: bool = False) -> TaskiqResult[V]:
+        """Returns the result. Raises ResultGetError if it has not come to this client."""
+        found = self._results.get(task_id)
+        if found is None:
+            raise ResultGetError
+        return found if with_logs else found.model_copy(update={"log": None})
+
+
+__all__ = ["ReplyResults", "TandemBroker"]

@@ -1,0 +1,105 @@
+"""Taskiq with a worker process: results by reply, errors, delays, a worker that was killed, a lost master."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from taskiq.exceptions import ResultGetError, SendTaskError
+
+from tandemmq.errors import BrokerUnreachable
+from tandemmq.integrations.taskiq_broker import TandemBroker
+from tandemmq.testing import Cluster
+from waits import PATIENCE_S
+
+HERE = Path(__file__).parent
+
+
+@contextmanager
+def running_worker(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs a worker, as the command `taskiq worker` does; its log is in `folder`."""
+    command = [sys.executable, "-m", "taskiq", "worker", "taskiq_app:broker", "--workers", "1"]
+    with (folder / "worker.log").open("ab") as log:
+        worker = subprocess.Popen(command, cwd=HERE, stdout=log, stderr=log, start_new_session=True)
+        try:
+            yield worker
+        finally:
+            worker.terminate()
+            try:
+                worker.wait(PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                os.killpg(worker.pid, signal.SIGKILL)
+                raise
+
+
+@asynccontextmanager
+async def application(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[ModuleType]:
+    """Imports the application anew, with this cluster, and starts its broker."""
+    monkeypatch.setenv("TASKIQ_SERVERS", cluster.name_servers)
+    monkeypatch.syspath_prepend(str(HERE))
+    monkeypatch.delitem(sys.modules, "taskiq_app", raising=False)
+    import taskiq_app
+
+    await taskiq_app.broker.startup()
+    try:
+        yield taskiq_app
+    finally:
+        await taskiq_app.broker.shutdown()
+
+
+@pytest.mark.process
+async def test_results_errors_and_delays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async with Cluster() as cluster, application(cluster, monkeypatch) as tasks:
+        with running_worker(tmp_path):
+            sums = [await tasks.add.kiq(number, 1) for number in range(20)]
+            results = [await one.wait_result(timeout=PATIENCE_S) for one in sums]
+            assert [one.return_value for one in results] == list(range(1, 21))
+            failed = await (await tasks.fail.kiq()).wait_result(timeout=PATIENCE_S)
+            assert failed.is_err
+            assert "on purpose" in str(failed.error)
+            sent_at = time.time()
+            later = await tasks.finished_at.kicker().with_labels(delay=1).kiq()
+            assert (await later.wait_result(timeout=PATIENCE_S)).return_value >= sent_at + 1
+            with pytest.raises(ResultGetError):
+                await tasks.broker.result_backend.get_result("unknown")
+
+
+@pytest.mark.process
+async def test_tasks_survive_a_killed_worker_and_a_lost_master(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster(elected=True) as cluster, application(cluster, monkeypatch) as tasks:
+        with running_worker(tmp_path) as victim:
+            first = await tasks.add.kiq(1, 1)
+            assert (await first.wait_result(timeout=PATIENCE_S)).return_value == 2
+            os.killpg(victim.pid, signal.SIGKILL)
+        sent = [await tasks.add.kiq(number, 1) for number in range(10)]
+        with running_worker(tmp_path):
+            await cluster.lose_master()
+            sent += [await tasks.add.kiq(number, 1) for number in range(10, 20)]
+            results = [await one.wait_result(timeout=PATIENCE_S) for one in sent]
+        assert [one.return_value for one in results] == list(range(1, 21))
+
+
+async def test_a_broker_that_is_not_started_or_finds_no_server_says_so() -> None:
+    broker = TandemBroker("127.0.0.1:1")
+
+    @broker.task
+    async def nothing() -> None: ...
+
+    with pytest.raises(SendTaskError) as refused:
+        await nothing.kiq()
+    assert "call `await broker.startup()` first" in str(refused.value.__cause__)
+    with pytest.raises(BrokerUnreachable):
+        async with asyncio.timeout(PATIENCE_S):
+            await broker.startup()
+    await broker.shutdown()
