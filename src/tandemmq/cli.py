@@ -740,6 +740,7 @@ _OTHERS: Final = {
     "bench": ("tandemmq.bench.command", "", "Measure the broker's cost per message."),
     "admin": ("tandemmq.admin.command", "", "Inspect and change brokers, topics, groups and messages."),
     "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of running masters and slaves."),
+    "generate": ("tandemmq.generate.command", "", "Print a Grafana board or Prometheus' alert rules."),
     "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
 }
 """The other commands, as command -> module, the extra that it needs ("" for none), and its line of help."""

@@ -12,8 +12,8 @@ CHECKOUT = Path(__file__).parents[2]
 SOURCES = (CHECKOUT / "src" / "tandemmq", CHECKOUT / "tools")
 
 # Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs and
-# their growth are timed, the console serves browsers), the places that live in other programs' threads,
-# and the doors that tests use in place of the machine's.
+# their growth are timed, a board is drawn, the console serves browsers), the places that live in other
+# programs' threads, and the doors that tests use in place of the machine's.
 FREE = (
     "runtime",
     "demo",
@@ -30,6 +30,7 @@ FREE = (
     "sim/manual_clock.py",
     "sim/memory.py",
     "sim/plants.py",
+    "boards.py",
     "costs.py",
     "growth.py",
 )

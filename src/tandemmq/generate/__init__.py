@@ -1,0 +1,1 @@
+"""Files for the systems that watch a cluster: a Grafana board and Prometheus' alert rules."""

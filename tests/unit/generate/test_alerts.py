@@ -1,0 +1,158 @@
+"""Alert rules: metrics, runbooks, and when they fire."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from expressions import check_expression, promtool, used_metrics
+from typer.testing import CliRunner
+
+from tandemmq.generate.alerts import GROUPS, Alert, render_rules, render_table
+from tandemmq.generate.command import app
+
+ALERTS = [alert for group in GROUPS.values() for alert in group]
+RUNBOOKS = Path(__file__).parents[3] / "docs" / "operations" / "runbooks.md"
+BROKER = 'cluster="c", broker="b", broker_id="0", version="1"'
+GROUP = 'cluster="c", node_type="broker", node_id="b", topic="t", consumer_group="g", is_retry="false"'
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
+def test_alerts_use_metrics_that_exist(alert: Alert) -> None:
+    expression = alert.expression
+    if not expression.startswith("up{"):
+        check_expression(expression)
+        labels = {label for metric in used_metrics(expression).values() for label in metric.labels}
+        assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= labels | {"instance", "job"}
+
+
+def test_alerts_have_sections_in_the_runbooks() -> None:
+    heads = re.findall(r"^## (.*)$", RUNBOOKS.read_text(encoding="utf-8"), re.MULTILINE)
+    anchors = {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+    assert {alert.runbook for alert in ALERTS} - anchors == set()
+
+
+def test_documentation_has_the_table_as_it_is() -> None:
+    """After a change: put `render_table()` into docs/operations/boards.md."""
+    assert render_table() in RUNBOOKS.with_name("boards.md").read_text(encoding="utf-8")
+
+
+def test_names_are_unique() -> None:
+    names = [alert.name for alert in ALERTS]
+    assert len(names) == len(set(names))
+
+
+def test_command_prints_the_rules_with_the_given_runbooks() -> None:
+    done = CliRunner().invoke(app, ["alerts", "--runbooks", "https://wiki.example/rocket"])
+    assert done.exit_code == 0
+    assert yaml.safe_load(done.stdout) == render_rules("https://wiki.example/rocket")
+
+
+def test_prometheus_accepts_the_rules(tmp_path: Path) -> None:
+    promtool(tmp_path, "check rules", {"rules.yml": yaml.safe_dump(render_rules("https://wiki.example"))})
+
+
+def fires(name: str, at: str, series: dict[str, str], **labels: str) -> dict[str, Any]:
+    """Returns a test in promtool's form: the alert fires at that time, once, with these labels."""
+    return _case(name, at, series, [{"exp_labels": labels}])
+
+
+def is_quiet(name: str, at: str, series: dict[str, str]) -> dict[str, Any]:
+    return _case(name, at, series, [])
+
+
+def _case(name: str, at: str, series: dict[str, str], alerts: list[dict[str, Any]]) -> dict[str, Any]:
+    (alert,) = [one for one in ALERTS if one.name == name]
+    for one in alerts:
+        one["exp_labels"]["severity"] = alert.severity
+    return {
+        "name": f"{name} at {at}",
+        "interval": "15s",
+        "input_series": [{"series": one, "values": values} for one, values in series.items()],
+        "alert_rule_test": [{"eval_time": at, "alertname": name, "exp_alerts": alerts}],
+    }
+
+
+def info(instance: str, role: str) -> str:
+    return f'tandemmq_broker_info{{job="tandemmq", instance="{instance}", role="{role}", {BROKER}}}'
+
+
+def own(metric: str, instance: str, labels: str = "") -> str:
+    return f'{metric}{{job="tandemmq", instance="{instance}"{labels}}}'
+
+
+LATE = f'rocketmq_consumer_lag_latency_milliseconds{{{GROUP}, is_system="false"}}'
+SYSTEM = f'rocketmq_consumer_lag_latency_milliseconds{{{GROUP}, is_system="true"}}'
+MASTER, SLAVE = info("m:1", "SYNC_MASTER"), info("s:1", "SLAVE")
+HERE = {"cluster": "c", "broker": "b"}
+CASES = (
+    # A group that stops: its age rises by 15 s per scrape.
+    fires("TandemMQConsumerLate", "12m", {LATE: "0+15000x100"}, cluster="c", consumer_group="g", topic="t"),
+    is_quiet("TandemMQConsumerLate", "9m", {LATE: "0+15000x100"}),
+    is_quiet("TandemMQConsumerLate", "20m", {SYSTEM: "0+15000x100", LATE: "1000x100"}),
+    # The master dies, and the slave stays a slave.
+    fires("TandemMQNoMaster", "5m", {MASTER: "1x8 stale", SLAVE: "1x40"}, **HERE),
+    # All members die.
+    fires("TandemMQNoMaster", "5m", {MASTER: "1x8 stale", SLAVE: "1x8 stale"}, **HERE),
+    # A failover.
+    is_quiet(
+        "TandemMQNoMaster",
+        "5m",
+        {MASTER: "1x8 stale", SLAVE: "1x8 stale", info("s:1", "SYNC_MASTER"): "_x9 1x40"},
+    ),
+    fires(
+        "TandemMQNoSlaveInSync",
+        "6m",
+        {MASTER: "1x40", SLAVE: "1x8 stale", own("tandemmq_slaves_in_sync", "m:1"): "1x8 0x40"},
+        job="tandemmq",
+        instance="m:1",
+        **HERE,
+    ),
+    # A master without slaves, on purpose.
+    is_quiet("TandemMQNoSlaveInSync", "6m", {MASTER: "1x40", own("tandemmq_slaves_in_sync", "m:1"): "0x40"}),
+    # Slaves never accept sends.
+    is_quiet(
+        "TandemMQMasterRefusesSends",
+        "6m",
+        {
+            MASTER: "1x40",
+            SLAVE: "1x40",
+            own("tandemmq_store_writeable", "m:1"): "1x40",
+            own("tandemmq_store_writeable", "s:1"): "0x40",
+        },
+    ),
+    fires(
+        "TandemMQMasterRefusesSends",
+        "6m",
+        {MASTER: "1x40", own("tandemmq_store_writeable", "m:1"): "0x40"},
+        job="tandemmq",
+        instance="m:1",
+        **HERE,
+    ),
+    fires(
+        "TandemMQSendsRefused",
+        "8m",
+        {MASTER: "1x40", own("tandemmq_sends_total", "m:1", ', code="SYSTEM_BUSY"'): "0+1x40"},
+        code="SYSTEM_BUSY",
+        **HERE,
+    ),
+    fires(
+        "TandemMQScrapeFailed",
+        "5m",
+        {own("up", "m:1"): "1x8 0x40"},
+        job="tandemmq",
+        instance="m:1",
+    ),
+)
+
+
+def test_rules_fire_when_they_should(tmp_path: Path) -> None:
+    rules = render_rules("https://wiki.example")
+    for group in rules["groups"]:
+        for rule in group["rules"]:
+            del rule["annotations"]
+    tests = {"rule_files": ["rules.yml"], "evaluation_interval": "15s", "tests": CASES}
+    promtool(tmp_path, "test rules", {"tests.yml": yaml.safe_dump(tests), "rules.yml": yaml.safe_dump(rules)})
