@@ -311,3 +311,11 @@ query_acls = AdminCall(
     headers.ListAclsRequest,
     entries(tables.AclInfo),
 )
+
+# Accounts of a broker with the access control of RocketMQ 4.x (spec semantics 21.2).
+
+query_accounts = AdminCall(Code.GET_BROKER_CLUSTER_ACL_CONFIG, empty, value(tables.AccountsInfo))
+"""Returns the accounts and global addresses of the rule files, with the secret keys."""
+change_account = AdminCall(Code.UPDATE_AND_CREATE_ACL_CONFIG, headers.UpdateAccountRequest, done)
+"""Creates an account or changes the given fields of one; `is_admin` is always set."""
+delete_account = AdminCall(Code.DELETE_ACL_CONFIG, headers.DeleteAccountRequest, done)

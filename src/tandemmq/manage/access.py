@@ -1,0 +1,256 @@
+"""The users of a cluster and their rights: users and policies of RocketMQ 5.x, accounts of 4.x, and the
+answers to "who may read this topic?" and "what may this user do?". Used by pages.
+
+The answers come from the rules that our brokers apply (`broker.access`). RocketMQ's brokers differ in one
+case: of equally specific policies, a single Deny denies here (spec decisions 5).
+
+Secrets: passwords and secret keys that brokers return are dropped when an answer is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Concatenate, Final, ParamSpec
+
+import msgspec
+
+from tandemmq.api import broker_admin
+from tandemmq.broker.access.auth_table import (
+    ENABLE,
+    POLICY_TYPES,
+    SUBJECT_PREFIX,
+    SUPER,
+    PolicyLine,
+    decide,
+    parse_entry,
+    parse_policy_type,
+    render_resource,
+)
+from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, render_actions
+from tandemmq.broker.access.plain_rules import build_account
+from tandemmq.errors import BadRequest, ConfigError, RequestRejected, TandemError
+from tandemmq.manage.capabilities import Capabilities
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.tools import Target, Tools
+from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.remoting.client import RemotingClient
+
+P = ParamSpec("P")
+
+USERS: Final = "users"
+ACCOUNTS: Final = "accounts"
+"""The names of the two features, for `Capabilities`."""
+MODES: Final = ("authenticationEnabled", "authorizationEnabled", "aclEnable")
+"""The settings of a broker that switch access control on."""
+ACTIONS: Final = (("read", SUB), ("write", PUB), ("change", UPDATE), ("delete", DELETE))
+"""The rights that answers name, with the action that each needs."""
+_HIDDEN: Final = "hidden secret"
+
+
+class PartlyChanged(BadRequest):
+    """A change that some brokers refused; the text names both kinds."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokerAccess:
+    """The rules of one broker. `modes` are its settings of MODES, where it tells them; `error` is the reason
+    why the rules could not be read.
+    """
+
+    modes: Mapping[str, str]
+    users: tuple[UserInfo, ...] = ()
+    acls: tuple[AclInfo, ...] = ()
+    accounts: AccountsInfo | None = None
+    error: str = ""
+
+    @property
+    def is_on(self) -> bool:
+        """True if the broker checks rights, or does not tell."""
+        return not self.modes or any(self.modes.get(name) == "true" for name in MODES)
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterAccess:
+    """The rules of each broker that answered, and the errors of the others."""
+
+    brokers: dict[Target, BrokerAccess]
+    failed: dict[Target, str] = field(default_factory=dict)
+
+    @property
+    def has_users(self) -> bool:
+        """True if a broker has the access control of 5.x."""
+        return any(one.users or one.acls for one in self.brokers.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The rights of one user on one resource at one broker, by the names of ACTIONS, and the reason."""
+
+    target: Target
+    name: str
+    kind: str
+    rights: Mapping[str, bool]
+    reason: str
+
+
+async def read_access(tools: Tools, targets: Iterable[Target], capabilities: Capabilities) -> ClusterAccess:
+    """Returns the rules of these brokers; a broker that lacks a kind of access control has no rules of it."""
+
+    async def read(target: Target) -> BrokerAccess:
+        return await _read_broker(tools, target.address, capabilities)
+
+    reached = await ask_each(targets, read)
+    return ClusterAccess(dict(answers_of(reached)), errors_of(reached))
+
+
+def judge(access: ClusterAccess, kind: str, name: str, host: str = "") -> list[Verdict]:
+    """Returns the rights of each user of each broker on a resource (`kind` TOPIC or GROUP), for a client at
+    the address `host`; without an address, policies for some addresses only do not count.
+    """
+    return [
+        verdict
+        for target, broker in access.brokers.items()
+        for verdict in (
+            *_judge_users(target, broker, kind, name, host),
+            *_judge_accounts(target, broker, kind, name),
+        )
+    ]
+
+
+def policies_of(acls: Iterable[AclInfo], user: str) -> list[PolicyInfo]:
+    """Returns the policies of one user."""
+    return [one for acl in acls if acl.subject == SUBJECT_PREFIX + user for one in acl.policies]
+
+
+async def change_everywhere(
+    tools: Tools,
+    targets: Iterable[Target],
+    call: Callable[Concatenate[RemotingClient, str, P], Awaitable[None]],
+    *args: P.args,
+    **kwargs: P.kwargs,
+) -> list[Target]:
+    """Makes a change of users or rules at each of these brokers, because each keeps its own. Returns the
+    brokers.
+
+
+    Raises:  PartlyChanged when a broker refused or did not answer; it names those that have changed.
+    """
+    done: list[Target] = []
+    errors: list[str] = []
+    for target in targets:
+        try:
+            await call(tools.remoting, target.address, *args, **kwargs)
+        except TandemError as error:
+            errors.append(f"{target.broker_name} ({target.address}): {error}")
+        else:
+            done.append(target)
+    if errors:
+        changed = ", ".join(f"{one.broker_name} ({one.address})" for one in done) or "no broker"
+        raise PartlyChanged(f"{'; '.join(errors)}. Changed: {changed}")
+    return done
+
+
+# Inside
+
+
+async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -> BrokerAccess:
+    modes: dict[str, str] = {}
+    try:
+        text = await broker_admin.query_broker_config(tools.remoting, address)
+        held = parse_properties(text.encode(), address)
+        modes = {name: held[name].text for name in MODES if name in held}
+    except (RequestRejected, ConfigError):
+        pass  # a user who may not read the settings may still read the rules
+    try:
+        users = await capabilities.attempt(address, USERS, broker_admin.query_users(tools.remoting, address))
+        acls = None if users is None else await broker_admin.query_acls(tools.remoting, address)
+        accounts = await capabilities.attempt(
+            address, ACCOUNTS, broker_admin.query_accounts(tools.remoting, address)
+        )
+    except RequestRejected as error:
+        return BrokerAccess(modes, error=error.remark or str(error))
+    return BrokerAccess(
+        modes,
+        tuple(msgspec.structs.replace(user, password=None) for user in users or ()),
+        tuple(acls or ()),
+        None if accounts is None else _without_secrets(accounts),
+    )
+
+
+def _without_secrets(accounts: AccountsInfo) -> AccountsInfo:
+    shown = tuple(msgspec.structs.replace(one, secret_key=None) for one in accounts.accounts)
+    return msgspec.structs.replace(accounts, accounts=shown)
+
+
+def _judge_users(target: Target, broker: BrokerAccess, kind: str, name: str, host: str) -> Iterator[Verdict]:
+    for user in broker.users:
+        username = user.username or ""
+        try:
+            policies = _compile(policies_of(broker.acls, username))
+        except ConfigError as error:
+            yield Verdict(target, username, "user", _all(False), f"unreadable policy: {error}")
+            continue
+        if (user.status or ENABLE).lower() != ENABLE:
+            yield Verdict(target, username, "user", _all(False), "disabled")
+        elif (user.user_type or "").lower() == SUPER.lower():
+            yield Verdict(target, username, "user", _all(True), "super user")
+        else:
+            rights = {label: decide(policies, Need(kind, name, bit), host) for label, bit in ACTIONS}
+            yield Verdict(target, username, "user", rights, _reason(policies, kind, name, host))
+
+
+def _judge_accounts(target: Target, broker: BrokerAccess, kind: str, name: str) -> Iterator[Verdict]:
+    for info in () if broker.accounts is None else broker.accounts.accounts:
+        try:
+            account = build_account(_as_raw(info))
+        except ConfigError as error:
+            yield Verdict(target, info.access_key, "account", _all(False), str(error))
+            continue
+        rights = {label: account.allows(Need(kind, name, bit)) for label, bit in ACTIONS}
+        named = account.topics if kind == TOPIC else account.groups
+        default = account.default_topic if kind == TOPIC else account.default_group
+        bits = named.get(name, default)
+        reason = f"{'own rule' if name in named else 'default'}: {render_actions(bits)}"
+        yield Verdict(
+            target, info.access_key, "account", rights, "administrator" if account.is_admin else reason
+        )
+
+
+def _compile(policies: Iterable[PolicyInfo]) -> list[list[PolicyLine]]:
+    """Returns the lines of each policy type, in the order in which they decide. Raises ConfigError."""
+    lines: dict[str, list[PolicyLine]] = {kind: [] for kind in POLICY_TYPES}
+    for policy in policies:
+        lines[parse_policy_type(policy.policy_type)] += map(parse_entry, policy.entries)
+    return list(lines.values())
+
+
+def _reason(policies: list[list[PolicyLine]], kind: str, name: str, host: str) -> str:
+    """Names the lines that match the resource, in the order of the policies."""
+    needs = [Need(kind, name, bit) for _, bit in ACTIONS]
+    found = [
+        f"{'allow' if line.is_allowed else 'deny'} {render_actions(line.actions)}"
+        f" on {render_resource(line.resource)}"
+        for lines in policies
+        for line in lines
+        if any(line.resource.rank(need) and line.fits(need, host) for need in needs)
+    ]
+    return "; ".join(found) or "no policy matches"
+
+
+def _as_raw(info: AccountInfo) -> dict[str, object]:
+    """Returns an account as a rule file has it, with a text in place of its secret."""
+    return {
+        "accessKey": info.access_key,
+        "secretKey": _HIDDEN,
+        "admin": info.is_admin,
+        "defaultTopicPerm": info.default_topic_permission,
+        "defaultGroupPerm": info.default_group_permission,
+        "topicPerms": list(info.topic_permissions),
+        "groupPerms": list(info.group_permissions),
+    }
+
+
+def _all(value: bool) -> dict[str, bool]:
+    return {label: value for label, _ in ACTIONS}
