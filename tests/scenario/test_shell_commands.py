@@ -67,7 +67,7 @@ class Shell:
 def shell(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     folder = tmp_path_factory.mktemp("up") / "a folder"
     subject = Shell(folder)
-    subject.run("up", "--minimal", "--detach", "--no-proxy", "--port-base", "auto")
+    subject.run("up", "--minimal", "--detach", "--no-proxy", "--no-console", "--port-base", "auto")
     yield subject
     subject.run("down")
 

@@ -89,7 +89,16 @@ def follows(folder: Path) -> bool:
 def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     with (
         subprocess.Popen(
-            command("up", "--store", str(folder), "--no-elected", "--no-proxy", "--port-base", "auto"),
+            command(
+                "up",
+                "--store",
+                str(folder),
+                "--no-elected",
+                "--no-proxy",
+                "--no-console",
+                "--port-base",
+                "auto",
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -136,7 +145,7 @@ def test_a_cluster_survives_kills_and_leaves_nothing(folder: Path) -> None:
     assert {("problem", "name servers"), ("problem", "replication")} <= told
     left = run(folder, "status")
     assert (left.returncode, "the supervisor" in left.stderr) == (1, True)
-    over = run(folder, "up", "--minimal", "--detach", "--no-proxy", "--port-base", "auto")
+    over = run(folder, "up", "--minimal", "--detach", "--no-proxy", "--no-console", "--port-base", "auto")
     assert over.returncode == 0, over.stderr
     assert "stopped 2 processes that an earlier, killed `up` had left" in (folder / "up.log").read_text(
         encoding="utf-8"
@@ -172,7 +181,7 @@ def test_a_taken_port_and_a_bad_setting_are_told(folder: Path) -> None:
 
 
 def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path) -> None:
-    started = run(folder, "up", "--detach", "--no-proxy", "--port-base", "auto")
+    started = run(folder, "up", "--detach", "--no-proxy", "--no-console", "--port-base", "auto")
     assert started.returncode == 0, started.stderr
     until_blocking(lambda: is_well(folder))
     before = servers(folder)
@@ -239,7 +248,7 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
 
 def test_a_file_that_cannot_be_written_ends_no_server(folder: Path) -> None:
     """The disk behaves as if full: the state of the cluster is not written, and the cluster keeps running."""
-    began = run(folder, "up", "--minimal", "--detach", "--no-proxy", "--port-base", "auto")
+    began = run(folder, "up", "--minimal", "--detach", "--no-proxy", "--no-console", "--port-base", "auto")
     assert began.returncode == 0, began.stderr
     (folder / "up.new").mkdir()
     names, broker = local.server_pids(folder.resolve())
@@ -252,7 +261,7 @@ def test_a_file_that_cannot_be_written_ends_no_server(folder: Path) -> None:
 
 def test_of_two_at_once_one_starts_and_both_find_it(folder: Path) -> None:
     environment = {**os.environ, local.FOLDER_VARIABLE: str(folder)}
-    words = command("up", "--minimal", "--detach", "--no-proxy", "--port-base", "auto")
+    words = command("up", "--minimal", "--detach", "--no-proxy", "--no-console", "--port-base", "auto")
     # The second time there is an `up.json` with processes and ports that no longer exist.
     for _ in range(2):
         run(folder, "down")

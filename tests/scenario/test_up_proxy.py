@@ -30,7 +30,7 @@ def is_serving(address: str) -> bool:
 def test_a_proxy_runs_is_restarted_and_stops_with_the_cluster(tmp_path: Path) -> None:
     folder = tmp_path / "up"
     try:
-        began = run(folder, "up", "--minimal", "--detach", "--port-base", "auto", "--proxy")
+        began = run(folder, "up", "--minimal", "--detach", "--no-console", "--port-base", "auto", "--proxy")
         assert began.returncode == 0, began.stderr
         proxy = servers(folder)["proxy"]
         assert f"clients of RocketMQ 5 (gRPC) to the proxy {proxy['address']}." in began.stdout
@@ -48,11 +48,11 @@ def test_without_its_port_a_cluster_runs_without_a_proxy(tmp_path: Path) -> None
     plans = local.make_plan(folder, is_minimal=True, port_base=local.AUTO)
     host, names = plans[0].address.rsplit(":", 1)
     with socket.create_server((host, int(names) + local.PROXY_DISTANCE)):
-        refused = run(folder, "up", "--minimal", "--detach", "--port-base", names, "--proxy")
+        refused = run(folder, "up", "--minimal", "--detach", "--no-console", "--port-base", names, "--proxy")
         assert refused.returncode == 1
         assert "is in use by another program" in refused.stderr
         try:
-            began = run(folder, "up", "--minimal", "--detach", "--port-base", names)
+            began = run(folder, "up", "--minimal", "--detach", "--no-console", "--port-base", names)
             assert began.returncode == 0, began.stderr
             assert "no proxy for gRPC clients is started" in began.stdout + (folder / "up.log").read_text()
             assert "proxy" not in servers(folder)

@@ -20,7 +20,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
@@ -60,6 +60,13 @@ PROXY_PORT: Final = 8081
 PROXY_DISTANCE: Final = 1
 """The distance from the name server's port to the port of the proxy, unless the ports are RocketMQ's."""
 PROXY_MODULES: Final = ("h2", "google.protobuf", "cryptography")
+CONSOLE: Final = "console"
+"""The name, and the role, of the web console."""
+CONSOLE_PORT: Final = 8088
+CONSOLE_DISTANCE: Final = 4
+"""The same distance for the console, between two listeners of the first broker."""
+CONSOLE_MODULES: Final = ("jinja2", "starlette", "uvicorn")
+NOT_BROKERS: Final = (NAME_SERVER, PROXY, CONSOLE)
 GROUPS_MAX: Final = 26
 AUTO: Final = "auto"
 _AUTO_LOWEST, _AUTO_HIGHEST = 12_000, 30_000
@@ -100,7 +107,7 @@ class ServerPlan:
 
     @property
     def is_broker(self) -> bool:
-        return self.role not in (NAME_SERVER, PROXY)
+        return self.role not in NOT_BROKERS
 
 
 @dataclass(slots=True)
@@ -119,7 +126,7 @@ class ServerState:
 
     @property
     def is_broker(self) -> bool:
-        return self.role not in (NAME_SERVER, PROXY)
+        return self.role not in NOT_BROKERS
 
 
 @dataclass(slots=True)
@@ -257,9 +264,7 @@ def plan_proxy(folder: Path, name_server: ServerPlan) -> ServerPlan:
 
     Raises:  ConfigError when its port is in use, or its extra is not installed.
     """
-    missing = [name for name in PROXY_MODULES if find_spec(name.partition(".")[0]) is None]
-    if missing:
-        raise ConfigError(f"the proxy needs {missing[0]}: {install_hint('proxy')}")
+    _require_modules(PROXY, PROXY_MODULES)
     host, _, names = name_server.address.rpartition(":")
     bind = _read_settings(name_server.directory / "server.properties")["bindAddress"]
     port = PROXY_PORT if int(names) == NAMESRV_PORT else int(names) + PROXY_DISTANCE
@@ -273,6 +278,33 @@ def plan_proxy(folder: Path, name_server: ServerPlan) -> ServerPlan:
         "proxyStorePath": directory / "store",
     }
     return _write_plan(PROXY, PROXY, f"{host}:{port}", "proxy", directory, settings)
+
+
+def plan_console(folder: Path, name_server: ServerPlan, port: int = 0) -> ServerPlan:
+    """Plans a web console of the cluster, which only this machine reaches. Its changes are recorded in the
+    folder.
+
+    Raises:  ConfigError when its port is in use, or its extra is not installed.
+    """
+    _require_modules(CONSOLE, CONSOLE_MODULES)
+    names = int(name_server.address.rpartition(":")[2])
+    port = port or (CONSOLE_PORT if names == NAMESRV_PORT else names + CONSOLE_DISTANCE)
+    host = "127.0.0.1"
+    if not _is_free(host, port):
+        raise ConfigError(f"the console's port {port} at {host} is in use by another program")
+    directory = folder / CONSOLE
+    directory.mkdir(parents=True, exist_ok=True)
+    audit = str(directory / "audit.jsonl")
+    address = f"{host}:{port}"
+    command = ("console", "-n", name_server.address, "--listen", address, "--audit-log", audit)
+    return ServerPlan(CONSOLE, CONSOLE, address, command, directory)
+
+
+def _require_modules(extra: str, modules: Iterable[str]) -> None:
+    """Raises ConfigError if a module of this extra is not installed."""
+    missing = [name for name in modules if find_spec(name.partition(".")[0]) is None]
+    if missing:
+        raise ConfigError(f"the {extra} needs {missing[0]}: {install_hint(extra)}")
 
 
 def _choose_log_file_bytes(folder: Path, broker_count: int) -> int:
@@ -439,6 +471,10 @@ def require_equal_options(state: UpState, given: Mapping[str, object]) -> None:
         "host": host,
         "port_base": AUTO if given.get("port_base") == AUTO else port,
         "proxy": any(one.role == PROXY for one in state.servers),
+        "console": any(one.role == CONSOLE for one in state.servers),
+        "console_port": next(
+            (int(one.address.rpartition(":")[2]) for one in state.servers if one.role == CONSOLE), 0
+        ),
         "bind": names.get("bindAddress"),
     }
     differing = [

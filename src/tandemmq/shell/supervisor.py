@@ -207,15 +207,15 @@ class Supervisor:
                 task.result()
 
     async def _stop(self) -> None:
-        """Stops the proxy, then the first broker of each group, then the others, and the name server last. A
+        """Stops proxy and console, then the first broker of each group, the others, and the name server. A
         classic master is the first, so its slave receives everything. An elected one hands over to a broker
         that still runs.
         """
         names, brokers = self.servers[0], self._brokers()
-        proxies = [server for server in self.servers if server.plan.role == local.PROXY]
+        fronts = [server for server in self.servers if server.plan.role in (local.PROXY, local.CONSOLE)]
         firsts = list({server.plan.name: server for server in reversed(brokers)}.values())
         others = [server for server in brokers if server not in firsts]
-        for together in (proxies, firsts, others, [names]):
+        for together in (fronts, firsts, others, [names]):
             await asyncio.gather(*(server.stop() for server in together))
         for task in self._tasks:
             task.cancel()

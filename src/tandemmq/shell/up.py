@@ -8,9 +8,10 @@ import os
 import shlex
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -87,6 +88,25 @@ class UpOptions:
             show_default="on if the extra `proxy` is installed and port 8081 is free",
         ),
     ] = None
+    console: Annotated[
+        bool | None,
+        typer.Option(
+            "--console/--no-console",
+            help="Serve a web console of the cluster to this machine.",
+            show_default="on if the extra `console` is installed and its port is free",
+        ),
+    ] = None
+    console_port: Annotated[
+        int,
+        typer.Option(
+            "--console-port",
+            help="The console's port.",
+            show_default="8088; with --port-base, behind the name server's",
+            min=0,
+            max=65535,
+            metavar="PORT",
+        ),
+    ] = 0
     override: Annotated[
         list[str] | None,
         typer.Option("--set", help="Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
@@ -117,25 +137,35 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
                 bind=options.bind,
                 overrides=options.override or (),
             )
-            plans += _plan_proxy(folder, plans[0], is_wanted=options.proxy)
+            names = plans[0]
+            plans += _plan_front("proxy for gRPC clients", local.plan_proxy, folder, names, options.proxy)
+            plan_console = partial(local.plan_console, port=options.console_port)
+            is_wanted = True if options.console is None and options.console_port else options.console
+            plans += _plan_front("console", plan_console, folder, names, is_wanted)
             asyncio.run(_supervise(Supervisor(folder, plans, _print_line)))
     except AlreadyRunning:
         _report_running(folder, given)
 
 
-def _plan_proxy(folder: Path, name_server: ServerPlan, *, is_wanted: bool | None) -> list[ServerPlan]:
-    """Plans a proxy unless it is unwanted; one by default is left out if it cannot start.
+def _plan_front(
+    label: str,
+    plan: Callable[[Path, ServerPlan], ServerPlan],
+    folder: Path,
+    name_server: ServerPlan,
+    is_wanted: bool | None,
+) -> list[ServerPlan]:
+    """Plans a proxy or a console unless it is unwanted; one by default is left out if it cannot start.
 
-    Raises:  ConfigError when a wanted proxy cannot start.
+    Raises:  ConfigError when a wanted one cannot start.
     """
     if is_wanted is False:
         return []
     try:
-        return [local.plan_proxy(folder, name_server)]
+        return [plan(folder, name_server)]
     except ConfigError as error:
         if is_wanted:
             raise
-        typer.echo(f"no proxy for gRPC clients is started: {error}")
+        typer.echo(f"no {label} is started: {error}")
         return []
 
 
@@ -243,9 +273,11 @@ def _print_ready(state: UpState, stop_command: str) -> None:
         _print_line(line)
     proxies = [server.address for server in state.servers if server.role == local.PROXY]
     grpc = f", clients of RocketMQ 5 (gRPC) to the proxy {proxies[0]}" if proxies else ""
+    consoles = [server.address for server in state.servers if server.role == local.CONSOLE]
+    console = f"The web console is at http://{consoles[0]}\n" if consoles else ""
     where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
     _print_line(
-        f"\nConnect clients to the name server {state.namesrv}{grpc}.\n"
+        f"\nConnect clients to the name server {state.namesrv}{grpc}.\n{console}"
         f"Files and logs are in {state.folder}; {stop_command} stops it. Try:\n"
         f"  {where}echo hello | tandemmq produce demo\n"
         "  tandemmq tail demo --last 10\n"
