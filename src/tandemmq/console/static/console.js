@@ -15,7 +15,7 @@ function localTimes(root) {
 
 function nameZone() {
   const zone = document.getElementById("zone");
-  zone.textContent = `times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}; point at one for UTC`;
+  zone.textContent = `times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}; hover over a time for UTC`;
 }
 
 function foldMenu() {
