@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -208,7 +209,9 @@ def test_a_dead_master_is_replaced_under_a_reader() -> None:
 
 
 def test_no_server_is_an_error_that_kombu_retries() -> None:
+    before = set(threading.enumerate())
     connection = Connection("tandemmq://127.0.0.1:1")
     with pytest.raises(connection.connection_errors, match="no name server"):
         connection.connect()
     connection.release()
+    assert set(threading.enumerate()) <= before

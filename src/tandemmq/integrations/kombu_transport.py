@@ -347,7 +347,7 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     def __init__(self, client: Any, **kwargs: Any) -> None:
         super().__init__(client, **kwargs)
-        self.thread: LoopThread = shared_thread.acquire()
+        self._thread: LoopThread | None = None
         self._session: KombuSession | None = None
         self.durable: set[str] = set()
         self.transient: set[str] = set()
@@ -359,9 +359,20 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     def session(self) -> KombuSession:
         """Returns the session of the connection, which the first call starts."""
         if self._session is None:
-            session = self.thread.call(_start(self._name_servers(), self._options()))
-            self._session = session
+            thread = shared_thread.acquire()
+            try:
+                self._session = thread.call(_start(self._name_servers(), self._options()))
+            except BaseException:
+                shared_thread.release(thread)
+                raise
+            self._thread = thread
         return self._session
+
+    @property
+    def thread(self) -> LoopThread:
+        """The thread of the session."""
+        assert self._thread is not None, "the session is started with the first channel"
+        return self._thread
 
     def _name_servers(self) -> str:
         client = self.client
@@ -413,10 +424,11 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
             super().close_connection(connection)
         finally:
             session, self._session = self._session, None
-            if session is not None:
-                if self.thread.is_usable:
-                    self.thread.call(session.close())
-                shared_thread.release(self.thread)
+            thread, self._thread = self._thread, None
+            if session is not None and thread is not None:
+                if thread.is_usable:  # not in a child after a fork
+                    thread.call(session.close())
+                shared_thread.release(thread)
 
 
 async def _start(name_servers: str, options: KombuOptions) -> KombuSession:
