@@ -49,6 +49,14 @@ class _Commands(TyperGroup):
                 return _load_other(cmd_name)
         return super().get_command(ctx, cmd_name)
 
+    def list_commands(self, ctx: Any) -> list[str]:
+        names = super().list_commands(ctx)
+        return sorted(
+            names, key=lambda name: _PANELS.index(_OTHERS[name][0] if name in _OTHERS else _SERVERS)
+        )
+
+
+HELP_OPTIONS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="tandemmq",
@@ -56,6 +64,7 @@ app = typer.Typer(
     help="A RocketMQ-compatible message broker with a Spark data pipeline.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
+    context_settings=HELP_OPTIONS,
 )
 
 _UNBOUND: Final = re.compile(r"bind on address \('([^']+)', (\d+)[^)]*\): (?:\[[^]]*\] )?(.+)")
@@ -109,7 +118,7 @@ class ServedProcess(Protocol):
     async def stop(self) -> None: ...
 
 
-@app.command()
+@app.command(rich_help_panel="Servers")
 def namesrv(
     config: ConfigFile = None,
     override: Overrides = None,
@@ -120,7 +129,7 @@ def namesrv(
     _run(lambda: _name_server(config, override or []), LogForm(log_level, log_format))
 
 
-@app.command()
+@app.command(rich_help_panel="Servers")
 def controller(
     config: ConfigFile = None,
     override: Overrides = None,
@@ -136,7 +145,7 @@ NameServersOption = Annotated[
 ]
 
 
-@app.command()
+@app.command(rich_help_panel="Servers")
 def proxy(
     config: ConfigFile = None,
     override: Overrides = None,
@@ -166,7 +175,7 @@ def proxy(
         _run(lambda: _proxy(config, overrides, form), form)
 
 
-@app.command()
+@app.command(rich_help_panel="Servers")
 def broker(
     config: ConfigFile = None,
     override: Overrides = None,
@@ -717,40 +726,63 @@ def _machine() -> MachineFacts:
 # --- Commands of other modules
 
 
+_LOCAL, _MESSAGES, _CLUSTER = "A cluster on this machine", "Messages", "A running cluster"
+_SERVERS, _SPARK, _STORE = "Servers", "Spark", "Measure and repair"
+_PANELS: Final = (_LOCAL, _MESSAGES, _CLUSTER, _SERVERS, _SPARK, _STORE)
+"""The groups of the help, in its order."""
+
 _OTHERS: Final = {
-    "up": ("tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
-    "status": ("tandemmq.shell.up", "", "Show the processes of the local cluster and the lag of its slaves."),
-    "down": ("tandemmq.shell.up", "", "Stop the local cluster."),
-    "produce": ("tandemmq.shell.send", "", "Send lines as messages."),
-    "resend": ("tandemmq.shell.send", "", "Redeliver a group's dead letters."),
-    "consume": ("tandemmq.shell.read", "", "Read messages as a member of a consumer group."),
-    "tail": ("tandemmq.shell.read", "", "Show messages as they arrive."),
-    "browse": ("tandemmq.shell.read", "", "Look up messages by position, time, key, tag or id."),
-    "topics": ("tandemmq.shell.look", "", "List topics."),
-    "groups": ("tandemmq.shell.look", "", "List consumer groups."),
-    "lag": ("tandemmq.shell.look", "", "Show the lag of a consumer group."),
-    "console": ("tandemmq.console.command", "console", "Serve the web console of a cluster."),
-    "doctor": ("tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
+    "up": (_LOCAL, "tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
+    "status": (_LOCAL, "tandemmq.shell.up", "", "Show its processes and the lag of its slaves."),
+    "down": (_LOCAL, "tandemmq.shell.up", "", "Stop it."),
+    "produce": (_MESSAGES, "tandemmq.shell.send", "", "Send lines as messages."),
+    "consume": (_MESSAGES, "tandemmq.shell.read", "", "Read messages as a member of a consumer group."),
+    "tail": (_MESSAGES, "tandemmq.shell.read", "", "Show messages as they arrive."),
+    "browse": (_MESSAGES, "tandemmq.shell.read", "", "Look up messages by position, time, key, tag or id."),
+    "resend": (_MESSAGES, "tandemmq.shell.send", "", "Redeliver a group's dead letters."),
+    "topics": (_CLUSTER, "tandemmq.shell.look", "", "List topics."),
+    "groups": (_CLUSTER, "tandemmq.shell.look", "", "List consumer groups."),
+    "lag": (_CLUSTER, "tandemmq.shell.look", "", "Show the lag of a consumer group."),
+    "console": (_CLUSTER, "tandemmq.console.command", "console", "Serve the web console of a cluster."),
+    "doctor": (_CLUSTER, "tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
+    "admin": (
+        _CLUSTER,
+        "tandemmq.admin.command",
+        "",
+        "Inspect and change brokers, topics, groups and messages.",
+    ),
+    "audit": (
+        _CLUSTER,
+        "tandemmq.admin.audit_command",
+        "",
+        "Compare the logs of running masters and slaves.",
+    ),
+    "generate": (
+        _CLUSTER,
+        "tandemmq.generate.command",
+        "",
+        "Print a Grafana board or Prometheus' alert rules.",
+    ),
     "demo": (
+        _SPARK,
         "tandemmq.demo.command",
         "spark",
         "Run a whole cluster and a Spark job over real data, and check the result.",
     ),
-    "pipeline": ("tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
-    "bench": ("tandemmq.bench.command", "", "Measure the broker's cost per message."),
-    "admin": ("tandemmq.admin.command", "", "Inspect and change brokers, topics, groups and messages."),
-    "audit": ("tandemmq.admin.audit_command", "", "Compare the logs of running masters and slaves."),
-    "generate": ("tandemmq.generate.command", "", "Print a Grafana board or Prometheus' alert rules."),
-    "store": ("tandemmq.store_command", "", "Check or repair a store directory."),
+    "pipeline": (_SPARK, "tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
+    "bench": (_STORE, "tandemmq.bench.command", "", "Measure the broker's cost per message."),
+    "store": (_STORE, "tandemmq.store_command", "", "Check or repair a store directory."),
 }
-"""The other commands, as command -> module, the extra that it needs ("" for none), and its line of help."""
+"""The other commands, as command -> group, module, the extra that it needs ("" for none), and its line of
+help.
+"""
 
 
 def _load_other(name: str) -> Any:
     """Returns the command of another module: its `app`, or the function that has the command's name."""
     import importlib
 
-    module_name, extra, _ = _OTHERS[name]
+    _, module_name, extra, _ = _OTHERS[name]
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -784,14 +816,20 @@ def _defaults(name: str, found: Any) -> dict[str, Any]:
 def _register_other(name: str) -> None:
     @app.command(
         name,
-        help=_OTHERS[name][2],
+        help=_OTHERS[name][3],
+        rich_help_panel=_OTHERS[name][0],
         add_help_option=False,
         context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def _delegate(context: typer.Context) -> None:
         try:
             found = _load_other(name)
-            found(args=context.args, prog_name=f"tandemmq {name}", default_map=_defaults(name, found))
+            found(
+                args=context.args,
+                prog_name=f"tandemmq {name}",
+                default_map=_defaults(name, found),
+                **HELP_OPTIONS,
+            )
         except TandemError as error:
             _fail(str(error))
         except OSError as error:

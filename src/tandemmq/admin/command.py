@@ -17,5 +17,14 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for _chapter in (brokers, topics, groups, messages, access, controllers):
+for _title, _chapter in (
+    ("Brokers", brokers),
+    ("Topics", topics),
+    ("Groups", groups),
+    ("Messages", messages),
+    ("Access", access),
+    ("Controllers", controllers),
+):
+    for _command in _chapter.app.registered_commands:
+        _command.rich_help_panel = _title
     app.add_typer(_chapter.app)
