@@ -20,6 +20,7 @@ from tandemmq.config.names import (
     ALIASES,
     BROKER_KEYS,
     CONTROLLER_KEYS,
+    EXPORT_KINDS,
     NAMESERVER_KEYS,
     PROXY_KEYS,
     REFUSED,
@@ -62,9 +63,6 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "namesrvAddr",
         "registerNameServerPeriod",
         "registerBrokerTimeoutMills",
-        "metricsExporterType",
-        "metricsPromExporterHost",
-        "metricsPromExporterPort",
         "enableProxy",
         "grpcServerPort",
     ),
@@ -271,7 +269,17 @@ EFFECTS: Final[dict[str, str]] = {
     "namesrvAddr": "Name servers, separated by `;`",
     "registerNameServerPeriod": "Pause between two registrations at each name server, in ms",
     "registerBrokerTimeoutMills": "Time-out of one registration, in ms",
-    "metricsExporterType": "DISABLE, or PROM for Prometheus at `/metrics` and for the pages of health",
+    "metricsExporterType": (
+        "DISABLE; PROM: the port with `/metrics` and the pages of health; OTLP_GRPC, OTLP_HTTP (ours), LOG: "
+        "the port, and a push to a collector or into the log (extra `otel`). RocketMQ's numbers work, too"
+    ),
+    "metricsLabel": "Labels of every series",
+    "metricsGrpcExporterTarget": "Collector of OTLP_GRPC and OTLP_HTTP",
+    "metricsGrpcExporterHeader": "Headers of each push, such as an API key",
+    "metricGrpcExporterTimeOutInMills": "Time-out of a push, in ms",
+    "metricGrpcExporterIntervalInMills": "Pause between two pushes, in ms",
+    "metricLoggingExporterIntervalInMills": "Pause between two readings in the log, in ms",
+    "metricsInDelta": "Counters and histograms are pushed as differences",
     "metricsPromExporterHost": "Address on which metrics are served; empty: `bindAddress`",
     "metricsPromExporterPort": "Port of `/metrics`, `/health/live` and `/health/ready`",
     # Topics and groups.
@@ -663,6 +671,11 @@ def _table(names: Iterable[str], keys: Mapping[str, Key]) -> Iterator[str]:
     yield ""
 
 
+def _own(keys: Mapping[str, Key]) -> Iterator[str]:
+    """Returns the keys of a server that other servers do not share."""
+    return (name for name in keys if name not in TLS_KEYS and name not in EXPORT_KINDS)
+
+
 def render() -> Iterator[str]:
     """Returns the lines of the page."""
     yield "# Settings"
@@ -681,19 +694,22 @@ def render() -> Iterator[str]:
     yield "## TLS, of all servers"
     yield ""
     yield from _table(TLS_KEYS, TLS_KEYS)
+    yield "## Metrics and health, of all servers"
+    yield ""
+    yield from _table(EXPORT_KINDS, BROKER_KEYS)
     yield "## Name servers"
     yield ""
-    yield from _table((name for name in NAMESERVER_KEYS if name not in TLS_KEYS), NAMESERVER_KEYS)
+    yield from _table(_own(NAMESERVER_KEYS), NAMESERVER_KEYS)
     yield "## Controllers"
     yield ""
     yield "A name server with `enableControllerInNamesrv=true` accepts these keys, too."
     yield ""
-    yield from _table((name for name in CONTROLLER_KEYS if name not in TLS_KEYS), CONTROLLER_KEYS)
+    yield from _table(_own(CONTROLLER_KEYS), CONTROLLER_KEYS)
     yield "## Proxies"
     yield ""
     yield "`tandemmq proxy -c FILE` reads them; FILE may also be a JSON object, as RocketMQ's rmq-proxy.json."
     yield ""
-    yield from _table((name for name in PROXY_KEYS if name not in TLS_KEYS), PROXY_KEYS)
+    yield from _table(_own(PROXY_KEYS), PROXY_KEYS)
     yield "## Other names, and values that are refused"
     yield ""
     yield from (f"- `{name}` is another name of `{key}`." for name, key in ALIASES.items())

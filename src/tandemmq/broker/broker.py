@@ -453,11 +453,12 @@ class Broker:
         }
 
     async def _start_metrics(self, parts: Parts) -> None:
-        if self.options.metrics_exporter is not MetricsExporter.PROM:
+        if self.options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed: the library costs a broker 30 ms and 4 MiB.
         from tandemmq.broker.health import BrokerHealth
-        from tandemmq.broker.metrics import MetricSources, make_metrics_port
+        from tandemmq.broker.metrics import MetricSources, metrics_source
+        from tandemmq.remoting.metrics_service import start_metrics
 
         listeners = dict(zip(("main", "fast"), self._servers, strict=False))
         replica = self._replica or self._elected
@@ -472,9 +473,14 @@ class Broker:
             role_fault=self._role_fault,
         )
         sources = MetricSources(parts.core, parts.pop, listeners, replica)
-        self._metrics = make_metrics_port(sources, health.read, self._machine.network)
-        host, port = self.options.metrics_host or self.options.listen_host, self.options.metrics_port
-        self.metrics_address = await self._metrics.start(host, port)
+        self._metrics, self.metrics_address = await start_metrics(
+            metrics_source(sources, health.read),
+            self.options,
+            listen_host=self.options.listen_host,
+            network=self._machine.network,
+            clock=self._clock,
+            scope=self._scope,
+        )
 
     def _role_fault(self) -> str:
         if self._term is not None:

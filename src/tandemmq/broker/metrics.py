@@ -1,4 +1,4 @@
-"""The metrics of a broker: readings from its parts, which `remoting.metrics_port` serves.
+"""The metrics of a broker: readings from its parts, which `remoting.metrics_service` serves.
 
 The parts know nothing of metrics. The readings cover the store's watermarks, files, disk and durations;
 traffic; and replication lag. `broker/lag.py` reads the lag of consumers.
@@ -27,12 +27,12 @@ from tandemmq.broker.stats import BrokerStats
 from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.health import Conditions
 from tandemmq.remoting.http import HttpAnswer
-from tandemmq.remoting.metrics_port import MetricsPort
+from tandemmq.remoting.metrics_service import MetricsSource
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import SlaveState
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
-from tandemmq.runtime.ports import Clock, Disk, Network
+from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.telemetry import metrics
@@ -246,15 +246,14 @@ def check_health(store: MessageStore) -> HttpAnswer:
     return HttpAnswer(b"ok\n" if facts.refusal is None else f"ok, but {facts.refusal}\n".encode())
 
 
-def make_metrics_port(sources: MetricSources, read_ready: Conditions, network: Network) -> MetricsPort:
-    """Returns the port that serves a broker's metrics."""
+def metrics_source(sources: MetricSources, read_ready: Conditions) -> MetricsSource:
+    """Returns the readings of a broker."""
     core = sources.core
     lag, readings = LagReader(core, sources.pop), Readings(core, sources.pop)
-    return MetricsPort(
-        lambda: read_all(sources),
-        lambda: check_health(core.store),
-        network=network,
-        clock=core.clock,
-        read_ready=read_ready,
+    return MetricsSource(
+        "broker",
+        read_ready,
+        read_all=lambda: read_all(sources),
         read_pieces=lambda: chain(readings.read(), lag.read()),
+        check_health=lambda: check_health(core.store),
     )

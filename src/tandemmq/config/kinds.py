@@ -17,12 +17,14 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.networks import check_host, parse_advertised, render_advertised
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
+from tandemmq.telemetry.export_options import parse_pairs
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
 SECRET_CHARS_MIN: Final = 16
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")
+_COLLECTOR: Final = re.compile(r"(https?://)?(\[[^]\s]+\]|[^\s/?#:\[]+)(:[0-9]{1,5})?(/[^\s?#]*)?")
 _ADDRESS: Final = re.compile(r"(\[[0-9a-fA-F:.]+\]|[^\s:;\[\]]+):([0-9]{1,5})")
 
 
@@ -141,6 +143,10 @@ def _parse_codes(text: str) -> frozenset[int]:
     return frozenset(int(piece) for piece in text.split(",") if piece.strip())
 
 
+def _are_pairs(text: str) -> bool:
+    return parse_pairs(text) is not None and text.isprintable()
+
+
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
@@ -170,6 +176,11 @@ HOST: Final = ValueKind("an IPv4 or IPv6 address, or a host name", _parse_host)
 ADVERTISED: Final = ValueKind(
     "NETWORK=host:port, several separated by ;, IPv6 addresses in brackets, each network once",
     lambda text: render_advertised(parse_advertised(text)),
+)
+PAIRS: Final = ValueKind("name:value, several separated by commas, or empty", _checked(_are_pairs))
+COLLECTOR: Final = ValueKind(
+    "the address of a collector, such as http://127.0.0.1:4317; https without http://, or empty",
+    _or_empty(_checked(lambda text: _COLLECTOR.fullmatch(text) is not None)),
 )
 OPTIONAL_TEXT: Final = ValueKind("a text, or empty", _checked(str.isprintable))
 HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)

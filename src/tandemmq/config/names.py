@@ -9,7 +9,7 @@ Source: spec store 20, spec semantics 25.2 to 25.4, spec replication 17, spec na
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass
+from dataclasses import Field, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,10 +62,25 @@ TLS_KEYS: Final[dict[str, Key]] = {
 TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 """The keys of a properties file with more TLS settings; directly given settings win."""
 
-_EXPORT_KINDS: Final = {
-    "metricsExporterType": choice(MetricsExporter),
+
+def _exporter_kind() -> ValueKind:
+    """Returns the kind of exporters; RocketMQ allows their numbers, too."""
+    by_name = choice(MetricsExporter)
+    numbers = {str(number): name for number, name in enumerate(("DISABLE", "OTLP_GRPC", "PROM", "LOG"))}
+    return ValueKind(by_name.allowed, lambda text: by_name.parse(numbers.get(text, text)))
+
+
+EXPORT_KINDS: Final = {
+    "metricsExporterType": _exporter_kind(),
     "metricsPromExporterHost": kinds.OPTIONAL_IP,
     "metricsPromExporterPort": kinds.PORT,
+    "metricsLabel": kinds.PAIRS,
+    "metricsGrpcExporterTarget": kinds.COLLECTOR,
+    "metricsGrpcExporterHeader": replace(kinds.PAIRS, is_secret=True),
+    "metricGrpcExporterTimeOutInMills": POSITIVE,
+    "metricGrpcExporterIntervalInMills": POSITIVE,
+    "metricLoggingExporterIntervalInMills": POSITIVE,
+    "metricsInDelta": FLAG,
 }
 """The kinds of the settings of `ExportOptions`, which all servers have."""
 
@@ -91,7 +106,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
     "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
     **{
-        name: _key(_EXPORT_KINDS[name], f"broker.{option.name}")
+        name: _key(EXPORT_KINDS[name], f"broker.{option.name}")
         for name, option in option_keys(ExportOptions).items()
     },
     "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
@@ -283,7 +298,7 @@ _PROXY_KINDS: Final = {
     "namesrvAddr": kinds.NAME_SERVERS,
     "proxyAdvertise": kinds.ADDRESS,
     "aclConfigDir": kinds.DIRECTORY,
-    **_EXPORT_KINDS,
+    **EXPORT_KINDS,
     "proxyProtocolAddresses": kinds.IPS,
     "proxyStorePath": kinds.DIRECTORY,
     "maxMessageSize": whole(0),
@@ -299,7 +314,7 @@ _PROXY_KINDS: Final = {
 """The kinds that the defaults of a proxy's options do not show."""
 
 _NAMESERVER_KINDS: Final = {
-    **_EXPORT_KINDS,
+    **EXPORT_KINDS,
     "networkListeners": kinds.OPTIONAL_TEXT,
     "clientNetworks": kinds.OPTIONAL_TEXT,
 }
@@ -308,7 +323,10 @@ _NAMESERVER_KINDS: Final = {
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_NAMESERVER_KINDS.get(name) or _kind_of(option), f"nameserver.{option.name}")
+        name: _key(
+            _NAMESERVER_KINDS.get(name) or _kind_of(option),
+            f"nameserver.{option.name}",
+        )
         for name, option in nameserver_option_keys().items()
     },
     "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
@@ -320,7 +338,7 @@ NAMESERVER_KEYS: Final[dict[str, Key]] = {
 CONTROLLER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **{
-        name: _key(_EXPORT_KINDS.get(name) or _kind_of(option), f"controller.{option.name}")
+        name: _key(EXPORT_KINDS.get(name) or _kind_of(option), f"controller.{option.name}")
         for name, option in option_keys(ControllerOptions).items()
     },
     "innerClientAuthenticationCredentials": _key(
@@ -429,9 +447,7 @@ BROKER_INERT: Final = _parse_inert(
     maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600 maxReconnectIntervalTimeSeconds=60
     maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1
     maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false messageStorePlugIn=
-    metricGrpcExporterIntervalInMills=60000 metricGrpcExporterTimeOutInMills=3000
-    metricLoggingExporterIntervalInMills=10000 metricsGrpcExporterHeader= metricsGrpcExporterTarget=
-    metricsInDelta=false metricsLabel= metricsOtelCardinalityLimit=50000 migrateAuthFromV1Enabled
+    metricsOtelCardinalityLimit=50000 migrateAuthFromV1Enabled
     notifyBrokerRoleChanged notifyMinBrokerIdChanged popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000
     popCkStayBufferTimeOut=3000 popConsumerFSServiceInit=true popConsumerKVServiceEnable=false
     popConsumerKVServiceInit=false popConsumerKVServiceLog=false popInflightMessageThreshold=10000
@@ -513,7 +529,7 @@ PROXY_INERT: Final = _parse_inert(
     maxLiteRenewNumPerChannel=100 maxSyncLiteSubscriptionRate=5000 tls.test.mode.enable=true
     authenticationProvider authenticationMetadataProvider authorizationProvider authorizationMetadataProvider
     authenticationStrategy authorizationStrategy namesrvDomainSubgroup rocketmqMQClientNum
-    channelExpiredInSeconds contextExpiredInSeconds regionId metricsLabel metricsInDelta remotingAccessAddr
+    channelExpiredInSeconds contextExpiredInSeconds regionId remotingAccessAddr
     enablePrintJstack heartbeatSyncerTopicName heartbeatSyncerTopicClusterName
     topicRouteServiceCacheExpiredSeconds topicRouteServiceCacheRefreshSeconds topicRouteServiceCacheMaxNum
     topicConfigCacheExpiredSeconds topicConfigCacheRefreshSeconds topicConfigCacheMaxNum

@@ -34,7 +34,7 @@ from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.health import Condition, live_page
+from tandemmq.remoting.health import Condition
 from tandemmq.remoting.options import ServerOptions, is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
@@ -190,13 +190,16 @@ class Controller:
         if options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed, as at a broker.
-        from tandemmq.remoting.metrics_port import MetricsPort
+        from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
-        self._metrics = MetricsPort(
-            tuple, live_page, read_ready=self.read_conditions, network=self._network, clock=self._clock
+        self._metrics, self.metrics_address = await start_metrics(
+            MetricsSource("controller", self.read_conditions),
+            options,
+            listen_host=options.listen_host,
+            network=self._network,
+            clock=self._clock,
+            scope=self._scope,
         )
-        host = options.metrics_host or options.listen_host
-        self.metrics_address = await self._metrics.start(host, options.metrics_port)
 
     def read_conditions(self) -> Iterator[Condition]:
         """Yields the conditions under which the controller is ready: it knows the leader of its group."""

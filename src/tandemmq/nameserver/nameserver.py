@@ -35,7 +35,7 @@ from tandemmq.protocol.topic_names import ORDER_TOPICS
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
-from tandemmq.remoting.health import Condition, Conditions, live_page
+from tandemmq.remoting.health import Condition, Conditions
 from tandemmq.remoting.options import PLAIN, ServerOptions, TlsOptions, is_open_to_everybody, render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
@@ -333,13 +333,16 @@ class NameServer:
         if options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed, as at a broker.
-        from tandemmq.remoting.metrics_port import MetricsPort
+        from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
-        self._metrics = MetricsPort(
-            tuple, live_page, read_ready=self._read_conditions, network=self._network, clock=self._clock
+        self._metrics, self.metrics_address = await start_metrics(
+            MetricsSource("name-server", self._read_conditions),
+            options,
+            listen_host=options.listen_host,
+            network=self._network,
+            clock=self._clock,
+            scope=self._scope,
         )
-        host = options.metrics_host or options.listen_host
-        self.metrics_address = await self._metrics.start(host, options.metrics_port)
 
     def _read_conditions(self) -> Iterator[Condition]:
         """Yields the conditions under which the name server is ready: it has the routes of known brokers."""

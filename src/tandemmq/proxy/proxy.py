@@ -281,12 +281,12 @@ class Proxy:
 
     async def _start_metrics(self) -> None:
         options = self._options
-        if options.metrics_exporter is not MetricsExporter.PROM:
+        if options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed, as at a broker.
         from tandemmq.proxy.metrics import ProxySources, read_all
         from tandemmq.proxy.route_probe import RouteProbe
-        from tandemmq.remoting.metrics_port import MetricsPort
+        from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
         sources = ProxySources(
             options=options,
@@ -304,15 +304,19 @@ class Proxy:
         machine = self._machine
         probe = RouteProbe(self.brokers.name_servers, clock=machine.clock)
         self._tasks.start("route probe", probe.run())
-        self._metrics = MetricsPort(
-            lambda: read_all(sources),
-            _check_health,
+        self._metrics, self.metrics_address = await start_metrics(
+            MetricsSource(
+                "proxy",
+                lambda: (self._health.condition, probe.condition),
+                read_all=lambda: read_all(sources),
+                check_health=_check_health,
+            ),
+            options,
+            listen_host=options.listen_host,
             network=machine.network,
             clock=machine.clock,
-            read_ready=lambda: (self._health.condition, probe.condition),
+            scope=self._tasks,
         )
-        host = options.metrics_host or options.listen_host
-        self.metrics_address = await self._metrics.start(host, options.metrics_port)
 
     def _advertised(self) -> routing.Endpoint:
         """Returns the endpoint for requests that name none."""

@@ -10,7 +10,7 @@ At a bound: the text is rendered at most once per `RENDER_S_MIN`; further reques
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Final
 
 from tandemmq.errors import ConfigError
@@ -29,7 +29,7 @@ SLICE_S: Final = 0.001
 ROUND_S_MAX: Final = 10.0
 """The age at which a round that no scraper waits for any more is not continued: the time of a connection."""
 
-ReadPieces = Callable[[], Iterator[Sequence[Sample]]]
+ReadPieces = Callable[[], Iterator[Iterable[Sample]]]
 
 
 class MetricsPort:

@@ -11,10 +11,13 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Self, TypeVar
 
 from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol, TimerHandle
 from tandemmq.units import MIB, EpochMs
+
+T = TypeVar("T")
 
 BACKLOG = 1024
 
@@ -41,6 +44,25 @@ def keep_freed_memory() -> bool:
         return False
     is_set: bool = set_option(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN) == 1
     return is_set and set_option(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX) == 1
+
+
+class CallThread:
+    """A thread of its own for the calls of libraries that wait for the network, so that they hold up neither
+    the loop nor work for the disk. A context manager; a call in progress at its end is not waited for.
+    """
+
+    def __init__(self) -> None:
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="calls")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def run(self, call: Callable[[], T]) -> T:
+        """Returns the result of the call, after those before it. Raises its exception."""
+        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
 
 
 class LoopClock:

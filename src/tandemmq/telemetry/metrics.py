@@ -11,7 +11,8 @@ Strategy:   nothing is counted per message for a metric: values are read from th
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
 from typing import Final, NamedTuple
@@ -103,6 +104,23 @@ class Sample(NamedTuple):
     metric: Metric
     value: float | Histogram
     labels: tuple[str, ...] = ()
+
+
+class ConstantLabels:
+    """Adds the same labels to every sample; one instance for the samples of one server."""
+
+    def __init__(self, labels: Mapping[str, str]) -> None:
+        self._names, self._values = tuple(labels), tuple(labels.values())
+        self._metrics: dict[Metric, Metric] = {}
+
+    def add(self, samples: Iterable[Sample]) -> Iterator[Sample]:
+        """Yields the samples with the labels, before their own."""
+        for metric, value, labels in samples:
+            longer = self._metrics.get(metric)
+            if longer is None:
+                longer = replace(metric, labels=(*self._names, *metric.labels))
+                self._metrics[metric] = longer
+            yield Sample(longer, value, (*self._values, *labels))
 
 
 def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:

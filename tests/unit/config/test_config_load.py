@@ -140,9 +140,32 @@ def test_metrics_exporter_is_off_unless_asked_for() -> None:
     assert (broker.metrics_host, broker.metrics_port) == ("127.0.0.1", 0)
 
 
-def test_other_metrics_exporters_are_refused() -> None:
-    with pytest.raises(ConfigError, match="metricsExporterType=OTLP_GRPC: must be one of DISABLE, PROM"):
-        load("metricsExporterType=OTLP_GRPC")
+def test_metrics_are_pushed_if_asked() -> None:
+    options = load(
+        "metricsExporterType=1",
+        "metricsGrpcExporterTarget=127.0.0.1:4317",
+        "metricsGrpcExporterHeader=api-key:s3cret",
+        "metricsLabel=zone:a",
+        "metricsInDelta=true",
+    ).broker
+    assert options.metrics_exporter is MetricsExporter.OTLP_GRPC
+    assert (options.otlp_target, options.otlp_headers) == ("127.0.0.1:4317", "api-key:s3cret")
+    assert (options.metric_labels, options.in_delta) == ("zone:a", True)
+    assert "s3cret" not in repr(options)
+
+
+@pytest.mark.parametrize(
+    ("setting", "told"),
+    [
+        ("metricsExporterType=4", "metricsExporterType=4: must be one of DISABLE, OTLP_GRPC"),
+        ("metricsGrpcExporterTarget=ftp://a/b", "must be the address of a collector"),
+        ("metricsGrpcExporterHeader=secret", r"metricsGrpcExporterHeader=\*\*\*: must be name:value"),
+        ("metricsLabel=a=b", "metricsLabel=a=b: must be name:value"),
+    ],
+)
+def test_a_push_that_cannot_work_is_told(setting: str, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        load(setting)
 
 
 def test_slave_can_take_the_largest_record_of_its_limits() -> None:

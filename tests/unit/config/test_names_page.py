@@ -5,13 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import settings_page
-from tandemmq.config.names import BROKER_KEYS, CONTROLLER_KEYS, NAMESERVER_KEYS, PROXY_KEYS, TLS_KEYS
+from tandemmq.config.names import (
+    BROKER_KEYS,
+    CONTROLLER_KEYS,
+    EXPORT_KINDS,
+    NAMESERVER_KEYS,
+    PROXY_KEYS,
+    TLS_KEYS,
+)
 
 
 def test_every_setting_has_a_chapter_and_an_effect() -> None:
     listed = [name for names in settings_page.CHAPTERS.values() for name in names]
     assert len(listed) == len(set(listed))
-    assert set(listed) == BROKER_KEYS.keys() - TLS_KEYS.keys()
+    assert set(listed) == BROKER_KEYS.keys() - TLS_KEYS.keys() - EXPORT_KINDS.keys()
     programs = (BROKER_KEYS, NAMESERVER_KEYS, CONTROLLER_KEYS, PROXY_KEYS)
     assert settings_page.EFFECTS.keys() == set().union(*programs)
     assert settings_page.EFFECTS.keys() >= settings_page.OURS
