@@ -63,6 +63,8 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "namesrvAddr",
         "registerNameServerPeriod",
         "registerBrokerTimeoutMills",
+        "tracesExporterType",
+        "tracesExporterTarget",
         "enableProxy",
         "grpcServerPort",
     ),
@@ -282,6 +284,8 @@ EFFECTS: Final[dict[str, str]] = {
     "metricsInDelta": "Counters and histograms are pushed as differences",
     "metricsPromExporterHost": "Address on which metrics are served; empty: `bindAddress`",
     "metricsPromExporterPort": "Port of `/metrics`, `/health/live` and `/health/ready`",
+    "tracesExporterType": "[Spans](operations/opentelemetry.md) of sends whose trace is sampled",
+    "tracesExporterTarget": "Collector of these spans; empty: `metricsGrpcExporterTarget`",
     # Topics and groups.
     "autoCreateTopicEnable": "A send to an unknown topic creates it",
     "autoCreatePerAddressMax": (
@@ -594,6 +598,8 @@ OURS: Final = frozenset(
         "networkFallback",
         "autoCreatePerAddressMax",
         "refuseSecondMaster",
+        "tracesExporterType",
+        "tracesExporterTarget",
         "scrubBytesPerSecond",
         "scrubInterval",
         "haFirstTransfer",

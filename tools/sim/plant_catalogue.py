@@ -2758,6 +2758,30 @@ _PROXIED: Final = (
     ),
 )
 
+_TELEMETRY: Final = (
+    Plant(
+        name="a broker that no name server knows is ready",
+        path="broker/registration.py",
+        sound='return "; ".join(faults) if len(faults) == len(self._links) else ""',
+        bug='return ""',
+        proofs=("scenario/test_health.py",),
+    ),
+    Plant(
+        name="a difference is exported as the whole count",
+        path="telemetry/otlp.py",
+        sound="return values if min(added) < 0 else added",
+        bug="return values",
+        proofs=("unit/remoting/test_metrics_export.py",),
+    ),
+    Plant(
+        name="a send whose trace is not sampled has a span",
+        path="broker/send/spans.py",
+        sound="if found is None or not int(found[3], 16) & TraceFlags.SAMPLED:",
+        bug="if found is None:",
+        proofs=("scenario/test_broker_spans.py",),
+    ),
+)
+
 PLANTS: Final[tuple[Plant, ...]] = (
     *_STORE,
     *_DELETIONS,
@@ -2776,6 +2800,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_ELECTED,
     *_PROXY,
     *_PROXIED,
+    *_TELEMETRY,
 )
 
 ELECTION_BUGS: Final = (

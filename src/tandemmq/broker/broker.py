@@ -223,7 +223,7 @@ class Broker:
         )
         parts = self._build_parts(core, replica)
         of_replicas = replica.routes() | self._ha_handlers(store).routes()
-        routes = build_routes(parts) | self._access.routes() | of_replicas
+        routes = self._client_routes(parts) | of_replicas
         served, fast = dict(routes), dict[int, Handler]()
         if store.unverified_reason:
             kept = of_replicas | self._access.routes()
@@ -263,7 +263,7 @@ class Broker:
         parts = self._build_parts(core, elected)
         store.terms.on_cut = lambda: self._tables.clamp(store)
         self.ha_address = term.ha_address
-        routes = build_routes(parts) | self._access.routes()
+        routes = self._client_routes(parts)
         routes |= elected.routes() | self._ha_handlers(store).routes()
         if self.options.is_slave:
             routes = verified_routes(forwarded_routes(routes, term.forwarding), term.foreign)
@@ -274,6 +274,15 @@ class Broker:
         elected.start()
         self._start_tasks(parts)
         await self._start_metrics(parts)
+
+    def _client_routes(self, parts: Parts) -> dict[int, Handler]:
+        """Returns the handlers of clients' and tools' requests."""
+        routes = build_routes(parts) | self._access.routes()
+        if self.options.traces_exporter is MetricsExporter.DISABLE:
+            return routes
+        from tandemmq.broker.send.spans import traced_routes
+
+        return routes | traced_routes(routes, self.options)
 
     async def _serve(
         self, store: MessageStore, parts: Parts, served: dict[int, Handler], fast: dict[int, Handler]

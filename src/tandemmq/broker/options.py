@@ -18,7 +18,7 @@ from tandemmq.remoting.options import PLAIN, TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions, SetOptions
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.store.options import StoreOptions
-from tandemmq.telemetry.export_options import ExportOptions
+from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
 
 PERMISSION_READ = 4
 PERMISSION_WRITE = 2
@@ -58,6 +58,9 @@ class BrokerOptions(ExportOptions):
     controllers: tuple[str, ...] = ()  # controllerAddr, split at ';': only displayed, see ElectionOptions
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
+
+    traces_exporter: MetricsExporter = MetricsExporter.DISABLE  # ours, tracesExporterType: spans of sends
+    traces_target: str = ""  # ours, tracesExporterTarget; empty: metricsGrpcExporterTarget
 
     # Topics and groups.
     auto_create_topic: bool = True  # autoCreateTopicEnable

@@ -105,6 +105,11 @@ class Client(ABC):
         """Ends everything that was started. If cancelled, it still ends everything, but waits for less."""
 
     @property
+    def instance(self) -> ClientInstance:
+        """The client instance of this client."""
+        return self._instance
+
+    @property
     def is_connected(self) -> bool:
         """True while a connection to a name server or to a broker is open, and no background task has
         failed.

@@ -3,31 +3,53 @@
     Producer("shop", namesrv, options=ProducerOptions(before_send=otel.inject))
     PushConsumer("billing", namesrv, otel.traced(handle))
 
+`otel_instrumentor` does both for every client of a process, and records spans and metrics of all operations.
 The application's propagators define the properties: by default `traceparent`, `tracestate` and `baggage`,
 which the instrumentation of RocketMQ's Java clients also writes and reads.
-Source:  W3C Trace Context; OpenTelemetry's conventions for spans of messaging.
+Source:  W3C Trace Context; OpenTelemetry's conventions for spans and metrics of messaging.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, cast
 
 import msgspec
 
-from tandemmq.client.consumer.workers import Handler, is_async_handler
+from tandemmq import __version__
+from tandemmq.client import span_attributes as conventions
+from tandemmq.client.consumer.workers import ConsumeResult, Handler, is_async_handler
+from tandemmq.client.span_attributes import Attributes
 from tandemmq.errors import install_hint
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+from tandemmq.runtime.machine import LoopClock
 
 try:
-    from opentelemetry import propagate, trace
+    from opentelemetry import metrics, propagate, trace
+    from opentelemetry.context import Context
+    from opentelemetry.trace import Link, SpanKind, StatusCode
 except ImportError:
     raise ImportError(f"tandemmq.client.otel needs the extra otel: {install_hint('otel')}") from None
 
 if TYPE_CHECKING:
-    from opentelemetry.trace import Span
+    from opentelemetry.metrics import MeterProvider
+    from opentelemetry.trace import Span, TracerProvider
+
+SCOPE: Final = "tandemmq"
+CLOCK: Final = LoopClock()
+SECONDS: Final = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+LINKS_MAX: Final = 128
+"""The most links of one span, as in the SDK."""
+TRACED: Final = "_tandemmq_is_traced"
+"""The attribute of a handler that already opens a span for each message."""
+_OF_METRICS: Final = (
+    *(conventions.SYSTEM, conventions.OPERATION, conventions.TOPIC, conventions.GROUP),
+    *(conventions.ERROR_TYPE, conventions.SERVER_ADDRESS, conventions.SERVER_PORT),
+)
+"""The attributes of metrics: those of spans that have few values."""
 
 
 def inject(message: Message) -> Message:
@@ -44,41 +66,237 @@ def processing(message: ReceivedMessage | PoppedMessage) -> Iterator[Span]:
     """Opens a span for the processing of a message, as a child of the span that sent it; an error is
     recorded.
     """
-    attributes: dict[str, str] = {
-        "messaging.system": "rocketmq",
-        "messaging.operation.name": "process",
-        "messaging.operation.type": "process",
-        "messaging.destination.name": message.topic,
-        "messaging.destination.partition.id": str(message.queue_id),
-        "messaging.message.id": message.message_id,
-    }
-    if message.tags:
-        attributes["messaging.rocketmq.message.tag"] = message.tags
-    tracer = trace.get_tracer("tandemmq")
-    with tracer.start_as_current_span(
-        f"process {message.topic}",
-        context=propagate.extract(message.properties),
-        kind=trace.SpanKind.CONSUMER,
-        attributes=attributes,
-    ) as span:
+    with ClientTelemetry().processing(message) as span:
         yield span
 
 
 def traced(handler: Handler) -> Handler:
     """Wraps the handler of a push consumer so that each call runs inside `processing`."""
-    if is_async_handler(handler):
-        call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
+    return ClientTelemetry().traced(handler)
 
-        @functools.wraps(handler)
-        async def handle_async(message: ReceivedMessage) -> object:
-            with processing(message):
-                return await call(message)
 
-        return handle_async
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClientFacts:
+    """The facts about a client that its spans have; empty ones are left out."""
 
-    @functools.wraps(handler)
-    def handle(message: ReceivedMessage) -> object:
-        with processing(message):
-            return handler(message)
+    client_id: str = ""
+    group: str = ""
+    namespace: str = ""
+    model: str = ""
 
-    return handle
+    def attributes(self) -> Attributes:
+        found: dict[str, str] = {
+            conventions.CLIENT_ID: self.client_id,
+            conventions.GROUP: self.group,
+            conventions.NAMESPACE: self.namespace,
+            conventions.MODEL: self.model,
+        }
+        return {name: value for name, value in found.items() if value}
+
+
+UNKNOWN: Final = ClientFacts()
+
+
+class Operation:
+    """One operation: its span, and the metrics at its end."""
+
+    def __init__(
+        self, telemetry: ClientTelemetry, span: Span, attributes: Attributes, began_s: float
+    ) -> None:
+        self.span = span
+        self._telemetry = telemetry
+        self._attributes = attributes
+        self._began_s = began_s
+
+    def add(self, attributes: Attributes) -> None:
+        """Adds attributes that are known only at the end."""
+        self._attributes |= attributes
+        self.span.set_attributes(conventions.translate(attributes))
+
+    def end(self, error: BaseException | str | None = None, *, sent: int = 0, consumed: int = 0) -> None:
+        """Ends the span and counts the messages; `error`: an exception, or the type of a failure without
+        one.
+        """
+        if error is not None:
+            kind = error if isinstance(error, str) else type(error).__qualname__
+            self.add({conventions.ERROR_TYPE: kind})
+            self.span.set_status(StatusCode.ERROR, None if isinstance(error, str) else str(error))
+            if isinstance(error, BaseException):
+                self.span.record_exception(error)
+        self.span.end()
+        self._telemetry.record(self._attributes, self._began_s, sent=sent, consumed=consumed)
+
+
+class ClientTelemetry:
+    """The tracer and the instruments; None: the providers of the process."""
+
+    def __init__(
+        self, tracer_provider: TracerProvider | None = None, meter_provider: MeterProvider | None = None
+    ) -> None:
+        self._tracer = trace.get_tracer(SCOPE, __version__, tracer_provider)
+        meter = metrics.get_meter(SCOPE, __version__, meter_provider)
+        self._duration = meter.create_histogram(
+            "messaging.client.operation.duration",
+            "s",
+            "Duration of messaging operations initiated by a producer or consumer client",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._process = meter.create_histogram(
+            "messaging.process.duration",
+            "s",
+            "Duration of processing operation",
+            explicit_bucket_boundaries_advisory=SECONDS,
+        )
+        self._sent = meter.create_counter(
+            "messaging.client.sent.messages", "{message}", "Messages that a producer tried to send"
+        )
+        self._consumed = meter.create_counter(
+            "messaging.client.consumed.messages",
+            "{message}",
+            "Messages delivered to the application",
+        )
+
+    def begin(
+        self,
+        name: str,
+        kind: str,
+        topics: Sequence[str],
+        *,
+        span_kind: SpanKind = SpanKind.CLIENT,
+        attributes: Attributes | None = None,
+        carriers: Sequence[Mapping[str, str]] = (),
+        began: tuple[int, float] | None = None,
+    ) -> Operation:
+        """Begins an operation. `carriers`: the properties of messages, whose contexts the span links to;
+        `began`: the time of an earlier start.
+        """
+        began_ns, began_s = began or (None, moment()[1])
+        own = {**conventions.of_operation(name, kind, topics), **(attributes or {})}
+        topic = own.get(conventions.TOPIC)
+        span = self._tracer.start_span(
+            f"{name} {topic}" if topic else name,
+            kind=span_kind,
+            attributes=conventions.translate(own),
+            links=_links_of(carriers),
+            start_time=began_ns,
+        )
+        return Operation(self, span, own, began_s)
+
+    def begin_send(
+        self, messages: Sequence[Message], member: ClientFacts, *, is_half: bool = False
+    ) -> tuple[Operation, list[Message]]:
+        """Begins the send of one request; returns the messages with its context.
+
+        Messages that carry a context keep it, and the span links to it.
+        """
+        attributes = member.attributes()
+        if len(messages) == 1:
+            attributes |= conventions.of_message(messages[0], is_half=is_half)
+        else:
+            attributes[conventions.BATCH_COUNT] = len(messages)
+        carriers = [message.properties for message in messages if _context_of(message.properties).is_valid]
+        operation = self.begin(
+            "send",
+            "send",
+            [message.topic for message in messages],
+            span_kind=SpanKind.CLIENT if len(carriers) == len(messages) else SpanKind.PRODUCER,
+            attributes=attributes,
+            carriers=carriers,
+        )
+        with trace.use_span(operation.span):
+            return operation, [inject(message) for message in messages]
+
+    @contextmanager
+    def processing(self, message: ReceivedMessage, member: ClientFacts = UNKNOWN) -> Iterator[Span]:
+        """Opens the span of the processing of a message, as a child of the span that sent it."""
+        attributes = {
+            **conventions.of_operation("process", "process", [message.topic]),
+            **member.attributes(),
+            **conventions.of_received(message),
+        }
+        began_s = moment()[1]
+        span = self._tracer.start_span(
+            f"process {message.topic}",
+            context=propagate.extract(message.properties),
+            kind=SpanKind.CONSUMER,
+            attributes=conventions.translate(attributes),
+        )
+        operation = Operation(self, span, attributes, began_s)
+        try:
+            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
+                yield span
+        except _Failed as failed:
+            operation.end(failed.kind)
+        except BaseException as error:
+            operation.end(error)
+            raise
+        else:
+            operation.end()
+
+    def traced(self, handler: Handler, member: Callable[[], ClientFacts] = lambda: UNKNOWN) -> Handler:
+        """Wraps a handler so that each call runs inside `processing`; one that is wrapped already stays."""
+        if getattr(handler, TRACED, False):
+            return handler
+        wrapped: Handler
+        if is_async_handler(handler):
+            call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
+
+            async def handle_async(message: ReceivedMessage) -> object:
+                result: object = None
+                with self.processing(message, member()):
+                    result = await call(message)
+                    _require_success(result)
+                return result
+
+            wrapped = handle_async
+        else:
+
+            def handle(message: ReceivedMessage) -> object:
+                result: object = None
+                with self.processing(message, member()):
+                    result = handler(message)
+                    _require_success(result)
+                return result
+
+            wrapped = handle
+        functools.update_wrapper(wrapped, handler)
+        setattr(wrapped, TRACED, True)
+        return wrapped
+
+    def record(self, attributes: Attributes, began_s: float, *, sent: int, consumed: int) -> None:
+        """Records an operation that has ended."""
+        took_s = moment()[1] - began_s
+        few = conventions.translate({name: attributes[name] for name in _OF_METRICS if name in attributes})
+        is_process = attributes[conventions.OPERATION_TYPE] == "process"
+        (self._process if is_process else self._duration).record(took_s, few)
+        if sent:
+            self._sent.add(sent, few)
+        if consumed or is_process:
+            self._consumed.add(consumed or 1, few)
+
+
+class _Failed(Exception):
+    """The handler asked for a retry; `kind` is the type of the failure."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def _require_success(result: object) -> None:
+    if result is ConsumeResult.RETRY:
+        raise _Failed(ConsumeResult.RETRY.value)
+
+
+def moment() -> tuple[int, float]:
+    """Returns the present time in nanoseconds since 1970, and in seconds of a clock that never jumps."""
+    return CLOCK.now_ms() * 1_000_000, CLOCK.monotonic()
+
+
+def _context_of(properties: Mapping[str, str]) -> trace.SpanContext:
+    return trace.get_current_span(propagate.extract(properties, Context())).get_span_context()
+
+
+def _links_of(carriers: Sequence[Mapping[str, str]]) -> list[Link]:
+    found = (_context_of(properties) for properties in carriers[:LINKS_MAX])
+    return [Link(context) for context in found if context.is_valid]

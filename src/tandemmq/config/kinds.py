@@ -17,7 +17,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.networks import check_host, parse_advertised, render_advertised
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
-from tandemmq.telemetry.export_options import parse_pairs
+from tandemmq.telemetry.export_options import MetricsExporter, parse_pairs
 
 INT32_MAX: Final = 2**31 - 1
 INT64_MAX: Final = 2**63 - 1
@@ -143,6 +143,13 @@ def _parse_codes(text: str) -> frozenset[int]:
     return frozenset(int(piece) for piece in text.split(",") if piece.strip())
 
 
+def _parse_traces_exporter(text: str) -> MetricsExporter:
+    found = MetricsExporter(text.upper())
+    if found in (MetricsExporter.PROM, MetricsExporter.LOG):
+        raise ValueError
+    return found
+
+
 def _are_pairs(text: str) -> bool:
     return parse_pairs(text) is not None and text.isprintable()
 
@@ -177,6 +184,7 @@ ADVERTISED: Final = ValueKind(
     "NETWORK=host:port, several separated by ;, IPv6 addresses in brackets, each network once",
     lambda text: render_advertised(parse_advertised(text)),
 )
+TRACES_EXPORTER: Final = ValueKind("one of DISABLE, OTLP_GRPC, OTLP_HTTP", _parse_traces_exporter)
 PAIRS: Final = ValueKind("name:value, several separated by commas, or empty", _checked(_are_pairs))
 COLLECTOR: Final = ValueKind(
     "the address of a collector, such as http://127.0.0.1:4317; https without http://, or empty",

@@ -109,6 +109,8 @@ BROKER_KEYS: Final[dict[str, Key]] = {
         name: _key(EXPORT_KINDS[name], f"broker.{option.name}")
         for name, option in option_keys(ExportOptions).items()
     },
+    "tracesExporterType": _key(kinds.TRACES_EXPORTER, "broker.traces_exporter"),  # ours
+    "tracesExporterTarget": _key(kinds.COLLECTOR, "broker.traces_target"),  # ours
     "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
     "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
     # Topics and groups

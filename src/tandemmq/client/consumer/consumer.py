@@ -236,11 +236,6 @@ class Consumer(GroupConsumer):
         await self._assignment.move(queue, offset)
         return offset
 
-    @property
-    def instance(self) -> ClientInstance:
-        """The client instance of this consumer."""
-        return self._instance
-
     # Inside
 
     def _take(self, count_max: int) -> list[Received]:

@@ -241,8 +241,8 @@ class Outbox:
     def __init__(
         self, instance: ClientInstance, group: str, options: ProducerOptions, namespace: Namespace
     ) -> None:
-        self._instance = instance
-        self._group = group
+        self.instance = instance
+        self.group = group
         self._options = options
         self.is_open = False
         self._packer = Packer(instance, options, namespace)
@@ -272,8 +272,8 @@ class Outbox:
         """Raises ClientError when nothing can be sent: not started, closed, or the client has died."""
         if not self.is_open:
             raise ClientError("the producer is not started, or it is closed")
-        if self._instance.failure is not None:
-            self._instance.check_alive()
+        if self.instance.failure is not None:
+            self.instance.check_alive()
 
     def start(
         self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
@@ -375,7 +375,7 @@ class Outbox:
             _check_queue(queue)
         target = queue or self._sender.choose(view)
         address = view.master_address(target.broker_name)
-        routes = self._instance.routes
+        routes = self.instance.routes
         if address is None:
             routes.refresh_soon(view.topic)
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
@@ -383,9 +383,9 @@ class Outbox:
             message = self._before_send(message)
         shipment = self._packer.pack_one(message, queue=queue, deadline_s=self._packer.deadline_s(None))
         shipment.queue = target
-        header = shipment.header(self._group, self._options)
+        header = shipment.header(self.group, self._options)
         try:
-            await broker_send.send_oneway(self._instance.remoting, address, header, shipment.body)
+            await broker_send.send_oneway(self.instance.remoting, address, header, shipment.body)
         except BrokerUnreachable:
             routes.refresh_soon(view.topic)
             raise

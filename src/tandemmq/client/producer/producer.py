@@ -278,11 +278,6 @@ class Producer(Client):
             ) from None
 
     @property
-    def instance(self) -> ClientInstance:
-        """The client instance of this producer."""
-        return self._instance
-
-    @property
     def in_flight(self) -> int:
         """The number of messages without a result yet; a batch of `send_batch` counts once."""
         return self._window.count
