@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types docs packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
+.PHONY: coverage-core consumer-types boards docs image packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -166,10 +166,17 @@ changelog: setup-maintain ## Show what the changes in changes/ would add to CHAN
 coverage: setup-maintain ## Run the unit, property and scenario tests and print how much of the package they execute
 	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not grpc and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
 
-packaging: ## Check the files in packaging/: the Dockerfile, the Kubernetes manifest, the confinement of the systemd units
+boards: setup-dev ## Draw the Grafana board from a cluster under load that a real Prometheus scrapes; ends with BOARDS OK (needs Debian's prometheus; 3 minutes)
+	@$(PY) -m boards $(ARGS)
+
+image: ## Build the container image without a daemon, and run a cluster in it; ends with IMAGE OK (needs Debian and root; 5 minutes at first)
+	@scripts/image
+
+packaging: ## Check the files in packaging/: the Dockerfile, the Kubernetes manifests, the YAML, the confinement of the systemd units
 	@scripts/setup linters
 	@.venv-linters/bin/hadolint packaging/Dockerfile
-	@.venv-linters/bin/kubernetes-validate --strict --quiet packaging/kubernetes.yaml
+	@for file in packaging/kubernetes*.yaml; do .venv-linters/bin/kubernetes-validate --strict --quiet $$file || exit 1; done
+	@.venv-linters/bin/yamllint --strict packaging
 	@for unit in packaging/*.service; do systemd-analyze security --offline=true --threshold=20 --no-pager $$unit | tail -n 1; test $${PIPESTATUS[0]} = 0 || exit 1; done
 
 docs: ## Build the site of the documents and the API in build/site; a broken link or reference fails

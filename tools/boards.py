@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import random
+import re
 import shutil
 import socket
 import subprocess
@@ -36,6 +37,7 @@ from matplotlib.axes import Axes
 from matplotlib.dates import DateFormatter, date2num
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from PIL import Image
 from rich.console import Console
 
 from tandemmq.bench.proxy_load import ProxyLoad
@@ -343,7 +345,7 @@ def draw_panel(axes: Axes, panel: dict[str, Any], prometheus: str, begin: float,
             legend = target["legendFormat"]
             for name, value in series["metric"].items():
                 legend = legend.replace(f"{{{{{name}}}}}", value)
-            points = [(float(at), float(value)) for at, value in series["values"]]
+            points = [(round(float(at), 3), float(value)) for at, value in series["values"]]
             lines.append((legend, [point for point in points if math.isfinite(point[1])]))
     lines = [line for line in lines if line[1]]
     axes.set_title(panel["title"], fontsize=8, loc="left", fontweight="bold")
@@ -353,13 +355,16 @@ def draw_panel(axes: Axes, panel: dict[str, Any], prometheus: str, begin: float,
         axes.text(0, 0.4, shown, fontsize=16, transform=axes.transAxes)
         return bool(lines)
     for legend, points in lines[:LINES_MAX]:
-        days = [float(date2num(_moment(at))) for at, _ in points]
-        axes.plot(days, [value for _, value in points], linewidth=1, label=legend)
+        # A gap stays one: a server that is down has no values.
+        known = dict(points)
+        times = [begin + SCRAPE_S * step for step in range(int((end - begin) / SCRAPE_S) + 1)]
+        values = [known.get(round(at, 3), math.nan) for at in times]
+        axes.plot([float(date2num(_moment(at))) for at in times], values, linewidth=1, label=legend)
     if not lines:
         axes.text(0.4, 0.5, "no data", transform=axes.transAxes)
         return False
     axes.set_xlim(float(date2num(_moment(begin))), float(date2num(_moment(end))))
-    axes.set_ylim(bottom=0)
+    axes.set_ylim(0, 1.1 * max(value for _, points in lines for _, value in points) or 1)
     axes.xaxis.set_major_formatter(DateFormatter("%H:%M:%S"))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: text_of(value, unit)))
     axes.tick_params(labelsize=6)
@@ -379,7 +384,7 @@ def draw(
     rows = tuple(replace(row, is_closed=False) for row in ROWS if titles is None or row.title in titles)
     panels = render_board(rows, VARIABLES)["panels"]
     last = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels)
-    figure = Figure(figsize=(15, last * 2.2 / HEIGHT), dpi=110)
+    figure = Figure(figsize=(15, last * 2.2 / HEIGHT), dpi=80)
     empty: list[str] = []
     for panel in panels:
         place = panel["gridPos"]
@@ -394,6 +399,8 @@ def draw(
         if not draw_panel(axes, panel, prometheus, begin, end):
             empty.append(panel["title"])
     figure.savefig(target)
+    # A chart of lines needs few colours.
+    Image.open(target).convert("RGB").quantize(64).save(target, optimize=True)
     return empty
 
 
@@ -409,7 +416,7 @@ def main() -> int:
     options.out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder, running_rig(Path(folder)) as rig:
         prepare(rig.names)
-        begin = time.time() + RATE_S
+        begin = round(time.time() + RATE_S, 3)
         end = asyncio.run(run_load(rig, options.seconds))
         empty = draw(rig.prometheus, begin, end, options.out / "board.png")
         for row in ROWS:
@@ -417,7 +424,7 @@ def main() -> int:
                 rig.prometheus,
                 begin,
                 end,
-                options.out / f"{row.title.lower().replace(' ', '-')}.png",
+                options.out / f"{re.sub('[^a-z]+', '-', row.title.lower())}.png",
                 {row.title},
             )
         fired = ask(

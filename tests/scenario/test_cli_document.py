@@ -16,9 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 import yaml
+from typer.testing import CliRunner
 
 from tandemmq.config.load import MachineFacts, load_broker, load_name_server, load_proxy, read_settings
+from tandemmq.console.command import console
 from tandemmq.telemetry.export_options import MetricsExporter
 from waits import PATIENCE_S
 
@@ -97,9 +100,9 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     assert "0 problems" in done.stdout
 
 
-def kubernetes(kind: str) -> dict[str, dict[str, Any]]:
+def kubernetes(kind: str, file: str = "kubernetes.yaml") -> dict[str, dict[str, Any]]:
     """Returns the objects of that kind in the manifest, by name."""
-    text = (ROOT / "packaging" / "kubernetes.yaml").read_text(encoding="utf-8")
+    text = (ROOT / "packaging" / file).read_text(encoding="utf-8")
     found = [one for one in yaml.safe_load_all(text) if one["kind"] == kind]
     return {one["metadata"]["name"]: one for one in found}
 
@@ -112,7 +115,8 @@ def pod_of(stateful_set: dict[str, Any], index: int) -> tuple[dict[str, Any], li
         "status.podIP": f"192.0.2.{index}",
     }
     values = {
-        one["name"]: known[one["valueFrom"]["fieldRef"]["fieldPath"]] for one in container.get("env", ())
+        one["name"]: one.get("value") or known[one["valueFrom"]["fieldRef"]["fieldPath"]]
+        for one in container.get("env", ())
     }
     return container, [
         re.sub(r"\$\((\w+)\)", lambda name: values[name[1]], word) for word in container["args"]
@@ -123,14 +127,26 @@ def packaged_commands() -> Iterator[tuple[str, list[str]]]:
     """Yields the place of each command, and its words after `tandemmq`."""
     for name, one in (kubernetes("StatefulSet") | kubernetes("Deployment")).items():
         yield f"kubernetes.yaml {name}", pod_of(one, index=2)[1]
-    compose = yaml.safe_load((ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8"))
-    for name, service in compose["services"].items():
+    for name, one in kubernetes("Deployment", "kubernetes-console.yaml").items():
+        yield f"kubernetes-console.yaml {name}", pod_of(one, index=0)[1]
+    for name, service in compose_services().items():
         yield f"compose.yaml {name}", service["command"]
     for unit in sorted((ROOT / "packaging").glob("*.service")):
         (line,) = re.findall(r"^ExecStart=(.*)$", unit.read_text(encoding="utf-8"), re.MULTILINE)
         yield unit.name, shlex.split(line)[1:]
     (words,) = re.findall(r"^CMD (\[.*\])$", (ROOT / "packaging" / "Dockerfile").read_text(), re.MULTILINE)
     yield "Dockerfile", json.loads(words)
+
+
+def compose_services() -> dict[str, dict[str, Any]]:
+    """Returns the servers of ours in the Compose file, with the defaults of its variables."""
+    text = (ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8")
+    compose = yaml.safe_load(re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", text))
+    return {
+        name: service
+        for name, service in compose["services"].items()
+        if service["image"] == "tandemmq" and "entrypoint" not in service
+    }
 
 
 def probes_of(container: dict[str, Any]) -> dict[str, str]:
@@ -155,6 +171,11 @@ def test_packaged_commands_start_servers(place: str, words: list[str]) -> None:
         load_name_server(read_settings(None, settings), None)
     elif name == "proxy":
         assert load_proxy(read_settings(None, settings), MACHINE).inert == ()
+    elif name == "console":
+        app = typer.Typer()
+        app.command()(console)
+        done = CliRunner().invoke(app, [*rest, "--hash-password"], input="secret\nsecret\n")
+        assert done.exit_code == 0, done.output
     elif name == "controller":
         assert rest == ["-c", "/etc/tandemmq/controller.properties"], place
     else:
@@ -202,6 +223,7 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
         ports = {port["name"]: port["containerPort"] for port in container["ports"]}
         assert ports == {
             "namesrv": told.options.listen_port,
+            "outside": 19876,
             "controller": 9878,
             "metrics": told.options.metrics_port,
         }
@@ -242,3 +264,49 @@ def test_the_kubernetes_manifest_is_of_one_piece() -> None:
     }
     assert loaded.broker.metrics_exporter is MetricsExporter.PROM
     assert probes_of(container) == HEALTH
+
+
+def advertised(words: list[str]) -> str:
+    """Returns the `outside` address that a packaged broker announces."""
+    loaded = load_broker(read_settings(None, settings_of(words)), MACHINE, None)
+    network, _, address = loaded.broker.advertised_addresses.partition("=")
+    assert network == "outside"
+    return address
+
+
+def test_clients_outside_kubernetes_reach_each_pod_at_the_address_that_it_announces() -> None:
+    services = kubernetes("Service", "kubernetes-outside.yaml")
+    group = kubernetes("StatefulSet")["tandemmq-broker-a"]
+    (names,) = services["tandemmq-namesrv-outside"]["spec"]["ports"]
+    (listener,) = [
+        text
+        for text in settings_of(pod_of(kubernetes("StatefulSet")["tandemmq-namesrv"], 0)[1])
+        if text.startswith("networkListeners=")
+    ]
+    assert listener == f"networkListeners=outside={names['port']}"
+    for index in range(group["spec"]["replicas"]):
+        spec = services[f"tandemmq-broker-a-{index}-outside"]["spec"]
+        assert spec["selector"] == {"statefulset.kubernetes.io/pod-name": f"tandemmq-broker-a-{index}"}
+        (port,) = spec["ports"]
+        assert port["port"] == 10911
+        assert advertised(pod_of(group, index)[1]) == f"localhost:{port['nodePort']}"
+    taken = [port["nodePort"] for service in services.values() for port in service["spec"]["ports"]]
+    assert len(taken) == len(set(taken)) == group["spec"]["replicas"] + 2
+
+
+def test_clients_outside_the_compose_network_reach_what_is_announced() -> None:
+    services = compose_services()
+    assert services["namesrv"]["ports"] == ["9876:19876"]
+    assert "networkListeners=outside=19876" in settings_of(services["namesrv"]["command"])
+    for name in ("broker-a-1", "broker-a-2"):
+        (mapping,) = services[name]["ports"]
+        published, _, inside = mapping.partition(":")
+        assert inside == "10911"
+        assert advertised(services[name]["command"]) == f"127.0.0.1:{published}"
+    scraped = {
+        service["networks"]["cluster"]["ipv4_address"]
+        for service in services.values()
+        if "metricsExporterType=PROM" in settings_of(service["command"])
+    }
+    text = (ROOT / "packaging" / "compose.yaml").read_text(encoding="utf-8")
+    assert set(re.findall(r"([\d.]+):5557", text)) == scraped

@@ -101,6 +101,15 @@ SENDS: Final = (
         "{{ $labels.broker }} answers sends with {{ $labels.code }}",
         "sends-are-refused",
     ),
+    Alert(
+        "TandemMQHalfMessagesGrow",
+        "sum by (cluster, topic) (rocketmq_half_messages) > 100"
+        " and sum by (cluster, topic) (deriv(rocketmq_half_messages[15m])) > 0",
+        "15m",
+        TICKET,
+        '{{ $labels.topic }} has {{ $value | printf "%.0f" }} open transactions, and the number grows',
+        "transactions-stay-open",
+    ),
 )
 
 STORAGE: Final = (

@@ -103,7 +103,7 @@ OVERVIEW: Final = Row(
         _number(
             "Oldest message not consumed", "ms", f"max(rocketmq_consumer_lag_latency_milliseconds{_GROUP})"
         ),
-        _number("Dead letters in an hour", "short", f"sum(increase({_DEAD}[1h])) or vector(0)"),
+        _number("Dead letters in an hour", "short", f"round(sum(increase({_DEAD}[1h]))) or vector(0)"),
         _one("Messages in by broker", "cps", f"sum by (node_id) ({_IN})", "{{node_id}}"),
         _one("Messages out by broker", "cps", f"sum by (node_id) ({_OUT})", "{{node_id}}"),
         Panel(
@@ -271,8 +271,8 @@ STORAGE: Final = Row(
     ),
 )
 
-POPS: Final = Row(
-    "Pops",
+DELAYED: Final = Row(
+    "Pops, timers and transactions",
     (
         _sums(
             "Pops",
@@ -284,6 +284,20 @@ POPS: Final = Row(
             dead_letters=_own(_rate("tandemmq_pop_dead_letters_total")),
         ),
         _per_broker("Leases of pops", "short", "tandemmq_pop_leases"),
+        _per_topic("Delayed messages that wait", "short", f"rocketmq_timing_messages{_TOPIC}"),
+        _sums(
+            "Delayed messages in and out",
+            "cps",
+            scheduled=_rate(f"rocketmq_timer_enqueue_total{_TOPIC}"),
+            delivered=_rate(f"rocketmq_timer_dequeue_total{_TOPIC}"),
+        ),
+        _per_topic("Open transactions", "short", f"rocketmq_half_messages{_TOPIC}"),
+        _sums(
+            "Ends of transactions",
+            "cps",
+            committed=_rate(f"rocketmq_commit_messages_total{_TOPIC}"),
+            rolled_back=_rate(f"rocketmq_rollback_messages_total{_TOPIC}"),
+        ),
     ),
 )
 
@@ -320,4 +334,4 @@ PROXIES: Final = Row(
     ),
 )
 
-ROWS: Final = (OVERVIEW, BROKERS, LAG, REPLICATION, STORAGE, POPS, PROXIES)
+ROWS: Final = (OVERVIEW, BROKERS, LAG, REPLICATION, STORAGE, DELAYED, PROXIES)
