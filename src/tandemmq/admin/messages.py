@@ -8,29 +8,25 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Annotated, Final
 
 import typer
 
 from tandemmq.admin import options as opt
-from tandemmq.admin.reading import TopicPuller
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.tracing import split_records
 from tandemmq.errors import (
-    BadRequest,
-    ClientError,
-    ConfigError,
     NoRoute,
-    RequestRejected,
     TandemError,
-    TopicNotFound,
 )
+from tandemmq.manage.messages import find_by_key, find_by_position, find_records, read_group_states
+from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools, find_targets, tools_options
+from tandemmq.manage.traces import read_trace
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.requests.admin import ConsumeQueueRequest
 from tandemmq.protocol.topic_names import TRACE_TOPIC
@@ -75,9 +71,10 @@ class MessageSelection:
     output: Output
 
 
-MESSAGE_KINDS: Final = {"0": "normal", "1": "half", "2": "commit", "3": "delayed", "4": "ordered"}
-OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "returned null", "4": "failed"}
-"""The numbers in a trace, by meaning (spec semantics 3.12)."""
+_SENDS: Final = ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker")
+_HANDLINGS: Final = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
+_ENDS: Final = ("group", "client", "ended_at", "state", "checked")
+_RECALLS: Final = ("group", "client", "recalled_at", "ok")
 CONSUMED: Final = ("CR_SUCCESS", "CR_COMMIT")
 
 _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_offset", "born_at")
@@ -126,7 +123,11 @@ async def query_message_by_id(
     """Show one message and the groups that have consumed it; exit code 1 when none is found."""
     records = await find_records(tools, message_id, topic)
     answer = await _handled(tools, records, handler)
-    return replace(answer, tables=[*answer.tables, await _readers(tools, records)])
+    table = Table("groups", ("group", "members", "state"))
+    for record in records[:1]:
+        states = await read_group_states(tools, record)
+        table.rows += [(one.group, one.members, one.state) for one in states]
+    return replace(answer, tables=[*answer.tables, table])
 
 
 @opt.command(app, "queryMsgByUniqueKey")
@@ -160,13 +161,24 @@ async def query_trace_by_id(
     ] = 64,
 ) -> CommandAnswer:
     """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
-    try:
-        found = await _find_by_key(tools, trace_topic, unique_key, count_max, times)
-    except TopicNotFound:
-        raise TopicNotFound(
-            f"topic {trace_topic!r} does not exist: no client has traced a message yet"
-        ) from None
-    tables = _trace_tables(unique_key, found)
+    trace = await read_trace(
+        tools,
+        unique_key,
+        trace_topic=trace_topic,
+        count_max=count_max,
+        begin_ms=times.begin_ms or 0,
+        end_ms=END_OF_TIME_MS if times.end_ms is None else times.end_ms,
+    )
+    tables = [
+        Table(name, columns, [astuple(one) for one in rows])
+        for name, columns, rows in (
+            ("sends", _SENDS, trace.sends),
+            ("handlings", _HANDLINGS, trace.handlings),
+            ("transactions", _ENDS, trace.ends),
+            ("recalls", _RECALLS, trace.recalls),
+        )
+        if rows
+    ]
     notes = [] if tables else [f"no trace of message {unique_key!r} in topic {trace_topic}"]
     return CommandAnswer(tables, notes, exit_code=0 if tables else 1)
 
@@ -180,12 +192,8 @@ async def query_message_by_offset(
     offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
 ) -> CommandAnswer:
     """Show the message at an offset of a queue; exit code 1 when there is none."""
-    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL_TAGS, 0))
-    await reader.queues()
-    if not reader.addresses.get(broker_name):
-        raise NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
-    _, found, _ = await reader.pull(MessageQueue(topic, broker_name, queue_id), offset, count_max=1)
-    return _answer([one.record for one in found if one.queue_offset == offset])
+    record = await find_by_position(tools, topic, broker_name, queue_id, offset)
+    return _answer([] if record is None else [record])
 
 
 @opt.command(app, "sendMessage")
@@ -405,41 +413,10 @@ async def query_message_by_key(
     ] = 64,
 ) -> CommandAnswer:
     """Show messages that carry a key; exit code 1 when there is none."""
-    return _answer(await _find_by_key(tools, topic, key, count_max, times))
+    return _answer(await find_by_key(tools, topic, key, times.begin_ms, times.end_ms, count_max=count_max))
 
 
 # Implementation of the commands
-
-
-async def _readers(tools: Tools, records: list[Record]) -> Table:
-    """Returns a table of the groups of the message's topic, with the state of the message in each group."""
-    table = Table("groups", ("group", "members", "state"))
-    for record in records[:1]:
-        route = await tools.cluster_admin.topic_route(record.topic)
-        address = render_address(record.store_address)
-        for name in await tools.groups_of(route, record.topic):
-            table.rows.append((name, *await _state_of(tools, address, name, record)))
-    return table
-
-
-async def _state_of(tools: Tools, address: str, group: str, record: Record) -> tuple[int, str]:
-    """Returns the number of the group's members at the message's broker, and the state of the message in the
-    group.
-    """
-    found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
-    members = 0 if found is None else len(found.connections)
-    try:
-        stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
-    except RequestRejected:
-        return members, "waits"  # the group has not committed an offset yet
-    offset = next(
-        (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1
-    )
-    if offset <= record.queue_offset:
-        return members, "waits"
-    want = None if found is None else found.subscriptions.get(record.topic)
-    is_filtered = want is not None and bool(want.tags) and (record.tags or "") not in want.tags
-    return members, "skipped: its tag is not subscribed" if is_filtered else "done"
 
 
 async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget) -> CommandAnswer:
@@ -466,74 +443,6 @@ async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget)
         [(handler.group, handler.client_id, told.result, told.took_ms, told.remark or None)],
     )
     return CommandAnswer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
-
-
-async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
-    """Returns the message of a broker's message id. With a topic, the id is first tried as a producer's
-    unique key, because both are hexadecimal numbers of the same length.
-    """
-    admin = tools.cluster_admin
-    found = await admin.find_by_unique_key(topic, message_id) if topic else []
-    if not found:
-        try:
-            record = await admin.find_by_id(message_id)
-        except (BadRequest, ClientError, ConfigError):
-            if not topic:
-                raise
-            record = None  # the supposed broker address was part of a unique key
-        found = [] if record is None else [record]
-    return found
-
-
-async def _find_by_key(tools: Tools, topic: str, key: str, count_max: int, times: opt.Span) -> list[Record]:
-    return await tools.cluster_admin.find_by_key(
-        topic,
-        key,
-        count_max=count_max,
-        begin_at_ms=times.begin_ms or 0,
-        end_at_ms=END_OF_TIME_MS if times.end_ms is None else times.end_ms,
-    )
-
-
-def _trace_tables(unique_key: str, found: list[Record]) -> list[Table]:
-    """Returns the sends and the consumptions of a message, the outcome of its transaction, and its recalls;
-    tables without rows are left out.
-    """
-    sends = Table("sends", ("group", "client", "topic", "kind", "sent_at", "took_ms", "ok", "broker"))
-    columns = ("group", "client", "begun_at", "ended_at", "took_ms", "retries", "ok", "outcome")
-    handlings = Table("handlings", columns)
-    ends = Table("transactions", ("group", "client", "ended_at", "state", "checked"))
-    recalls = Table("recalls", ("group", "client", "recalled_at", "ok"))
-    begun: dict[str, tuple[int, int]] = {}
-    records = [(one.born_address[0], fields) for one in found for fields in split_records(bytes(one.content))]
-    # A call's first record has its begin, the second one its outcome; they may arrive in any order.
-    for client, record in sorted(records, key=lambda one: one[1][0] != "SubBefore"):
-        match record:
-            case ["SubBefore", at, _, _, request, key, retries, *_] if key == unique_key:
-                begun[request] = (_number(at), _number(retries))
-            case ["Pub", at, _, group, topic, key, _, _, broker, _, took, kind, _, ok, *_] if (
-                key == unique_key
-            ):
-                what = (MESSAGE_KINDS.get(kind, kind), _number(at), _number(took), ok == "true")
-                sends.rows.append((group, client, topic, *what, broker))
-            case ["SubAfter", request, key, took, ok, _, code, *rest] if key == unique_key:
-                ended_at, group = (*rest, "", "")[:2]
-                begun_at, retry_count = begun.get(request, (None, None))
-                times_of_it = (begun_at, _number(ended_at), _number(took))
-                outcome = OUTCOMES.get(code, code)
-                handlings.rows.append((group, client, *times_of_it, retry_count, ok == "true", outcome))
-            case ["EndTransaction", at, _, group, _, key, _, _, _, _, _, state, checked, *_] if (
-                key == unique_key
-            ):
-                ends.rows.append((group, client, _number(at), state, checked == "true"))
-            case ["Recall", at, _, group, _, key, ok, *_] if key == unique_key:
-                recalls.rows.append((group, client, _number(at), ok == "true"))
-    return [table for table in (sends, handlings, ends, recalls) if table.rows]
-
-
-def _number(text: str) -> int:
-    """Returns the number, or 0 for a text that is not a number: clients of many kinds write traces."""
-    return int(text) if text.isdecimal() else 0
 
 
 async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:

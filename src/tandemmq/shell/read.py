@@ -18,11 +18,12 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin.options import Text, grouped
-from tandemmq.admin.reading import TopicPuller
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.errors import TandemError
+from tandemmq.manage.messages import find_records
+from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol.record import Record
 from tandemmq.shell import session
@@ -329,6 +330,4 @@ def browse(
 async def _look_up(tools: Tools, topic: str, position: Lookup, count: int) -> Sequence[Record]:
     if position.key:
         return await tools.cluster_admin.find_by_key(topic, position.key, count_max=count)
-    from tandemmq.admin.messages import find_records
-
     return await find_records(tools, position.message_id, topic)

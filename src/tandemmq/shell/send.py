@@ -16,7 +16,6 @@ import typer
 from msgspec import structs
 
 from tandemmq.admin.options import grouped
-from tandemmq.admin.reading import TopicPuller
 from tandemmq.api import broker_send
 from tandemmq.client import (
     BlockingProducer,
@@ -30,6 +29,7 @@ from tandemmq.client import (
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, TandemError, TopicNotFound
+from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.route import TopicRoute

@@ -1,0 +1,255 @@
+"""Stored messages: found by id, unique key, key, or position; one message with its state in each group.
+
+A message id holds the address that its broker had. Where a caller must not connect to any address that a text
+names (`is_host_trusted` False), or nothing answers there, every broker of the cluster is asked for the log
+offset in the id, and the message whose own id equals the text is the one.
+Source: spec semantics 19, 23.4; spec remoting 12.2.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.api import broker_admin
+from tandemmq.api.broker_admin import END_OF_TIME_MS
+from tandemmq.client import MessageQueue
+from tandemmq.client.consumer.subscription import ALL, parse_subscription
+from tandemmq.errors import (
+    BadRequest,
+    BrokerUnreachable,
+    ClientError,
+    ConfigError,
+    NoRoute,
+    RequestRejected,
+    RequestTimeout,
+    TandemError,
+    TopicNotFound,
+)
+from tandemmq.manage.reading import TopicPuller
+from tandemmq.manage.tools import Tools
+from tandemmq.protocol import sys_flag as flags
+from tandemmq.protocol.bodies.client import ConsumerConnections, ConsumeType, MessageModel
+from tandemmq.protocol.bodies.route import BrokerData
+from tandemmq.protocol.message_id import decode_message_id
+from tandemmq.protocol.record import Record
+from tandemmq.remoting.options import render_address
+
+KEY_COUNT_MAX: Final = 64
+"""The most messages with one key that are shown, as in mqadmin."""
+GROUPS_MAX: Final = 100
+"""The most groups whose state is shown with a message."""
+VIEW_TIMEOUT_S: Final = 2.0
+_AT_ONCE: Final = 16
+"""The number of brokers or groups that are asked at the same time."""
+
+
+# By id and key
+
+
+async def find_records(
+    tools: Tools, message_id: str, topic: str, *, is_host_trusted: bool = True
+) -> list[Record]:
+    """Returns the message of a broker's message id. With a topic, the id is first tried as a producer's
+    unique key, because both are hexadecimal numbers of the same length.
+
+    Raises:  BadRequest for a text that is no id, without a topic; BrokerUnreachable if its broker does not
+             answer and no other has the message.
+    """
+    found = await tools.cluster_admin.find_by_unique_key(topic, message_id) if topic else []
+    if not found:
+        try:
+            record = await find_by_offset_id(tools, message_id, is_host_trusted=is_host_trusted)
+        except (BadRequest, ClientError, ConfigError):
+            if not topic:
+                raise
+            record = None  # the supposed broker address was part of a unique key
+        found = [] if record is None else [record]
+    return found
+
+
+async def find_by_offset_id(tools: Tools, message_id: str, *, is_host_trusted: bool = True) -> Record | None:
+    """Returns the message with a broker's message id; None if no broker has it.
+
+    Raises:  BadRequest for an invalid id; BrokerUnreachable if a trusted host does not answer and no other
+             broker has the message.
+    """
+    where = decode_message_id(message_id)
+    host, failure = render_address((where.ip, where.port)), None
+    if is_host_trusted:
+        try:
+            return await tools.cluster_admin.find_by_id(message_id)
+        except (BrokerUnreachable, RequestTimeout) as error:
+            failure = error
+    info = await tools.cluster_admin.cluster_info()
+    addresses = [address for broker in info.brokers.values() for address in broker.addresses.values()]
+    addresses.sort(key=lambda one: one != host)
+    for start in range(0, len(addresses), _AT_ONCE):
+        part = addresses[start : start + _AT_ONCE]
+        for record in await asyncio.gather(*(_view(tools, one, where.log_offset) for one in part)):
+            if record is not None and record.message_id == message_id.upper():
+                return record
+    if failure is not None:
+        raise failure
+    return None
+
+
+async def _view(tools: Tools, address: str, log_offset: int) -> Record | None:
+    """Returns the message at an offset of the broker's log; None also if the broker is away, refuses, or has
+    no message that begins there.
+    """
+    try:
+        return await broker_admin.view_message.within(VIEW_TIMEOUT_S, tools.remoting, address, log_offset)
+    except TandemError:
+        return None
+
+
+async def find_by_key(
+    tools: Tools, topic: str, key: str, begin_ms: int | None, end_ms: int | None, *, count_max: int
+) -> list[Record]:
+    """Returns messages that carry the key and were stored in this time."""
+    begin, end = begin_ms or 0, END_OF_TIME_MS if end_ms is None else end_ms
+    found = await tools.cluster_admin.find_by_key(
+        topic, key, count_max=count_max, begin_at_ms=begin, end_at_ms=end
+    )
+    return [one for one in found if begin <= one.stored_at_ms <= end]  # the index knows only seconds
+
+
+async def find_by_position(
+    tools: Tools, topic: str, broker_name: str, queue_id: int, offset: int
+) -> Record | None:
+    """Returns the message at an offset of a queue; None if there is none.
+
+    Raises:  NoRoute if the broker has no queue of the topic.
+    """
+    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL, 0))
+    await reader.queues()
+    if not reader.addresses.get(broker_name):
+        raise NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
+    _, found, _ = await reader.pull(MessageQueue(topic, broker_name, queue_id), offset, count_max=1)
+    return next((one.record for one in found if one.queue_offset == offset), None)
+
+
+# One message
+
+
+@dataclass(frozen=True, slots=True)
+class GroupState:
+    """The state of a message in one group. `state`: done, skipped (a tag that is not subscribed), waits, or
+    unknown. `mode`: push, pull, broadcasting, or offline.
+    """
+
+    group: str
+    members: int
+    state: str
+    mode: str
+
+
+@dataclass(frozen=True, slots=True)
+class MessagePlace:
+    """The broker that stores a message. Its name is empty, and its address the one in the message, if no
+    broker of the topic is known to have that address.
+    """
+
+    broker_name: str
+    address: str
+
+
+async def find_place(tools: Tools, record: Record) -> MessagePlace:
+    """Returns the broker of a message; of several brokers the one with the address in the message."""
+    host = render_address(record.store_address)
+    try:
+        brokers = (await tools.cluster_admin.topic_route(record.topic)).brokers
+    except TopicNotFound:
+        brokers = ()
+    holders = [one for one in brokers if host in one.addresses.values()] or list(brokers)
+    if len(holders) != 1:
+        return MessagePlace("", host)
+    return MessagePlace(holders[0].broker_name, _reachable(holders[0], host))
+
+
+def _reachable(broker: BrokerData, host: str) -> str:
+    """Returns the address of the replica set's member with the lowest id, or `host` if it is a member's."""
+    addresses = [address for _, address in sorted(broker.addresses.items())]
+    return host if host in addresses or not addresses else addresses[0]
+
+
+async def read_group_states(
+    tools: Tools, record: Record, *, groups_max: int | None = None
+) -> tuple[GroupState, ...]:
+    """Returns the state of the message in the groups of its topic, by name, at most `groups_max` of them."""
+    route = await tools.cluster_admin.topic_route(record.topic)
+    names = (await tools.groups_of(route, record.topic))[:groups_max]
+    address = (await find_place(tools, record)).address
+    states: list[GroupState] = []
+    for start in range(0, len(names), _AT_ONCE):
+        part = names[start : start + _AT_ONCE]
+        states += await asyncio.gather(*(_read_state(tools, address, name, record) for name in part))
+    return tuple(states)
+
+
+async def _read_state(tools: Tools, address: str, group: str, record: Record) -> GroupState:
+    try:
+        found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
+        members = 0 if found is None else len(found.connections)
+        mode = _mode_of(found, members)
+        try:
+            stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
+        except RequestRejected:
+            return GroupState(group, members, "waits", mode)  # the group has not committed an offset yet
+    except TandemError as error:
+        return GroupState(group, 0, f"unknown: {error}", "")
+    offset = next(
+        (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1
+    )
+    if offset <= record.queue_offset:
+        return GroupState(group, members, "waits", mode)
+    want = None if found is None else found.subscriptions.get(record.topic)
+    is_filtered = want is not None and bool(want.tags) and (record.tags or "") not in want.tags
+    return GroupState(group, members, "skipped: its tag is not subscribed" if is_filtered else "done", mode)
+
+
+def _mode_of(found: ConsumerConnections | None, members: int) -> str:
+    if found is None or not members:
+        return "offline"
+    if found.message_model is MessageModel.BROADCASTING:
+        return "broadcasting"  # offsets are in the members: the broker knows nothing of them
+    return "pull" if found.consume_type is ConsumeType.ACTIVELY else "push"
+
+
+_TRANSACTIONS: Final = {
+    flags.TRANSACTION_PREPARED: "half message of a transaction",
+    flags.TRANSACTION_COMMIT: "committed transaction",
+    flags.TRANSACTION_ROLLBACK: "rolled-back transaction",
+}
+_COMPRESSIONS: Final = {
+    flags.COMPRESSION_LEGACY: "zlib",
+    flags.COMPRESSION_ZLIB: "zlib",
+    flags.COMPRESSION_LZ4: "lz4",
+    flags.COMPRESSION_ZSTD: "zstd",
+}
+_BITS: Final = (
+    (flags.MULTI_TAGS, "several tags"),
+    (flags.BORN_HOST_V6, "sender's address is IPv6"),
+    (flags.STORE_HOST_V6, "broker's address is IPv6"),
+    (flags.NEED_UNWRAP, "needs unwrapping"),
+    (flags.INNER_BATCH, "batch stored as one message"),
+)
+
+
+def describe_sys_flag(sys_flag: int) -> Sequence[str]:
+    """Returns the meaning of each bit of a message's system flag that is set."""
+    found = []
+    if sys_flag & flags.COMPRESSED:
+        kind = sys_flag & flags.COMPRESSION_MASK
+        found.append(f"body compressed by {_COMPRESSIONS.get(kind, f'kind {kind:#x}')}")
+    if sys_flag & flags.TRANSACTION_MASK:
+        found.append(_TRANSACTIONS[sys_flag & flags.TRANSACTION_MASK])
+    found += [word for bit, word in _BITS if sys_flag & bit]
+    known = flags.COMPRESSED | flags.COMPRESSION_MASK | flags.TRANSACTION_MASK
+    known |= sum(bit for bit, _ in _BITS)
+    if sys_flag & ~known:
+        found.append(f"unknown bits {sys_flag & ~known:#x}")
+    return tuple(found)
