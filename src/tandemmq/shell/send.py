@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -16,26 +17,12 @@ import typer
 from msgspec import structs
 
 from tandemmq.admin.options import grouped
-from tandemmq.api import broker_send
-from tandemmq.client import (
-    BlockingProducer,
-    Message,
-    MessageQueue,
-    ProducerOptions,
-    ReceivedMessage,
-    SendResult,
-    SendStatus,
-)
-from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.client.route_cache import build_view
-from tandemmq.errors import MessageIllegal, NoRoute, NotPermitted, TandemError, TopicNotFound
-from tandemmq.manage.reading import TopicPuller
-from tandemmq.manage.tools import Tools, open_tools, tools_options
+from tandemmq.client import BlockingProducer, Message, ProducerOptions, ReceivedMessage, SendResult
+from tandemmq.errors import MessageIllegal, NoRoute, TandemError
+from tandemmq.manage.dead_letters import DeadLetterReader, DeadLetterSender
+from tandemmq.manage.tools import open_tools, tools_options
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, retry_topic
+from tandemmq.protocol.topic_names import retry_topic
 from tandemmq.shell import session
 from tandemmq.units import MIB
 
@@ -183,10 +170,6 @@ class Sending:
 # Dead letters
 
 
-RESEND_COUNT: Final = 256
-"""The number of messages that are sent before the progress is saved."""
-
-
 def resend(
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
     namesrv: session.NameServers = "",
@@ -221,163 +204,62 @@ def resend(
     if to:
         session.check_name(to)
     servers = session.find_name_servers(namesrv)
-    wanted = frozenset(key or ()), frozenset(message_id or ())
+    wanted = Wanted(frozenset(key or ()), frozenset(message_id or ()))
+    show = None
+    if dry_run:
+        show = partial(session.write_messages, form=session.LineForm(has_meta=True, as_json=as_json))
+    target = to or retry_topic(group)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            letters = DeadLetterGroup(tools, group, to, wanted)
+            reader = DeadLetterReader(tools, group, session.note)
+            sender = DeadLetterSender(tools, group, to, session.note)
             try:
-                await letters.open(again=again)
-                async for messages in letters.read():
-                    if dry_run:
-                        session.write_messages(messages, session.LineForm(has_meta=True, as_json=as_json))
-                    else:
-                        await letters.send(messages)
+                await reader.open(again=again or not wanted.is_everything)
+                await _resend(reader, sender, wanted, show)
             except TandemError as error:
-                sent = f"; {letters.sent_count} dead letters were already sent" if letters.sent_count else ""
+                sent = f"; {sender.sent_count} dead letters were already sent" if sender.sent_count else ""
                 raise session.Explained(f"{session.explain(error)}{sent}") from error
         if not dry_run:
-            facts = {"group": group, "topic": letters.target, "sent": letters.sent_count}
-            sentence = f"{letters.sent_count} dead letters of {group} sent to {letters.target}"
+            facts = {"group": group, "topic": target, "sent": sender.sent_count}
+            sentence = f"{sender.sent_count} dead letters of {group} sent to {target}"
             typer.echo(json.dumps(facts) if as_json else sentence)
         return 0
 
     session.run(work)
 
 
-class DeadLetterGroup:
-    """The dead letters of a group, and the progress of resending them.
-
-    The progress is a committed offset of a separate group, so the broker stores it, and every machine sees
-    it. It is committed after the sends: messages sent but not committed, because the process was killed, are
-    sent twice.
+async def _resend(
+    reader: DeadLetterReader, sender: DeadLetterSender, wanted: Wanted, show: Callable[..., None] | None
+) -> None:
+    """Sends the wanted dead letters, or shows them instead. The progress is saved after each part, unless
+    only some are wanted.
     """
+    async for queue, messages in reader.read():
+        chosen = [message for message in messages if wanted.accepts(message)]
+        if show is not None:
+            show(chosen)
+            continue
+        await sender.send(chosen)
+        if wanted.is_everything and chosen:
+            await reader.save(queue, messages[-1])
 
-    def __init__(
-        self, tools: Tools, group: str, to: str, wanted: tuple[frozenset[str], frozenset[str]]
-    ) -> None:
-        self.target = to or retry_topic(group)
-        self.sent_count = 0
-        self._tools = tools
-        self._topic = dlq_topic(group)
-        self._mark = f"TANDEMMQ_RESEND_{group}"
-        self._keys, self._ids = wanted
-        self._reader = TopicPuller(tools, self._topic, parse_subscription(self._topic, "*", 0))
-        self._ends: dict[MessageQueue, tuple[int, int]] = {}
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """The keys and the ids of the dead letters to send; empty: all."""
+
+    keys: frozenset[str]
+    ids: frozenset[str]
 
     @property
-    def _is_whole(self) -> bool:
-        return not (self._keys or self._ids)
+    def is_everything(self) -> bool:
+        return not (self.keys or self.ids)
 
-    async def open(self, *, again: bool) -> None:
-        """Finds the dead letters to read now."""
-        admin = self._tools.cluster_admin
-        try:
-            queues = await self._reader.queues()
-        except TopicNotFound:
-            session.note(f"topic {self._topic} does not exist: the group never had a dead letter")
-            return
-        if not queues:
-            raise NotPermitted(
-                f"{self._topic} is not readable; `tandemmq admin updateTopic -t {self._topic} -p 6` allows it"
-            )
-        marks = {} if again or not self._is_whole else await admin.committed_offsets(self._mark, self._topic)
-        for queue, ends in (await admin.topic_offsets(self._topic)).items():
-            begin = max(ends.min_offset, marks.get(queue) or 0)
-            self._ends[queue] = begin, ends.max_offset
-
-    async def read(self) -> AsyncIterator[list[ReceivedMessage]]:
-        """Yields the wanted dead letters by queue; the progress is saved when the next ones are requested."""
-        for queue, (begin, end) in self._ends.items():
-            while begin < end:
-                found = await self._reader.read(queue, begin, min(RESEND_COUNT, end - begin))
-                if not found:
-                    break
-                begin = found[-1].queue_offset + 1
-                sent_before = self.sent_count
-                yield [message for message in found if self._wants(message)]
-                if self._is_whole and self.sent_count > sent_before:
-                    await self._tools.cluster_admin.set_offset(self._mark, queue, begin)
-
-    def _wants(self, message: ReceivedMessage) -> bool:
+    def accepts(self, message: ReceivedMessage) -> bool:
+        """Returns True for a dead letter to send."""
         ids = {message.message_id, message.record.message_id, message.properties.get(names.ORIGIN_MESSAGE_ID)}
-        return self._is_whole or bool(self._keys.intersection(message.keys) or self._ids & ids)
-
-    async def send(self, messages: list[ReceivedMessage]) -> None:
-        """Sends the messages one after the other, to keep their order. Raises the first error."""
-        view = build_view(self.target, await self._route())
-        for message in messages:
-            masters = [view.master_address(name) for name in (message.broker_name, *view.addresses)]
-            address = next(filter(None, masters), None)
-            if address is None:
-                raise NoRoute(f"no broker of {self.target} has a master at the moment")
-            answer = await self._send_one(message, address)
-            self.sent_count += 1
-            if answer.status is not SendStatus.SEND_OK:
-                session.note(f"{message.message_id} is not replicated yet: {answer.status.value}")
-
-    async def _send_one(self, message: ReceivedMessage, address: str) -> broker_send.SendAnswer:
-        """Sends one message; if the broker has no room for its properties, without its origin, as the dead
-        letter itself may be stored.
-        """
-        header = self._header(message, _DELIVERY_PROPERTIES)
-        try:
-            return await broker_send.send(self._tools.remoting, address, header, message.body)
-        except MessageIllegal:
-            header = self._header(
-                message, _DELIVERY_PROPERTIES | {names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC}
-            )
-            return await broker_send.send(self._tools.remoting, address, header, message.body)
-
-    async def _route(self) -> TopicRoute:
-        """Returns the route of the target; if the retry topic has none, that of the dead letters: their
-        brokers accept the group's retries, too.
-        """
-        admin = self._tools.cluster_admin
-        try:
-            return await admin.topic_route(self.target)
-        except TopicNotFound:
-            if not is_retry_topic(self.target):
-                raise
-            return await admin.topic_route(self._topic)
-
-    def _header(self, message: ReceivedMessage, dropped: frozenset[str]) -> SendRequestV2:
-        """Returns the message with its original content and a new retry count."""
-        pairs = {name: text for name, text in message.properties.items() if name not in dropped}
-        if not is_retry_topic(self.target):
-            pairs.pop(names.RETRY_TOPIC, None)
-        return SendRequestV2(
-            producer_group="TANDEMMQ_RESEND",
-            topic=self.target,
-            default_topic="TBW102",
-            default_topic_queue_count=4,
-            queue_id=-1,
-            sys_flag=message.body_sys_flag,
-            born_at_ms=message.born_at_ms,
-            flag=message.record.flag,
-            properties=encode_properties(pairs).decode(),
-            broker_name=message.broker_name,
-        )
-
-
-_DELIVERY_PROPERTIES: Final = frozenset(
-    {
-        names.RECONSUME_TIME,
-        names.MAX_RECONSUME_TIMES,
-        names.DELAY,
-        names.TIMER_DELAY_MS,
-        names.TIMER_DELIVER_MS,
-        names.REAL_TOPIC,
-        names.REAL_QID,
-        names.TRAN_MSG,
-        "TIMER_DELAY_SEC",
-        # The broker adds these again. Without WAIT it waits for its disk and slaves.
-        names.WAIT,
-        names.MSG_REGION,
-        names.TRACE_ON,
-        names.CLUSTER,
-    }
-)
+        return self.is_everything or bool(self.keys.intersection(message.keys) or self.ids & ids)
 
 
 def _wait_for_route(producer: BlockingProducer, topic: str) -> None:
