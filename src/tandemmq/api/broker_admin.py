@@ -143,6 +143,10 @@ async def query_messages(client: RemotingClient, address: str, header: QueryMess
     ]
 
 
+resume_check = AdminCall(Code.RESUME_CHECK_HALF_MESSAGE, headers.ResumeCheckRequest, done)
+"""Restarts the checks of a half message, or of one that the broker has given up (spec semantics 17)."""
+query_timer_metrics = AdminCall(Code.GET_TIMER_METRICS, empty, value(stats.TimerMetrics))
+"""Returns the number of waiting timer messages by topic; 5.x. TandemMQ brokers count none."""
 query_entries = Call(
     Code.QUERY_CONSUME_QUEUE, given(headers.ConsumeQueueRequest), value(stats.ConsumeQueueView)
 )

@@ -56,6 +56,18 @@ class TopicStats(Body, frozen=True, kw_only=True):
     put_tps: float = 0.0
 
 
+class TimerCount(Body, frozen=True, kw_only=True):
+    """The waiting timer messages of one topic."""
+
+    count: int = 0
+
+
+class TimerMetrics(Body, frozen=True, kw_only=True):
+    """The answer to GET_TIMER_METRICS (61)."""
+
+    topics: dict[str, TimerCount] = field(name="timingCount", default_factory=dict)
+
+
 class BrokerStatsItem(Body, frozen=True, kw_only=True):
     """One statistic over one time span."""
 

@@ -1,0 +1,217 @@
+"""Messages that wait: on delay levels, and for a time of their own in the timer topic.
+
+A broker reports how far it has delivered each level, and everything behind that waits. No request reports the
+waiting timer messages, so the newest part of the timer topic is read: whatever waits was stored, or stored
+again, within `TIMER_SPAN_MS`. Java's brokers from 5.0 on also count them by topic.
+At a bound: `LEVEL_COUNT_MAX` messages of a level, `TIMER_COUNT_MAX` messages or `TIMER_BYTES_MAX` bytes of
+            the timer topic are read, and `is_cut` is set.
+Source: spec semantics 18, spec store 15 and 16.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.api import broker_admin, broker_consume, broker_send, replica
+from tandemmq.broker.delay.recall import decode_recall_handle, encode_recall_handle
+from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, cancel_name
+from tandemmq.broker.transaction.half import number_of
+from tandemmq.errors import BadRequest, ConfigError, NoRoute, RequestRejected, TopicNotFound
+from tandemmq.manage.message_scan import read_range
+from tandemmq.manage.settings import read_settings_of
+from tandemmq.manage.tools import Target, Tools
+from tandemmq.manage.transactions import open_queue
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.record import Record
+from tandemmq.protocol.topic_names import (
+    DELAY_LEVELS_MS,
+    SCHEDULE_TOPIC,
+    TIMER_TOPIC,
+    delivered_at_ms,
+    parse_delay_levels,
+)
+from tandemmq.units import MASTER_ID, MIB
+
+LEVEL_COUNT_MAX: Final = 100
+TIMER_COUNT_MAX: Final = 4_096
+TIMER_BYTES_MAX: Final = 64 * MIB
+TIMER_SPAN_MS: Final = 3 * 24 * 3_600_000
+"""The longest time for which a broker lets a timer message wait before it stores the message again."""
+_BLOCK: Final = 256
+
+
+@dataclass(frozen=True, slots=True)
+class DelayLevel:
+    """The waiting messages of one level of a broker; `next_at_ms` is the time of the first of them."""
+
+    level: int
+    delay_ms: int
+    waiting: int
+    next_at_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessage:
+    """A message that waits. `level` is None for a timer message; only these can be cancelled."""
+
+    broker_name: str
+    topic: str
+    message_id: str
+    unique_key: str
+    keys: str
+    tags: str
+    stored_at_ms: int
+    due_at_ms: int
+    level: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingMessages:
+    """The waiting messages of a broker by due time. `timer_counts`: numbers of timer messages by topic, from
+    brokers that count them.
+    """
+
+    levels: tuple[DelayLevel, ...]
+    messages: tuple[WaitingMessage, ...]
+    timer_counts: dict[str, int]
+    is_cut: bool
+
+
+async def read_waiting(tools: Tools, target: Target, now_ms: int) -> WaitingMessages:
+    """Returns what waits at a master. Raises NotPermitted, BrokerUnreachable."""
+    levels, level_messages = await _read_levels(tools, target)
+    timers, is_cut = await _read_timers(tools, target, now_ms)
+    is_cut |= sum(one.waiting for one in levels) > len(level_messages)
+    messages = sorted([*level_messages, *timers], key=lambda one: (one.due_at_ms, one.message_id))
+    return WaitingMessages(tuple(levels), tuple(messages), await _read_timer_counts(tools, target), is_cut)
+
+
+async def _read_levels(tools: Tools, target: Target) -> tuple[list[DelayLevel], list[WaitingMessage]]:
+    """Returns the levels with waiting messages, and the first messages of each."""
+    remoting, address = tools.remoting, target.address
+    try:
+        stats = await broker_admin.query_topic_stats(remoting, address, SCHEDULE_TOPIC)
+    except TopicNotFound:
+        return [], []  # no message was ever delayed
+    delivered = (await replica.fetch_delay_offsets(remoting, address)).offsets
+    delays_ms = await _read_delays(tools, target)
+    levels: list[DelayLevel] = []
+    messages: list[WaitingMessage] = []
+    for queue, ends in sorted(stats.queues.items(), key=lambda one: one[0].queue_id):
+        level = queue.queue_id + 1
+        begin = max(ends.min_offset, delivered.get(level, 0))
+        if begin >= ends.max_offset:
+            continue
+        reader, place = open_queue(tools, target, SCHEDULE_TOPIC, queue.queue_id)
+        found, _ = await read_range(reader, place, begin, min(ends.max_offset, begin + LEVEL_COUNT_MAX))
+        rows = [
+            _describe(one.record, target, delivered_at_ms(level, one.stored_at_ms, delays_ms), level)
+            for one in found
+        ]
+        messages += rows
+        delay_ms = delays_ms[min(level, len(delays_ms)) - 1]
+        next_at_ms = rows[0].due_at_ms if rows else None
+        levels.append(DelayLevel(level, delay_ms, ends.max_offset - begin, next_at_ms))
+    return levels, messages
+
+
+async def _read_delays(tools: Tools, target: Target) -> Sequence[int]:
+    """Returns the broker's delay of each level; RocketMQ's defaults if the broker does not show its
+    settings.
+    """
+    try:
+        text = (await read_settings_of(tools, target.address)).get("messageDelayLevel", "")
+        return parse_delay_levels(text) if text else DELAY_LEVELS_MS
+    except (RequestRejected, ConfigError):
+        return DELAY_LEVELS_MS
+
+
+async def _read_timers(tools: Tools, target: Target, now_ms: int) -> tuple[list[WaitingMessage], bool]:
+    """Returns the waiting timer messages, and True if only the newest part of the topic was read."""
+    where = (tools.remoting, target.address, TIMER_TOPIC, 0)
+    try:
+        begin = await broker_consume.query_min_offset(*where)
+        end = await broker_consume.query_max_offset(*where)
+        if begin < end:
+            begin = max(begin, await broker_consume.search_offset(*where, now_ms - TIMER_SPAN_MS))
+        return await _scan_timers(tools, target, now_ms, begin, end)
+    except TopicNotFound:
+        return [], False  # a broker without timers
+
+
+async def _scan_timers(
+    tools: Tools, target: Target, now_ms: int, begin: int, end: int
+) -> tuple[list[WaitingMessage], bool]:
+    reader, queue = open_queue(tools, target, TIMER_TOPIC)
+    first = max(begin, end - TIMER_COUNT_MAX)
+    found: dict[str, WaitingMessage] = {}
+    cancelled: set[str] = set()
+    bytes_read = 0
+    while end > first and bytes_read < TIMER_BYTES_MAX:
+        block, size = await read_range(reader, queue, max(first, end - _BLOCK), end)
+        end = max(first, end - _BLOCK)
+        bytes_read += size
+        for message in reversed(block):
+            record = message.record
+            due_ms = number_of(record, TIMER_OUT_MS, 0)
+            cancels = record.text(TIMER_DEL_UNIQKEY.encode())
+            if cancels:
+                cancelled.add(cancels)
+            elif due_ms > now_ms:
+                # The newest copy of a message that was stored again stands for all.
+                found.setdefault(
+                    record.unique_key or record.message_id, _describe(record, target, due_ms, None)
+                )
+    waiting = [one for one in found.values() if cancel_name(one.topic, one.unique_key) not in cancelled]
+    return waiting, end > begin
+
+
+def _describe(record: Record, target: Target, due_at_ms: int, level: int | None) -> WaitingMessage:
+    return WaitingMessage(
+        broker_name=target.broker_name,
+        topic=record.properties.get(names.REAL_TOPIC, ""),
+        message_id=record.message_id,
+        unique_key=record.unique_key,
+        keys=record.keys,
+        tags=record.tags,
+        stored_at_ms=record.stored_at_ms,
+        due_at_ms=due_at_ms,
+        level=level,
+    )
+
+
+async def _read_timer_counts(tools: Tools, target: Target) -> dict[str, int]:
+    """Returns the broker's own counts; empty if it counts nothing or does not know the request."""
+    try:
+        found = await broker_admin.query_timer_metrics(tools.remoting, target.address)
+    except RequestRejected:
+        return {}
+    return {topic: one.count for topic, one in found.topics.items() if one.count}
+
+
+def handle_of(message: WaitingMessage) -> str:
+    """Returns the recall handle of a timer message. Raises BadRequest for a message of a delay level."""
+    if message.level is not None:
+        raise BadRequest("a message on a delay level cannot be cancelled: brokers recall only timer messages")
+    # A producer's handle names the time 1 ms after the slot, which is rounded down to the same slot.
+    return encode_recall_handle(message.topic, message.broker_name, message.due_at_ms + 1, message.unique_key)
+
+
+async def cancel(tools: Tools, handle_text: str) -> str:
+    """Cancels the timer message of a recall handle; returns its unique key. Repeating it changes nothing.
+
+    Raises:  BadRequest for an invalid handle; NoRoute; NotPermitted if recalls are off at the broker
+             (recallMessageEnable); RequestRejected when it is too late.
+    """
+    handle = decode_recall_handle(handle_text.strip())
+    if handle is None:
+        raise BadRequest("this is not a recall handle: expected the text that the send returned")
+    route = await tools.cluster_admin.topic_route(handle.topic)
+    address = next(
+        (one.addresses.get(MASTER_ID) for one in route.brokers if one.broker_name == handle.broker_name), None
+    )
+    if address is None:
+        raise NoRoute(f"broker {handle.broker_name!r} of topic {handle.topic!r} has no master at the moment")
+    return await broker_send.recall(tools.remoting, address, handle.topic, handle_text.strip())

@@ -1,0 +1,152 @@
+"""Open transactions: half messages that wait for their producer's decision, and those that were given up.
+
+An operator can have a half message checked again: its broker stores a copy whose checks begin anew. On a
+TandemMQ broker the copies are one transaction, which ends once. A Java broker knows no connection between a
+copy and a half message that is still open: if the producer answers the checks of both, consumers receive the
+message twice, with the same unique key.
+
+Commit and rollback are not offered. END_TRANSACTION would accept them from anybody who names the producer
+group and the position, but only the producer knows the outcome of its local transaction, and a broker cannot
+tell a guess from it. A check asks the one that knows.
+Source: spec semantics 17.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from tandemmq.api import broker_admin, broker_consume
+from tandemmq.broker.transaction.half import ended_by, number_of, root_of
+from tandemmq.client import MessageQueue
+from tandemmq.client.consumer.subscription import ALL, parse_subscription
+from tandemmq.errors import TopicNotFound
+from tandemmq.manage.message_scan import read_range
+from tandemmq.manage.reading import TopicPuller
+from tandemmq.manage.tools import Target, Tools
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.record import Record
+from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
+from tandemmq.units import MASTER_ID
+
+CHECK_GROUP: Final = "CID_RMQ_SYS_TRANS"
+"""The group whose committed offsets are the progress of a broker's checks."""
+HALVES_MAX: Final = 1_000
+MARKS_MAX: Final = 10_000
+DISCARDED_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransaction:
+    """A half message. `checks`: the number of times its producer was asked. `is_discarded`: the broker has
+    given up asking.
+    """
+
+    broker_name: str
+    address: str
+    message_id: str
+    unique_key: str
+    topic: str
+    producer_group: str
+    born_at_ms: int
+    stored_at_ms: int
+    checks: int
+    keys: str
+    tags: str
+    is_discarded: bool
+
+
+@dataclass(frozen=True, slots=True)
+class OpenTransactions:
+    """The transactions of one broker, oldest first. `is_cut`: only the oldest `HALVES_MAX` half messages were
+    read, or more than `MARKS_MAX` marks of ended ones exist, so some of these may have ended.
+    """
+
+    transactions: tuple[OpenTransaction, ...]
+    is_cut: bool
+
+
+def open_queue(
+    tools: Tools, target: Target, topic: str, queue_id: int = 0
+) -> tuple[TopicPuller, MessageQueue]:
+    """Returns a reader of one queue of this broker alone, whatever the topic's route says."""
+    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL, 0))
+    reader.addresses = {target.broker_name: {MASTER_ID: target.address}}
+    return reader, MessageQueue(topic, target.broker_name, queue_id)
+
+
+async def read_open_transactions(tools: Tools, target: Target) -> OpenTransactions:
+    """Returns the open transactions of a master.
+
+    Raises:  NotPermitted, BrokerUnreachable.
+    """
+    halves, is_cut = await _read_after_progress(tools, target, HALF_TOPIC, HALVES_MAX)
+    marks, has_more_marks = await _read_after_progress(tools, target, OP_HALF_TOPIC, MARKS_MAX)
+    ended = {offset for mark in marks for offset in ended_by(mark)}
+    # The newest copy stands for its transaction. Java's copies share only the unique key.
+    newest = {one.unique_key or str(root_of(one)): one for one in halves}
+    done = {
+        one.unique_key or str(root_of(one))
+        for one in halves
+        if one.queue_offset in ended or root_of(one) in ended
+    }
+    found = [_describe(one, target) for key, one in newest.items() if key not in done]
+    found.sort(key=lambda one: one.born_at_ms)
+    return OpenTransactions(tuple(found), is_cut or has_more_marks)
+
+
+async def _read_after_progress(
+    tools: Tools, target: Target, topic: str, count_max: int
+) -> tuple[Sequence[Record], bool]:
+    """Returns the messages after the progress of the checks, at most `count_max`, and True if more exist."""
+    where = (tools.remoting, target.address)
+    try:
+        at = await broker_consume.query_committed_offset(*where, CHECK_GROUP, topic, 0)
+        begin = max(await broker_consume.query_min_offset(*where, topic, 0), at or 0)
+        end = await broker_consume.query_max_offset(*where, topic, 0)
+        reader, queue = open_queue(tools, target, topic)
+        found, _ = await read_range(reader, queue, begin, min(end, begin + count_max))
+    except TopicNotFound:
+        return (), False
+    return [one.record for one in found], end - begin > count_max
+
+
+async def read_discarded_transactions(tools: Tools, target: Target) -> tuple[OpenTransaction, ...]:
+    """Returns the last `DISCARDED_MAX` half messages that this broker has given up, newest first."""
+    where = (tools.remoting, target.address, DISCARD_TOPIC, 0)
+    try:
+        begin = await broker_consume.query_min_offset(*where)
+        end = await broker_consume.query_max_offset(*where)
+        reader, queue = open_queue(tools, target, DISCARD_TOPIC)
+        found, _ = await read_range(reader, queue, max(begin, end - DISCARDED_MAX), end)
+    except TopicNotFound:
+        return ()
+    return tuple(_describe(one.record, target) for one in reversed(found))
+
+
+def _describe(half: Record, target: Target) -> OpenTransaction:
+    properties = half.properties
+    return OpenTransaction(
+        broker_name=target.broker_name,
+        address=target.address,
+        message_id=half.message_id,
+        unique_key=half.unique_key,
+        topic=properties.get(names.REAL_TOPIC, ""),
+        producer_group=properties.get(names.PGROUP, ""),
+        born_at_ms=half.born_at_ms,
+        stored_at_ms=half.stored_at_ms,
+        checks=number_of(half, names.TRANSACTION_CHECK_TIMES, 0),
+        keys=half.keys,
+        tags=half.tags,
+        is_discarded=half.topic == DISCARD_TOPIC,
+    )
+
+
+async def check_again(tools: Tools, address: str, message_id: str, topic: str) -> None:
+    """Restarts the checks of a half message, or of a discarded one; the next check comes with the broker's
+    next round. Repeating it is safe on a TandemMQ broker; on Java's see the module.
+
+    Raises:  RequestRejected if the broker has no half message with this id, or is a slave.
+    """
+    await broker_admin.resume_check(tools.remoting, address, message_id=message_id, topic=topic or None)

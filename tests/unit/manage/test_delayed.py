@@ -1,0 +1,82 @@
+"""Waiting messages at an in-process cluster: on delay levels, for a time of their own, and cancelled."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from manage_rig import open_cluster
+
+from tandemmq.client import Message
+from tandemmq.errors import BadRequest, NotPermitted
+from tandemmq.manage import delayed
+from tandemmq.manage.delayed import WaitingMessages, cancel, handle_of, read_waiting
+from tandemmq.manage.tools import Tools, find_targets
+from waits import until
+
+
+async def waiting(tools: Tools) -> WaitingMessages:
+    (target,) = await find_targets(tools, masters_only=True)
+    return await read_waiting(tools, target, int(time.time() * 1000))
+
+
+async def test_waiting_messages_are_listed_by_due_time() -> None:
+    async with open_cluster() as (cluster, tools):
+        await cluster.create_topic("orders", queue_count=1)
+        assert (await waiting(tools)).messages == ()
+        now_ms = int(time.time() * 1000)
+        async with cluster.producer() as producer:
+            await producer.send(Message("orders", b"hour", delay_level=17, keys=["k"]))
+            await producer.send(Message("orders", b"two minutes", delay_level=6))
+            await producer.send(Message("orders", b"half an hour", deliver_at_ms=now_ms + 1_800_000))
+            await producer.send(Message("orders", b"gone", delay_ms=1))
+        found = await waiting(tools)
+        assert [(one.level, one.topic) for one in found.messages] == [
+            (6, "orders"),
+            (None, "orders"),
+            (17, "orders"),
+        ]
+        assert [round((one.due_at_ms - now_ms) / 60_000) for one in found.messages] == [2, 30, 60]
+        assert [(one.level, one.waiting, one.delay_ms) for one in found.levels] == [
+            (6, 1, 120_000),
+            (17, 1, 3_600_000),
+        ]
+        assert not found.is_cut
+        with pytest.raises(BadRequest, match="delay level"):
+            handle_of(found.messages[0])
+        with pytest.raises(NotPermitted, match="recallMessageEnable"):
+            await cancel(tools, handle_of(found.messages[1]))
+        with pytest.raises(BadRequest, match="recall handle"):
+            await cancel(tools, "no handle")
+
+
+async def test_a_timer_message_is_cancelled() -> None:
+    async with open_cluster(recallMessageEnable="true") as (cluster, tools):
+        await cluster.create_topic("orders", queue_count=1)
+        async with cluster.producer() as producer:
+            sent = await producer.send(Message("orders", b"later", delay_ms=1_800_000))
+            await producer.send(Message("orders", b"stays", delay_ms=1_800_000))
+        first = (await waiting(tools)).messages[0]
+        both = {one.unique_key: one for one in (await waiting(tools)).messages}
+        assert handle_of(both[sent.unique_key]) == sent.recall_handle
+        for _ in range(2):
+            assert await cancel(tools, handle_of(both[sent.unique_key])) == sent.unique_key
+
+        async def is_cancelled() -> bool:
+            left = [one.unique_key for one in (await waiting(tools)).messages]
+            return len(left) == 1 and left[0] != sent.unique_key
+
+        await until(is_cancelled)
+        assert first.level is None
+
+
+async def test_bounds_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(delayed, "LEVEL_COUNT_MAX", 2)
+    monkeypatch.setattr(delayed, "TIMER_COUNT_MAX", 2)
+    async with open_cluster() as (cluster, tools):
+        await cluster.create_topic("orders", queue_count=1)
+        async with cluster.producer() as producer:
+            for _ in range(3):
+                await producer.send(Message("orders", b"x", delay_level=17))
+        found = await waiting(tools)
+        assert (found.levels[0].waiting, len(found.messages), found.is_cut) == (3, 2, True)
