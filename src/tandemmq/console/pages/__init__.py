@@ -46,7 +46,16 @@ from __future__ import annotations
 
 from typing import Final
 
-from tandemmq.console.pages import access, audit_list, brokers, groups, overview, settings, topics
+from tandemmq.console.pages import (
+    access,
+    audit_list,
+    brokers,
+    groups,
+    messages,
+    overview,
+    settings,
+    topics,
+)
 from tandemmq.console.view import Action, Page
 
 MODULES: Final = (
@@ -54,6 +63,7 @@ MODULES: Final = (
     brokers,
     topics,
     groups,
+    messages,
     access,
     settings,
     audit_list,
