@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from manage_rig import open_cluster
 
-from tandemmq.client import Consumer, ConsumerOptions, Message, ReceivedMessage
+from dead_letter_rig import make_letters
+from managed_cluster import managed_cluster
+from tandemmq.client import Consumer, ReceivedMessage
 from tandemmq.errors import BadRequest
 from tandemmq.manage import dead_letters
 from tandemmq.manage.dead_letters import (
@@ -26,31 +27,8 @@ from tandemmq.manage.dead_letters import (
 from tandemmq.manage.message_scan import scan_messages
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.topic_names import dlq_topic
-from tandemmq.testing import Cluster
 from tandemmq.testing.cluster import consumer_options
 from waits import until
-
-
-async def make_letters(cluster: Cluster, count: int) -> None:
-    """Makes dead letters of the group `readers` from the topic `orders`."""
-    await cluster.create_topic("orders", queue_count=1)
-    async with cluster.producer() as producer:
-        for number in range(count):
-            message = Message("orders", b"%d" % number, keys=[f"k{number}"], properties={"a": "b"})
-            await producer.send(message)
-    options: ConsumerOptions = consumer_options()
-    given_up = 0
-    async with Consumer("readers", cluster.name_servers, options=options) as consumer:
-        consumer.subscribe("orders")
-
-        async def are_given_up() -> bool:
-            nonlocal given_up
-            for message in await consumer.poll(32, timeout_s=0.1):
-                await consumer.retry_later(message, delay_level=-1)
-                given_up += 1
-            return given_up == count
-
-        await until(are_given_up)
 
 
 async def letters_of(tools: Tools, count: int) -> list[ReceivedMessage]:
@@ -69,7 +47,8 @@ async def bodies_of(tools: Tools, topic: str) -> list[bytes]:
 
 async def test_all_letters_are_sent_once_in_portions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dead_letters, "RESEND_COUNT", 2)
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         assert await read_dead_letter_groups(tools) == []
         await make_letters(cluster, 5)
         letters = await letters_of(tools, 5)
@@ -87,7 +66,8 @@ async def test_all_letters_are_sent_once_in_portions(monkeypatch: pytest.MonkeyP
 
 
 async def test_chosen_letters_go_to_their_origin_edited() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await make_letters(cluster, 2)
         letters = await letters_of(tools, 2)
         one = letters[1]
@@ -118,7 +98,8 @@ async def test_chosen_letters_go_to_their_origin_edited() -> None:
 
 
 async def test_only_the_group_receives_letters_sent_to_its_retries() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await make_letters(cluster, 1)
         letters = await letters_of(tools, 1)
         assert (await resend_chosen(tools, "readers", "", letters)).sent == 1
@@ -135,7 +116,8 @@ async def test_only_the_group_receives_letters_sent_to_its_retries() -> None:
 
 
 async def test_letters_are_exported_as_json_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await make_letters(cluster, 3)
         await letters_of(tools, 3)
         content, is_cut = await export_letters(tools, "readers")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 
 import pytest
-from manage_rig import open_cluster
 
+from managed_cluster import managed_cluster
 from tandemmq.client import Message
 from tandemmq.errors import BadRequest, NotPermitted
 from tandemmq.manage import delayed
@@ -21,7 +21,8 @@ async def waiting(tools: Tools) -> WaitingMessages:
 
 
 async def test_waiting_messages_are_listed_by_due_time() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         assert (await waiting(tools)).messages == ()
         now_ms = int(time.time() * 1000)
@@ -51,7 +52,8 @@ async def test_waiting_messages_are_listed_by_due_time() -> None:
 
 
 async def test_a_timer_message_is_cancelled() -> None:
-    async with open_cluster(recallMessageEnable="true") as (cluster, tools):
+    async with managed_cluster(settings={"recallMessageEnable": "true"}) as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         async with cluster.producer() as producer:
             sent = await producer.send(Message("orders", b"later", delay_ms=1_800_000))
@@ -73,7 +75,8 @@ async def test_a_timer_message_is_cancelled() -> None:
 async def test_bounds_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delayed, "LEVEL_COUNT_MAX", 2)
     monkeypatch.setattr(delayed, "TIMER_COUNT_MAX", 2)
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         async with cluster.producer() as producer:
             for _ in range(3):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NoReturn
 
 import pytest
-from manage_rig import open_cluster
 
+from managed_cluster import managed_cluster
 from tandemmq.client import Message, MessageQueue
 from tandemmq.errors import BadRequest, BrokerUnreachable, NoRoute
 from tandemmq.manage import message_scan
@@ -43,7 +43,8 @@ async def scan_all(tools: Tools, wanted: MessageFilter, *, newest_first: bool, p
 
 
 async def test_pages_hold_each_message_once_in_both_orders() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 200)
         for newest_first in (True, False):
             numbers = await scan_all(tools, MessageFilter(), newest_first=newest_first, page=17)
@@ -52,7 +53,8 @@ async def test_pages_hold_each_message_once_in_both_orders() -> None:
 
 
 async def test_filters_select_by_tag_key_property_queue_and_time() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 60)
         cases = [
             (MessageFilter(tags="odd"), lambda n: n % 2 == 1),
@@ -76,7 +78,8 @@ async def test_filters_select_by_tag_key_property_queue_and_time() -> None:
 
 async def test_a_scan_ends_at_its_bound_and_says_how_far_it_came(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_scan, "SCAN_MAX", 64)
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 300, queue_count=1)
         wanted = MessageFilter(key="k3")
         first = await scan_messages(tools, "orders", wanted, count_max=10)
@@ -93,7 +96,8 @@ def fail_unreachable(*_: object) -> NoReturn:
 
 
 async def test_a_silent_broker_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 3)
         broker_name = (await scan_messages(tools, "orders")).messages[0].broker_name
         resume = (await scan_messages(tools, "orders", count_max=1)).resume
@@ -104,7 +108,8 @@ async def test_a_silent_broker_is_named(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 async def test_invalid_input_is_refused() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 3)
         for resume in ("x", "a:1@2", "a:1@2-3 ; b", "a:1@2-" + "9" * 19):
             with pytest.raises(BadRequest, match="continue"):
@@ -116,7 +121,8 @@ async def test_invalid_input_is_refused() -> None:
 
 
 async def test_a_part_of_a_queue_is_read_whole() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 100, queue_count=1)
         reader = message_scan.TopicPuller(tools, "orders", message_scan.parse_subscription("orders", "*", 0))
         (queue,) = await reader.queues()

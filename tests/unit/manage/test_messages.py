@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from manage_rig import open_cluster
 
+from managed_cluster import managed_cluster
 from tandemmq.client import Consumer, Message, ReceivedMessage
 from tandemmq.errors import BadRequest, BrokerUnreachable, NoRoute
 from tandemmq.manage.messages import (
@@ -22,7 +22,8 @@ from waits import until
 
 
 async def test_one_message_is_found_in_every_way() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         async with cluster.producer() as producer:
             sent = [await producer.send(Message("orders", b"x%d" % n, keys=[f"k{n}"])) for n in range(3)]
@@ -56,7 +57,8 @@ async def test_one_message_is_found_in_every_way() -> None:
 
 
 async def test_a_message_of_a_lost_master_is_found_at_its_slave() -> None:
-    async with open_cluster(slave=True) as (cluster, tools):
+    async with managed_cluster(slave=True) as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         async with cluster.producer() as producer:
             sent = await producer.send(Message("orders", b"kept"))
@@ -67,7 +69,8 @@ async def test_a_message_of_a_lost_master_is_found_at_its_slave() -> None:
 
 
 async def test_groups_show_who_is_done_with_a_message() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         async with cluster.producer() as producer:
             sent = await producer.send(Message("orders", b"x", tags="a"))

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from manage_rig import open_cluster
-
+from managed_cluster import managed_cluster
 from tandemmq.client import Message, TransactionProducer
 from tandemmq.client import TransactionState as State
 from tandemmq.manage.message_scan import scan_messages
@@ -31,7 +30,8 @@ async def open_ones(tools: Tools) -> list[OpenTransaction]:
 
 
 async def test_half_messages_are_open_until_they_end() -> None:
-    async with open_cluster() as (cluster, tools):
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         assert await open_ones(tools) == []
         assert await read_discarded_transactions(tools, await master(tools)) == ()
@@ -57,7 +57,8 @@ async def test_half_messages_are_open_until_they_end() -> None:
 
 async def test_a_discarded_transaction_is_checked_again_and_ends_once() -> None:
     settings = {"transactionTimeOut": 50, "transactionCheckInterval": 100, "transactionCheckMax": 2}
-    async with open_cluster(**settings) as (cluster, tools):
+    async with managed_cluster(settings=settings) as managed:
+        cluster, tools = managed.cluster, managed.tools
         await cluster.create_topic("orders", queue_count=1)
         state = State.UNKNOWN
         checks = 0
