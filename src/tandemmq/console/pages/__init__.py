@@ -51,11 +51,13 @@ from tandemmq.console.pages import (
     audit_list,
     brokers,
     dead_letters,
+    delayed,
     groups,
     messages,
     overview,
     settings,
     topics,
+    transactions,
 )
 from tandemmq.console.view import Action, Page
 
@@ -66,6 +68,8 @@ MODULES: Final = (
     groups,
     messages,
     dead_letters,
+    delayed,
+    transactions,
     access,
     settings,
     audit_list,
