@@ -55,7 +55,7 @@ async def find_records(
     """Returns the message of a broker's message id. With a topic, the id is first tried as a producer's
     unique key, because both are hexadecimal numbers of the same length.
 
-    Raises:  BadRequest for a text that is no id, without a topic; BrokerUnreachable if its broker does not
+    Raises:  BadRequest for an invalid id without a topic; BrokerUnreachable if its broker does not
              answer and no other has the message.
     """
     found = await tools.cluster_admin.find_by_unique_key(topic, message_id) if topic else []
@@ -136,7 +136,7 @@ async def find_by_position(
 
 
 @dataclass(frozen=True, slots=True)
-class GroupState:
+class ConsumptionState:
     """The state of a message in one group. `state`: done, skipped (a tag that is not subscribed), waits, or
     unknown. `mode`: push, pull, broadcasting, or offline.
     """
@@ -178,19 +178,19 @@ def _reachable(broker: BrokerData, host: str) -> str:
 
 async def read_group_states(
     tools: Tools, record: Record, *, groups_max: int | None = None
-) -> tuple[GroupState, ...]:
+) -> tuple[ConsumptionState, ...]:
     """Returns the state of the message in the groups of its topic, by name, at most `groups_max` of them."""
     route = await tools.cluster_admin.topic_route(record.topic)
     names = (await tools.groups_of(route, record.topic))[:groups_max]
     address = (await find_place(tools, record)).address
-    states: list[GroupState] = []
+    states: list[ConsumptionState] = []
     for start in range(0, len(names), _AT_ONCE):
         part = names[start : start + _AT_ONCE]
         states += await asyncio.gather(*(_read_state(tools, address, name, record) for name in part))
     return tuple(states)
 
 
-async def _read_state(tools: Tools, address: str, group: str, record: Record) -> GroupState:
+async def _read_state(tools: Tools, address: str, group: str, record: Record) -> ConsumptionState:
     try:
         found = await broker_admin.query_consumer_connections(tools.remoting, address, group)
         members = 0 if found is None else len(found.connections)
@@ -198,17 +198,21 @@ async def _read_state(tools: Tools, address: str, group: str, record: Record) ->
         try:
             stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
         except RequestRejected:
-            return GroupState(group, members, "waits", mode)  # the group has not committed an offset yet
+            return ConsumptionState(
+                group, members, "waits", mode
+            )  # the group has not committed an offset yet
     except TandemError as error:
-        return GroupState(group, 0, f"unknown: {error}", "")
+        return ConsumptionState(group, 0, f"unknown: {error}", "")
     offset = next(
         (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1
     )
     if offset <= record.queue_offset:
-        return GroupState(group, members, "waits", mode)
+        return ConsumptionState(group, members, "waits", mode)
     want = None if found is None else found.subscriptions.get(record.topic)
     is_filtered = want is not None and bool(want.tags) and (record.tags or "") not in want.tags
-    return GroupState(group, members, "skipped: its tag is not subscribed" if is_filtered else "done", mode)
+    return ConsumptionState(
+        group, members, "skipped: its tag is not subscribed" if is_filtered else "done", mode
+    )
 
 
 def _mode_of(found: ConsumerConnections | None, members: int) -> str:

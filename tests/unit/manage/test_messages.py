@@ -46,7 +46,7 @@ async def test_one_message_is_found_in_every_way() -> None:
         assert await find_by_key(tools, "orders", "k1", None, found.stored_at_ms - 1, count_max=8) == []
         place = await find_place(tools, found)
         assert (place.broker_name, place.address) == (one.queue.broker_name, cluster.master_address)
-        # Nobody listens at the address in the id, and no broker has the message of that id.
+        # No server listens at the address in the id, and no broker has that message.
         with pytest.raises(BrokerUnreachable):
             await find_by_offset_id(tools, moved)
         assert await find_by_offset_id(tools, moved, is_host_trusted=False) is None

@@ -1,4 +1,4 @@
-"""The pages of delayed messages and transactions, on a cluster in this process."""
+"""The page of transactions, on a cluster in this process."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ import pytest
 from managed_cluster import ManagedCluster, managed_cluster
 from tandemmq.client import Message, TransactionProducer, TransactionState
 from unit.console.console_client import Browser, open_browser
-from waits import until
 
 
 @pytest.fixture
 async def managed() -> AsyncIterator[ManagedCluster]:
-    settings = {"recallMessageEnable": "true", "transactionTimeOut": 50, "transactionCheckInterval": 600_000}
+    settings = {"transactionTimeOut": 50, "transactionCheckInterval": 600_000}
     async with managed_cluster(settings=settings) as subject:
         await subject.cluster.create_topic("Orders", queue_count=1)
         yield subject
@@ -26,28 +25,6 @@ async def text_of(browser: Browser, path: str, status: int = 200) -> str:
     answer = await browser.get(path)
     assert answer.status_code == status, answer.text
     return answer.text
-
-
-async def test_waiting_messages_are_shown_and_cancelled(managed: ManagedCluster) -> None:
-    async with managed.cluster.producer() as producer:
-        sent = await producer.send(Message("Orders", b"later", delay_ms=1_800_000))
-        await producer.send(Message("Orders", b"level", delay_level=17))
-    async with open_browser(managed.cluster.name_servers) as browser:
-        page = await text_of(browser, "/delayed")
-        assert "level 17 at broker-a" in page
-        assert "timer at broker-a" in page
-        link = re.search(r'href="(/delayed/cancel\?handle=[^"]+)"', page)
-        assert link is not None
-        assert "cannot be undone" in await text_of(browser, unescape(link[1]))
-        answer = await browser.post("/delayed/cancel", {"handle": sent.recall_handle or ""})
-        assert answer.status_code == 303, answer.text
-
-        async def is_gone() -> bool:
-            return "timer at broker-a" not in await text_of(browser, "/delayed")
-
-        await until(is_gone)
-        await text_of(browser, "/delayed/cancel", 400)
-        assert (await browser.post("/delayed/cancel", {"handle": "x"})).status_code == 400
 
 
 async def test_open_transactions_are_shown_and_checked_again(managed: ManagedCluster) -> None:
@@ -70,5 +47,7 @@ async def test_open_transactions_are_shown_and_checked_again(managed: ManagedClu
             assert (await text_of(browser, "/transactions")).count("/transactions/check?") == 1
             missing = await browser.post("/transactions/check", {**fields, "broker": "nobody"})
             assert missing.status_code == 404
-            refused = await browser.post("/transactions/check", {**fields, "id": f"7F00000100002A9F{10**6:016X}"})
+            refused = await browser.post(
+                "/transactions/check", {**fields, "id": f"7F00000100002A9F{10**6:016X}"}
+            )
             assert refused.status_code == 502
