@@ -17,12 +17,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.api import broker_send
+from tandemmq.api.broker_admin import create_group
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.client.route_cache import RouteView, build_view
 from tandemmq.errors import (
     BadRequest,
+    GroupNotFound,
     MessageIllegal,
     NoRoute,
     NotPermitted,
@@ -34,6 +36,7 @@ from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.route import TopicRoute
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import (
@@ -286,6 +289,20 @@ class DeadLetterReader:
             begin = max(ends.min_offset, marks.get(queue) or 0)
             self.ends[queue] = begin, ends.max_offset
 
+    async def prepare(self) -> None:
+        """Makes sure that the progress can be saved, before anything is sent: Java's brokers from 5.0 on
+        accept offsets only of groups that exist.
+        """
+        assert self._puller is not None, "not open"
+        mark, admin = _mark_group(self.group), self.tools.cluster_admin
+        for queue, (begin, _) in self.ends.items():
+            try:
+                await admin.set_offset(mark, queue, begin)
+            except GroupNotFound:
+                address = self._puller.replica(queue).address
+                await create_group(self.tools.remoting, address, SubscriptionGroupConfig(name=mark))
+                await admin.set_offset(mark, queue, begin)
+
     async def read(self) -> AsyncIterator[tuple[MessageQueue, list[ReceivedMessage]]]:
         """Yields the dead letters by queue, at most `RESEND_COUNT` at once."""
         assert self._puller is not None, "not open"
@@ -319,13 +336,15 @@ async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Re
     """Sends the dead letters that no earlier run has sent, until `count_max` are sent; the next run continues
     behind the last saved one.
 
-    Raises:  BadRequest for an invalid target; NotPermitted if the letters cannot be read.
+    Raises:  BadRequest for an invalid target; NotPermitted if the letters cannot be read, or the progress
+             cannot be saved; nothing is sent then.
     """
     _check_target(to)
     notes: list[str] = []
     reader = DeadLetterReader(tools, group, notes.append)
     sender = DeadLetterSender(tools, group, to, notes.append)
     await reader.open(again=False)
+    await reader.prepare()
     failure = ""
     try:
         async for queue, messages in reader.read():

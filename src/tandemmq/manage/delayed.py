@@ -10,7 +10,7 @@ Source: spec semantics 18, spec store 15 and 16.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -164,8 +164,15 @@ async def _scan_timers(
                 found.setdefault(
                     record.unique_key or record.message_id, _describe(record, target, due_ms, None)
                 )
-    waiting = [one for one in found.values() if cancel_name(one.topic, one.unique_key) not in cancelled]
+    waiting = [one for one in found.values() if not is_cancelled(one, cancelled)]
     return waiting, end > begin
+
+
+def is_cancelled(message: WaitingMessage, cancelled: Collection[str]) -> bool:
+    """Returns True if one of the cancellations names the message: by topic and unique key, or, as the recalls
+    of RocketMQ 5.5, by the unique key alone.
+    """
+    return message.unique_key in cancelled or cancel_name(message.topic, message.unique_key) in cancelled
 
 
 def _describe(record: Record, target: Target, due_at_ms: int, level: int | None) -> WaitingMessage:

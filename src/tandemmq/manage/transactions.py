@@ -81,8 +81,12 @@ async def read_open_transactions(tools: Tools, target: Target) -> OpenTransactio
 
     Raises:  NotPermitted, BrokerUnreachable.
     """
-    halves, is_cut = await _read_after_progress(tools, target, HALF_TOPIC, HALVES_MAX)
-    marks, has_more_marks = await _read_after_progress(tools, target, OP_HALF_TOPIC, MARKS_MAX)
+    # The progress moves over a half message and then over its mark: in this order no mark is missed.
+    marked_at = await _progress(tools, target, OP_HALF_TOPIC)
+    halves, is_cut = await _read_from(
+        tools, target, HALF_TOPIC, await _progress(tools, target, HALF_TOPIC), HALVES_MAX
+    )
+    marks, has_more_marks = await _read_from(tools, target, OP_HALF_TOPIC, marked_at, MARKS_MAX)
     ended = {offset for mark in marks for offset in ended_by(mark)}
     # The newest copy stands for its transaction. Java's copies share only the unique key.
     newest = {one.unique_key or str(root_of(one)): one for one in halves}
@@ -96,14 +100,24 @@ async def read_open_transactions(tools: Tools, target: Target) -> OpenTransactio
     return OpenTransactions(tuple(found), is_cut or has_more_marks)
 
 
-async def _read_after_progress(
-    tools: Tools, target: Target, topic: str, count_max: int
+async def _progress(tools: Tools, target: Target, topic: str) -> int:
+    """Returns the progress of the checks in one of the two topics."""
+    try:
+        at = await broker_consume.query_committed_offset(
+            tools.remoting, target.address, CHECK_GROUP, topic, 0
+        )
+    except TopicNotFound:
+        return 0
+    return at or 0
+
+
+async def _read_from(
+    tools: Tools, target: Target, topic: str, begin: int, count_max: int
 ) -> tuple[Sequence[Record], bool]:
-    """Returns the messages after the progress of the checks, at most `count_max`, and True if more exist."""
+    """Returns the messages from this offset on, at most `count_max`, and True if more exist."""
     where = (tools.remoting, target.address)
     try:
-        at = await broker_consume.query_committed_offset(*where, CHECK_GROUP, topic, 0)
-        begin = max(await broker_consume.query_min_offset(*where, topic, 0), at or 0)
+        begin = max(await broker_consume.query_min_offset(*where, topic, 0), begin)
         end = await broker_consume.query_max_offset(*where, topic, 0)
         reader, queue = open_queue(tools, target, topic)
         found, _ = await read_range(reader, queue, begin, min(end, begin + count_max))

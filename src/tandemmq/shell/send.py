@@ -235,6 +235,8 @@ async def _resend(
     """Sends the wanted dead letters, or shows them instead. The progress is saved after each part, unless
     only some are wanted.
     """
+    if show is None and wanted.is_everything:
+        await reader.prepare()
     async for queue, messages in reader.read():
         chosen = [message for message in messages if wanted.accepts(message)]
         if show is not None:

@@ -57,6 +57,7 @@ async def test_all_letters_are_sent_once_in_portions(monkeypatch: pytest.MonkeyP
         assert await read_dead_letter_groups(tools) == [DeadLetterCount("readers", 5, 5)]
         await cluster.create_topic("again", queue_count=1)
         first = await resend_all(tools, "readers", "again", count_max=3)
+        assert first.error == ""
         assert (first.sent, first.left) == (3, 2)
         second = await resend_all(tools, "readers", "again", count_max=100)
         assert (second.sent, second.left) == (2, 0)

@@ -10,7 +10,14 @@ from managed_cluster import managed_cluster
 from tandemmq.client import Message
 from tandemmq.errors import BadRequest, NotPermitted
 from tandemmq.manage import delayed
-from tandemmq.manage.delayed import WaitingMessages, cancel, handle_of, read_waiting
+from tandemmq.manage.delayed import (
+    WaitingMessage,
+    WaitingMessages,
+    cancel,
+    handle_of,
+    is_cancelled,
+    read_waiting,
+)
 from tandemmq.manage.tools import Tools, find_targets
 from waits import until
 
@@ -70,6 +77,13 @@ async def test_a_timer_message_is_cancelled() -> None:
 
         await until(is_cancelled)
         assert first.level is None
+
+
+def test_both_names_of_a_cancelled_message_are_known() -> None:
+    message = WaitingMessage("b", "orders", "ID", "KEY", "", "", 1, 2, None)
+    assert is_cancelled(message, {"KEY"})
+    assert is_cancelled(message, {"orders+KEY"})
+    assert not is_cancelled(message, {"other+KEY", "ID"})
 
 
 async def test_bounds_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
