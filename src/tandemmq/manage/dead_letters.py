@@ -91,15 +91,19 @@ class DeadLetterCount:
     error: str = ""
 
 
-async def read_dead_letter_groups(tools: Tools) -> list[DeadLetterCount]:
+async def read_dead_letter_groups(tools: Tools) -> list[str]:
     """Returns the groups that ever had a dead letter, by name; the first `GROUPS_MAX` of them."""
     topics = [one for one in await tools.cluster_admin.topics() if is_dlq_topic(one)]
-    groups = sorted(one.removeprefix(DLQ_PREFIX) for one in topics)[:GROUPS_MAX]
+    return sorted(one.removeprefix(DLQ_PREFIX) for one in topics)[:GROUPS_MAX]
+
+
+async def read_dead_letter_counts(tools: Tools, groups: Sequence[str]) -> dict[str, DeadLetterCount]:
+    """Returns the numbers of these groups; each costs some requests."""
     counts: list[DeadLetterCount] = []
     for start in range(0, len(groups), _AT_ONCE):
         part = groups[start : start + _AT_ONCE]
         counts += await asyncio.gather(*(read_dead_letter_count(tools, one) for one in part))
-    return counts
+    return {one.group: one for one in counts}
 
 
 async def read_dead_letter_count(tools: Tools, group: str) -> DeadLetterCount:

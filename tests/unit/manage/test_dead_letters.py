@@ -20,6 +20,7 @@ from tandemmq.manage.dead_letters import (
     find_letter,
     origin_of,
     read_dead_letter_count,
+    read_dead_letter_counts,
     read_dead_letter_groups,
     resend_all,
     resend_chosen,
@@ -54,7 +55,10 @@ async def test_all_letters_are_sent_once_in_portions(monkeypatch: pytest.MonkeyP
         letters = await letters_of(tools, 5)
         assert origin_of(letters[0]) == "orders"
         assert await count_resent(tools, letters[0], "orders") == 0
-        assert await read_dead_letter_groups(tools) == [DeadLetterCount("readers", 5, 5)]
+        assert await read_dead_letter_groups(tools) == ["readers"]
+        counts = await read_dead_letter_counts(tools, ["readers", "nobody"])
+        assert counts["readers"] == DeadLetterCount("readers", 5, 5)
+        assert "nobody" in counts["nobody"].error
         await cluster.create_topic("again", queue_count=1)
         first = await resend_all(tools, "readers", "again", count_max=3)
         assert first.error == ""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import Final
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
 from tandemmq.client import ReceivedMessage
+from tandemmq.console.listing import ROWS_MAX
 from tandemmq.console.pages.messages import PAGE_ROWS, SCAN_TIMEOUT_S, make_row
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
@@ -27,6 +28,7 @@ from tandemmq.manage.dead_letters import (
     find_letter,
     origin_of,
     read_dead_letter_count,
+    read_dead_letter_counts,
     read_dead_letter_groups,
     resend_all,
     resend_chosen,
@@ -45,12 +47,15 @@ _LETTER: Final = re.compile(r"([^/\s]+)/(\d{1,9})/(\d{1,18})")
 
 async def show_groups(view: View) -> Answer:
     """Shows the groups that ever had a dead letter."""
-    listing = view.listing(
-        await read_dead_letter_groups(view.tools),
-        search=lambda one: one.group,
-        sorts={"group": lambda one: one.group, "kept": lambda one: one.kept, "left": lambda one: one.left},
-    )
-    return view.page("dead_letters.html", listing=listing, groups_max=GROUPS_MAX)
+    groups = await read_dead_letter_groups(view.tools)
+    # Only few groups are counted before they are sorted: the numbers of each cost requests.
+    counts = await read_dead_letter_counts(view.tools, groups if len(groups) <= ROWS_MAX else ())
+    sorts: dict[str, Callable[[str], Any]] = {"group": lambda one: one}
+    if counts:
+        sorts |= {"kept": lambda one: counts[one].kept, "left": lambda one: counts[one].left}
+    listing = view.listing(groups, search=lambda one: one, sorts=sorts)
+    counts = counts or await read_dead_letter_counts(view.tools, listing.rows)
+    return view.page("dead_letters.html", listing=listing, counts=counts, groups_max=GROUPS_MAX)
 
 
 async def show_letters(view: View) -> Answer:
