@@ -54,6 +54,10 @@ ELECTED: Final = "elected"
 """The role in `up.json` of a broker that may be master or slave."""
 NAME_SERVER: Final = "name server"
 """The name, and the role, of the first process in `up.json`."""
+METRICS_DISTANCE: Final = 3
+"""The distance from a broker's port to that of its metrics and health, if they are wanted."""
+NAME_SERVER_METRICS_DISTANCE: Final = 5
+"""The distance from the first broker's port to the same port of the name server."""
 PROXY: Final = "proxy"
 """The name, and the role, of the gRPC proxy."""
 PROXY_PORT: Final = 8081
@@ -100,6 +104,8 @@ class ServerPlan:
     command: tuple[str, ...]
     directory: Path
     stop_seconds_max: float = STOP_SECONDS_MAX
+    health: str = ""
+    """The address of the pages of health and metrics; empty without them."""
 
     @property
     def log_path(self) -> Path:
@@ -123,6 +129,7 @@ class ServerState:
     started_at: int = 0
     restarts: int = 0
     note: str = ""
+    health: str = ""
 
     @property
     def is_broker(self) -> bool:
@@ -176,7 +183,9 @@ def make_plan(
         bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
     )
     controller = f"{host}:{names + CONTROLLER_DISTANCE}" if is_elected else ""
-    plans = [_plan_name_server(folder, host, bind, names, controller)]
+    given = _pairs(overrides)
+    metrics = _metrics_settings(given, brokers[0][0] + NAME_SERVER_METRICS_DISTANCE)
+    plans = [_plan_name_server(folder, host, bind, names, controller, metrics)]
     file_bytes = _choose_log_file_bytes(folder, groups * len(brokers[0]))
     slaves: list[ServerPlan] = []
     for number, pair in enumerate(brokers):
@@ -197,11 +206,22 @@ def make_plan(
                 "mappedFileSizeCommitLog": _kept_log_file_bytes(directory) or file_bytes,
                 "flushDiskType": "ASYNC_FLUSH",
                 "slaveReadEnable": "true",
-                **_pairs(overrides),
+                **_metrics_settings(given, port + METRICS_DISTANCE),
+                **given,
             }
             plan = _write_plan(name, role, f"{host}:{port}", "broker", directory, settings)
             (slaves if broker_id else plans).append(plan)
     return plans + slaves
+
+
+def _metrics_settings(given: Mapping[str, str], port: int) -> dict[str, object]:
+    """Returns the settings of one server's metrics and health, with a port of its own; none unless the user
+    asks for them.
+    """
+    if given.get("metricsExporterType", "DISABLE").upper() in ("DISABLE", "0"):
+        return {}
+    found = {key: text for key, text in given.items() if key.startswith("metric")}
+    return {**found, "metricsPromExporterPort": port}
 
 
 def _role_settings(broker_id: int, replica_count: int, controller: str) -> dict[str, object]:
@@ -238,7 +258,9 @@ def _controller_store(folder: Path) -> Path:
     return folder / "namesrv" / "controller"
 
 
-def _plan_name_server(folder: Path, host: str, bind: str, port: int, controller: str) -> ServerPlan:
+def _plan_name_server(
+    folder: Path, host: str, bind: str, port: int, controller: str, metrics: Mapping[str, object]
+) -> ServerPlan:
     """Plans the name server, with a controller at the address `controller` if there is one."""
     directory = folder / "namesrv"
     settings: dict[str, object] = {
@@ -246,6 +268,7 @@ def _plan_name_server(folder: Path, host: str, bind: str, port: int, controller:
         "bindAddress": bind,
         "kvConfigPath": directory / "kvConfig.json",
         "configStorePath": directory / "kept.properties",
+        **metrics,
     }
     if controller:
         settings |= {
@@ -347,9 +370,24 @@ def _write_plan(
 ) -> ServerPlan:
     directory.mkdir(parents=True, exist_ok=True)
     path = write_properties(directory / "server.properties", settings)
+    kept = _read_settings(path)
     return ServerPlan(
-        name, role, address, (command, "-c", str(path)), directory, stop_seconds_max(_read_settings(path))
+        name,
+        role,
+        address,
+        (command, "-c", str(path)),
+        directory,
+        stop_seconds_max(kept),
+        _health_address(address, kept),
     )
+
+
+def _health_address(address: str, settings: Mapping[str, str]) -> str:
+    """Returns the address of a server's metrics and health; empty without one, and if only the server knows
+    its port.
+    """
+    port = settings.get("metricsPromExporterPort", "0")
+    return "" if port == "0" else f"{address.rpartition(':')[0]}:{port}"
 
 
 def stop_seconds_max(settings: Mapping[str, str]) -> float:

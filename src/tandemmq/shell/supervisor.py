@@ -42,7 +42,7 @@ class SupervisedServer(RestartedProcess):
         label = plan.name if plan.name == plan.role else f"{plan.name} {plan.role}"
         super().__init__(label, plan.stop_seconds_max)
         self.plan = plan
-        self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path))
+        self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path), health=plan.health)
         self._environment = local.server_environment(folder)
         self._on_change = on_change
         self._say = say

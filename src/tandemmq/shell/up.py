@@ -270,6 +270,8 @@ def _print_ready(state: UpState, stop_command: str) -> None:
     width = max(len(_label(server)) for server in state.servers)
     for server in state.servers:
         line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
+        if server.health:
+            line += f"  http://{server.health}/health/ready"
         _print_line(line)
     proxies = [server.address for server in state.servers if server.role == local.PROXY]
     grpc = f", clients of RocketMQ 5 (gRPC) to the proxy {proxies[0]}" if proxies else ""

@@ -18,7 +18,7 @@ from tandemmq.shell.proxy_workers import WorkerGroup
 OPTIONS = ProxyOptions(listen_host="127.0.0.1", listen_port=0, worker_count=2, drain_s=1)
 WORKER = """
 import socket, sys, time
-number, pair = (int(text.partition("=")[2]) for text in sys.argv[4:6])
+number, pair = map(int, sys.argv[4].partition("=")[2].split(":"))
 end = {ends}[number - 1]
 if end == "never_ready":
     sys.exit(3)

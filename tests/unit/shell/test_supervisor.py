@@ -130,3 +130,21 @@ def test_stop_waits_for_the_time_in_which_a_broker_forwards_sends(tmp_path: Path
     found = {plan.stop_seconds_max for plan in plans if plan.role != local.NAME_SERVER}
     assert found == {local.STOP_SECONDS_MAX + 30}
     assert plans[0].stop_seconds_max == local.STOP_SECONDS_MAX
+
+
+def test_each_server_has_a_port_of_its_own_for_metrics_and_health(tmp_path: Path) -> None:
+    plain = local.make_plan(tmp_path / "plain", port_base="auto", is_elected=True)
+    assert {plan.health for plan in plain} == {""}
+    wanted = ["metricsExporterType=PROM", "metricsLabel=zone:a"]
+    plans = local.make_plan(tmp_path / "up", port_base="auto", groups=2, is_elected=True, overrides=wanted)
+    ports = [int(plan.health.rpartition(":")[2]) for plan in plans]
+    taken = [int(plan.address.rpartition(":")[2]) + distance for plan in plans for distance in (-2, 0, 1, 2)]
+    assert len({*ports, *taken}) == len(ports) + len(taken), "no port is given twice"
+    for plan in plans:
+        text = (plan.directory / "server.properties").read_text()
+        assert "metricsExporterType=PROM" in text
+        assert "metricsLabel=zone:a" in text
+    own = local.make_plan(
+        tmp_path / "own", port_base="auto", overrides=[*wanted, "metricsPromExporterPort=0"]
+    )
+    assert [plan.health for plan in own if plan.is_broker] == ["", ""], "which only the broker knows"
