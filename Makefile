@@ -13,14 +13,14 @@ help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup-demo:
-	@scripts/setup venv spark
+	@scripts/setup venv spark,console
 	@scripts/setup java
 
 setup-dev:
 	@scripts/setup venv spark,delta,iceberg,dev
 	@scripts/setup java
 
-demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos")
+demo: setup-demo ## Run the main job: 336,776 flights through master, slave and Spark into a table (ARGS="--chaos --keep")
 	@$(TANDEMMQ) demo $(ARGS)
 
 test: JOBS ?= 3

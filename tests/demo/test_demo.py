@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.request
 from pathlib import Path
 
 import pytest
+
+from tandemmq.shell import local
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(1_000)]
 
@@ -19,11 +22,19 @@ def run_demo(*arguments: str) -> tuple[int, list[str]]:
 
 def test_nothing_is_lost_when_master_and_pipeline_are_killed(tmp_path: Path) -> None:
     rows = 6000
-    code, lines = run_demo("--chaos", "--rows", str(rows), "--keep", str(tmp_path / "demo"))
+    kept = tmp_path / "demo"
+    try:
+        code, lines = run_demo("--chaos", "--rows", str(rows), "--keep", str(kept))
+        address = local.running_state(kept).servers[-1].address
+        with urllib.request.urlopen(f"http://{address}/", timeout=30) as answer:
+            assert "broker-a" in answer.read().decode()
+    finally:
+        subprocess.run([sys.executable, "-m", "tandemmq", "down", "--store", str(kept)], check=False)
     counts = " ".join(f"{name}={rows}" for name in ("published", "master", "slave", "landed", "distinct"))
     assert lines[-1] == f"DEMO OK {counts}"
     assert code == 0
     text = "\n".join(lines)
+    assert f"http://{address}" in text
     assert text.count("master killed with SIGKILL") == 2
     assert "Spark pipeline killed with SIGKILL" in text
     assert (tmp_path / "demo" / "delays.png").stat().st_size > 10_000
@@ -33,9 +44,14 @@ def test_nothing_is_lost_when_master_and_pipeline_are_killed(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
-    [(("--rows", "0"), "--rows"), (("--rows", "336777"), "--rows"), (("--keep", __file__), "--keep")],
+    [
+        (("--rows", "0"), "--rows"),
+        (("--rows", "336777"), "--rows"),
+        (("--keep", __file__), "--keep"),
+        ((".",), "--keep"),
+    ],
 )
-def test_bad_options_are_refused_by_name(arguments: tuple[str, str], complaint: str) -> None:
+def test_bad_options_are_refused_by_name(arguments: tuple[str, ...], complaint: str) -> None:
     command = [sys.executable, "-m", "tandemmq", "demo", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2

@@ -17,12 +17,18 @@ from tandemmq.spark.java import find_java
 
 def demo(
     rows: Annotated[int, typer.Option(help="Flight records to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
-    keep: Annotated[
+    directory: Annotated[
         Path | None,
-        typer.Option(
-            help="Keep the logs, configurations and tables in this directory; it must be new or empty."
+        typer.Argument(
+            metavar="[DIR]",
+            help="The directory for --keep; it must be new or empty.",
+            show_default="a new one for temporary files",
         ),
     ] = None,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Keep logs, configurations and tables, and leave the cluster running."),
+    ] = False,
     chaos: Annotated[
         bool,
         typer.Option(
@@ -34,14 +40,19 @@ def demo(
     and count the result. Fails if any record is missing or duplicated. Needs Java 17 or newer.
     """
     console = Console()
-    if keep is not None and keep.exists() and (not keep.is_dir() or any(keep.iterdir())):
-        console.print(f"tandemmq: --keep {keep}: must be a directory that is new or empty", soft_wrap=True)
+    if directory is not None and not keep:
+        console.print(f"tandemmq: {directory}: a directory is only useful with --keep", soft_wrap=True)
+        raise typer.Exit(2)
+    if directory is not None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        text = f"tandemmq: --keep {directory}: must be a directory that is new or empty"
+        console.print(text, soft_wrap=True)
         raise typer.Exit(2)
     try:
         find_java()
-        if keep is not None:
-            keep.mkdir(parents=True, exist_ok=True)
-            is_ok = _run(rows, keep.resolve(), console, is_kept=True, is_chaotic=chaos)
+        if keep:
+            kept = directory or Path(tempfile.mkdtemp(prefix="tandemmq-demo-"))
+            kept.mkdir(parents=True, exist_ok=True)
+            is_ok = _run(rows, kept.resolve(), console, is_kept=True, is_chaotic=chaos)
         else:
             with tempfile.TemporaryDirectory(prefix="tandemmq-demo-") as name:
                 is_ok = _run(rows, Path(name), console, is_kept=False, is_chaotic=chaos)

