@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote
+from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -187,9 +187,7 @@ class Console:
                 for name, value in {**view.path, **view.form}.items()
             }
             try:
-                entry = view.audit.begin(
-                    view.user or "(visitor)", view.address, action.title, request.url.path, shown
-                )
+                entry = view.audit.begin(view.audit_name, view.address, action.title, request.url.path, shown)
             except OSError as error:
                 text = f"nothing was changed, because the audit log cannot be written: {error.strerror}"
                 return self._failed(request, view, PageError(503, text))
@@ -253,7 +251,8 @@ class Console:
     async def _form(self, request: Request, session: Session, bytes_max: int) -> list[tuple[str, str]]:
         """Returns the fields of a form. Raises PageError when it is foreign, too large or without a token."""
         origin = request.headers.get("origin")
-        if origin is not None and origin != f"{request.url.scheme}://{request.headers.get('host')}":
+        # Only the host is compared, because a proxy in front may terminate TLS.
+        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
             raise PageError(403, f"the form comes from another site ({origin})")
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/x-www-form-urlencoded":

@@ -148,6 +148,8 @@ async def _serve(name_servers: str, options: ConsoleOptions) -> None:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, server.end)
         await server.serve(sockets=[listener])
+        if not server.started:
+            raise ConfigError("the console did not start")
 
 
 def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:

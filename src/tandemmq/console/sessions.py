@@ -32,11 +32,13 @@ from tandemmq.manage.reach import READ_TIMEOUT_S
 from tandemmq.manage.tools import Tools, find_targets, open_tools
 from tandemmq.protocol.signature import Credentials
 from tandemmq.runtime.ports import Clock
+from tandemmq.runtime.tasks import TaskScope
 
 SESSIONS_MAX: Final = 256
 IDLE_S_MAX: Final = 3600.0
 """A session ends after this time without a click; refreshes by the page's script do not count."""
 AGE_S_MAX: Final = 12 * 3600.0
+SWEEP_S: Final = 60.0
 VISITOR: Final = ""
 """The user name of a visitor who is not logged in."""
 UNSIGNED: Final = Credentials("", "")
@@ -77,6 +79,10 @@ class Session:
     used_at: float = 0.0
     outage: str = ""
     """The reason why a visitor has no viewer."""
+
+    def is_expired(self, now_s: float) -> bool:
+        """Returns True if the session was idle for too long, or is too old."""
+        return now_s - self.used_at >= IDLE_S_MAX or now_s - self.begun_at >= AGE_S_MAX
 
 
 class AttemptLimit:
@@ -231,19 +237,26 @@ class Sessions:
     _sessions: OrderedDict[str, Session] = field(init=False, default_factory=OrderedDict)
     _viewers: dict[Credentials | None, Viewer] = field(init=False, default_factory=dict)
     _notices: OrderedDict[str, str] = field(init=False, default_factory=OrderedDict)
+    _scope: TaskScope | None = field(init=False, default=None)
     _opening: asyncio.Lock = field(init=False, default_factory=asyncio.Lock)
 
     def __post_init__(self) -> None:
         self.limit = AttemptLimit(self.clock)
 
     async def start(self) -> None:
-        """Opens the connections of visitors if they are admitted, so that a history exists for the first."""
+        """Opens the connections of visitors if they are admitted, so that a history exists for the first; and
+        ends sessions that expire.
+        """
+        self._scope = TaskScope("sessions")
+        self._scope.start("sweep", self._sweep_for_ever())
         if self.admits_visitors:
-            with suppress(TandemError):  # without a name server each page says so
+            with suppress(TandemError, TimeoutError):  # without a name server each page says so
                 await self._viewer(UNSIGNED)
 
     async def close(self) -> None:
         """Ends all sessions and closes their connections."""
+        if self._scope is not None:
+            await self._scope.close()
         self._sessions.clear()
         for viewer in list(self._viewers.values()):
             await viewer.close()
@@ -256,7 +269,7 @@ class Sessions:
         now = self.clock.monotonic()
         found = self._sessions.get(session_id)
         if found is not None:
-            if now - found.used_at < IDLE_S_MAX and now - found.begun_at < AGE_S_MAX:
+            if not found.is_expired(now):
                 found.used_at = now if is_click else found.used_at
                 self._sessions.move_to_end(session_id)
                 return found
@@ -267,6 +280,8 @@ class Sessions:
         if self.admits_visitors:
             try:
                 visitor.viewer = await self._viewer(UNSIGNED)
+            except TimeoutError:
+                visitor.outage = f"the name server does not answer within {READ_TIMEOUT_S:g} s"
             except TandemError as error:
                 visitor.outage = str(error)
         return visitor
@@ -293,7 +308,10 @@ class Sessions:
         while len(self._sessions) >= SESSIONS_MAX:
             await self.end(next(iter(self._sessions.values())))
         session_id, now = secrets.token_urlsafe(32), self.clock.monotonic()
-        viewer = await self._viewer(keys)
+        try:
+            viewer = await self._viewer(keys)
+        except TimeoutError:
+            raise LoginRefused("the name server does not answer") from None
         session = Session(session_id, self._csrf(session_id), name, may_change, viewer, now, now)
         self._sessions[session_id] = session
         return session
@@ -309,6 +327,17 @@ class Sessions:
                 del self._viewers[keys]
                 await viewer.close()
 
+    async def sweep(self) -> None:
+        """Ends the sessions that have expired, so that their secrets leave the memory."""
+        now = self.clock.monotonic()
+        for session in [one for one in self._sessions.values() if one.is_expired(now)]:
+            await self.end(session)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self.clock.sleep(SWEEP_S)
+            await self.sweep()
+
     def leave_notice(self, session: Session, text: str) -> None:
         """Keeps a text that the session's next page shows once."""
         self._notices[session.id] = text
@@ -323,12 +352,15 @@ class Sessions:
         return hmac.new(self._key, session_id.encode(), hashlib.sha256).hexdigest()
 
     async def _viewer(self, keys: Credentials | None) -> Viewer:
-        """Returns the connections that sign with these keys. Raises TandemError without a name server."""
+        """Returns the connections that sign with these keys. Raises TandemError without a name server,
+        TimeoutError when it does not answer.
+        """
         async with self._opening:
             found = self._viewers.get(keys)
             if found is None:
                 stack = AsyncExitStack()
-                tools = await stack.enter_async_context(open_tools(self.name_servers, keys))
+                async with asyncio.timeout(READ_TIMEOUT_S):
+                    tools = await stack.enter_async_context(open_tools(self.name_servers, keys))
                 sampler = Sampler(tools, self.clock)
                 stack.push_async_callback(sampler.close)
                 sampler.start()

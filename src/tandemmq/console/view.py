@@ -123,6 +123,11 @@ class View:
         return self.session.user
 
     @property
+    def audit_name(self) -> str:
+        """The user's name in the audit list."""
+        return self.user or "(visitor)"
+
+    @property
     def viewer(self) -> Viewer:
         if self.session.viewer is None:
             raise NotPermitted("log in to see this page")

@@ -83,8 +83,8 @@ class ClusterReading:
 
     @property
     def answering(self) -> tuple[BrokerReading, ...]:
-        """The brokers that answered."""
-        return tuple(one for one in self.brokers if not one.error)
+        """The brokers that answered, also with a refusal: other requests may be allowed."""
+        return tuple(one for one in self.brokers if not one.error or one.is_denied)
 
     @property
     def in_rate(self) -> float:

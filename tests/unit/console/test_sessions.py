@@ -131,6 +131,18 @@ async def test_idle_session_ends_though_its_page_refreshes(monkeypatch: pytest.M
         assert (await browser.get("/")).status_code == 303
 
 
+async def test_expired_session_is_swept_with_its_secret() -> None:
+    async with Cluster(settings=GUARDED) as cluster, open_browser(cluster.name_servers) as browser:
+        await browser.log_in(ADMIN.access_key, ADMIN.secret_key)
+        sessions = browser.frame.sessions
+        session = await sessions.find(browser.client.cookies["tandemmq-8088"], is_click=True)
+        await sessions.sweep()
+        assert ADMIN in sessions._viewers
+        session.used_at -= IDLE_S_MAX
+        await sessions.sweep()
+        assert ADMIN not in sessions._viewers
+
+
 def test_attempts_are_limited_by_name_and_address() -> None:
     clock = StoppedClock()
     limit = AttemptLimit(clock)  # type: ignore[arg-type]

@@ -14,7 +14,8 @@ async def show_overview(view: View) -> Answer:
     sampler = view.sampler
     problems = [f"the cluster cannot be read now: {sampler.error}"] if sampler.error else []
     problems += [
-        f"{one.target.broker_name} ({one.address}) does not answer: {one.error}"
+        f"{one.target.broker_name} ({one.address}) {'refuses' if one.is_denied else 'does not answer'}:"
+        f" {one.error}"
         for one in reading.brokers
         if one.error
     ]
