@@ -751,6 +751,7 @@ _OTHERS: Final = {
         "",
         "Inspect and change brokers, topics, groups and messages.",
     ),
+    "mcp": (_CLUSTER, "tandemmq.mcp.command", "mcp", "Serve a cluster's state to AI assistants as tools."),
     "audit": (
         _CLUSTER,
         "tandemmq.admin.audit_command",

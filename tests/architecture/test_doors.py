@@ -12,14 +12,15 @@ CHECKOUT = Path(__file__).parents[2]
 SOURCES = (CHECKOUT / "src" / "tandemmq", CHECKOUT / "tools")
 
 # Programs around the system (the fuzzer speaks to real processes, planted bugs are tried in others, costs and
-# their growth are timed, a board is drawn, the console serves browsers), the places that live in other
-# programs' threads, and the doors that tests use in place of the machine's.
+# their growth are timed, a board is drawn, the console serves browsers, the MCP server assistants), the
+# places that live in other programs' threads, and the doors that tests use in place of the machine's.
 FREE = (
     "runtime",
     "demo",
     "bench",
     "spark",
     "console",
+    "mcp",
     "launcher.py",
     "shell",
     "cli.py",

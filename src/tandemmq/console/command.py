@@ -5,15 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ipaddress
-import signal
-import socket
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
 import typer
-import uvicorn
 import uvloop
 
 from tandemmq.admin.options import grouped
@@ -27,9 +23,9 @@ from tandemmq.errors import ConfigError
 from tandemmq.remoting.options import is_loopback, parse_address, render_address
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell.session import NameServers, find_name_servers
+from tandemmq.shell.web_server import listen, serve_app
 
 REQUESTS_AT_ONCE_MAX: Final = 256
-STOP_S_MAX: Final = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +116,7 @@ def console(namesrv: NameServers = "", options: ConsoleOptions = ConsoleOptions(
 
 
 async def _serve(name_servers: str, options: ConsoleOptions) -> None:
-    listener = _listen(options.listen)
+    listener = listen(options.listen)
     with contextlib.closing(listener):
         host, port = listener.getsockname()[:2]
         frame = make_frame(name_servers, options)
@@ -131,25 +127,15 @@ async def _serve(name_servers: str, options: ConsoleOptions) -> None:
             is_secure=options.tls_cert is not None,
             host_names=_host_names(options),
         )
-        config = uvicorn.Config(
-            app,
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            limit_concurrency=REQUESTS_AT_ONCE_MAX,
-            timeout_graceful_shutdown=STOP_S_MAX,
-            ssl_certfile=options.tls_cert,
-            ssl_keyfile=None if options.tls_key is None else str(options.tls_key),
-        )
         scheme = "https" if options.tls_cert is not None else "http"
-        server = _Server(config, f"console ready on {scheme}://{render_address((host, port))}")
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, server.end)
-        await server.serve(sockets=[listener])
-        if not server.started:
-            raise ConfigError("the console did not start")
+        await serve_app(
+            app,
+            listener,
+            f"console ready on {scheme}://{render_address((host, port))}",
+            requests_max=REQUESTS_AT_ONCE_MAX,
+            tls_cert=options.tls_cert,
+            tls_key=options.tls_key,
+        )
 
 
 def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:
@@ -165,27 +151,6 @@ def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:
     )
 
 
-class _Server(uvicorn.Server):
-    """A server whose signals are handled by the command, which ends with exit code 0 then."""
-
-    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
-        super().__init__(config)
-        self._ready_line = ready_line
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        typer.echo(self._ready_line)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        yield
-
-    def end(self) -> None:
-        """Ends the server; a second call closes open connections at once."""
-        self.force_exit = self.should_exit
-        self.should_exit = True
-
-
 def _host_names(options: ConsoleOptions) -> list[str]:
     """Returns the names that browsers may use; addresses are always allowed."""
     names = list(options.host_name or ())
@@ -195,22 +160,3 @@ def _host_names(options: ConsoleOptions) -> list[str]:
     except ValueError:
         names.append(host)
     return names
-
-
-def _listen(address: str) -> socket.socket:
-    """Returns the listening socket. Raises ConfigError when the address cannot be used."""
-    host, port = parse_address(address)
-    try:
-        family, kind, protocol, _, place = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(place)
-        except OSError:
-            listener.close()
-            raise
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {address}: {error.strerror}") from error
-    return listener

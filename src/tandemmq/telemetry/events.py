@@ -101,6 +101,11 @@ SETTING_CHANGED: Final = "setting.changed"
 CONSOLE_PAGE_FAILED: Final = "console_page.failed"
 CONSOLE_AUDIT_FAILED: Final = "console_audit.not_written"
 
+# mcp
+MCP_CHANGE_BEGUN: Final = "mcp_change.begun"
+MCP_CHANGE_DONE: Final = "mcp_change.done"
+MCP_CHANGE_FAILED: Final = "mcp_change.failed"
+
 # controller
 BROKER_GONE: Final = "broker.gone"
 BROKER_MASTER_ELECTED: Final = "broker_master.elected"

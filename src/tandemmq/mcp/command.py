@@ -1,0 +1,80 @@
+"""`tandemmq mcp`: serves the cluster's tools to an AI assistant, over stdio or streamable HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from tandemmq.errors import ConfigError
+from tandemmq.manage.tools import open_tools
+from tandemmq.mcp.http import HttpOptions, read_token, serve_http
+from tandemmq.mcp.server import build_server
+from tandemmq.shell.session import NameServers, explained_errors, find_name_servers
+
+
+def mcp(
+    namesrv: NameServers = "",
+    allow_changes: Annotated[
+        bool,
+        typer.Option(
+            "--allow-changes", help="Include tools that change the cluster, each with a confirmation."
+        ),
+    ] = False,
+    listen: Annotated[
+        str,
+        typer.Option(
+            "--listen",
+            help="Serve streamable HTTP here instead of stdio; port 0 picks a free one.",
+            metavar="HOST:PORT",
+        ),
+    ] = "",
+    token_file: Annotated[
+        Path | None,
+        typer.Option(
+            "--token-file",
+            help="With --listen: a file with the bearer token.",
+            show_default="$TANDEMMQ_MCP_TOKEN",
+        ),
+    ] = None,
+    host_name: Annotated[
+        list[str] | None,
+        typer.Option("--host-name", help="With --listen: another host name of this server; repeatable."),
+    ] = None,
+    tls_cert: Annotated[
+        Path | None, typer.Option("--tls-cert", help="With --listen: the certificate chain, as PEM.")
+    ] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option("--tls-key", help="With --listen: the private key, as PEM.")
+    ] = None,
+) -> None:
+    """Serve the cluster's state, and changes if allowed, as tools for AI assistants.
+
+    Without --listen, an assistant starts the command and talks to it over stdin and stdout. Requests are
+    signed as those of the other commands: with $ROCKETMQ_HOME/conf/tools.yml.
+    """
+    with explained_errors():
+        options = None
+        if listen:
+            names = tuple(host_name or ())
+            options = HttpOptions(listen, read_token(token_file), names, tls_cert, tls_key)
+        elif token_file or host_name or tls_cert or tls_key:
+            raise ConfigError("--token-file, --host-name, --tls-cert and --tls-key need --listen")
+        logging.getLogger("tandemmq").addHandler(logging.NullHandler())
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # The thread that reads stdin cannot be interrupted, and nothing is left to write at the end.
+            signal.signal(number, signal.SIG_DFL)
+        asyncio.run(_serve(find_name_servers(namesrv), options, allows_changes=allow_changes))
+
+
+async def _serve(name_servers: str, options: HttpOptions | None, *, allows_changes: bool) -> None:
+    async with open_tools(name_servers) as tools:
+        server = build_server(tools, allows_changes=allows_changes)
+        if options is None:
+            await server.run_stdio_async()
+            return
+        await serve_http(server, options)
