@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: coverage-core consumer-types boards docs image packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
+.PHONY: console coverage-core consumer-types boards docs image packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -25,11 +25,11 @@ demo: setup-demo ## Run the main job: 336,776 flights through master, slave and 
 
 test: JOBS ?= 3
 test: setup-dev ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
-	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not grpc and not long")
+	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not grpc and not console and not long")
 
 test-long: JOBS ?= 2
 test-long: setup-dev ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
-	@$(PYTEST) -m "long and not interop and not grpc"
+	@$(PYTEST) -m "long and not interop and not grpc and not console"
 
 test-all: test test-long ## Both
 
@@ -44,6 +44,12 @@ metrics: setup-dev ## Compare the metrics of our broker and of a Java 5.5 broker
 grpc: setup-dev ## Run the official gRPC clients in five languages through our proxy, before our broker and Java's (needs Go, Node, Rust, a JDK and Maven; ARGS=--chaos kills proxies and masters under gRPC load instead, and needs none of these)
 	@$(if $(findstring --chaos,$(ARGS)),,scripts/setup jdk)
 	@$(if $(findstring --chaos,$(ARGS)),PYTHONPATH=tests $(PY) tests/faults/grpc_chaos.py,TANDEMMQ_REQUIRE_INTEROP=1 $(PY) -m pytest -m grpc tests/interop) $(ARGS)
+
+console: ## Drive every page and action of the console in Chromium, before our cluster and Java's (needs Chromium, a JDK and Maven; ARGS="-k topics" for some)
+	@scripts/setup venv spark,delta,iceberg,dev,browser
+	@scripts/setup jdk
+	@scripts/setup chromium
+	@TANDEMMQ_REQUIRE_CONSOLE=1 $(PY) -m pytest -m console tests/console $(ARGS)
 
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk
@@ -164,7 +170,7 @@ changelog: setup-maintain ## Show what the changes in changes/ would add to CHAN
 	@$(PY) -m towncrier build --draft --version next
 
 coverage: setup-maintain ## Run the unit, property and scenario tests and print how much of the package they execute
-	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not grpc and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
+	@$(PY) -m pytest -n 2 --dist loadfile --cov --cov-report=term --cov-report=html:build/coverage -m "not interop and not grpc and not console and not long and not spark" tests/unit tests/property tests/scenario $(ARGS)
 
 boards: setup-dev ## Draw the Grafana board from a cluster under load that a real Prometheus scrapes; ends with BOARDS OK (needs Debian's prometheus; 3 minutes)
 	@$(PY) -m boards $(ARGS)

@@ -13,6 +13,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, urlsplit
 
@@ -85,7 +86,8 @@ class Cookies:
 
 
 class Shield:
-    """Refuses requests for foreign host names and adds the security headers.
+    """Refuses requests for foreign host names, adds the security headers, and reports the time that the
+    server took (Server-Timing), which browsers show.
 
     A page of another site whose name resolves to this address has that name in its Host header. Addresses
     cannot be rebound, so they are always accepted.
@@ -103,12 +105,16 @@ class Shield:
             await self._app(scope, receive, send)
             return
 
+        begun = perf_counter()
+
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 given = {name for name, _ in message["headers"]}
+                took_ms = (perf_counter() - begun) * 1000
                 message["headers"] = [
                     *message["headers"],
                     *self._headers,
+                    (b"server-timing", b"page;dur=%.1f" % took_ms),
                     *([] if b"cache-control" in given else [(b"cache-control", b"no-store")]),
                 ]
             await send(message)

@@ -101,7 +101,8 @@ def show_duration(seconds: float | None) -> str:
     whole = int(seconds)
     for size, name, below, lower in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
         if whole >= size:
-            return f"{whole // size} {name} {whole % size // below} {lower}"
+            rest = whole % size // below
+            return f"{whole // size} {name}" + (f" {rest} {lower}" if rest else "")
     return f"{whole} s"
 
 

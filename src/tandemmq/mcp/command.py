@@ -12,7 +12,7 @@ import typer
 
 from tandemmq.errors import ConfigError
 from tandemmq.manage.tools import open_tools
-from tandemmq.mcp.http import HttpOptions, read_token, serve_http
+from tandemmq.mcp.http import McpHttpOptions, read_token, serve_http
 from tandemmq.mcp.server import build_server
 from tandemmq.shell.session import NameServers, explained_errors, find_name_servers
 
@@ -61,7 +61,7 @@ def mcp(
         options = None
         if listen:
             names = tuple(host_name or ())
-            options = HttpOptions(listen, read_token(token_file), names, tls_cert, tls_key)
+            options = McpHttpOptions(listen, read_token(token_file), names, tls_cert, tls_key)
         elif token_file or host_name or tls_cert or tls_key:
             raise ConfigError("--token-file, --host-name, --tls-cert and --tls-key need --listen")
         logging.getLogger("tandemmq").addHandler(logging.NullHandler())
@@ -71,7 +71,7 @@ def mcp(
         asyncio.run(_serve(find_name_servers(namesrv), options, allows_changes=allow_changes))
 
 
-async def _serve(name_servers: str, options: HttpOptions | None, *, allows_changes: bool) -> None:
+async def _serve(name_servers: str, options: McpHttpOptions | None, *, allows_changes: bool) -> None:
     async with open_tools(name_servers) as tools:
         server = build_server(tools, allows_changes=allows_changes)
         if options is None:

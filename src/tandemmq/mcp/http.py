@@ -34,7 +34,7 @@ PATH: Final = "/mcp"
 
 
 @dataclass(frozen=True, slots=True)
-class HttpOptions:
+class McpHttpOptions:
     """The address and the protection of the HTTP server; `names` are further host names of this server."""
 
     listen: str
@@ -101,7 +101,7 @@ class TokenGuard:
         await self._app(scope, receive, send)
 
 
-def build_app(server: MCPServer[Any], options: HttpOptions, port: int) -> ASGIApp:
+def build_app(server: MCPServer[Any], options: McpHttpOptions, port: int) -> ASGIApp:
     """Returns the ASGI application, for the port on which it is served."""
     names = {"localhost", "127.0.0.1", "::1", options.host, *options.names}
     hosts = sorted({*(render_address((name, port)) for name in names), *options.names})
@@ -118,7 +118,7 @@ def build_app(server: MCPServer[Any], options: HttpOptions, port: int) -> ASGIAp
     return TokenGuard(app, options.token)
 
 
-async def serve_http(server: MCPServer[Any], options: HttpOptions) -> None:
+async def serve_http(server: MCPServer[Any], options: McpHttpOptions) -> None:
     """Serves requests until SIGINT or SIGTERM. Raises ConfigError when the address cannot be used."""
     with contextlib.closing(listen(options.listen)) as listener:
         port = int(listener.getsockname()[1])

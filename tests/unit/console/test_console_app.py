@@ -36,6 +36,7 @@ async def test_overview_shows_the_brokers(cluster: Cluster) -> None:
     assert "of 1 answer" in answer.text
     assert "script-src 'self'" in answer.headers["content-security-policy"]
     assert answer.headers["cache-control"] == "no-store"
+    assert answer.headers["server-timing"].startswith("page;dur=")
     cookie = answer.headers["set-cookie"].lower()
     assert "httponly" in cookie
     assert "samesite=strict" in cookie

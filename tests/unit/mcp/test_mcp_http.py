@@ -10,7 +10,7 @@ from mcp.server.mcpserver import MCPServer
 from starlette.testclient import TestClient
 
 from tandemmq.errors import ConfigError
-from tandemmq.mcp.http import PATH, TOKEN_VARIABLE, HttpOptions, build_app, read_token
+from tandemmq.mcp.http import PATH, TOKEN_VARIABLE, McpHttpOptions, build_app, read_token
 
 TOKEN = "a-token-of-thirty-two-characters"
 PORT = 8089
@@ -32,7 +32,7 @@ async def hello() -> dict[str, str]:
 def ask(**headers: str) -> Any:
     server: MCPServer[Any] = MCPServer("tandemmq", log_level="ERROR")
     server.add_tool(hello)
-    options = HttpOptions("127.0.0.1:0", TOKEN, names=("mq.example.org",))
+    options = McpHttpOptions("127.0.0.1:0", TOKEN, names=("mq.example.org",))
     wanted = {name: text for name, text in {**GOOD, **headers}.items() if text}
     with TestClient(build_app(server, options, PORT), base_url=f"http://{HOST}") as client:
         return client.post(PATH, json=LIST_TOOLS, headers=wanted)
@@ -82,7 +82,7 @@ def test_pages_of_other_origins_are_refused(origin: str, status: int) -> None:
 )
 def test_unsafe_options_are_refused(values: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        HttpOptions(**{"listen": "127.0.0.1:0", "token": TOKEN, **values})
+        McpHttpOptions(**{"listen": "127.0.0.1:0", "token": TOKEN, **values})
 
 
 def test_the_token_is_read_from_a_file_or_the_environment(

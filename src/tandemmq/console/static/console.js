@@ -15,7 +15,22 @@ function localTimes(root) {
 
 function nameZone() {
   const zone = document.getElementById("zone");
-  zone.textContent = `times in ${Intl.DateTimeFormat().resolvedOptions().timeZone}; hover over a time for UTC`;
+  const name = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (name !== "UTC") zone.textContent = `times in ${name}; hover over a time for UTC`;
+}
+
+// A box that scrolls must be reachable by keyboard; one that does not must not be in the way.
+function openBoxes() {
+  for (const box of document.querySelectorAll(".wide:not([tabindex]), pre:not([tabindex]), [data-opened]")) {
+    if (box.scrollWidth > box.clientWidth || box.scrollHeight > box.clientHeight) {
+      box.dataset.opened = "";
+      box.tabIndex = 0;
+      box.setAttribute("role", "group");
+      box.setAttribute("aria-label", box.querySelector("caption, th")?.textContent.trim() || "Content");
+    } else {
+      for (const name of ["data-opened", "tabindex", "role", "aria-label"]) box.removeAttribute(name);
+    }
+  }
 }
 
 function foldMenu() {
@@ -73,6 +88,7 @@ function keepLive() {
         if (fresh && isLive && !isBusy()) {
           localTimes(fresh);
           main.replaceChildren(...fresh.childNodes);
+          openBoxes();
         }
         main.classList.remove("stale");
       } catch {
@@ -88,6 +104,8 @@ function keepLive() {
 document.documentElement.classList.add("scripted");
 localTimes(document);
 nameZone();
+openBoxes();
+addEventListener("resize", openBoxes);
 foldMenu();
 submitTheme();
 keepLive();
