@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -85,6 +86,15 @@ class Reader:
         response = self.page.goto(self.url + path, wait_until="load")
         assert response is not None
         return response
+
+    def visit_answered(self, path: str) -> Response:
+        """Loads the page until all brokers have answered lately: a busy machine's answer late."""
+        end = time.monotonic() + PATIENCE_MS / 1000
+        while True:
+            response = self.visit(path)
+            if self.page.locator(".silent").count() == 0 or time.monotonic() > end:
+                return response
+            self.page.wait_for_timeout(500)
 
     def check(self, name: str) -> None:
         """Checks the page that is shown, and takes its picture.

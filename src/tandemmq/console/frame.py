@@ -49,6 +49,16 @@ class Frame:
         sections = [(name, [one for one in shown if one.menu == name]) for name in SECTIONS]
         return [(name, pages) for name, pages in sections if pages]
 
+    def silent(self, view: View) -> list[str]:
+        """Returns the addresses of the brokers that did not answer the latest reading: what they hold is
+        missing on pages that ask only `view.targets()`.
+        """
+        viewer = view.session.viewer
+        reading = None if viewer is None else viewer.sampler.latest
+        if reading is None:
+            return []
+        return [one.address for one in reading.brokers if one.error and not one.is_denied]
+
     def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response:
         """Renders a template with what all of them need; `title` may be replaced by the page."""
         page = view.page_of
@@ -58,6 +68,7 @@ class Frame:
             "refresh_s": page.refresh_s if isinstance(page, Page) else 0,
             "menu": self.menu(view),
             "notice": self.sessions.take_notice(view.session),
+            "silent": self.silent(view),
             "stamp": self.stamp,
             "version": __version__,
             "is_read_only": self.is_read_only,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 
@@ -75,3 +76,15 @@ async def test_text_of_the_cluster_is_escaped(cluster: Cluster) -> None:
         text = (await browser.get("/x")).text
     assert "<script>alert" not in text
     assert "<i>" not in text
+
+
+async def test_a_page_names_the_brokers_whose_data_may_be_missing(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers) as browser:
+        assert "No answer lately" not in (await browser.get("/topics")).text
+        session = await browser.frame.sessions.find("", is_click=True)
+        assert session.viewer is not None
+        sampler = session.viewer.sampler
+        assert sampler.latest is not None
+        [broker] = sampler.latest.brokers
+        sampler.latest = replace(sampler.latest, brokers=(replace(broker, error="gone"),))
+        assert f"No answer lately from {broker.address}" in (await browser.get("/topics")).text
