@@ -309,7 +309,8 @@ DIFFERENCES: Final = {
         ),
         (
             "GET_CONSUMER_CONNECTION_LIST reports the rejected members of the group in a field"
-            " that RocketMQ's tools ignore, and in the remark when no member is online.",
+            " that RocketMQ's tools ignore, and in the remark when no member is online; without a group,"
+            " the newest 256 kinds of rejections of all groups.",
             "broker/admin/inspection_handlers.py",
         ),
         (

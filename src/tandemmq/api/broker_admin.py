@@ -221,7 +221,7 @@ query_consumer_connections = AdminCall(
 """Returns the group's online members and subscriptions; None when no member is online here.
 
 A TandemMQ broker also reports the requests of the group that it rejected; then there is an answer without
-members.
+members. For the group "" it reports the newest rejected requests of all groups.
 """
 query_running_info = AdminCall(
     Code.GET_CONSUMER_RUNNING_INFO, headers.RunningInfoRequest, body(stats.decode_running_info)

@@ -77,6 +77,14 @@ class ConsoleOptions:
             "--allow-plain-http", help="Serve other machines without TLS; secrets are then readable."
         ),
     ] = False
+    pipelines: Annotated[
+        Path | None,
+        typer.Option(
+            "--pipelines",
+            help="The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
+            metavar="DIR",
+        ),
+    ] = None
     visitors: Annotated[
         bool, typer.Option("--allow-visitors", help="Serve other machines without log-in.")
     ] = False
@@ -148,6 +156,7 @@ def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:
         AuditLog(clock, options.audit_log),
         [one for one in ALL if isinstance(one, Page)],
         options.read_only,
+        options.pipelines,
     )
 
 

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
+from pathlib import Path
 from typing import Any, Final
 
 from jinja2 import Environment
@@ -26,12 +27,15 @@ STATIC: Final = {
 
 @dataclass(slots=True)
 class Frame:
-    """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash."""
+    """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
+    `pipelines` is the folder with the progress of Spark pipelines.
+    """
 
     sessions: Sessions
     audit: AuditLog
     pages: Sequence[Page]
     is_read_only: bool = False
+    pipelines: Path | None = None
     environment: Environment = field(init=False, default_factory=make_environment)
     static: Mapping[str, bytes] = field(init=False)
     stamp: str = field(init=False)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from starlette.responses import RedirectResponse, Response
@@ -89,6 +90,9 @@ class PageFrame(Protocol):
 
     @property
     def is_read_only(self) -> bool: ...
+
+    @property
+    def pipelines(self) -> Path | None: ...
 
     def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response: ...
 

@@ -38,11 +38,12 @@ class ConnectionHandlers:
 
     def handle_consumers(self, channel: Channel, command: Command) -> Command:
         """Handles GET_CONSUMER_CONNECTION_LIST (203); TandemMQ's tools also get the group's rejected
-        requests.
+        requests, and without a group the newest ones of all groups.
         """
         name = command.decode(admin.ConsumerConnectionsRequest).consumer_group
         group = self.core.consumers.get(name)
-        refusals = self.core.refusals.of_group(name) or None
+        held = self.core.refusals
+        refusals = (held.of_group(name) if name else held.list_newest()) or None
         if group is None:
             remark, body = f"no consumer of the group {name[:160]!r} is online", b""
             if refusals:

@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
+from msgspec.structs import replace
+
 from tandemmq.broker.pull.filters import SQL_TYPE, SqlBudget, is_tag_type, parse_tags
 from tandemmq.errors import BadRequest, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.client import Refusal
@@ -115,6 +117,8 @@ class GroupMembers:
 
 REFUSALS_KEPT_MAX: Final = 1_024
 REASON_LENGTH_MAX: Final = 512
+LISTED_MAX: Final = 256
+"""The most rejections in one answer."""
 _GROUP_FIELD: Final = "consumerGroup"
 
 
@@ -188,6 +192,11 @@ class Refusals:
         for kind, refusal in reversed(self._kept.items()):
             return f"{kind.request} of group {kind.group} from {kind.client}: {refusal.reason}"
         return ""
+
+    def list_newest(self) -> tuple[Refusal, ...]:
+        """Returns the newest LISTED_MAX kept rejections of all groups with their groups, newest last."""
+        newest = list(self._kept.items())[-LISTED_MAX:]
+        return tuple(replace(refusal, group=kind.group) for kind, refusal in newest)
 
     def of_group(self, group: str) -> tuple[Refusal, ...]:
         """Returns the kept rejections of a group, newest last."""

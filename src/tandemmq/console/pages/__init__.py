@@ -55,6 +55,8 @@ from tandemmq.console.pages import (
     groups,
     messages,
     overview,
+    pipelines,
+    refusals,
     settings,
     topics,
     transactions,
@@ -71,6 +73,8 @@ MODULES: Final = (
     delayed,
     transactions,
     access,
+    refusals,
+    pipelines,
     settings,
     audit_list,
 )

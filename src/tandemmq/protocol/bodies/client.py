@@ -148,11 +148,14 @@ class ClientConnection(Body, frozen=True, kw_only=True):
 
 
 class Refusal(Body, frozen=True, kw_only=True):
-    """A refused request of a consumer (ours). `client`: its id in a heartbeat, else its address."""
+    """A refused request of a consumer (ours). `client`: its id in a heartbeat, else its address. `group` is
+    empty in a list for one group.
+    """
 
     client: str = ""
     code: int = 0
     count: int = 0
+    group: str = ""
     last_at_ms: int = field(name="lastTime", default=0)
     reason: str = ""
     request: str = ""
