@@ -34,24 +34,31 @@ def free_port() -> int:
 async def forwarded(target: str) -> AsyncIterator[tuple[int, list[str]]]:
     """Yields a port whose connections go to the target, and the list that grows by one for each."""
     seen: list[str] = []
+    tasks: set[asyncio.Task[None]] = set()
 
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while data := await reader.read(65536):
-            writer.write(data)
-            await writer.drain()
-        writer.close()
+        try:
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
 
     async def connect(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen.append(target)
         host, _, port = target.rpartition(":")
-        inner = await asyncio.open_connection(host, int(port))
-        await asyncio.gather(copy(reader, inner[1]), copy(inner[0], writer), return_exceptions=True)
+        inner_reader, inner_writer = await asyncio.open_connection(host, int(port))
+        for pair in ((reader, inner_writer), (inner_reader, writer)):
+            tasks.add(asyncio.create_task(copy(*pair)))
 
     server = await asyncio.start_server(connect, "127.0.0.1", 0)
     try:
         yield server.sockets[0].getsockname()[1], seen
     finally:
         server.close()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def test_recipes_start_the_servers_of_the_text() -> None:
