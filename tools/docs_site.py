@@ -47,6 +47,7 @@ SECTIONS: Final = {
     "Operate": (
         "cli",
         "operations",
+        "console",
         "mcp",
         "proxy",
         "settings",

@@ -21,12 +21,14 @@ class Visit:
 
     ours_only     Java's brokers lack the page's subject: its page may say so with an error status
     is_download   the browser saves the answer as a file
+    status        the status of the answer
     """
 
     address: Address
     finds: tuple[str, ...] = ()
     ours_only: bool = False
     is_download: bool = False
+    status: int = 200
 
 
 def at(path: str, *finds: str, ours_only: bool = False) -> Visit:
@@ -86,4 +88,5 @@ VISITS: dict[str, Visit] = {
     "/audit": at("/audit"),
     "/refusals": at("/refusals", ours_only=True),
     "/pipelines": at("/pipelines"),
+    "/pipelines/{pipeline}": Visit(lambda _site: "/pipelines/none", status=404),
 }
