@@ -2758,6 +2758,44 @@ _PROXIED: Final = (
     ),
 )
 
+_MANAGE: Final = (
+    Plant(
+        name="a page of a scan leaves out the message with which the next one begins",
+        path="manage/message_scan.py",
+        sound="end = self.waiting[0].queue_offset + 1",
+        bug="end = self.waiting[0].queue_offset",
+        proofs=("unit/manage/test_message_scan.py",),
+    ),
+    Plant(
+        name="a resend of dead letters forgets its progress",
+        path="manage/dead_letters.py",
+        sound="await reader.save(queue, part[-1])",
+        bug="pass",
+        proofs=("unit/manage/test_dead_letters.py",),
+    ),
+    Plant(
+        name="a message id makes the console connect to any address",
+        path="manage/messages.py",
+        sound="    if is_host_trusted:\n",
+        bug="    if True:\n",
+        proofs=("unit/manage/test_messages.py",),
+    ),
+    Plant(
+        name="a deep body overflows the stack of its reader",
+        path="manage/avro.py",
+        sound='        if depth > DEPTH_MAX:\n            raise BodyUnreadable(f"no Avro',
+        bug='        if False:\n            raise BodyUnreadable(f"no Avro',
+        proofs=("unit/manage/test_bodies.py",),
+    ),
+    Plant(
+        name="a body changes the direction of the page's text",
+        path="manage/bodies.py",
+        sound="BodyView(found, make_printable(text),",
+        bug="BodyView(found, text,",
+        proofs=("unit/manage/test_bodies.py",),
+    ),
+)
+
 _TELEMETRY: Final = (
     Plant(
         name="a broker that no name server knows is ready",
@@ -2800,6 +2838,7 @@ PLANTS: Final[tuple[Plant, ...]] = (
     *_ELECTED,
     *_PROXY,
     *_PROXIED,
+    *_MANAGE,
     *_TELEMETRY,
 )
 
