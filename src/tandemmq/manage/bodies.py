@@ -23,8 +23,10 @@ from tandemmq.protocol.compression import decode_content
 from tandemmq.protocol.schema_header import BodyUnreadable, skip_message_indexes, split_header
 from tandemmq.protocol.sys_flag import (
     COMPRESSED,
+    COMPRESSION_LEGACY,
     COMPRESSION_LZ4,
     COMPRESSION_MASK,
+    COMPRESSION_ZLIB,
     COMPRESSION_ZSTD,
 )
 
@@ -34,7 +36,12 @@ JSON_DEPTH_MAX: Final = 40
 """The depth of JSON that is indented: the indentation of deeper values would be most of the text."""
 _HEX_LINE: Final = 16
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
-_COMPRESSIONS: Final = {COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd"}
+_COMPRESSIONS: Final = {
+    COMPRESSION_LEGACY: "zlib",
+    COMPRESSION_ZLIB: "zlib",
+    COMPRESSION_LZ4: "lz4",
+    COMPRESSION_ZSTD: "zstd",
+}
 
 
 class BodyForm(StrEnum):
@@ -78,7 +85,7 @@ def show_body(
 ) -> BodyView:
     """Returns the stored body in the requested form, or in the best one that fits."""
     content, fault = decode_content(body, sys_flag)
-    compression = _COMPRESSIONS.get(sys_flag & COMPRESSION_MASK, "zlib") if sys_flag & COMPRESSED else ""
+    compression = name_compression(sys_flag)
     if fault:
         found, text, note = BodyForm.HEX, dump_hex(content), f"shown as stored: {fault}"
     else:
@@ -86,6 +93,12 @@ def show_body(
     text, is_cut = text[:TEXT_CHARS_MAX], len(text) > TEXT_CHARS_MAX
     is_cut |= found is BodyForm.HEX and len(content) > HEX_BYTES_MAX
     return BodyView(found, make_printable(text), len(content), len(body), compression, is_cut, note)
+
+
+def name_compression(sys_flag: int) -> str:
+    """Returns the compression of a body with this flag; empty if there is none."""
+    kind = sys_flag & COMPRESSION_MASK
+    return _COMPRESSIONS.get(kind, f"kind {kind:#x}") if sys_flag & COMPRESSED else ""
 
 
 def _render(content: bytes, form: BodyForm, schema: BodySchema) -> tuple[BodyForm, str, str]:

@@ -28,6 +28,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
+from tandemmq.manage.bodies import name_compression
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol import sys_flag as flags
@@ -228,12 +229,6 @@ _TRANSACTIONS: Final = {
     flags.TRANSACTION_COMMIT: "committed transaction",
     flags.TRANSACTION_ROLLBACK: "rolled-back transaction",
 }
-_COMPRESSIONS: Final = {
-    flags.COMPRESSION_LEGACY: "zlib",
-    flags.COMPRESSION_ZLIB: "zlib",
-    flags.COMPRESSION_LZ4: "lz4",
-    flags.COMPRESSION_ZSTD: "zstd",
-}
 _BITS: Final = (
     (flags.MULTI_TAGS, "several tags"),
     (flags.BORN_HOST_V6, "sender's address is IPv6"),
@@ -247,8 +242,7 @@ def describe_sys_flag(sys_flag: int) -> Sequence[str]:
     """Returns the meaning of each bit of a message's system flag that is set."""
     found = []
     if sys_flag & flags.COMPRESSED:
-        kind = sys_flag & flags.COMPRESSION_MASK
-        found.append(f"body compressed by {_COMPRESSIONS.get(kind, f'kind {kind:#x}')}")
+        found.append(f"body compressed by {name_compression(sys_flag)}")
     if sys_flag & flags.TRANSACTION_MASK:
         found.append(_TRANSACTIONS[sys_flag & flags.TRANSACTION_MASK])
     found += [word for bit, word in _BITS if sys_flag & bit]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.console.pages.messages import read_time
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
@@ -168,7 +168,11 @@ async def show_offsets(view: View) -> Answer:
 
 async def ask_reset(view: View) -> Answer:
     """Shows for each queue what a move of the offsets would skip or repeat."""
-    name, topic, position = view.path["group"], view.query.get("topic", ""), _position(view.query)
+    name, topic, position = (
+        view.path["group"],
+        view.query.get("topic", ""),
+        _position(view.query, view.now_ms),
+    )
     moves = await preview_reset(view.tools, name, topic, position)
     return view.confirm(
         f"Move group {name} in topic {topic}?",
@@ -188,7 +192,7 @@ async def ask_reset(view: View) -> Answer:
 async def reset(view: View) -> Answer:
     """Moves the offsets of a group, online or not."""
     name, topic = view.path["group"], view.form.get("topic", "")
-    moved = await reset_group(view.tools, name, topic, _position(view.form))
+    moved = await reset_group(view.tools, name, topic, _position(view.form, view.now_ms))
     return view.redirect(_path_of(name), f"Group {name} is moved in {len(moved)} queues of {topic}.")
 
 
@@ -240,7 +244,7 @@ async def _masters(view: View, group: Group) -> list[str]:
     return [found[name] for name in sorted(group.configs)]
 
 
-def _position(given: Mapping[str, str]) -> NewPosition:
+def _position(given: Mapping[str, str], now_ms: int) -> NewPosition:
     """Returns the position that a form names. Raises PageError."""
     kind = given.get("to", "")
     if kind == "end":
@@ -248,7 +252,10 @@ def _position(given: Mapping[str, str]) -> NewPosition:
     if kind == "begin":
         return NewPosition(0)
     if kind == "time":
-        return NewPosition(_time_ms(given.get("time", "")))
+        at_ms = read_time(given.get("time", ""), now_ms)
+        if at_ms is None:
+            raise PageError(400, "give the time")
+        return NewPosition(at_ms)
     if kind == "offset":
         broker, _, number = given.get("queue", "").rpartition("/")
         offset = read_number(given, "offset", 0, 2**63 - 1)
@@ -256,16 +263,6 @@ def _position(given: Mapping[str, str]) -> NewPosition:
             raise PageError(400, "an offset needs its queue, such as broker-a/0")
         return NewPosition(queue=MessageQueue(given.get("topic", ""), broker, int(number)), offset=offset)
     raise PageError(400, "choose the end, the begin, a time or an offset")
-
-
-def _time_ms(text: str) -> int:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise PageError(400, f"time {text!r}: must be a time such as 2026-11-27T14:05") from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    return max(0, int(moment.timestamp() * 1000))
 
 
 def _changes(given: Mapping[str, str]) -> dict[str, Any]:
