@@ -33,24 +33,25 @@ _PLACES: Final = len(SIZE_BUCKETS) + 1
 
 
 class ArrivalRow:
-    """The messages of one topic and type. `record` counts one message by its stored size."""
+    """The messages of one topic and type. `record` counts one message by its stored size; `folded` is their
+    number up to the last `fold`.
+    """
 
-    __slots__ = ("_messages", "_more_bytes", "_more_messages", "record", "sizes", "unfolded")
+    __slots__ = ("_more_bytes", "folded", "record", "sizes", "unfolded")
 
     def __init__(self) -> None:
         self.unfolded = array("I")
         self.record = self.unfolded.append
         self.sizes = Histogram(SIZE_BUCKETS)
         """Sizes of single messages, and the mean size of each batch."""
-        self._messages = 0
-        self._more_messages = 0
+        self.folded = 0
         self._more_bytes = 0
 
     def record_batch(self, count: int, size: int) -> None:
         """Counts a batch of `count` messages that together have `size` bytes."""
         mean = size // count
         self.record(mean)
-        self._more_messages += count - 1
+        self.folded += count - 1
         self._more_bytes += size - mean
 
     def add(self, counts: list[int], total: float) -> None:
@@ -58,11 +59,11 @@ class ArrivalRow:
         sizes = self.sizes
         sizes.counts = [before + count for before, count in zip(sizes.counts, counts, strict=True)]
         sizes.total += total
-        self._messages += sum(counts)
+        self.folded += sum(counts)
 
     @property
     def messages(self) -> int:
-        return self._messages + len(self.unfolded) + self._more_messages
+        return self.folded + len(self.unfolded)
 
     @property
     def bytes(self) -> int:
@@ -96,8 +97,8 @@ class Arrivals:
         counts = sum(row.messages for row in self.rows.values())
         return counts + self.hidden.messages + self._forgotten - self.not_sent
 
-    def fold(self) -> Iterator[None]:
-        """Adds the columns up; yields where other tasks may run."""
+    def fold(self) -> Iterator[tuple[()]]:
+        """Adds the columns up; yields nothing where other tasks may run."""
         waiting = [row for row in (self.hidden, *self.rows.values()) if row.unfolded]
         while waiting:
             taken: list[ArrivalRow] = []
@@ -106,7 +107,7 @@ class Arrivals:
                 taken.append(waiting.pop())
                 size += len(taken[-1].unfolded)
             _fold(taken)
-            yield
+            yield ()
 
     def keep_topics(self, topics: Container[str]) -> None:
         """Forgets rows of deleted topics, and with them their series."""

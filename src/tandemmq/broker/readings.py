@@ -16,6 +16,7 @@ from typing import Final
 
 import numpy as np
 
+from tandemmq.broker.arrivals import ArrivalRow, RowKey
 from tandemmq.broker.clients.consumer_table import Member
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.timers import PRECISION_MS, TIMER_TOPIC
@@ -26,7 +27,7 @@ from tandemmq.protocol.codes import LanguageCode, render_version
 from tandemmq.protocol.pop_receipts import popped_topic
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
 from tandemmq.telemetry import rocketmq_metrics as metrics
-from tandemmq.telemetry.metrics import Histogram, Metric, Sample
+from tandemmq.telemetry.metrics import Column, Histogram, KeptColumns, Labels, Metric, Sample
 from tandemmq.telemetry.rocketmq_metrics import SNAPSHOT_BOUNDS_S
 
 PROCESSORS: Final = (
@@ -61,18 +62,22 @@ class Readings:
         self.core = core
         self.pop = pop
         self._node = node_of(core)
+        self._arrivals = KeptColumns(self._arrival_columns)
+        self._deliveries = KeptColumns(self._delivery_columns)
+        self._known: dict[str, bool] = {}
+        core.topics.on_change.append(self._forget_deleted)
+        core.groups.on_change.append(self._forget_deleted)
 
-    def read(self) -> Iterator[Sequence[Sample]]:
+    def read(self) -> Iterator[Iterable[Sample]]:
         """Yields samples, and other tasks may run where it yields."""
         yield list(self._read_load())
         yield list(self._read_storage())
         yield list(self._read_connections())
         yield list(self._read_creations())
         yield list(self._read_timers())
-        for _ in self.core.stats.arrivals.fold():
-            yield ()
-        yield from _in_steps(self._read_arrivals())
-        yield from _in_steps(self._read_deliveries())
+        yield from self.core.stats.arrivals.fold()
+        yield from self._read_arrivals()
+        yield from self._read_deliveries()
         yield from _in_steps(self._read_groups())
         yield from _in_steps(self._read_timer_topics())
         yield from _in_steps(self._read_transactions())
@@ -107,23 +112,30 @@ class Readings:
             for labels, count in Counter(map(_client_labels, consumers.members(group.name))).items():
                 yield Sample(metrics.CONSUMERS, count, (*self._node, group.name, *labels, *tail))
 
-    def _read_arrivals(self) -> Iterator[Sample]:
-        arrivals, topics = self.core.stats.arrivals, self.core.topics
-        for (topic, kind), row in list(arrivals.rows.items()):
-            if not row.messages or topics.get(topic) is None:
-                continue
-            labels = (*self._node, topic, kind, flag_text(is_system(topic)))
-            yield Sample(metrics.MESSAGES_IN, row.messages, labels)
-            yield Sample(metrics.BYTES_IN, row.bytes, labels)
-            yield Sample(metrics.MESSAGE_SIZE, row.sizes, labels)
+    def _read_arrivals(self) -> Iterator[Column]:
+        rows = [(key, row, row.folded) for key, row in self.core.stats.arrivals.rows.items() if row.folded]
+        yield from self._arrivals.read(rows, rows)
 
-    def _read_deliveries(self) -> Iterator[Sample]:
-        for key, (count, size, _) in list(self.core.stats.groups_out.rows.items()):
-            topic, _, group = key.partition("@")
-            if self._exists(topic, group):
-                labels = (*self._node, *_delivery_labels(topic, group))
-                yield Sample(metrics.MESSAGES_OUT, count, labels)
-                yield Sample(metrics.BYTES_OUT, size, labels)
+    def _arrival_columns(self, rows: Sequence[tuple[RowKey, ArrivalRow, int]]) -> Sequence[Column]:
+        labels = [Labels((*self._node, *key, flag_text(is_system(key[0])))) for key, _, _ in rows]
+        return (
+            Column(metrics.MESSAGES_IN, labels, [count for _, _, count in rows]),
+            Column(metrics.BYTES_IN, labels, [row.bytes for _, row, _ in rows]),
+            Column(metrics.MESSAGE_SIZE, labels, [row.sizes for _, row, _ in rows]),
+        )
+
+    def _read_deliveries(self) -> Iterator[Column]:
+        rows = [
+            (key, row[0], row[1]) for key, row in self.core.stats.groups_out.rows.items() if self._exists(key)
+        ]
+        yield from self._deliveries.read(rows, rows)
+
+    def _delivery_columns(self, rows: Sequence[tuple[str, int, int]]) -> Sequence[Column]:
+        labels = [Labels((*self._node, *_delivery_labels(key))) for key, _, _ in rows]
+        return (
+            Column(metrics.MESSAGES_OUT, labels, [count for _, count, _ in rows]),
+            Column(metrics.BYTES_OUT, labels, [size for _, _, size in rows]),
+        )
 
     def _read_groups(self) -> Iterator[Sample]:
         stats = self.core.stats
@@ -139,8 +151,8 @@ class Readings:
     def _of_groups(self, counts: GroupCounts) -> Iterator[tuple[tuple[str, ...], int]]:
         """Yields the labels up to topic and group, and the count, of what still exists."""
         for key, (count, _, _) in list(counts.rows.items()):
-            topic, _, group = key.partition("@")
-            if self._exists(topic, group):
+            if self._exists(key):
+                topic, _, group = key.partition("@")
                 yield (*self._node, topic, group), count
 
     def _read_creations(self) -> Iterator[Sample]:
@@ -192,10 +204,18 @@ class Readings:
             if self.core.topics.get(topic) is not None:
                 yield Sample(metric, value, (*labels, topic))
 
-    def _exists(self, topic: str, group: str) -> bool:
-        if self.core.topics.get(topic) is None:
-            return False
-        return is_system(topic, group) or self.core.groups.get(group) is not None
+    def _exists(self, key: str) -> bool:
+        """Returns True if the topic and the group of a `topic@group` still exist."""
+        known = self._known.get(key)
+        if known is None:
+            topic, _, group = key.partition("@")
+            exists = topic in self.core.topics and (group in self.core.groups or is_system(topic, group))
+            known = self._known[key] = exists
+        return known
+
+    def _forget_deleted(self, *_changed: object) -> None:
+        self._known.clear()
+        self.core.stats.arrivals.keep_topics(self.core.topics)
 
 
 def count_due(due: Mapping[int, int], now_ms: int) -> list[int]:
@@ -218,10 +238,11 @@ def _client_labels(member: Member) -> tuple[str, str]:
     return language, render_version(member.version).lower()
 
 
-def _delivery_labels(topic: str, group: str) -> tuple[str, str, str, str]:
-    """Returns the labels of deliveries. The topic of a pop is the one popped, also if the messages came from
-    its retry topic.
+def _delivery_labels(key: str) -> tuple[str, str, str, str]:
+    """Returns the labels of the deliveries of a `topic@group`. The topic of a pop is the one popped, also of
+    messages from its retry topic.
     """
+    topic, _, group = key.partition("@")
     is_retry = is_retry_topic(topic)
     topic = popped_topic(group, topic)
     return topic, group, flag_text(is_retry), flag_text(is_system(topic, group))

@@ -91,6 +91,9 @@ class ConfigTable(StoredTable, Generic[C]):
     def __len__(self) -> int:
         return len(self._configs)
 
+    def __contains__(self, name: object) -> bool:
+        return name in self._configs
+
     def get(self, name: str) -> C | None:
         return self._configs.get(name)
 

@@ -11,11 +11,13 @@ Strategy:   nothing is counted per message for a metric: values are read from th
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import accumulate
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+Row = TypeVar("Row")
 
 TOPIC_SERIES_MAX: Final = 100
 """The most topics with separate series; `TOPICS_WITHOUT_SERIES` counts the others. A scrape uses the loop for
@@ -60,9 +62,11 @@ class MetricKind(Enum):
     HISTOGRAM = "histogram"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Metric:
-    """One family of series. `bound` states their number if the metric has labels."""
+    """One family of series. `bound` states their number if the metric has labels. Metrics are compared by
+    identity, because exporters look them up for each sample.
+    """
 
     name: str
     kind: MetricKind
@@ -121,6 +125,61 @@ class ConstantLabels:
                 longer = replace(metric, labels=(*self._names, *metric.labels))
                 self._metrics[metric] = longer
             yield Sample(longer, value, (*self._values, *labels))
+
+
+class Labels(tuple[str, ...]):
+    """The values of a metric's labels, kept by a reader from scrape to scrape. `text`: the exporter's text of
+    them, made once; the metrics that share the values have the same names of labels.
+    """
+
+    text: str | None = None
+
+
+class Column:
+    """The samples of one metric: `values` by `labels`. A reader yields the same column again while nothing in
+    it has changed; `text` is the exporter's text of it.
+    """
+
+    __slots__ = ("labels", "metric", "text", "values")
+
+    def __init__(self, metric: Metric, labels: Sequence[Labels], values: Sequence[float | Histogram]) -> None:
+        assert len(labels) == len(values), metric.name
+        self.metric, self.labels, self.values = metric, labels, values
+        self.text: bytes | None = None
+
+    def __iter__(self) -> Iterator[Sample]:
+        for value, labels in zip(self.values, self.labels, strict=True):
+            yield Sample(self.metric, value, labels)
+
+
+COLUMN_ROWS: Final = 64
+
+
+class KeptColumns(Generic[Row]):
+    """The columns of a reader's last scrape, in blocks of `COLUMN_ROWS` rows. Only blocks with a change are
+    made anew: a scrape of thousands of series that rest costs little.
+    """
+
+    def __init__(self, make: Callable[[Sequence[Row]], Sequence[Column]]) -> None:
+        """`make` returns the columns of some rows."""
+        self._make = make
+        self._blocks: list[tuple[Sequence[object], Sequence[Column]]] = []
+
+    def read(self, rows: Sequence[Row], marks: Sequence[object]) -> Iterator[Column]:
+        """Yields the columns of the rows. `marks` has a value per row that changes with the row's samples.
+
+        Two exporters may read at the same time.
+        """
+        blocks, found = self._blocks, []
+        for number, begin in enumerate(range(0, len(rows), COLUMN_ROWS)):
+            of_block = marks[begin : begin + COLUMN_ROWS]
+            if number < len(blocks) and blocks[number][0] == of_block:
+                block = blocks[number]
+            else:
+                block = of_block, self._make(rows[begin : begin + COLUMN_ROWS])
+            found.append(block)
+            yield from block[1]
+        self._blocks = found
 
 
 def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -70,7 +71,11 @@ class Rig:
             machine=Machine(network, disk, clock, SeededRandom(1)),
         )
         alone: Any = SimpleNamespace(
-            is_master_known=True, is_copied=None, forward_deletion=None, wait_registered=None
+            is_master_known=True,
+            is_copied=None,
+            forward_deletion=None,
+            wait_registered=None,
+            register_soon=None,
         )
         self.pop = Parts(self.core, AccessOptions(), alone, alone, dict).pop
         self.lag = LagReader(self.core, self.pop)
@@ -340,3 +345,34 @@ async def test_slave_leaves_the_lag_to_its_master(rig: Rig, monkeypatch: pytest.
     rig.commit("G", "T", 0)
     monkeypatch.setattr(rig.store, "role", BrokerRole.SLAVE)
     assert rig.read() == {}
+
+
+@pytest.mark.parametrize("seed", range(6))
+async def test_what_is_kept_equals_what_is_read_anew(rig: Rig, seed: int) -> None:
+    chance = random.Random(seed)
+    rig.topic("U", 3)
+    rig.group("H")
+    leases: list[Lease] = []
+    for _ in range(60):
+        topic, group, queue_id = chance.choice("TU"), chance.choice("GH"), chance.randrange(3)
+        end = rig.store.queue_max(topic, queue_id)
+        step = chance.randrange(9)
+        if step < 3:
+            rig.put(topic, chance.randrange(3), queue_id)
+        elif step == 3:
+            rig.commit(group, topic, chance.randint(0, end), queue_id)
+        elif step == 4:
+            rig.core.offsets.record_pulled(group, topic, queue_id, chance.randint(0, end))
+        elif step == 5:
+            await rig.clock.pass_time(0.001)
+            leases.append(rig.lease("T", rig.store.queue_max("T", 0), 1))
+        elif step == 6 and leases:
+            rig.pop.leases.finish(leases.pop(), [0])
+        elif step == 7:
+            rig.topic("U", chance.randint(1, 4))
+        else:
+            await rig.clock.pass_time(1.0)
+        kept = rig.read()
+        kept_reader, rig.lag = rig.lag, LagReader(rig.core, rig.pop)
+        assert rig.read() == kept
+        rig.lag = kept_reader

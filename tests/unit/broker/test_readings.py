@@ -27,4 +27,4 @@ def test_waiting_messages_are_in_the_range_in_which_they_are_due() -> None:
     ],
 )
 def test_labels_of_deliveries(topic: str, expected: tuple[str, ...]) -> None:
-    assert _delivery_labels(topic, "G") == expected
+    assert _delivery_labels(f"{topic}@G") == expected

@@ -315,5 +315,5 @@ async def test_constant_labels_are_on_every_series() -> None:
             await port.stop()
     points = [*receiver.metrics()["tandemmq_held_pulls"].gauge.data_points]
     assert attributes(points[0]) == {"zone": "a", "tier": "gold"}
-    assert 'tandemmq_held_pulls{tier="gold",zone="a"} 3' in text
+    assert 'tandemmq_held_pulls{zone="a",tier="gold"} 3' in text
     assert 'rocketmq_consumer_lag_latency_milliseconds{zone="a",tier="gold",cluster="C"' in text

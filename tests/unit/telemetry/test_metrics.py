@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -12,11 +13,15 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tandemmq.telemetry import metrics, proxy_metrics, rocketmq_metrics
 from tandemmq.telemetry.metrics import (
+    COLUMN_ROWS,
     DISK_BUCKETS_S,
     TABLE,
     WAIT_BUCKETS_S,
     WRITE_BUCKETS_S,
+    Column,
     Histogram,
+    KeptColumns,
+    Labels,
     MetricKind,
     Sample,
     render_table,
@@ -150,32 +155,43 @@ def test_histogram_becomes_cumulative_buckets() -> None:
     }
 
 
-def test_series_that_arrive_piece_by_piece_have_the_text_of_the_library() -> None:
-    samples = [
-        Sample(metrics.TOPIC_IN, 1, ("a",)),
-        Sample(metrics.TOPIC_OUT, 12_345_678, ("a",)),
-        Sample(metrics.TOPIC_IN, 2, ('b"\\\n',)),
-        Sample(metrics.TOPICS_WITHOUT_SERIES, 0.25),
-    ]
-    series = SeriesText()
-    for sample in samples:
-        series.add([sample])
-    text = series.render().decode()
-    library = TextExporter(lambda: samples).render().decode()
-    assert text == library.partition("# HELP tandemmq_process_")[0].replace("1.2345678e+07", "12345678.0")
-
-
-def test_a_histogram_that_arrives_piece_by_piece_has_the_text_of_the_library() -> None:
+def test_samples_piece_by_piece_and_in_columns_are_those_of_one_scrape() -> None:
     histogram = Histogram((0.5, 1.0))
     for value in (0.25, 0.75, 4.0):
         histogram.observe(value)
-    samples = [
-        Sample(metrics.FLUSH, histogram),
-        Sample(rocketmq_metrics.MESSAGE_SIZE, histogram, tuple("abcdef")),
+    labels = [Labels(("C", "broker", 'b"\\\n', topic, "normal", "false")) for topic in "AB"]
+    columns = [
+        Column(rocketmq_metrics.MESSAGES_IN, labels, [1, 12_345_678]),
+        Column(rocketmq_metrics.MESSAGE_SIZE, labels, [histogram, histogram]),
     ]
+    single = [Sample(metrics.TOPICS_WITHOUT_SERIES, 0.25), Sample(metrics.FLUSH, histogram)]
     series = SeriesText()
-    series.add(samples)
-    assert parse(series.render().decode()) == scrape(*samples)
+    for piece in (*columns, *([sample] for sample in single)):
+        series.add(piece)
+    text = series.render().decode()
+    samples = [*single, *(sample for column in columns for sample in column)]
+    assert parse(text) == scrape(*samples)
+    assert len(parse(text)) == 1 + 5 + 2 + 2 * 5
+    assert 'le="0.5"' in text
+
+
+def test_columns_are_made_again_where_a_row_has_changed() -> None:
+    made: list[list[int]] = []
+
+    def make(rows: Sequence[int]) -> list[Column]:
+        made.append(list(rows))
+        labels = [Labels(("C", "broker", "b", str(row))) for row in rows]
+        return [Column(rocketmq_metrics.HALF_MESSAGES, labels, rows)]
+
+    kept = KeptColumns(make)
+    rows = list(range(COLUMN_ROWS + 2))
+    first = list(kept.read(rows, rows))
+    assert [len(block) for block in made] == [COLUMN_ROWS, 2]
+    assert list(kept.read(rows, rows)) == first
+    rows[-1] = 0
+    again = list(kept.read(rows, rows))
+    assert (again[0], made[2:]) == (first[0], [[COLUMN_ROWS, 0]])
+    assert [sample.value for column in kept.read(rows[:1], rows[:1]) for sample in column] == [0]
 
 
 def test_types_and_texts_stand_before_the_samples() -> None:

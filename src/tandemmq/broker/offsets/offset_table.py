@@ -6,7 +6,7 @@ holds the delivery offset of each delay level.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from itertools import islice
 
 from msgspec import UNSET, structs
@@ -18,6 +18,8 @@ from tandemmq.protocol.bodies.progress import ConsumerOffsetTable, DelayOffsets
 from tandemmq.protocol.bodies.progress import DelayOffsets as Body
 
 QueueOffsets = dict[int, int]
+OffsetRow = tuple[str, Mapping[int, int], Mapping[int, int] | None]
+"""A `topic@group`, its committed offsets by queue, and its next pulls."""
 
 DROPPED_GROUPS_MAX = 10_000
 
@@ -130,13 +132,19 @@ class OffsetTable(StoredTable):
         """Returns (topic, group) of every committed offset."""
         return [(topic, group) for topic, _, group in map(_split, self._committed)]
 
-    def first_pairs(self, count_max: int) -> tuple[Iterator[tuple[str, str]], int]:
-        """Returns (topic, group) of the first committed offsets, and the number of pairs beyond them. The
-        table may change while the pairs are iterated.
+    def first_rows(self, count_max: int) -> tuple[list[OffsetRow], int]:
+        """Returns the offsets by the first `topic@group` keys that committed any, and the number of keys
+        beyond them. The mappings are the table's own and change with it.
         """
-        keys = list(islice(self._committed, count_max))
-        pairs = ((topic, group) for topic, _, group in map(_split, keys))
-        return pairs, len(self._committed) - len(keys)
+        pulled = self._pulled
+        rows: list[OffsetRow] = [
+            (key, committed, pulled.get(key)) for key, committed in islice(self._committed.items(), count_max)
+        ]
+        return rows, len(self._committed) - len(rows)
+
+    def row(self, key: str) -> tuple[Mapping[int, int], Mapping[int, int]]:
+        """Returns the committed offsets and the next pulls of a `topic@group`, by queue."""
+        return self._committed.get(key, {}), self._pulled.get(key, {})
 
     def committed_queues(self, group: str, topic: str) -> dict[int, int]:
         """Returns the committed offset by queue id, for every queue that has one."""

@@ -239,6 +239,11 @@ class LeaseLog:
 
     # Positions.
 
+    @property
+    def positions(self) -> Mapping[QueueKey, int]:
+        """The next offsets to pop of groups that popped."""
+        return self._positions
+
     def position(self, key: QueueKey) -> int | None:
         """Returns the next offset to pop, or None for a group that never popped nor committed. A pending
         reset counts already.

@@ -7,7 +7,7 @@ Source: spec semantics 14.5. Pure except for the callbacks; the caller passes th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -68,6 +68,11 @@ class OrderTable(StoredTable):
         self._pops: dict[QueueKey, OrderedPop] = {}
         # (topic, group) -> queue id -> attempt id, if it is not empty
         self._attempts: dict[tuple[str, str], dict[int, str]] = {}
+
+    @property
+    def pops(self) -> Mapping[QueueKey, OrderedPop]:
+        """The last ordered pop of each queue that has one."""
+        return self._pops
 
     def get(self, key: QueueKey) -> OrderedPop | None:
         return self._pops.get(key)
