@@ -68,6 +68,17 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "enableProxy",
         "grpcServerPort",
     ),
+    "Metrics with RocketMQ's names": (
+        "metricsOtelCardinalityLimit",
+        "metricsPerQueue",
+        "enableStatsMetrics",
+        "enableRequestMetrics",
+        "enableConnectionMetrics",
+        "enableLagAndDlqMetrics",
+        "enableTransactionMetrics",
+        "enableMessageStoreMetrics",
+        "enablePopMetrics",
+    ),
     "Topics and groups": (
         "autoCreateTopicEnable",
         "autoCreatePerAddressMax",
@@ -281,6 +292,18 @@ EFFECTS: Final[dict[str, str]] = {
     "metricGrpcExporterTimeOutInMills": "Time-out of a push, in ms",
     "metricGrpcExporterIntervalInMills": "Pause between two pushes, in ms",
     "metricLoggingExporterIntervalInMills": "Pause between two readings in the log, in ms",
+    "metricsOtelCardinalityLimit": (
+        "Series of each metric with RocketMQ's name, 8192 at most: of lag those with the most, of others "
+        "the first"
+    ),
+    "metricsPerQueue": "Serve the lag of each queue, too",
+    "enableStatsMetrics": "Serve counts of topics and groups, and `rocketmq_processor_watermark`",
+    "enableRequestMetrics": "Serve messages and bytes in and out, sizes, and times to create topics",
+    "enableConnectionMetrics": "Serve connections of producers and consumers",
+    "enableLagAndDlqMetrics": "Serve the lag of groups and their dead letters",
+    "enableTransactionMetrics": "Serve transactions",
+    "enableMessageStoreMetrics": "Serve storage and timers",
+    "enablePopMetrics": "Serve leases of pops",
     "metricsInDelta": "Counters and histograms are pushed as differences",
     "metricsPromExporterHost": "Address on which metrics are served; empty: `bindAddress`",
     "metricsPromExporterPort": "Port of `/metrics`, `/health/live` and `/health/ready`",

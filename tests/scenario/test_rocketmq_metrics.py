@@ -153,6 +153,25 @@ async def test_pops_dead_letters_and_creations(tmp_path: Path) -> None:
         assert (await scrape(broker, *names))["pop_checkpoint_buffer_size", ""] == 0
 
 
+async def test_families_can_be_switched_off_and_series_are_limited(tmp_path: Path) -> None:
+    flags = ("stats", "connection", "transaction", "store", "pop")
+    settings = {f"{name}_metrics": False for name in flags}
+    limited = running_broker(tmp_path, **PROM, **settings, metrics_series_max=2, metrics_per_queue=True)
+    async with limited as broker, Peer(broker) as peer:
+        for topic in ("A", "B", "C"):
+            await peer.send_ok(topic)
+        await peer.heartbeat("c1", consumer("CG", "A"))
+        await peer.pull("A", sys_flag=0x4 | 0x1, committed_offset=0)
+        _, text = await fetch(broker, "/metrics")
+        names = {line.split("{")[0] for line in text.splitlines() if line.startswith("rocketmq_")}
+        assert {"rocketmq_messages_in_total", "rocketmq_consumer_lag_messages"} <= names
+        assert not [name for name in names if "storage" in name or "number" in name or "connections" in name]
+        counts = await scrape(broker, "messages_in_total")
+        assert {labels.partition(" ")[0] for _, labels in counts} == {"topic=A", "topic=B"}
+        labels = 'cluster="DefaultCluster",broker="broker-a",topic="A",consumer_group="CG",queue_id="0"'
+        assert f"tandemmq_consumer_queue_lag_messages{{{labels}}} 1.0" in text
+
+
 async def test_load_storage_and_connections(tmp_path: Path) -> None:
     async with running_broker(tmp_path, **PROM) as broker, Peer(broker) as peer:
         assert not await scrape(broker, "storage_message_reserve_time_milliseconds")

@@ -15,7 +15,7 @@ Strategy: `LagReader.read` is an iterator with steps of microseconds, so that a 
           1,000 topics of 8 queues, all behind, uses the processor for 3 ms, or for 40 ms if the offsets of
           all have moved (measured 2026-11).
 At a bound: the first `QUEUES_READ_MAX` queues are read, in the order of the pairs' first commits. Of their
-            pairs the `PAIR_SERIES_MAX` with the most lag have series; the number of the others is reported.
+            pairs the `metrics_series_max` with the most lag have series; the others are only counted.
 Source: spec metrics 2.
 """
 
@@ -24,6 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from heapq import nlargest
+from itertools import islice
 from operator import attrgetter
 from typing import Final
 
@@ -32,7 +33,7 @@ from tandemmq.broker.offsets.progress import ProgressReader
 from tandemmq.broker.pop.leases import QueueKey
 from tandemmq.broker.pop.order_table import OrderedPop
 from tandemmq.broker.pop.service import PopService
-from tandemmq.broker.readings import flag_text, is_system, node_of
+from tandemmq.broker.readings import flag_text, in_steps, is_system, node_of
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.pop_receipts import pop_retry_v1
 from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_retry_topic, is_system_group
@@ -40,7 +41,6 @@ from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import rocketmq_metrics as metrics
 from tandemmq.telemetry.metrics import Column, KeptColumns, Labels, Sample
-from tandemmq.telemetry.rocketmq_metrics import PAIR_SERIES_MAX
 
 QUEUES_READ_MAX: Final = 32_768
 """The most queues that one scrape reads, in 0.1 s; pairs beyond them have no series."""
@@ -57,7 +57,8 @@ Place = tuple[str, int, int]
 class Backlog:
     """The messages that a group has not consumed, of a topic or of its pop retry topics.
 
-    `oldest`: by queue, the first message that is not consumed; `next_ready`: the first that no consumer got.
+    `by_queue`: the lag of each queue. `oldest`: by queue, the first message that is not consumed;
+    `next_ready`: the first that no consumer got.
     """
 
     topic: str
@@ -65,6 +66,7 @@ class Backlog:
     is_retry: bool
     in_flight: int = 0
     ready: int = 0
+    by_queue: list[int] = field(default_factory=list)
     oldest: list[Place] = field(default_factory=list)
     next_ready: list[Place] = field(default_factory=list)
 
@@ -158,9 +160,13 @@ class LagReader:
         self._generation += 1
         self._pairs = {key: kept for key, kept in self._pairs.items() if kept.topic != topic}
 
-    def read(self, *, series_max: int = PAIR_SERIES_MAX) -> Iterator[Iterable[Sample]]:
-        """Yields the samples of all pairs, and nothing where other tasks may run."""
-        if self.core.store.role is BrokerRole.SLAVE:
+    def read(self, *, series_max: int | None = None) -> Iterator[Iterable[Sample]]:
+        """Yields the samples of all pairs, and nothing where other tasks may run. `series_max` None: that of
+        the settings.
+        """
+        options = self.core.options
+        series_max = series_max or options.metrics_series_max
+        if self.core.store.role is BrokerRole.SLAVE or not options.lag_metrics:
             return
         leased: dict[QueueKey, Leased] = {}
         yield from self._read_leases(leased)
@@ -203,6 +209,8 @@ class LagReader:
         now_ms = self.core.clock.now_ms()
         # An age grows with the time; without a message it stays 0.
         yield from self._ages.read(shown, [(now_ms if kept.lag else 0, kept.pair) for kept in shown])
+        if options.metrics_per_queue:
+            yield from in_steps(islice(self._read_by_queue(shown), series_max))
         if len(self._pairs) > len(rows):
             self._pairs = {key: self._pairs[key] for key, _, _ in rows if key in self._pairs}
         yield [Sample(metrics.PAIRS_WITHOUT_SERIES, left_out)]
@@ -272,6 +280,13 @@ class LagReader:
         topic, group = backlog.topic, backlog.group
         flags = (flag_text(backlog.is_retry), flag_text(is_system(topic, group)))
         return Labels((*node_of(self.core), topic, group, *flags))
+
+    def _read_by_queue(self, shown: Sequence[KeptPair]) -> Iterator[Sample]:
+        """Yields the lag of each queue, without retry topics."""
+        node = self.core.options.cluster_name, self.core.options.broker_name
+        for kept in shown:
+            for queue_id, lag in enumerate(kept.pair[0].by_queue):
+                yield Sample(metrics.QUEUE_LAG, lag, (*node, kept.topic, kept.group, str(queue_id)))
 
     def _count_columns(self, shown: Sequence[KeptPair]) -> Sequence[Column]:
         labels = [one for kept in shown for one in kept.labels]
@@ -348,11 +363,13 @@ class LagReader:
             low, end = (0, 0) if queue is None else (queue.min_offset, queue.max_offset)
             first = committed.get(queue_id, 0)
             next_ready = max(first, pulled.get(queue_id, 0))
+            before = backlog.in_flight + backlog.ready
             if leased is None:
                 backlog.in_flight += max(0, min(next_ready, end) - first)
             else:
                 first, next_ready = self._add_popped(backlog, (topic, queue_id, end), next_ready, leased)
             backlog.ready += max(0, end - next_ready)
+            backlog.by_queue.append(backlog.in_flight + backlog.ready - before)
             if max(first, low) < end:
                 backlog.oldest.append((topic, queue_id, max(first, low)))
             if max(next_ready, low) < end:

@@ -59,6 +59,17 @@ class BrokerOptions(ExportOptions):
     register_period_ms: int = 30_000  # registerNameServerPeriod, clamped to 10 s .. 60 s
     register_timeout_ms: int = 24_000  # registerBrokerTimeoutMills
 
+    # Metrics with RocketMQ's names.
+    metrics_series_max: int = 2_000  # metricsOtelCardinalityLimit: per metric; RocketMQ's default is 50,000
+    metrics_per_queue: bool = False  # ours, metricsPerQueue: lag by queue
+    stats_metrics: bool = True  # enableStatsMetrics
+    request_metrics: bool = True  # enableRequestMetrics
+    connection_metrics: bool = True  # enableConnectionMetrics
+    lag_metrics: bool = True  # enableLagAndDlqMetrics
+    transaction_metrics: bool = True  # enableTransactionMetrics
+    store_metrics: bool = True  # enableMessageStoreMetrics
+    pop_metrics: bool = True  # enablePopMetrics
+
     traces_exporter: MetricsExporter = MetricsExporter.DISABLE  # ours, tracesExporterType: spans of sends
     traces_target: str = ""  # ours, tracesExporterTarget; empty: metricsGrpcExporterTarget
 

@@ -3,8 +3,9 @@
 Called at a scrape. The values are counted elsewhere: handlers count nothing for a metric alone.
 Strategy: `read` is an iterator with short steps, because there may be thousands of topics and groups. A
           series exists while its topic and its group do.
-At a bound: the tables of counts have `SERIES_MAX` rows each. Topics and groups beyond them have no series
-            until others are deleted; the totals of `tandemmq_*` include them.
+At a bound: a metric has `metrics_series_max` series, of the topics and groups that were first; the tables of
+            counts have `SERIES_MAX` rows each. Others have none until some of these are deleted; the totals
+            of `tandemmq_*` include them.
 Source: spec metrics 3.
 """
 
@@ -12,7 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Final
+from itertools import islice
+from typing import Final, TypeVar
 
 import numpy as np
 
@@ -38,6 +40,7 @@ ROWS_PER_STEP: Final = 64
 _STATUS: Final = {True: "success", False: "failure"}
 _MODES: Final = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
 Node = tuple[str, str, str]
+T = TypeVar("T")
 
 
 def node_of(core: BrokerCore) -> Node:
@@ -70,17 +73,26 @@ class Readings:
 
     def read(self) -> Iterator[Iterable[Sample]]:
         """Yields samples, and other tasks may run where it yields."""
-        yield list(self._read_load())
-        yield list(self._read_storage())
-        yield list(self._read_connections())
-        yield list(self._read_creations())
-        yield list(self._read_timers())
-        yield from self.core.stats.arrivals.fold()
-        yield from self._read_arrivals()
-        yield from self._read_deliveries()
-        yield from _in_steps(self._read_groups())
-        yield from _in_steps(self._read_timer_topics())
-        yield from _in_steps(self._read_transactions())
+        options = self.core.options
+        if options.stats_metrics:
+            yield list(self._read_load())
+        if options.store_metrics:
+            yield list(self._read_storage())
+            yield list(self._read_timers())
+            yield from in_steps(self._read_timer_topics())
+        if options.connection_metrics:
+            yield list(self._read_connections())
+        if options.request_metrics:
+            yield list(self._read_creations())
+            yield from self.core.stats.arrivals.fold()
+            yield from self._read_arrivals()
+            yield from self._read_deliveries()
+        if options.lag_metrics:
+            yield from in_steps(self._read_dead_letters())
+        if options.pop_metrics:
+            yield from in_steps(self._read_pops())
+        if options.transaction_metrics:
+            yield from in_steps(self._read_transactions())
 
     def _read_load(self) -> Iterator[Sample]:
         core, node = self.core, self._node
@@ -113,7 +125,8 @@ class Readings:
                 yield Sample(metrics.CONSUMERS, count, (*self._node, group.name, *labels, *tail))
 
     def _read_arrivals(self) -> Iterator[Column]:
-        rows = [(key, row, row.folded) for key, row in self.core.stats.arrivals.rows.items() if row.folded]
+        table = self.core.stats.arrivals.rows
+        rows = self._limited((key, row, row.folded) for key, row in table.items() if row.folded)
         yield from self._arrivals.read(rows, rows)
 
     def _arrival_columns(self, rows: Sequence[tuple[RowKey, ArrivalRow, int]]) -> Sequence[Column]:
@@ -125,9 +138,8 @@ class Readings:
         )
 
     def _read_deliveries(self) -> Iterator[Column]:
-        rows = [
-            (key, row[0], row[1]) for key, row in self.core.stats.groups_out.rows.items() if self._exists(key)
-        ]
+        table = self.core.stats.groups_out.rows
+        rows = self._limited((key, row[0], row[1]) for key, row in table.items() if self._exists(key))
         yield from self._deliveries.read(rows, rows)
 
     def _delivery_columns(self, rows: Sequence[tuple[str, int, int]]) -> Sequence[Column]:
@@ -137,10 +149,16 @@ class Readings:
             Column(metrics.BYTES_OUT, labels, [size for _, _, size in rows]),
         )
 
-    def _read_groups(self) -> Iterator[Sample]:
-        stats = self.core.stats
-        for labels, count in self._of_groups(stats.dead_letters):
+    def _limited(self, rows: Iterable[T]) -> list[T]:
+        """Returns as many rows as a metric may have series: the first ones that began."""
+        return list(islice(rows, self.core.options.metrics_series_max))
+
+    def _read_dead_letters(self) -> Iterator[Sample]:
+        for labels, count in self._of_groups(self.core.stats.dead_letters):
             yield Sample(metrics.DEAD_LETTERS, count, (*labels, flag_text(is_system(*labels[-2:]))))
+
+    def _read_pops(self) -> Iterator[Sample]:
+        stats = self.core.stats
         for kind, counts in (("CK", stats.checkpoints), ("ACK", stats.acks)):
             for labels, count in self._of_groups(counts):
                 yield Sample(metrics.POP_IN, count, (*labels, kind, "PUT_OK"))
@@ -150,10 +168,10 @@ class Readings:
 
     def _of_groups(self, counts: GroupCounts) -> Iterator[tuple[tuple[str, ...], int]]:
         """Yields the labels up to topic and group, and the count, of what still exists."""
-        for key, (count, _, _) in list(counts.rows.items()):
-            if self._exists(key):
-                topic, _, group = key.partition("@")
-                yield (*self._node, topic, group), count
+        rows = self._limited((key, row[0]) for key, row in counts.rows.items() if self._exists(key))
+        for key, count in rows:
+            topic, _, group = key.partition("@")
+            yield (*self._node, topic, group), count
 
     def _read_creations(self) -> Iterator[Sample]:
         creations = self.core.stats.creations
@@ -200,9 +218,9 @@ class Readings:
     def _of_topics(
         self, metric: Metric, values: Mapping[str, float | Histogram], labels: tuple[str, ...]
     ) -> Iterator[Sample]:
-        for topic, value in list(values.items()):
-            if self.core.topics.get(topic) is not None:
-                yield Sample(metric, value, (*labels, topic))
+        rows = self._limited(row for row in values.items() if row[0] in self.core.topics)
+        for topic, value in rows:
+            yield Sample(metric, value, (*labels, topic))
 
     def _exists(self, key: str) -> bool:
         """Returns True if the topic and the group of a `topic@group` still exist."""
@@ -248,7 +266,7 @@ def _delivery_labels(key: str) -> tuple[str, str, str, str]:
     return topic, group, flag_text(is_retry), flag_text(is_system(topic, group))
 
 
-def _in_steps(samples: Iterable[Sample]) -> Iterator[Sequence[Sample]]:
+def in_steps(samples: Iterable[Sample]) -> Iterator[Sequence[Sample]]:
     """Yields the samples in groups."""
     step: list[Sample] = []
     for sample in samples:

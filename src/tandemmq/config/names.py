@@ -111,6 +111,15 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     },
     "tracesExporterType": _key(kinds.TRACES_EXPORTER, "broker.traces_exporter"),  # ours
     "tracesExporterTarget": _key(kinds.COLLECTOR, "broker.traces_target"),  # ours
+    "metricsOtelCardinalityLimit": _key(kinds.clamped(1, 8_192), "broker.metrics_series_max"),
+    "metricsPerQueue": _key(FLAG, "broker.metrics_per_queue"),  # ours
+    "enableStatsMetrics": _key(FLAG, "broker.stats_metrics"),
+    "enableRequestMetrics": _key(FLAG, "broker.request_metrics"),
+    "enableConnectionMetrics": _key(FLAG, "broker.connection_metrics"),
+    "enableLagAndDlqMetrics": _key(FLAG, "broker.lag_metrics"),
+    "enableTransactionMetrics": _key(FLAG, "broker.transaction_metrics"),
+    "enableMessageStoreMetrics": _key(FLAG, "broker.store_metrics"),
+    "enablePopMetrics": _key(FLAG, "broker.pop_metrics"),
     "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
     "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
     # Topics and groups
@@ -449,7 +458,7 @@ BROKER_INERT: Final = _parse_inert(
     maxLmqConsumeQueueNum=20000 maxOffsetMapSize=104857600 maxReconnectIntervalTimeSeconds=60
     maxRecoveryCommitlogFiles=30 maxSlaveResendLength=268435456 maxStatsIdleTimeInMinutes=-1
     maxTopicLength=127 memTableFlushIntervalMs=3600000 messageIndexSafe=false messageStorePlugIn=
-    metricsOtelCardinalityLimit=50000 migrateAuthFromV1Enabled
+    migrateAuthFromV1Enabled
     notifyBrokerRoleChanged notifyMinBrokerIdChanged popCkOffsetMaxQueueSize=20000 popCkStayBufferTime=10000
     popCkStayBufferTimeOut=3000 popConsumerFSServiceInit=true popConsumerKVServiceEnable=false
     popConsumerKVServiceInit=false popConsumerKVServiceLog=false popInflightMessageThreshold=10000

@@ -10,11 +10,8 @@ from typing import Final
 
 from tandemmq.telemetry.metrics import Metric, MetricKind
 
-PAIR_SERIES_MAX: Final = 1_000
-"""The most pairs of a group and a topic with series; `PAIRS_WITHOUT_SERIES` counts the others."""
-
 SERIES_MAX: Final = 8_192
-"""The most series of a counter by topic or group. Beyond, one series counts all others."""
+"""The most rows of a table of counts by topic or group, and the most series of a metric."""
 
 SIZE_BUCKETS: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 CREATE_BUCKETS_MS: Final = (10.0, 100.0, 1_000.0, 3_000.0, 5_000.0)
@@ -26,9 +23,9 @@ SNAPSHOT_BOUNDS_S: Final = (5, 60, 300, 900, 3_600, 14_400, 28_800, 86_400)
 _NODE: Final = ("cluster", "node_type", "node_id")
 _MEDIUM: Final = (*_NODE, "storage_type", "storage_medium")
 _OF_PAIR: Final = (*_NODE, "topic", "consumer_group", "is_retry", "is_system")
-_PAIRS: Final = f"{PAIR_SERIES_MAX:,} groups and topics; twice as many with retry topics of pops"
-_TOPICS: Final = f"topics, {SERIES_MAX:,}"
-_GROUPS: Final = f"topics and groups, {SERIES_MAX:,}"
+_PAIRS: Final = "`metricsOtelCardinalityLimit` groups and topics; twice as many with retry topics of pops"
+_TOPICS: Final = "topics, `metricsOtelCardinalityLimit`"
+_GROUPS: Final = "topics and groups, `metricsOtelCardinalityLimit`"
 
 
 def _metric(
@@ -142,7 +139,7 @@ CONSUMERS: Final = _metric(
     "consume_mode",
     "protocol_type",
     "is_system",
-    bound=f"groups, {SERIES_MAX:,}",
+    bound="groups",
 )
 
 # consumer groups
@@ -162,7 +159,14 @@ QUEUEING_LATENCY: Final = _of_pair(
 PAIRS_WITHOUT_SERIES: Final = Metric(
     "tandemmq_consumer_pairs_without_series",
     MetricKind.GAUGE,
-    f"groups and topics without series of their lag: beyond {PAIR_SERIES_MAX:,}, those with the least lag",
+    "groups and topics without series of their lag: those with the least lag, beyond the limit",
+)
+QUEUE_LAG: Final = Metric(
+    "tandemmq_consumer_queue_lag_messages",
+    MetricKind.GAUGE,
+    "with metricsPerQueue: messages of the queue that the group has not consumed",
+    ("cluster", "broker", "topic", "consumer_group", "queue_id"),
+    "queues, `metricsOtelCardinalityLimit`",
 )
 DEAD_LETTERS: Final = _metric(
     "send_to_dlq_messages_total",
