@@ -40,7 +40,7 @@ from tandemmq.protocol.topic_names import RETRY_PREFIX, holds_other_topics, is_r
 from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.options import BrokerRole
 from tandemmq.telemetry import rocketmq_metrics as metrics
-from tandemmq.telemetry.metrics import Column, KeptColumns, Labels, Sample
+from tandemmq.telemetry.metrics import KeptColumns, Labels, Sample, SampleColumn
 
 QUEUES_READ_MAX: Final = 32_768
 """The most queues that one scrape reads, in 0.1 s; pairs beyond them have no series."""
@@ -288,22 +288,22 @@ class LagReader:
             for queue_id, lag in enumerate(kept.pair[0].by_queue):
                 yield Sample(metrics.QUEUE_LAG, lag, (*node, kept.topic, kept.group, str(queue_id)))
 
-    def _count_columns(self, shown: Sequence[KeptPair]) -> Sequence[Column]:
+    def _count_columns(self, shown: Sequence[KeptPair]) -> Sequence[SampleColumn]:
         labels = [one for kept in shown for one in kept.labels]
         backlogs = [backlog for kept in shown for backlog in kept.pair]
         return (
-            Column(metrics.LAG_MESSAGES, labels, [one.in_flight + one.ready for one in backlogs]),
-            Column(metrics.INFLIGHT_MESSAGES, labels, [one.in_flight for one in backlogs]),
-            Column(metrics.READY_MESSAGES, labels, [one.ready for one in backlogs]),
+            SampleColumn(metrics.LAG_MESSAGES, labels, [one.in_flight + one.ready for one in backlogs]),
+            SampleColumn(metrics.INFLIGHT_MESSAGES, labels, [one.in_flight for one in backlogs]),
+            SampleColumn(metrics.READY_MESSAGES, labels, [one.ready for one in backlogs]),
         )
 
-    def _age_columns(self, shown: Sequence[KeptPair]) -> Sequence[Column]:
+    def _age_columns(self, shown: Sequence[KeptPair]) -> Sequence[SampleColumn]:
         now_ms = self.core.clock.now_ms()
         labels = [one for kept in shown for one in kept.labels]
         since = [times for kept in shown for times in kept.since]
         return (
-            Column(metrics.LAG_LATENCY, labels, [_age_ms(time, now_ms) for time, _ in since]),
-            Column(metrics.QUEUEING_LATENCY, labels, [_age_ms(time, now_ms) for _, time in since]),
+            SampleColumn(metrics.LAG_LATENCY, labels, [_age_ms(time, now_ms) for time, _ in since]),
+            SampleColumn(metrics.QUEUEING_LATENCY, labels, [_age_ms(time, now_ms) for _, time in since]),
         )
 
     def _read_leases(self, leased: dict[QueueKey, Leased]) -> Iterator[Sequence[Sample]]:

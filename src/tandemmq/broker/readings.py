@@ -29,7 +29,7 @@ from tandemmq.protocol.codes import LanguageCode, render_version
 from tandemmq.protocol.pop_receipts import popped_topic
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
 from tandemmq.telemetry import rocketmq_metrics as metrics
-from tandemmq.telemetry.metrics import Column, Histogram, KeptColumns, Labels, Metric, Sample
+from tandemmq.telemetry.metrics import Histogram, KeptColumns, Labels, Metric, Sample, SampleColumn
 from tandemmq.telemetry.rocketmq_metrics import SNAPSHOT_BOUNDS_S
 
 PROCESSORS: Final = (
@@ -124,29 +124,29 @@ class Readings:
             for labels, count in Counter(map(_client_labels, consumers.members(group.name))).items():
                 yield Sample(metrics.CONSUMERS, count, (*self._node, group.name, *labels, *tail))
 
-    def _read_arrivals(self) -> Iterator[Column]:
+    def _read_arrivals(self) -> Iterator[SampleColumn]:
         table = self.core.stats.arrivals.rows
         rows = self._limited((key, row, row.folded) for key, row in table.items() if row.folded)
         yield from self._arrivals.read(rows, rows)
 
-    def _arrival_columns(self, rows: Sequence[tuple[RowKey, ArrivalRow, int]]) -> Sequence[Column]:
+    def _arrival_columns(self, rows: Sequence[tuple[RowKey, ArrivalRow, int]]) -> Sequence[SampleColumn]:
         labels = [Labels((*self._node, *key, flag_text(is_system(key[0])))) for key, _, _ in rows]
         return (
-            Column(metrics.MESSAGES_IN, labels, [count for _, _, count in rows]),
-            Column(metrics.BYTES_IN, labels, [row.bytes for _, row, _ in rows]),
-            Column(metrics.MESSAGE_SIZE, labels, [row.sizes for _, row, _ in rows]),
+            SampleColumn(metrics.MESSAGES_IN, labels, [count for _, _, count in rows]),
+            SampleColumn(metrics.BYTES_IN, labels, [row.bytes for _, row, _ in rows]),
+            SampleColumn(metrics.MESSAGE_SIZE, labels, [row.sizes for _, row, _ in rows]),
         )
 
-    def _read_deliveries(self) -> Iterator[Column]:
+    def _read_deliveries(self) -> Iterator[SampleColumn]:
         table = self.core.stats.groups_out.rows
         rows = self._limited((key, row[0], row[1]) for key, row in table.items() if self._exists(key))
         yield from self._deliveries.read(rows, rows)
 
-    def _delivery_columns(self, rows: Sequence[tuple[str, int, int]]) -> Sequence[Column]:
+    def _delivery_columns(self, rows: Sequence[tuple[str, int, int]]) -> Sequence[SampleColumn]:
         labels = [Labels((*self._node, *_delivery_labels(key))) for key, _, _ in rows]
         return (
-            Column(metrics.MESSAGES_OUT, labels, [count for _, count, _ in rows]),
-            Column(metrics.BYTES_OUT, labels, [size for _, _, size in rows]),
+            SampleColumn(metrics.MESSAGES_OUT, labels, [count for _, count, _ in rows]),
+            SampleColumn(metrics.BYTES_OUT, labels, [size for _, _, size in rows]),
         )
 
     def _limited(self, rows: Iterable[T]) -> list[T]:

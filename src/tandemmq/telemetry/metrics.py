@@ -135,7 +135,7 @@ class Labels(tuple[str, ...]):
     text: str | None = None
 
 
-class Column:
+class SampleColumn:
     """The samples of one metric: `values` by `labels`. A reader yields the same column again while nothing in
     it has changed; `text` is the exporter's text of it.
     """
@@ -160,12 +160,12 @@ class KeptColumns(Generic[Row]):
     made anew: a scrape of thousands of series that rest costs little.
     """
 
-    def __init__(self, make: Callable[[Sequence[Row]], Sequence[Column]]) -> None:
+    def __init__(self, make: Callable[[Sequence[Row]], Sequence[SampleColumn]]) -> None:
         """`make` returns the columns of some rows."""
         self._make = make
-        self._blocks: list[tuple[Sequence[object], Sequence[Column]]] = []
+        self._blocks: list[tuple[Sequence[object], Sequence[SampleColumn]]] = []
 
-    def read(self, rows: Sequence[Row], marks: Sequence[object]) -> Iterator[Column]:
+    def read(self, rows: Sequence[Row], marks: Sequence[object]) -> Iterator[SampleColumn]:
         """Yields the columns of the rows. `marks` has a value per row that changes with the row's samples.
 
         Two exporters may read at the same time.

@@ -1,8 +1,9 @@
 """Renders samples in Prometheus' text format.
 
 `SeriesText` takes a few samples at a time, so that a scrape of thousands of series can be spread over turns
-of the loop. The text of a `Column`, and of the labels in it, is made once: a reader yields the same column
-again while nothing in it has changed. The process's statistics come from the prometheus-client library.
+of the loop. The text of a `SampleColumn`, and of the labels in it, is made once: a reader yields the same
+column again while nothing in it has changed. The process's statistics come from the prometheus-client
+library.
 Knows not: the meaning of the samples.
 """
 
@@ -14,7 +15,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, ProcessCollector, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 
-from tandemmq.telemetry.metrics import Column, Histogram, Metric, MetricKind, Sample
+from tandemmq.telemetry.metrics import Histogram, Metric, MetricKind, Sample, SampleColumn
 
 CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 NAMESPACE: Final = "tandemmq"
@@ -46,7 +47,7 @@ class SeriesText:
         self._label_text = ""
 
     def add(self, samples: Iterable[Sample]) -> None:
-        if isinstance(samples, Column):
+        if isinstance(samples, SampleColumn):
             if samples.text is None:
                 samples.text = _column_text(samples).encode()
             self._lines(samples.metric).append(samples.text)
@@ -74,7 +75,7 @@ class SeriesText:
         return b"".join([line for lines in self._families.values() for line in lines])
 
 
-def _column_text(column: Column) -> str:
+def _column_text(column: SampleColumn) -> str:
     metric, name = column.metric, column.metric.name
     texts = []
     for labels in column.labels:

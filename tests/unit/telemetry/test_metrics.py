@@ -18,12 +18,12 @@ from tandemmq.telemetry.metrics import (
     TABLE,
     WAIT_BUCKETS_S,
     WRITE_BUCKETS_S,
-    Column,
     Histogram,
     KeptColumns,
     Labels,
     MetricKind,
     Sample,
+    SampleColumn,
     render_table,
 )
 from tandemmq.telemetry.prometheus import SeriesText, TextExporter
@@ -161,8 +161,8 @@ def test_samples_piece_by_piece_and_in_columns_are_those_of_one_scrape() -> None
         histogram.observe(value)
     labels = [Labels(("C", "broker", 'b"\\\n', topic, "normal", "false")) for topic in "AB"]
     columns = [
-        Column(rocketmq_metrics.MESSAGES_IN, labels, [1, 12_345_678]),
-        Column(rocketmq_metrics.MESSAGE_SIZE, labels, [histogram, histogram]),
+        SampleColumn(rocketmq_metrics.MESSAGES_IN, labels, [1, 12_345_678]),
+        SampleColumn(rocketmq_metrics.MESSAGE_SIZE, labels, [histogram, histogram]),
     ]
     single = [Sample(metrics.TOPICS_WITHOUT_SERIES, 0.25), Sample(metrics.FLUSH, histogram)]
     series = SeriesText()
@@ -178,10 +178,10 @@ def test_samples_piece_by_piece_and_in_columns_are_those_of_one_scrape() -> None
 def test_columns_are_made_again_where_a_row_has_changed() -> None:
     made: list[list[int]] = []
 
-    def make(rows: Sequence[int]) -> list[Column]:
+    def make(rows: Sequence[int]) -> list[SampleColumn]:
         made.append(list(rows))
         labels = [Labels(("C", "broker", "b", str(row))) for row in rows]
-        return [Column(rocketmq_metrics.HALF_MESSAGES, labels, rows)]
+        return [SampleColumn(rocketmq_metrics.HALF_MESSAGES, labels, rows)]
 
     kept = KeptColumns(make)
     rows = list(range(COLUMN_ROWS + 2))
