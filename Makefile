@@ -51,6 +51,11 @@ console: ## Drive every page and action of the console in Chromium, before our c
 	@scripts/setup chromium
 	@TANDEMMQ_REQUIRE_CONSOLE=1 $(PY) -m pytest -m console tests/console $(ARGS)
 
+.PHONY: networks
+networks: setup-dev ## Run clients in Java, Go, Python, Spark and gRPC in three networks of this machine, before servers with IPv6 only (needs root, Go, a JDK and Maven; ARGS="--only stay")
+	@scripts/setup jdk
+	@PYTHONPATH=tests:tests/interop $(PY) tests/interop/network_proof.py $(ARGS)
+
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk
 	@TANDEMMQ_REQUIRE_INTEROP=1 TANDEMMQ_CLIENT_BOTH=1 $(PY) -m pytest -m interop tests/interop/test_interop_client.py $(ARGS)

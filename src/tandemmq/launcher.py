@@ -22,7 +22,7 @@ from tandemmq.errors import TandemError
 READY_SECONDS_MAX = 120.0
 """The longest wait for a ready line: a busy machine starts processes slowly. An exit is noticed at once."""
 STOP_SECONDS_MAX = 20.0
-_ADDRESS = re.compile(r"(\d+\.\d+\.\d+\.\d+:\d+)")
+_ADDRESS = re.compile(r"((?:\d+\.\d+\.\d+\.\d+|\[[0-9a-f:.]+\]):\d+)")
 
 
 class ProcessFailed(TandemError):

@@ -78,7 +78,7 @@ def run_load(address: str, frames: list[bytes], *, in_flight: int, seconds_max: 
     At least one chunk is sent, because on a busy machine the time may be over before the first send.
     """
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=10) as connection:
+    with socket.create_connection((host.strip("[]"), int(port)), timeout=10) as connection:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return _drive(connection, frames, in_flight, seconds_max)
 

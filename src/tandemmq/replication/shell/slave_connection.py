@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Protocol, cast
 
 from tandemmq.errors import RemoteProtocolError, StoreError
-from tandemmq.remoting.options import is_loopback
+from tandemmq.remoting.options import is_loopback, render_address
 from tandemmq.replication.core.effects import (
     Acknowledged,
     Disconnect,
@@ -449,7 +449,7 @@ class SlaveServer(MasterHub):
         )
         host, port = self._listener.address
         segment_bytes = self._store.options.commit_log_file_bytes
-        facts = {"address": f"{host}:{port}", "commit_log_file_bytes": segment_bytes}
+        facts = {"address": render_address((host, port)), "commit_log_file_bytes": segment_bytes}
         log.info(events.REPLICATION_STARTED, extra=facts)
         warn_of_open_port(self._options, (host, port))
         return host, port
