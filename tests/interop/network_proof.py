@@ -34,7 +34,7 @@ from language_peers import GRPC_LANGUAGES, LANGUAGES, absent_tools, command_of
 HERE = Path(__file__).parent
 NETNS = Path("/etc/netns")
 READY_S = 90
-CASE_S = 240
+CASE_S = 600
 SERVER, PEER = "fd77::1", "fd77::2"
 PREFIX = f"tmq{os.getpid()}"
 

@@ -20,13 +20,14 @@ from tandemmq.api.calls import (
     value,
 )
 from tandemmq.protocol.bodies import DataVersion
-from tandemmq.protocol.bodies.codec import decode_kv_table, encode_body
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute, decode_member_group
 from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.networks import INTERNAL
 from tandemmq.protocol.requests import route as headers
 from tandemmq.remoting.client import RemotingClient
 
@@ -142,6 +143,27 @@ remoting 9.1).
 """
 query_cluster_info = NameServerCall(Code.GET_BROKER_CLUSTER_INFO, empty, value(ClusterInfo))
 """Returns all registered brokers, by cluster and name."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkAnswer:
+    """The brokers as a name server announces them to this client. `network` is the client's, and `unmapped`
+    the brokers (`name:id`) without an address of their own there. A name server of RocketMQ has no networks.
+    """
+
+    cluster: ClusterInfo
+    network: str
+    unmapped: tuple[str, ...]
+
+
+def _read_network(answer: Command) -> NetworkAnswer:
+    header = answer.decode(headers.ClusterInfoResponse)
+    unmapped = tuple(filter(None, (header.unmapped or "").split(";")))
+    return NetworkAnswer(decode_body(answer.body, ClusterInfo), header.network or INTERNAL, unmapped)
+
+
+query_network_view = NameServerCall(Code.GET_BROKER_CLUSTER_INFO, empty, _read_network)
+"""Returns all registered brokers, and the network whose addresses they have."""
 _query_members = NameServerCall(
     Code.GET_BROKER_MEMBER_GROUP,
     headers.MemberGroupRequest,

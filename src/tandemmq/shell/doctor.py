@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import typer
 
@@ -18,6 +18,7 @@ from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotLeader, NotNameServer, NotPermitted, TandemError
+from tandemmq.manage.addresses import read_announced
 from tandemmq.manage.tools import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.protocol.bodies.codec import (
     DENIALS_KEY,
@@ -41,6 +42,11 @@ from tandemmq.remoting.options import is_loopback
 from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell import local
+from tandemmq.shell.doctor_addresses import judge_announced
+from tandemmq.shell.doctor_lines import DoctorLine
+from tandemmq.shell.doctor_lines import ok as _ok
+from tandemmq.shell.doctor_lines import problem as _problem
+from tandemmq.shell.doctor_lines import warning as _warning
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
@@ -66,28 +72,6 @@ _MUST_BE_EQUAL: Final = {
 
 
 @dataclass(frozen=True, slots=True)
-class DoctorLine:
-    """One line of the report. `level` is ok, warning or problem; `fix` is empty for ok."""
-
-    level: str
-    area: str
-    text: str
-    fix: str = ""
-
-
-def _problem(area: str, text: str, fix: str) -> DoctorLine:
-    return DoctorLine("problem", area, text, fix)
-
-
-def _warning(area: str, text: str, fix: str) -> DoctorLine:
-    return DoctorLine("warning", area, text, fix)
-
-
-def _ok(area: str, text: str) -> DoctorLine:
-    return DoctorLine("ok", area, text)
-
-
-@dataclass(frozen=True, slots=True)
 class Checkup:
     """The answers of one broker."""
 
@@ -101,13 +85,25 @@ class Checkup:
         return f"{self.target.broker_name} ({self.target.address})"
 
 
-def doctor(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+FromHere = Annotated[
+    bool,
+    typer.Option(
+        "--from-here", help="Check only if clients on this machine reach every announced address, and which."
+    ),
+]
+
+
+def doctor(namesrv: NameServers = "", from_here: FromHere = False, as_json: AsJson = False) -> None:
     """Look for problems in a cluster and report how to fix them; exit code 1 when there is a problem."""
     servers = find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            findings = await examine(tools, parse_name_servers(servers))
+            names = parse_name_servers(servers)
+            if from_here:
+                findings = list(judge_announced(await read_announced(tools, names)))
+            else:
+                findings = await examine(tools, names)
         _print(findings, as_json=as_json)
         return 1 if any(one.level == "problem" for one in findings) else 0
 
