@@ -28,6 +28,7 @@ from tandemmq.units import MASTER_ID
 from waits import until_blocking
 
 OPERATOR = ("operator", "operator-secret")
+PIPELINE = "orders-to-lake"
 READER = ("reader", "reader-secret")
 UP_SECONDS_MAX = 120.0
 
@@ -103,8 +104,18 @@ def open_ours(folder: Path) -> Iterator[Site]:
         stack.callback(load.stop)
         load.start()
         log = folder / "console.log"
-        url = stack.enter_context(open_console(name_servers, log))
+        url = stack.enter_context(open_console(name_servers, log, *write_pipeline(folder)))
         yield Site("ours", name_servers, url, load, client, OPERATOR, log, up)
+
+
+def write_pipeline(folder: Path) -> tuple[str, str]:
+    """Writes the progress of one pipeline; returns the console's options that show it."""
+    shown = folder / "pipelines"
+    shown.mkdir()
+    started = {"event": "started", "topic": ORDERS, "out": "/data/orders", "rows_total": 0, "bytes_total": 0}
+    batch = {"event": "batch", "batch": 0, "rows": 60, "rows_total": 60, "lag": 7, "seconds": 1.5, "rate": 40}
+    (shown / f"{PIPELINE}.jsonl").write_text(f"{json.dumps(started)}\n{json.dumps(batch)}\n")
+    return "--pipelines", str(shown)
 
 
 def run_apart(work: Coroutine[None, None, None]) -> None:
@@ -135,7 +146,7 @@ def open_java(folder: Path) -> Iterator[Site]:
         stack.callback(load.stop)
         load.start()
         log = folder / "console.log"
-        url = stack.enter_context(open_console(cluster.name_server, log))
+        url = stack.enter_context(open_console(cluster.name_server, log, *write_pipeline(folder)))
         yield Site("java", cluster.name_server, url, load, client, None, log)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from urllib.parse import quote
 
 from console_load import FAILING, HOSTILE, ORDERS, PAYMENTS, QUICK, SLOW, TRANSACTIONS
-from sites import READER, Site
+from sites import PIPELINE, READER, Site
 
 Address = Callable[[Site], str]
 
@@ -87,6 +87,6 @@ VISITS: dict[str, Visit] = {
     "/settings": at("/settings", "broker-a"),
     "/audit": at("/audit"),
     "/refusals": at("/refusals", ours_only=True),
-    "/pipelines": at("/pipelines"),
-    "/pipelines/{pipeline}": Visit(lambda _site: "/pipelines/none", status=404),
+    "/pipelines": at("/pipelines", PIPELINE, "running"),
+    "/pipelines/{pipeline}": at(f"/pipelines/{PIPELINE}", ORDERS, "/data/orders"),
 }
