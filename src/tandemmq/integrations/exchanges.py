@@ -57,7 +57,7 @@ def _pattern(key: str) -> re.Pattern[str]:
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of one application's topics and groups. Applications with other prefixes share nothing."""
+    """The names of one application's topics and groups. Other prefixes share only the queues' topics."""
 
     prefix: str = "kombu"
 

@@ -12,7 +12,7 @@ timeout. User and password of the address sign the requests.
 Options in `broker_transport_options`:
 visibility_timeout  seconds (3600); longer than the longest task that is acknowledged late
 name_servers        several addresses, instead of the one in `broker`
-prefix              of groups and exchanges (kombu): applications with other prefixes share nothing
+prefix              of groups and exchanges (kombu): other prefixes share only topics of queues
 queue_count         queues of each new topic at each broker (1); with several, messages overtake each other
 priorities          True: new topics are for messages with priorities, of which higher ones come first
 eta_from_broker     True: a task with a countdown or ETA waits at the broker, not in a worker

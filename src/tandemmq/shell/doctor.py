@@ -88,7 +88,7 @@ class Checkup:
 FromHere = Annotated[
     bool,
     typer.Option(
-        "--from-here", help="Check only if clients on this machine reach every announced address, and which."
+        "--from-here", help="Check only whether this machine can reach each broker's announced address."
     ),
 ]
 

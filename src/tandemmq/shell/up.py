@@ -115,7 +115,7 @@ class UpOptions:
 
 @grouped
 def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptions()) -> None:
-    """Start a name server, a master and its slave on this machine, and keep them running."""
+    """Start a cluster on this machine: name server, controller, master, slave, proxy, web console."""
     folder = _folder(store)
     given = {name: value for name, value in context.params.items() if _is_given(context, name)}
     if options.detach and _is_parent(folder, given):
