@@ -100,10 +100,9 @@ def running_rig(folder: Path) -> Iterator[Rig]:
     targets: list[str] = []
 
     def start(name: str, command: str, **settings: object) -> Server:
-        if command in ("broker", "proxy"):
-            port = free_port()
-            targets.append(f"127.0.0.1:{port}")
-            settings |= {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
+        port = free_port()
+        targets.append(f"127.0.0.1:{port}")
+        settings |= {"metricsExporterType": "PROM", "metricsPromExporterPort": port}
         words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
         server = Server(name, [command, "--set", "bindAddress=127.0.0.1", *words], folder / f"{name}.log")
         servers.append(server)

@@ -321,6 +321,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     own = ControllerConfig(options=options, tls=loaded.tls, credentials=loaded.credentials)
     elector = _new_controller(own, outcome, connections_max)
     name_server.more_conditions = elector.read_conditions
+    name_server.more_metrics = elector.read_metrics
 
     def ready() -> str:
         place = f"controller {options.self_id} on {_address(elector.address)}"

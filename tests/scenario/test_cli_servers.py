@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -136,10 +137,16 @@ def test_a_controller_runs_alone_and_inside_a_name_server(processes: Processes) 
     assert "2 controllers tolerate no more failures than 1" in failure(processes.start("controller", *even))
 
     kv = f"kvConfigPath={processes.directory / 'kv.json'}"
-    inside = settings("controllerDLegerGroup=g", "enableControllerInNamesrv=true", "listenPort=0", kv)
+    metrics = free_port()
+    exported = ("metricsExporterType=PROM", f"metricsPromExporterPort={metrics}")
+    inside = settings(
+        "controllerDLegerGroup=g", "enableControllerInNamesrv=true", "listenPort=0", kv, *exported
+    )
     both = processes.start("namesrv", *inside)
     line = ready_line(both)
     assert f"controller n0 on 127.0.0.1:{port}" in line, end(both)
+    with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=PATIENCE_S) as page:
+        assert 'role{address="127.0.0.1:' in page.read().decode(), "the controller's metrics are there"
     both.send_signal(signal.SIGTERM)
     assert end(both)[0] == 0
 

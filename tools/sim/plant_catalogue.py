@@ -2329,6 +2329,13 @@ _ELECTED: Final = (
         proofs=("scenario/test_doctor_controllers.py",),
     ),
     Plant(
+        name="a change at a controller is counted but not recorded",
+        path="controller/metering.py",
+        sound="                if further is not None:",
+        bug="                if False:",
+        proofs=("unit/controller/test_metering.py",),
+    ),
+    Plant(
         name="a change that a controller refused is recorded as made",
         path="controller/guard.py",
         sound="        if outcome == ResponseCode.SUCCESS:",

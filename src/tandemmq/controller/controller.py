@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hmac
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING
 
@@ -25,6 +25,7 @@ from tandemmq.controller.elections import Elections
 from tandemmq.controller.guard import ControllerGuard
 from tandemmq.controller.handlers import ControllerHandlers
 from tandemmq.controller.history_keeper import HistoryKeeper
+from tandemmq.controller.metering import ControllerSources, read_controller
 from tandemmq.controller.options import FIXED_KEYS, ControllerConfig, ControllerOptions
 from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.codes import RequestCode as Code
@@ -44,6 +45,7 @@ from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import MetricsExporter
+from tandemmq.telemetry.metrics import Sample
 
 if TYPE_CHECKING:
     from tandemmq.remoting.metrics_port import MetricsPort
@@ -142,7 +144,7 @@ class Controller:
             options=ServerOptions(connections_max=connections_max),
             on_fatal=on_fatal,
             tls=self._tls,
-            guard=self._guard.check,
+            guard=self.history.meter.guard(self._guard.check),
         )
 
     @property
@@ -193,7 +195,7 @@ class Controller:
         from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
         self._metrics, self.metrics_address = await start_metrics(
-            MetricsSource("controller", self.read_conditions),
+            MetricsSource("controller", self.read_conditions, read_pieces=self.read_metrics),
             options,
             listen_host=options.listen_host,
             network=self._network,
@@ -206,6 +208,18 @@ class Controller:
         has_leader = self.raft.is_leader or self.raft.leader is not None
         voters = ", ".join(sorted(self.raft.members.voters))
         yield Condition("leader", "" if has_leader else f"the controllers {voters} have elected no leader")
+
+    def read_metrics(self) -> Iterator[Iterable[Sample]]:
+        """Yields every reading of the controller, piece by piece."""
+        sources = ControllerSources(
+            options=self._settings.options,
+            raft=self.raft,
+            groups=self.groups,
+            heartbeats=self.heartbeats,
+            meter=self.history.meter,
+            clock=self._clock,
+        )
+        return read_controller(sources)
 
     async def _hand_over(self) -> None:
         if not self.raft.is_leader:

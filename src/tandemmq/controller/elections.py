@@ -336,6 +336,7 @@ class Elections:
             outcome = await self.history.propose(command)
         finally:
             self._end_election(group.name)
+        self.history.meter.count_election(outcome.group or group, outcome.code)
         if is_handed_over:
             cause = "handed over"
         elif is_passed_over:

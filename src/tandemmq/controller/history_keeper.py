@@ -31,6 +31,7 @@ from tandemmq.controller.groups import (
 )
 from tandemmq.controller.groups import Command as GroupCommand
 from tandemmq.controller.history import HistoryReport, HistoryReports
+from tandemmq.controller.metering import ControllerMeter
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.route import BrokerHeartbeatRequest
@@ -77,6 +78,7 @@ class HistoryKeeper:
         self.raft: RaftServer
         self.groups = Groups()
         self.heartbeats = HeartbeatTable()
+        self.meter = ControllerMeter(clock)
         self._chance = chance
         self._clock = clock
         self._scope = scope
@@ -89,7 +91,8 @@ class HistoryKeeper:
 
     async def propose(self, command: GroupCommand) -> CommandOutcome:
         """Returns the outcome of the command. Raises NotLeader, Busy, OutcomeUnknown."""
-        outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
+        with self.meter.proposal():
+            outcome: CommandOutcome = await self.raft.propose(encode_command(command), PROPOSAL_TIMEOUT_S)
         return outcome
 
     def begin_leadership(self, now_s: float) -> None:

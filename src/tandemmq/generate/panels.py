@@ -334,4 +334,47 @@ PROXIES: Final = Row(
     ),
 )
 
-ROWS: Final = (OVERVIEW, BROKERS, LAG, REPLICATION, STORAGE, DELAYED, PROXIES)
+_CONTROLLER: Final = '{peer_id!=""}'
+"""Selects controllers: other servers may have metrics of these names, which have no prefix."""
+_OF_GROUPS: Final = '{cluster=~"$cluster", peer_id!=""}'
+
+CONTROLLERS: Final = Row(
+    "Controllers",
+    (
+        _one(
+            "Role",
+            "short",
+            f"max by (peer_id, group, instance) (role{_CONTROLLER})",
+            "{{group}} {{peer_id}}",
+            "3 leader, 2 follower, 1 candidate. One controller of a group must lead.",
+        ),
+        _one(
+            "Elections of masters",
+            "cps",
+            f"sum by (broker_set, election_result) ({_rate(f'election_total{_OF_GROUPS}')})",
+            "{{broker_set}} {{election_result}}",
+        ),
+        _one(
+            "Brokers alive",
+            "short",
+            f"max by (cluster, broker_set) (active_broker_num{_OF_GROUPS})",
+            "{{cluster}} {{broker_set}}",
+        ),
+        _one(
+            "Requests",
+            "cps",
+            f"sum by (request_type, request_handle_status) ({_rate(f'request_total{_CONTROLLER}')})",
+            "{{request_type}} {{request_handle_status}}",
+        ),
+        _one(
+            "Time of a change, 99th percentile",
+            "µs",
+            quantile(0.99, _rate(f"dledger_op_latency_microseconds_bucket{_CONTROLLER}"), "peer_id"),
+            "{{peer_id}}",
+            "Time until a majority has a change on the disk.",
+        ),
+        _one("Disk", "bytes", f"dledger_disk_usage_bytes{_CONTROLLER}", "{{group}} {{peer_id}}"),
+    ),
+)
+
+ROWS: Final = (OVERVIEW, BROKERS, LAG, REPLICATION, STORAGE, DELAYED, PROXIES, CONTROLLERS)

@@ -46,6 +46,7 @@ from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import MetricsExporter
+from tandemmq.telemetry.metrics import Sample
 
 if TYPE_CHECKING:
     from tandemmq.remoting.metrics_port import MetricsPort
@@ -211,10 +212,14 @@ def build_routes(
 class NameServer:
     """One name server. `on_fatal` is called when it can no longer be trusted and must be stopped.
 
-    metrics_address  the port of the health pages; None if disabled
+    metrics_address  the port of the metrics and of the health pages; None if disabled
+    more_conditions  set by the owner: the conditions of a controller in the same process
+    more_metrics     set by the owner: the readings of that controller, piece by piece
     """
 
     metrics_address: Address | None = None
+    more_conditions: Conditions = tuple
+    more_metrics: Callable[[], Iterable[Iterable[Sample]]] = tuple
     _metrics: MetricsPort | None = None
 
     def __init__(
@@ -230,8 +235,6 @@ class NameServer:
         connections_max: int = CONNECTIONS_MAX,
     ) -> None:
         """Creates the name server. `credentials` sign its notifications to brokers."""
-        self.more_conditions: Conditions = tuple
-        """Set by the owner: the conditions of a controller in the same process."""
         self._tls = TlsAcceptor(tls, disk=disk, clock=clock)
         self._network, self._clock = network, clock
         event = events.NAMESERVER_CONFIG_CHANGED
@@ -336,7 +339,12 @@ class NameServer:
         from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
         self._metrics, self.metrics_address = await start_metrics(
-            MetricsSource("name-server", self._read_conditions),
+            MetricsSource(
+                "name-server",
+                self._read_conditions,
+                read_all=self._queries.networks.read_metrics,
+                read_pieces=lambda: iter(self.more_metrics()),
+            ),
             options,
             listen_host=options.listen_host,
             network=self._network,

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Final
 
@@ -36,6 +36,8 @@ from tandemmq.protocol.networks import (
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import parse_address
 from tandemmq.telemetry import events
+from tandemmq.telemetry.controller_metrics import NETWORK_ANSWERS, UNMAPPED_BROKERS
+from tandemmq.telemetry.metrics import Sample
 
 log = logging.getLogger(__name__)
 
@@ -102,7 +104,9 @@ class Networks:
     options: Callable[[], NameServerOptions]
     broker_channels: Collection[Channel]
     answer_counts: Counter[str] = field(default_factory=Counter)
-    """The number of answers with addresses of each network since the start; `internal` is not counted."""
+    """The number of answers with addresses of each network since the start; `internal` is not counted. A
+    network that nothing names any more is forgotten.
+    """
     fallback_count: int = 0
     """The number of brokers in those answers that had no address in the asker's network."""
     _facts: tuple[object, ...] = ()
@@ -158,6 +162,12 @@ class Networks:
             for cluster, names in info.clusters.items()
         }
         return replace(info, brokers=brokers, clusters=clusters)
+
+    def read_metrics(self) -> Iterator[Sample]:
+        """Yields the counts of answers."""
+        for network, count in sorted(self.answer_counts.items()):
+            yield Sample(NETWORK_ANSWERS, count, (network,))
+        yield Sample(UNMAPPED_BROKERS, self.fallback_count)
 
     def unmapped(self, network: str) -> list[str]:
         """Returns `brokerName:brokerId` of the brokers without an address of their own in the network."""
@@ -215,6 +225,8 @@ class Networks:
         ]
         self._names = frozenset([name for name in dict.fromkeys(names) if name != INTERNAL][:NETWORKS_MAX])
         self._hosts = frozenset(_host_key(parse_host(member.address)) for member in members)
+        for network in self.answer_counts.keys() - set(names):
+            del self.answer_counts[network]
 
     def _report(self, network: str, view: NetworkView) -> None:
         """Logs one line for each broker with a problem, once until it is solved."""

@@ -1,7 +1,8 @@
 """The metrics: their names and meanings, and the histogram that components of a broker keep.
 
-Owns: every name, once; those of proxies are in `telemetry/proxy_metrics.py`. `broker/metrics.py` reads a
-      broker's state as `Sample`s of these metrics; `telemetry/prometheus.py` renders the samples.
+Owns: every name, once; those of proxies are in `telemetry/proxy_metrics.py`, those of controllers and
+      name servers in `telemetry/controller_metrics.py`. `broker/metrics.py` reads a broker's state
+      as `Sample`s of these metrics; `telemetry/prometheus.py` renders the samples.
 Invariants: names are unique and never change their meaning; units are in the name; counters end in `_total`;
             the number of series is bounded (`bound` states the labels' bounds).
 Strategy:   nothing is counted per message for a metric: values are read from the components at a scrape.

@@ -31,7 +31,13 @@ POINTS_MAX: Final = 1_000
 """The most data points of one request, as in RocketMQ."""
 
 _WHOLE_NAMES: Final = ("rocketmq_storage_flush_behind_bytes", "rocketmq_storage_dispatch_behind_bytes")
-_UNITS: Final = {"_milliseconds": "ms", "_seconds": "s", "_bytes": "By"}
+_UNITS: Final = {
+    "_milliseconds": ("ms", "milliseconds"),
+    "_microseconds": ("us", "us"),
+    "_seconds": ("s", "seconds"),
+    "_bytes": ("By", "bytes"),
+}
+"""The units by the endings of names: of our metrics, and of those with RocketMQ's names."""
 
 Values = tuple[float, ...]
 """The value of a counter; of a histogram its counts, then its sum."""
@@ -39,11 +45,11 @@ Values = tuple[float, ...]
 
 def instrument_of(metric: Metric) -> tuple[str, str]:
     """Returns the name and the unit of the instrument whose Prometheus name a metric has."""
-    for suffix, unit in _UNITS.items():
+    for suffix, (unit, unit_of_rocketmq) in _UNITS.items():
         if metric.name.endswith(suffix) and metric.name not in _WHOLE_NAMES:
-            if metric.name.startswith("rocketmq_"):
-                return metric.name.removesuffix(suffix), suffix[1:]
-            return metric.name, unit
+            if metric.name.startswith("tandemmq_"):
+                return metric.name, unit
+            return metric.name.removesuffix(suffix), unit_of_rocketmq
     return metric.name, ""
 
 

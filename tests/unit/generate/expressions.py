@@ -10,14 +10,22 @@ from typing import Final
 
 import pytest
 
+from tandemmq.telemetry.controller_metrics import CONTROLLER_TABLE, NAMESERVER_TABLE
 from tandemmq.telemetry.metrics import TABLE, Metric, MetricKind
 from tandemmq.telemetry.proxy_metrics import PROXY_TABLE
 from tandemmq.telemetry.rocketmq_metrics import ROCKETMQ_TABLE
 
-METRICS: Final = {metric.name: metric for metric in (*TABLE, *PROXY_TABLE, *ROCKETMQ_TABLE)}
+METRICS: Final = {
+    metric.name: metric
+    for metric in (*TABLE, *PROXY_TABLE, *ROCKETMQ_TABLE, *CONTROLLER_TABLE, *NAMESERVER_TABLE)
+}
+UNPREFIXED: Final = "|".join(rf"{metric.name}(?:_bucket|_count|_sum)?(?=\{{)" for metric in CONTROLLER_TABLE)
+"""Controllers' names are words that may also be labels; an expression selects such a metric with braces."""
 SCRAPED: Final = {"job", "instance"}
 """The labels that Prometheus adds."""
-USE: Final = re.compile(r"\b(rate\(|increase\(|deriv\()?\(?((?:tandemmq|rocketmq)_\w+)(?:\{([^}]*)\})?(\[)?")
+USE: Final = re.compile(
+    rf"\b(rate\(|increase\(|deriv\()?\(?\b((?:tandemmq|rocketmq)_\w+|{UNPREFIXED})(?:\{{([^}}]*)\}})?(\[)?"
+)
 NAMED: Final = re.compile(r"\b(?:by|on|group_left) \(([^)]*)\)")
 MATCHER: Final = re.compile(r'(\w+)(?:=~|!~|!=|=)"[^"]*"')
 

@@ -123,6 +123,29 @@ async def test_each_listener_answers_the_addresses_of_its_network(site: Site) ->
     assert await site.route(port=29876) == {0: "b1.vpn.example:10911", 1: "b2.vpn.example:10911"}
 
 
+async def test_answers_are_counted_while_something_names_their_network(site: Site) -> None:
+    await site.start(network_listeners="public=19876", client_networks="vpn=198.51.100.0/24")
+    await site.register(PUBLIC)
+    await site.register(None, broker_id=1, address=SLAVE)
+    await site.route()
+    await site.route(port=19876)
+    await site.route(host=OUTSIDE)
+    assert site.server is not None
+    networks = site.server._queries.networks
+
+    def counts() -> dict[tuple[str, ...], object]:
+        return {(sample.metric.name, *sample.labels): sample.value for sample in networks.read_metrics()}
+
+    unmapped = {("tandemmq_nameserver_unmapped_brokers_total",): 3}
+    of_public = {("tandemmq_nameserver_network_answers_total", "public"): 1}
+    of_vpn = {("tandemmq_nameserver_network_answers_total", "vpn"): 1}
+    assert counts() == {**of_public, **of_vpn, **unmapped}
+    changed = await site.call(Code.UPDATE_NAMESRV_CONFIG, body=b"clientNetworks=")
+    assert changed.code == 0, changed.remark
+    await site.route()
+    assert counts() == {**of_public, **unmapped}
+
+
 async def test_ranges_decide_on_the_first_listener(site: Site) -> None:
     await site.start(client_networks="internal=10.0.0.0/8;public=0.0.0.0/0")
     await site.register(PUBLIC)

@@ -28,13 +28,20 @@ from tandemmq.remoting.metrics_export import GRPC_METHOD, HTTP_PATH, MetricsExpo
 from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
-from tandemmq.telemetry import events, metrics, rocketmq_metrics
+from tandemmq.telemetry import controller_metrics, events, metrics, rocketmq_metrics
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
 from tandemmq.telemetry.metrics import Histogram, Sample
-from tandemmq.telemetry.otlp import POINTS_MAX
+from tandemmq.telemetry.otlp import POINTS_MAX, instrument_of
 from waits import until
 
 OTLP = MetricsExporter.OTLP_GRPC
+
+
+def test_metrics_of_controllers_have_rocketmqs_instruments() -> None:
+    assert instrument_of(controller_metrics.REQUEST_LATENCY) == ("request_latency", "us")
+    assert instrument_of(controller_metrics.DISK_USAGE) == ("dledger_disk_usage", "bytes")
+    assert instrument_of(controller_metrics.ROLE) == ("role", "")
+    assert instrument_of(metrics.DISK_USED) == ("tandemmq_disk_used_bytes", "By")
 
 
 class Receiver:

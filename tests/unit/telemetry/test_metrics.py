@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from tandemmq.telemetry import metrics, proxy_metrics, rocketmq_metrics
+from tandemmq.telemetry import controller_metrics, metrics, proxy_metrics, rocketmq_metrics
+from tandemmq.telemetry.controller_metrics import CONTROLLER_TABLE, LATENCY_BUCKETS_US, NAMESERVER_TABLE
 from tandemmq.telemetry.metrics import (
     COLUMN_ROWS,
     DISK_BUCKETS_S,
@@ -31,16 +32,19 @@ from tandemmq.telemetry.proxy_metrics import CALL_BUCKETS_S, POLL_BUCKETS_S, PRO
 from tandemmq.telemetry.rocketmq_metrics import ROCKETMQ_TABLE
 
 NAME = re.compile(r"tandemmq_[a-z]+(_[a-z]+)*")
-TABLES = (TABLE, PROXY_TABLE, ROCKETMQ_TABLE)
+TABLES = (TABLE, PROXY_TABLE, ROCKETMQ_TABLE, CONTROLLER_TABLE, NAMESERVER_TABLE)
 ALL = [metric for table in TABLES for metric in table]
-OURS = [metric for metric in ALL if not metric.name.startswith("rocketmq_")]
+OURS = [
+    metric for metric in ALL if not metric.name.startswith("rocketmq_") and metric not in CONTROLLER_TABLE
+]
 
 
 def test_names_are_unique_and_well_formed() -> None:
     names = [metric.name for metric in ALL]
     assert len(names) == len(set(names))
     assert all(NAME.fullmatch(metric.name) for metric in OURS)
-    for module, table in zip((metrics, proxy_metrics, rocketmq_metrics), TABLES, strict=True):
+    modules = (metrics, proxy_metrics, rocketmq_metrics, controller_metrics)
+    for module, table in zip(modules, (*TABLES[:3], CONTROLLER_TABLE + NAMESERVER_TABLE), strict=True):
         found = {metric for metric in vars(module).values() if isinstance(metric, metrics.Metric)}
         assert found == set(table)
 
@@ -60,7 +64,7 @@ def test_documentation_table_has_one_row_per_metric() -> None:
     assert all(row.count("|") == 5 for row in rows)
 
 
-@pytest.mark.parametrize("table", TABLES, ids=["broker", "proxy", "rocketmq"])
+@pytest.mark.parametrize("table", TABLES, ids=["broker", "proxy", "rocketmq", "controller", "nameserver"])
 def test_documentation_has_the_tables_as_they_are(table: tuple[metrics.Metric, ...]) -> None:
     """After a change: put `render_table(table)` into docs/operations/metrics.md."""
     document = Path(__file__).parents[3] / "docs" / "operations" / "metrics.md"
@@ -68,7 +72,8 @@ def test_documentation_has_the_tables_as_they_are(table: tuple[metrics.Metric, .
 
 
 @pytest.mark.parametrize(
-    "bounds", [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S, CALL_BUCKETS_S, POLL_BUCKETS_S]
+    "bounds",
+    [WRITE_BUCKETS_S, DISK_BUCKETS_S, WAIT_BUCKETS_S, CALL_BUCKETS_S, POLL_BUCKETS_S, LATENCY_BUCKETS_US],
 )
 def test_bounds_ascend(bounds: tuple[float, ...]) -> None:
     assert list(bounds) == sorted(set(bounds))

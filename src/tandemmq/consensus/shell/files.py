@@ -66,8 +66,14 @@ class RaftFiles:
         self._number = 0
         self._lock: Lock | None = None
         self._vote = Vote()
+        self._sizes: dict[str, int] = {}
         self.identity = ""
         """The random id of the group that these files belong to; empty before it is known."""
+
+    @property
+    def byte_count(self) -> int:
+        """The size of the files, as written last."""
+        return sum(self._sizes.values())
 
     def open(self, first: Saved) -> Saved:
         """Returns the saved state; `first` if the directory is empty.
@@ -207,6 +213,7 @@ class RaftFiles:
     def _write_record(self, name: str, record: msgspec.Struct) -> None:
         data = _ENCODER.encode(record)
         self.disk.write_atomically(self._path(name), _RECORD.pack(_RECORD_MAGIC, crc32(data)) + data)
+        self._sizes[name] = _RECORD.size + len(data)
 
     def _replace_log(self) -> None:
         """Writes a new file: its first frame holds the remaining entries, and free space follows."""
@@ -219,6 +226,7 @@ class RaftFiles:
         self.disk.write_atomically(path, frame.ljust(size, b"\0"))
         self._file = self.disk.open(path)
         self._end = len(frame)
+        self._sizes["log"] = size
 
     def _append(self, entries: tuple[LogEntry, ...]) -> None:
         _put(self._entries, entries)

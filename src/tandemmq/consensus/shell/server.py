@@ -127,6 +127,16 @@ class RaftServer:
         return is_settled and not self._is_stopping
 
     @property
+    def role(self) -> RaftRole | None:
+        """The role in the group; None before the start."""
+        return None if self._node is None else self._node.role
+
+    @property
+    def byte_count(self) -> int:
+        """The size of the files."""
+        return self._files.byte_count
+
+    @property
     def leader(self) -> str | None:
         return None if self._node is None else self._node.leader
 
