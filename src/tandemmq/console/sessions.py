@@ -111,16 +111,23 @@ class AttemptLimit:
                 waits.append(times[-limit] + self.WINDOW_S - now)
         return max(waits)
 
-    def fail(self, address: str, name: str) -> None:
-        """Counts an attempt. It is counted before the secret is checked, so parallel ones count as well."""
+    def fail(self, address: str, name: str) -> float:
+        """Counts an attempt and returns its moment for `succeed`. It is counted before the secret is checked,
+        so parallel ones count as well.
+        """
+        now = self._clock.monotonic()
         for key, limit in self._limits(address, name):
-            self._failures.setdefault(key, deque(maxlen=limit)).append(self._clock.monotonic())
+            self._failures.setdefault(key, deque(maxlen=limit)).append(now)
             self._failures.move_to_end(key)
         while len(self._failures) > self.KEYS_MAX:
             self._failures.popitem(last=False)
+        return now
 
-    def succeed(self, address: str, name: str) -> None:
-        """Forgets the failures of this name at this address."""
+    def succeed(self, address: str, name: str, at_s: float) -> None:
+        """Forgets the failures of this name at this address, and that the attempt of `at_s` was counted."""
+        for key, _ in self._limits(address, name):
+            with suppress(ValueError):  # forgotten at a bound
+                self._failures.get(key, deque()).remove(at_s)
         self._failures.pop((address, name), None)
 
     def _limits(self, address: str, name: str) -> tuple[tuple[tuple[str, ...], int], ...]:
@@ -295,7 +302,7 @@ class Sessions:
         wait_s = self.limit.wait_s(address, name)
         if wait_s > 0:
             raise LoginRefused(f"too many attempts: try again in {wait_s:.0f} s")
-        self.limit.fail(address, name)
+        tried_at_s = self.limit.fail(address, name)
         keys, may_change = None, True
         if self.passwords is not None:
             may_change = self.passwords.role_of(name, secret) == OPERATOR
@@ -304,7 +311,7 @@ class Sessions:
             await prove_keys(self.name_servers, keys)
         else:
             raise LoginRefused("an access key and its secret are needed")
-        self.limit.succeed(address, name)
+        self.limit.succeed(address, name, tried_at_s)
         while len(self._sessions) >= SESSIONS_MAX:
             await self.end(next(iter(self._sessions.values())))
         session_id, now = secrets.token_urlsafe(32), self.clock.monotonic()

@@ -162,6 +162,20 @@ def test_attempts_are_limited_by_name_and_address() -> None:
     assert limit.wait_s("10.0.0.1", "eve") == 0
 
 
+def test_successful_attempts_are_not_counted() -> None:
+    clock = StoppedClock()
+    limit = AttemptLimit(clock)  # type: ignore[arg-type]
+    for number in range(AttemptLimit.PER_ADDRESS - 1):
+        limit.fail("10.0.0.1", f"name {number}")
+    for number in range(AttemptLimit.TOTAL):
+        clock.at_s += 0.1
+        assert limit.wait_s("10.0.0.1", f"user {number}") == 0
+        limit.succeed("10.0.0.1", f"user {number}", limit.fail("10.0.0.1", f"user {number}"))
+    assert limit.wait_s("10.0.0.1", "olaf") == 0
+    limit.fail("10.0.0.1", "eve")
+    assert limit.wait_s("10.0.0.1", "olaf") > 0
+
+
 async def test_too_many_attempts_have_to_wait() -> None:
     async with Cluster() as cluster, open_browser(cluster.name_servers) as browser:
         for _ in range(AttemptLimit.PER_NAME):
