@@ -3,7 +3,8 @@
 A master is ready if it accepts sends and has the in-sync slaves that its settings demand, a slave if it
 follows its master closely. Both must be registered at a name server and know their role.
 At a bound: a slave counts as close within `READY_LAG_S_MAX`. The distance is the age of the newest copied
-            message at its arrival, so it needs no traffic, and the clocks of master and slave must agree.
+            message at its arrival, and the clocks of master and slave must agree. It needs no traffic: a
+            slave to which only heartbeats come has copied everything.
 """
 
 from __future__ import annotations
@@ -16,10 +17,13 @@ from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.remoting.health import Condition
-from tandemmq.replication.core.progress import SlaveState
+from tandemmq.replication.core.progress import SlaveState, StartRule
+from tandemmq.replication.shell.slave import ReplicationSlaveStatus
 from tandemmq.store.message_store import MessageStore
 
 READY_LAG_S_MAX: Final = 10.0
+IDLE_MS_MIN: Final = 1_000
+"""The time after the last bytes of the log from which a heartbeat shows that there are no further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,14 @@ class BrokerHealth:
         if isinstance(self.replica, ElectedReplica) and not self.replica.is_caught_up:
             return "the log is shorter than the master's was when the connection began"
         lag_s = (status.copied_at - self.store.dispatcher.stored_at_ms) / 1000 if status.copied_at else 0.0
-        if lag_s > READY_LAG_S_MAX:
+        if lag_s > READY_LAG_S_MAX and not _has_everything(status):
             return f"{lag_s:.0f} s behind the master, and at most {READY_LAG_S_MAX:.0f} s are allowed"
         return "" if self.replica.synced_at is not None else "topics, groups and offsets are not copied yet"
+
+
+def _has_everything(status: ReplicationSlaveStatus) -> bool:
+    """Returns True if the master has nothing further to send. A master that refuses the log of this slave
+    sends only heartbeats, too.
+    """
+    is_refused = status.start_rule in (StartRule.SLAVE_TOO_OLD, StartRule.SLAVE_AHEAD)
+    return not is_refused and status.last_read_at - status.copied_at >= IDLE_MS_MIN
