@@ -95,7 +95,10 @@ class _SendWrappers:
         message, *rest = args
         if _is_inner(outbox):
             return wrapped(message, *rest, **kwargs)
-        operation, (message,) = self._begin(outbox, [message])
+        begun = self._begin(outbox, [message])
+        if begun is None:
+            return wrapped(*args, **kwargs)
+        operation, (message,) = begun
         try:
             outcome = wrapped(message, *rest, **kwargs)
         except BaseException as error:
@@ -108,7 +111,10 @@ class _SendWrappers:
         self, wrapped: Wrapper, outbox: Outbox, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         message, system, *rest = args
-        operation, (message,) = self._begin(outbox, [message], is_half=names.TRAN_MSG in system)
+        begun = self._begin(outbox, [message], is_half=names.TRAN_MSG in system)
+        if begun is None:
+            return await wrapped(*args, **kwargs)
+        operation, (message,) = begun
         try:
             outcome = await wrapped(message, system, *rest, **kwargs)
         except BaseException as error:
@@ -123,7 +129,10 @@ class _SendWrappers:
         messages, *rest = args
         if not messages:
             return await wrapped(messages, *rest, **kwargs)
-        operation, messages = self._begin(outbox, messages)
+        begun = self._begin(outbox, messages)
+        if begun is None:
+            return await wrapped(*args, **kwargs)
+        operation, messages = begun
         try:
             outcome = await wrapped(messages, *rest, **kwargs)
         except BaseException as error:
@@ -136,7 +145,10 @@ class _SendWrappers:
         self, wrapped: Wrapper, outbox: Outbox, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         message, *rest = args
-        operation, (message,) = self._begin(outbox, [message])
+        begun = self._begin(outbox, [message])
+        if begun is None:
+            return await wrapped(*args, **kwargs)
+        operation, (message,) = begun
         try:
             await wrapped(message, *rest, **kwargs)
         except BaseException as error:
@@ -161,8 +173,14 @@ class _SendWrappers:
 
     def _begin(
         self, outbox: Outbox, messages: Sequence[Message], *, is_half: bool = False
-    ) -> tuple[Operation, list[Message]]:
-        return self._telemetry.begin_send(messages, _member_of(outbox.instance), is_half=is_half)
+    ) -> tuple[Operation, list[Message]] | None:
+        """Returns None for messages that cannot be recorded: the library refuses them itself, and releases
+        the room that the caller has taken.
+        """
+        try:
+            return self._telemetry.begin_send(messages, _member_of(outbox.instance), is_half=is_half)
+        except Exception:  # noqa: BLE001  # of any kind: the values have wrong types
+            return None
 
     def _end_later(
         self, operation: Operation, outbox: Outbox, outcome: asyncio.Future[Any], count: int

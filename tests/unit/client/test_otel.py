@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -24,8 +25,9 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.client.blocking import in_worker
+from tandemmq.errors import TandemError
 from tandemmq.protocol.record import decode_record
-from waits import until
+from waits import PATIENCE_S, until
 
 trace = pytest.importorskip("opentelemetry.trace")
 otel = pytest.importorskip("tandemmq.client.otel")
@@ -128,6 +130,31 @@ async def test_before_send_exception_reaches_the_caller_and_frees_its_slot() -> 
                 await producer.send(Message(topic="T", body=b"x"))
         with pytest.raises(KeyError):
             await producer.send_batch([Message(topic="T", body=b"x")] * 2)
+
+
+@pytest.mark.parametrize("wrong", [{"keys": None}, {"keys": 5}, {"properties": {"traceparent": 5}}])
+async def test_an_instrumented_producer_releases_the_room_of_a_message_that_is_refused(
+    wrong: dict[str, Any],
+) -> None:
+    instrumentor = pytest.importorskip("tandemmq.client.otel_instrumentor").TandemMQInstrumentor()
+    options = ProducerOptions(in_flight_count_max=1)
+    instrumentor.instrument()
+    try:
+        async with (
+            running_cluster(T=1) as cluster,
+            Producer("g", cluster.namesrv, options=options) as producer,
+        ):
+            for _ in range(2):
+                async with asyncio.timeout(PATIENCE_S):
+                    with pytest.raises((TypeError, AttributeError, TandemError)):
+                        await producer.send(Message(topic="T", body=b"x", **wrong))
+                    with pytest.raises((TypeError, AttributeError, TandemError)):
+                        await producer.send_oneway(Message(topic="T", body=b"x", **wrong))
+            async with asyncio.timeout(PATIENCE_S):
+                await producer.send(Message(topic="T", body=b"x"))
+                await producer.flush()
+    finally:
+        instrumentor.uninstrument()
 
 
 def test_the_extra_is_named_when_it_is_missing() -> None:
