@@ -131,16 +131,16 @@ class MetricsExport:
             is_delta=options.in_delta,
             began_ns=self._now_ns(),
         )
-        self._is_delta = options.in_delta
+        self._is_baseless = options.in_delta
+        """True until the readings are known from which differences begin: some counts are older."""
         self._outages = Outages()
 
     async def run(self) -> None:
         """Exports after each period. Never returns."""
         with CallThread() as thread:
             try:
-                if self._is_delta:
-                    # Differences begin now: some counts are older than this export.
-                    self._encoder.commit(await self._encode())
+                if self._is_baseless:
+                    await self._export(thread)
                 due_s = self._clock.monotonic() + self._period_s
                 while True:
                     await self._clock.sleep(max(0.0, due_s - self._clock.monotonic()))
@@ -150,16 +150,21 @@ class MetricsExport:
                 self._sink.close()
 
     async def _export(self, thread: CallThread) -> None:
-        export = await self._encode()
+        export = None
         try:
-            for request in export.requests:
+            export = await self._encode()
+            for request in () if self._is_baseless else export.requests:
                 await thread.run(partial(self._sink.send, request))
-        except Exception as error:  # noqa: BLE001  # of the network or of a library; the next period tries again
+        except Exception as error:  # noqa: BLE001  # of a reading, a library, the network; the next period tries
             facts = {"target": self._target, "error": f"{type(error).__name__}: {_reason_of(error)}"}
-            self._outages.record_failure(log, events.METRICS_EXPORT_FAILED, self._target, facts)
+            trace = error if export is None else None  # failures of the network need one line
+            self._outages.record_failure(
+                log, events.METRICS_EXPORT_FAILED, self._target, facts, exc_info=trace
+            )
         else:
             self._outages.record_success(events.METRICS_EXPORT_FAILED, self._target)
             self._encoder.commit(export)
+            self._is_baseless = False
 
     async def _encode(self) -> OtlpExport:
         """Returns everything encoded; the loop turns after each slice."""

@@ -127,11 +127,19 @@ class Outages:
         self._failing: set[tuple[str, Hashable]] = set()
 
     def record_failure(
-        self, log: logging.Logger, event: str, key: Hashable, facts: Mapping[str, Any]
+        self,
+        log: logging.Logger,
+        event: str,
+        key: Hashable,
+        facts: Mapping[str, Any],
+        *,
+        exc_info: BaseException | None = None,
     ) -> None:
+        """Writes a line; `exc_info`: an exception whose traceback follows."""
         is_new = (event, key) not in self._failing
         self._failing.add((event, key))
-        log.log(logging.WARNING if is_new else logging.DEBUG, event, extra=dict(facts))
+        level = logging.WARNING if is_new else logging.DEBUG
+        log.log(level, event, extra=dict(facts), exc_info=exc_info)
 
     def record_success(self, event: str, key: Hashable) -> None:
         if self._failing:

@@ -131,6 +131,17 @@ class Readings:
             yield [Sample(rocketmq_metrics.LAG_LATENCY, 7, labels)]
 
 
+class FailingReadings(Readings):
+    """Readings of a file that may not be read at first."""
+
+    is_failing = True
+
+    def read_all(self) -> list[Sample]:
+        if self.is_failing:
+            raise PermissionError("statvfs")
+        return super().read_all()
+
+
 def options_of(receiver: Receiver, exporter: MetricsExporter = OTLP, **more: Any) -> ExportOptions:
     times = {"otlp_interval_ms": 50, "log_interval_ms": 50, "otlp_timeout_ms": 2_000}
     return ExportOptions(metrics_exporter=exporter, otlp_target=receiver.target, **{**times, **more})
@@ -245,6 +256,23 @@ async def test_deltas_begin_at_the_start_and_survive_an_outage(caplog: pytest.Lo
             await again.got(2)
             sums = [again.metrics(index)["tandemmq_messages_in_total"].sum for index in range(2)]
     assert [one.data_points[0].as_double for one in sums] == [4, 0], "what was not delivered comes later"
+
+
+@pytest.mark.parametrize("in_delta", [False, True])
+async def test_a_reading_that_fails_is_logged_and_tried_again(
+    caplog: pytest.LogCaptureFixture, in_delta: bool
+) -> None:
+    readings = FailingReadings()
+    with grpc_receiver() as receiver:
+        async with exporting(readings, options_of(receiver, in_delta=in_delta)):
+            await until(lambda: events.METRICS_EXPORT_FAILED in caplog.messages)
+            readings.is_failing = False
+            await receiver.got(1)
+    record = next(one for one in caplog.records if one.msg == events.METRICS_EXPORT_FAILED)
+    assert record.exc_info is not None
+    assert record.exc_info[0] is PermissionError
+    first = receiver.metrics(0)["tandemmq_messages_in_total"].sum.data_points[0].as_double
+    assert first == (0 if in_delta else 5), "what was counted before is no difference"
 
 
 async def test_a_collector_that_hangs_does_not_hold_up_the_loop(caplog: pytest.LogCaptureFixture) -> None:
