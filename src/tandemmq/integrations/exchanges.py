@@ -81,7 +81,7 @@ class Names:
     @property
     def transient_group(self) -> str:
         """The group in whose name all transient queues are read."""
-        return f"{self.prefix}-transient"
+        return f"{self.prefix}-|transient"  # no queue has this group
 
 
 def tag_of(routing_key: str) -> str:

@@ -26,7 +26,7 @@ from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
 from tandemmq.client.producer.producer import Producer
-from tandemmq.errors import GroupNotFound, TandemError, TopicExists, TopicNotFound
+from tandemmq.errors import BrokerUnreachable, GroupNotFound, TandemError, TopicExists, TopicNotFound
 from tandemmq.integrations.exchanges import Binding, Names, tag_of, tags_of
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
@@ -94,7 +94,9 @@ class ArrivedMessages:
     def take(self, timeout_s: float | None) -> Delivery | None:
         """Returns the oldest delivery; None if there is none within the time, which is unlimited for None."""
         with self._condition:
-            self._condition.wait_for(lambda: self._waiting, timeout_s)
+            self._condition.wait_for(lambda: self._waiting or self._is_closed, timeout_s)
+            if self._is_closed:
+                raise BrokerUnreachable("the connection is closed")
             delivery = self._waiting.popleft() if self._waiting else None
             if not self._waiting and not self._is_closed:
                 try:
@@ -116,6 +118,7 @@ class ArrivedMessages:
             if not self._is_closed:
                 self._is_closed = True
                 os.close(self.wake_fd)
+                self._condition.notify_all()
 
 
 class Credit:
@@ -157,7 +160,7 @@ class KombuSession:
             instance=self._instance,
         )
         self._tasks = TaskScope("kombu", self._on_failure)
-        self._readers: dict[str, asyncio.Task[None]] = {}
+        self._readers: dict[str, tuple[asyncio.Task[None], Credit]] = {}
         self._known_topics: set[str] = set()
         self._transient: dict[str, _TransientQueue] = {}
         self._transient_reader: Consumer | None = None
@@ -224,12 +227,17 @@ class KombuSession:
 
     # Durable queues
 
-    async def bind(self, queue: str, exchange: str) -> None:
-        """Makes the queue's group begin at the current end of the exchange, unless it began before."""
+    async def bind(self, queue: str, exchange: str, bindings: Collection[Binding]) -> None:
+        """Makes the queue's group begin at the current end of the exchange, unless it began before.
+        `bindings` are all of the queue.
+        """
         names = self.options.names
         topic, group = names.exchange_topic(exchange), names.group(queue)
         await self.ensure_topic(topic)
         await self._begin_at_end(group, topic)
+        consumer = self._consumers.get(queue)
+        if consumer is not None:
+            consumer.subscribe(topic, tags_of(one for one in bindings if one.exchange == exchange))
 
     async def _begin_at_end(self, group: str, topic: str) -> None:
         committed = await self._admin.committed_offsets(group, topic)
@@ -239,18 +247,19 @@ class KombuSession:
 
     async def read(self, queue: str, bindings: Collection[Binding], credit: Credit) -> None:
         """Reads a durable queue until `stop_reading`; its messages arrive in `arrivals`."""
+        await self.stop_reading(queue)
         consumer = await self._consumer(queue, bindings)
-        self._readers[queue] = self._tasks.start(
-            f"read-{queue}", self._read(queue, consumer, bindings, credit)
-        )
+        reader = self._tasks.start(f"read-{queue}", self._read(queue, consumer, bindings, credit))
+        self._readers[queue] = reader, credit
 
     async def take_one(self, queue: str, bindings: Collection[Binding]) -> Delivery | None:
         """Returns one message of a durable queue; None if there is none now."""
         consumer = await self._consumer(queue, bindings)
-        for message in await consumer.receive(1, timeout_s=0.0):
-            if self._is_wanted(message, queue, bindings):
-                return Delivery(queue, message.body, message.retry_count, message)
-            await consumer.ack(message)
+        while found := await consumer.receive(1, timeout_s=0.0):
+            for message in found:
+                if self._is_wanted(message, queue, bindings):
+                    return Delivery(queue, message.body, message.retry_count, message)
+                await consumer.ack(message)
         return None
 
     async def _consumer(self, queue: str, bindings: Collection[Binding]) -> PopConsumer:
@@ -276,6 +285,7 @@ class KombuSession:
         while True:
             count = await credit.reserve(POP_MAX)
             found: list[PoppedMessage] = []
+            unwanted: list[PoppedMessage] = []
             try:
                 found = await consumer.receive(count)
             except TandemError as error:
@@ -288,7 +298,12 @@ class KombuSession:
                     self.arrivals.put(Delivery(queue, message.body, message.retry_count, message))
                 else:
                     credit.release(1)
-                    await self.acknowledge(queue, message)
+                    unwanted.append(message)
+            if unwanted:
+                try:
+                    await consumer.ack(*unwanted)
+                except TandemError as error:  # delivered again after the visibility timeout
+                    log.warning("queue %s: messages of other keys stay: %s", queue, error)
 
     def _is_wanted(self, message: PoppedMessage, queue: str, bindings: Collection[Binding]) -> bool:
         names = self.options.names
@@ -300,12 +315,17 @@ class KombuSession:
 
     async def stop_reading(self, queue: str) -> None:
         """Ends the read of a queue. Its messages that wait in `arrivals` are delivered again at once."""
-        reader = self._readers.pop(queue, None)
+        reader, credit = self._readers.pop(queue, (None, None))
         if reader is not None:
             reader.cancel()
             await asyncio.wait((reader,))
         left = [one.popped for one in self.arrivals.withdraw(queue) if one.popped is not None]
-        await self.give_back(queue, *left)
+        if credit is not None:
+            credit.release(len(left))
+        try:
+            await self.give_back(queue, *left)
+        except TandemError as error:  # delivered again after the visibility timeout
+            log.warning("queue %s: unread messages were not given back: %s", queue, error)
 
     async def acknowledge(self, queue: str, message: PoppedMessage) -> None:
         """Acknowledges a message of a durable queue."""
@@ -314,7 +334,7 @@ class KombuSession:
     async def give_back(self, queue: str, *messages: PoppedMessage) -> None:
         """Lets messages of a durable queue be delivered again at once."""
         if messages:
-            await self._consumers[queue].nack(*messages)
+            await self._consumers[queue].nack(*messages, counts=False)
 
     async def count(self, queue: str, bindings: Collection[Binding]) -> int:
         """Returns the number of messages that are not acknowledged."""

@@ -20,33 +20,58 @@ eta_from_broker     True: a task with a countdown or ETA waits at the broker, no
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime
+from pathlib import Path
 from queue import Empty
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
 from tandemmq.client.blocking import LoopThread, shared_thread
 from tandemmq.client.options import ClientOptions
-from tandemmq.errors import TandemError, install_hint
+from tandemmq.errors import (
+    BrokerUnreachable,
+    Busy,
+    ConfigError,
+    NoRoute,
+    RequestRejected,
+    RequestTimeout,
+    ServiceNotAvailable,
+    TandemError,
+    install_hint,
+)
 from tandemmq.integrations.exchanges import Binding, ExchangeKind, Names
-from tandemmq.integrations.kombu_session import ArrivedMessages, Credit, Delivery, KombuOptions, KombuSession
+from tandemmq.integrations.kombu_session import (
+    ROUTING_KEY,
+    ArrivedMessages,
+    Credit,
+    Delivery,
+    KombuOptions,
+    KombuSession,
+)
+from tandemmq.remoting.options import TlsClientOptions
 
 try:
     from kombu.transport import TRANSPORT_ALIASES, virtual
     from kombu.utils.json import dumps, loads
+    from kombu.utils.uuid import uuid
 except ImportError:
     raise ImportError(f"this module needs the extra celery: {install_hint('celery')}") from None
+
+log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
 SCHEME: Final = "tandemmq"
+OUTAGES: Final = (BrokerUnreachable, RequestTimeout, NoRoute, Busy, ServiceNotAvailable)
+"""The errors after which kombu connects again."""
 UNLIMITED: Final = 256
 """The messages that a channel without a prefetch limit has at most."""
 ETA_MS_MIN: Final = 1_000
 ETA_MS_MAX: Final = 24 * 3600 * 1000
-"""Longer delays are waited for in the worker, after this one: brokers limit them (timerMaxDelaySec)."""
+"""Longer delays are waited for in several steps: brokers limit them (timerMaxDelaySec)."""
 
 
 def register() -> None:
@@ -163,13 +188,16 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         exchange = exchange or "amq.direct"
         if self.state.has_binding(queue, exchange, routing_key):
             return
-        super().queue_bind(queue, exchange, routing_key, arguments)
+        if exchange not in self.state.exchanges and exchange.startswith("amq."):
+            self.exchange_declare(exchange, type=exchange.removeprefix("amq."))
         binding = Binding(exchange, self._kind(exchange), routing_key)
+        bindings = [*self._bindings(queue), binding]
         if queue in self.transport.transient:
             self._run(self.session.bind_transient(queue, binding))
         else:
-            self._run(self.session.bind(queue, exchange))
-        self.transport.bindings.setdefault(queue, []).append(binding)
+            self._run(self.session.bind(queue, exchange, bindings))
+        super().queue_bind(queue, exchange, routing_key, arguments)
+        self._bindings(queue).append(binding)
 
     def _queue_bind(self, *_: Any) -> None:
         """Does nothing: `queue_bind` has done it."""
@@ -179,7 +207,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         return ExchangeKind(kind)
 
     def _bindings(self, queue: str) -> list[Binding]:
-        return self.transport.bindings.get(queue, [])
+        return self.transport.bindings.setdefault(queue, [])
 
     def _size(self, queue: str) -> int:
         if queue in self.transport.transient:
@@ -228,8 +256,11 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
     def _delay_and_priority(self, message: dict[str, Any]) -> dict[str, int]:
         options = self.transport.client.transport_options
         eta = (message.get("headers") or {}).get("eta")
-        if eta and options.get("eta_from_broker", True):
-            due = datetime.fromisoformat(eta)
+        if isinstance(eta, str) and options.get("eta_from_broker", True):
+            try:
+                due = datetime.fromisoformat(eta)
+            except ValueError:
+                due = datetime.fromtimestamp(0, UTC)  # the worker judges it
             delay_ms = ((due if due.tzinfo else due.replace(tzinfo=UTC)).timestamp() - time.time()) * 1000
             if delay_ms >= ETA_MS_MIN:
                 return {"delay_ms": int(min(delay_ms, ETA_MS_MAX))}
@@ -271,9 +302,11 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             delivery = self._call(self.session.take_transient, queue)
         else:
             delivery = self._run(self.session.take_one(queue, self._bindings(queue)))
-        if delivery is None:
+        payload = None if delivery is None else payload_of(delivery)
+        if payload is None:
+            self.settle(delivery, is_done=True)
             raise Empty
-        return payload_of(delivery)
+        return payload
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Returns one message; None if there is none now."""
@@ -283,15 +316,30 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         return message
 
     def on_delivery(self, delivery: Delivery) -> None:
-        """Passes a delivery to the callback of its queue."""
+        """Passes a delivery to the callback of its queue; a task that is not due is sent again."""
+        is_acknowledged = delivery.queue not in self.transport.unacknowledged
         try:
-            self.transport._deliver(payload_of(delivery), delivery.queue)
+            payload = payload_of(delivery)
+            if payload is None:
+                self.settle(delivery, is_done=True)
+            elif not self._postpone(payload, delivery):
+                self.transport._deliver(payload, delivery.queue)
+                if not is_acknowledged:
+                    self.settle(delivery, is_done=True)
         finally:
             # Only now: an open message must not be counted as free room in between.
             if self._credit is not None and delivery.popped is not None:
                 self._call(self._credit.release, 1)
-        if delivery.queue in self.transport.unacknowledged:
-            self.settle(delivery, is_done=True)
+
+    def _postpone(self, payload: dict[str, Any], delivery: Delivery) -> bool:
+        message = delivery.popped
+        delay = self._delay_and_priority(payload).get("delay_ms")
+        if message is None or delay is None:
+            return False
+        key = message.properties.get(ROUTING_KEY, "")
+        self._run(self.session.send(message.topic, message.body, routing_key=key, delay_ms=delay))
+        self.settle(delivery, is_done=True)
+        return True
 
     def on_room(self) -> None:
         """Notices that the channel may get more messages."""
@@ -322,12 +370,21 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         return self._run(call())
 
 
-def payload_of(delivery: Delivery) -> dict[str, Any]:
-    """Returns the message as kombu knows it."""
-    payload = cast("dict[str, Any]", loads(delivery.body.decode()))
+def payload_of(delivery: Delivery) -> dict[str, Any] | None:
+    """Returns the message as kombu knows it; None for a body that kombu did not make.
+
+    Each delivery has a tag of its own: one message may be delivered to several queues, or twice.
+    """
+    try:
+        payload = cast("dict[str, Any]", loads(delivery.body.decode()))
+        properties = payload["properties"]
+        properties.setdefault("delivery_info", {})["redelivered"] = delivery.retry_count > 0
+        properties["delivery_tag"] = uuid()
+        payload["redelivered"] = delivery.retry_count > 0
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        log.error("queue %s: a message that kombu did not send is dropped: %r", delivery.queue, error)
+        return None
     payload["delivery"] = delivery
-    payload["redelivered"] = delivery.retry_count > 0
-    payload["properties"].setdefault("delivery_info", {})["redelivered"] = delivery.retry_count > 0
     return payload
 
 
@@ -338,9 +395,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     default_port = 9876
     driver_type = driver_name = SCHEME
     polling_interval = None
-    connection_errors = (*virtual.Transport.connection_errors, TandemError)
-    recoverable_connection_errors = (*virtual.Transport.connection_errors, TandemError)
-    channel_errors = virtual.Transport.channel_errors
+    connection_errors = (*virtual.Transport.connection_errors, *OUTAGES)
+    recoverable_connection_errors = (*virtual.Transport.connection_errors, *OUTAGES)
+    channel_errors = (*virtual.Transport.channel_errors, RequestRejected)
     implements = virtual.Transport.implements.extend(
         asynchronous=True, exchange_type=frozenset(("direct", "topic", "fanout")), heartbeats=False
     )
@@ -384,7 +441,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
     def _options(self) -> KombuOptions:
         client, given = self.client, self.client.transport_options
         return KombuOptions(
-            client=ClientOptions(access_key=client.userid or "", secret_key=client.password or ""),
+            client=ClientOptions(
+                access_key=client.userid or "", secret_key=client.password or "", tls=tls_of(client.ssl)
+            ),
             names=Names(given.get("prefix", "kombu")),
             visibility_s=float(given.get("visibility_timeout", 3600)),
             queue_count=int(given.get("queue_count", 1)),
@@ -429,6 +488,25 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
                 if thread.is_usable:  # not in a child after a fork
                     thread.call(session.close())
                 shared_thread.release(thread)
+
+
+def tls_of(ssl: object) -> TlsClientOptions | None:
+    """Returns the TLS options for kombu's `ssl`: True, or a mapping with ca_certs, certfile and keyfile.
+
+    Raises:  ConfigError for anything else.
+    """
+    if not ssl:
+        return None
+    given = ssl if isinstance(ssl, dict) else {}
+    unknown = sorted(given.keys() - {"ca_certs", "certfile", "keyfile"})
+    if unknown or (ssl is not True and not given):
+        raise ConfigError(f"ssl {ssl!r}: must be True, or have ca_certs, certfile and keyfile")
+    paths = {
+        name: Path(given[name]) if given.get(name) else None for name in ("ca_certs", "certfile", "keyfile")
+    }
+    return TlsClientOptions(
+        trust_path=paths["ca_certs"], certificate_path=paths["certfile"], key_path=paths["keyfile"]
+    )
 
 
 async def _start(name_servers: str, options: KombuOptions) -> KombuSession:

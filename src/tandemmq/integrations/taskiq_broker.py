@@ -171,19 +171,24 @@ class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by m
 
     async def _ask(self, task_id: str, task: Message, stored: asyncio.Future[SendResult]) -> None:
         broker = self._broker
+
+        def note_stored(result: SendResult) -> None:
+            if not stored.done():
+                stored.set_result(result)
+
         try:
-            reply = await broker.producer.request(
-                task, timeout_s=broker.result_s, on_stored=stored.set_result
-            )
-        except TandemError as error:
+            reply = await broker.producer.request(task, timeout_s=broker.result_s, on_stored=note_stored)
+            self._results[task_id] = TaskiqResult.model_validate_json(reply.body)
+            while len(self._results) > RESULTS_MAX:
+                self._results.popitem(last=False)
+        except asyncio.CancelledError:
+            stored.cancel()
+            raise
+        except Exception as error:  # noqa: BLE001  # the sender gets it, or the log
             if stored.done():
                 log.warning("task %s has no result: %s", task_id, error)
             else:
                 stored.set_exception(error)
-        else:
-            self._results[task_id] = TaskiqResult.model_validate_json(reply.body)
-            while len(self._results) > RESULTS_MAX:
-                self._results.popitem(last=False)
         finally:
             self._waiting.pop(task_id, None)
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from typing import NamedTuple, Self
 
 from tandemmq.api import broker_consume
@@ -143,8 +144,8 @@ class PopConsumer(Client):
         the group gets for `invisible_s`. Waits at most `timeout_s` for the first one; returns an empty list
         when none came. `topic` None: of any subscribed topic.
 
-        Messages that a cancelled call was about to receive are delivered again after the invisible time. An
-        unreachable broker is skipped.
+        A cancelled call gives back the messages that it was about to receive, so it may end a little later.
+        An unreachable broker is skipped.
 
         Raises:  the RequestRejected class of a rejection that a broker would repeat; ClientError.
         """
@@ -182,13 +183,17 @@ class PopConsumer(Client):
         """
         await self._each(messages, self._ack)
 
-    async def nack(self, *messages: PoppedMessage, delay_s: float = 0.0) -> None:
+    async def nack(self, *messages: PoppedMessage, delay_s: float = 0.0, counts: bool = True) -> None:
         """Gives these messages back: they are delivered again, to any member, `delay_s` from now.
 
+        `counts` False: the delivery does not count, as no attempt was made; else a message becomes a dead
+        letter after the attempts of its group.
         Raises:  the first error, after all were tried; a message whose call failed is delivered again after
                  its invisible time.
         """
-        await self._each(messages, lambda message: self.change_invisible(message, delay_s))
+        await self._each(
+            messages, lambda message: self._change(message, round(delay_s * 1000), is_suspended=not counts)
+        )
 
     async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
         """Keeps the message invisible for `invisible_s` from now on, or, with a short time, lets it be
@@ -197,13 +202,21 @@ class PopConsumer(Client):
         Each call counts as one more delivery (`retry_count`). Raises the error of the call; the message keeps
         its previous invisible time then.
         """
+        await self._change(message, round(invisible_s * 1000))
+
+    async def _change(self, message: PoppedMessage, invisible_ms: int, *, is_suspended: bool = False) -> None:
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
-        invisible_ms = round(invisible_s * 1000)
         message.handle = await self._instance.call_master(
             topic,
             message.broker_name,
             lambda address, remaining_s: broker_consume.change_invisible(
-                remoting, address, self.group, topic, message.handle, invisible_ms
+                remoting,
+                address,
+                self.group,
+                topic,
+                message.handle,
+                invisible_ms,
+                is_suspended=is_suspended,
             ),
             timeout_s=self._instance.options.call_timeout_s,
         )
@@ -284,7 +297,7 @@ class PopConsumer(Client):
         )
         try:
             address = self._address(*target)
-            found = await broker_consume.pop(self._instance.remoting, address, target.broker_name, header)
+            found = await self._ask(address, target.broker_name, header)
         except TandemError as error:
             self._note_failure(target, error)
             return []
@@ -300,6 +313,21 @@ class PopConsumer(Client):
             kept = {id(message) for message in matching}
             await self.ack(*(message for message in found if id(message) not in kept))
         return matching
+
+    async def _ask(self, address: str, broker_name: str, header: PopRequest) -> list[PoppedMessage]:
+        """Pops from one broker. If cancelled, waits for the answer and gives its messages back."""
+        asking = asyncio.ensure_future(
+            broker_consume.pop(self._instance.remoting, address, broker_name, header)
+        )
+        try:
+            return await asyncio.shield(asking)
+        except asyncio.CancelledError:
+            with suppress(TandemError):
+                found = await asking
+                for message in found:
+                    message.topic = self._namespace.unwrap(message.topic)
+                await self.nack(*found, counts=False)
+            raise
 
     async def _wait_for_bell(self, targets: list[_Target], topics: set[str], timeout_s: float) -> bool:
         """Waits until a broker announces a message, or until the timeout; returns True if a broker announced
