@@ -287,7 +287,7 @@ class ClientInstance:
         """Returns the answer; raises BrokerUnreachable when the route names another master before the answer
         has come.
         """
-        task = self.tasks.start("ask-master", _outcome_of(asking))
+        task = self.tasks.start("ask-master", settled(asking))
         try:
             while True:
                 done, _ = await asyncio.wait((task,), timeout=SILENT_S)
@@ -415,7 +415,7 @@ class ClientInstance:
             callback(error)
 
 
-async def _outcome_of(asking: Awaitable[T]) -> tuple[T | None, TandemError | None]:
+async def settled(asking: Awaitable[T]) -> tuple[T | None, TandemError | None]:
     """Returns the answer or the error: a refused call must not end the client's task scope."""
     try:
         return await asking, None

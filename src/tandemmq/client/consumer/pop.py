@@ -25,7 +25,7 @@ from typing import NamedTuple, Self
 
 from tandemmq.api import broker_consume
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
-from tandemmq.client.instance import Client, ClientInstance, InstanceUse
+from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settled
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
@@ -316,18 +316,20 @@ class PopConsumer(Client):
 
     async def _ask(self, address: str, broker_name: str, header: PopRequest) -> list[PoppedMessage]:
         """Pops from one broker. If cancelled, waits for the answer and gives its messages back."""
-        asking = asyncio.ensure_future(
-            broker_consume.pop(self._instance.remoting, address, broker_name, header)
-        )
+        call = broker_consume.pop(self._instance.remoting, address, broker_name, header)
+        asking = self._tasks.start(f"pop-{broker_name}", settled(call))
         try:
-            return await asyncio.shield(asking)
+            found, error = await asyncio.shield(asking)
         except asyncio.CancelledError:
+            found, _ = await asking
+            for message in found or ():
+                message.topic = self._namespace.unwrap(message.topic)
             with suppress(TandemError):
-                found = await asking
-                for message in found:
-                    message.topic = self._namespace.unwrap(message.topic)
-                await self.nack(*found, counts=False)
+                await self.nack(*(found or ()), counts=False)
             raise
+        if error is not None:
+            raise error
+        return found or []
 
     async def _wait_for_bell(self, targets: list[_Target], topics: set[str], timeout_s: float) -> bool:
         """Waits until a broker announces a message, or until the timeout; returns True if a broker announced
