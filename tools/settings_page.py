@@ -78,6 +78,7 @@ CHAPTERS: Final[dict[str, tuple[str, ...]]] = {
         "enableTransactionMetrics",
         "enableMessageStoreMetrics",
         "enablePopMetrics",
+        "enableRemotingMetrics",
     ),
     "Topics and groups": (
         "autoCreateTopicEnable",
@@ -304,6 +305,7 @@ EFFECTS: Final[dict[str, str]] = {
     "enableTransactionMetrics": "Serve transactions",
     "enableMessageStoreMetrics": "Serve storage and timers",
     "enablePopMetrics": "Serve leases of pops",
+    "enableRemotingMetrics": "Measure each request: `rocketmq_rpc_latency_milliseconds`",
     "metricsInDelta": "Counters and histograms are pushed as differences",
     "metricsPromExporterHost": "Address on which metrics are served; empty: `bindAddress`",
     "metricsPromExporterPort": "Port of `/metrics`, `/health/live` and `/health/ready`",

@@ -15,6 +15,7 @@ from tandemmq.broker.broker import Broker
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.requests.send import SendBackRequest
+from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.remoting import metrics_port
 from waits import until
 
@@ -188,3 +189,37 @@ async def test_load_storage_and_connections(tmp_path: Path) -> None:
             client: 1,
         }
         assert await scrape(broker, "storage_message_reserve_time_milliseconds")
+
+
+async def test_times_of_requests_by_codes_and_outcome(tmp_path: Path) -> None:
+    name = "rpc_latency_milliseconds_count"
+
+    async def counts(broker: Broker) -> dict[str, float]:
+        found = await scrape(broker, name)
+        return {labels.removeprefix("protocol_type=remoting "): count for (_, labels), count in found.items()}
+
+    async with running_broker(tmp_path / "off", **PROM) as broker, Peer(broker) as peer:
+        await peer.send_ok("T")
+        assert not await counts(broker)
+    async with running_broker(tmp_path / "on", **PROM, remoting_metrics=True) as broker, Peer(broker) as peer:
+        await peer.send_ok("T", b"1")
+        await peer.send_ok("T", b"2")
+        await peer.heartbeat("c1", consumer("CG", "T"))
+        assert len(records_of(await peer.pull("T"))) == 2
+        assert len(await pop(peer, "T", count_max=1)) == 1
+        assert (await peer.ask(RequestCode.QUERY_MESSAGE)).code != ResponseCode.SUCCESS
+        assert (await peer.ask(29_999)).code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED
+        held = await peer.pull(
+            "T", queue_offset=2, sys_flag=PULL_SUBSCRIPTION | PULL_SUSPEND, suspend_timeout_ms=100
+        )
+        assert held.code == ResponseCode.PULL_NOT_FOUND
+        of_code = "is_long_polling=false result=success"
+        found = await counts(broker)
+        assert found["request_code=send_message_v2 response_code=success " + of_code] == 2
+        assert found["request_code=heart_beat response_code=success " + of_code] == 1
+        assert found["request_code=pull_message response_code=success " + of_code] == 1
+        assert found["request_code=pop_message response_code=success " + of_code] == 1
+        assert found["request_code=29999 response_code=request_code_not_supported " + of_code] == 1
+        of_held = "request_code=pull_message response_code=pull_not_found is_long_polling=true result=success"
+        assert found[of_held] == 1
+        assert sum(found.values()) == 8

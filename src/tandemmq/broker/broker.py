@@ -31,7 +31,7 @@ from tandemmq.broker.autoswitch.term import (
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.durable import DutyTasks
 from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
-from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties
+from tandemmq.broker.parts import Parts, build_routes, fast_routes, make_duties, marked_routes
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.broker.replica.role import ReplicaRole
@@ -46,6 +46,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import PLAIN, TlsOptions, render_address
+from tandemmq.remoting.rpc_times import RpcTimes
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
@@ -142,6 +143,9 @@ class Broker:
             else term.client
         )
         self._servers: list[RemotingServer] = []
+        # The servers of an elected broker, and so its counts, outlive the role.
+        lasting = {} if term is None else term.servers
+        self._times = next((server.times for server in lasting.values()), self._make_times())
         self._shared_bounds = SharedBounds(
             clock,
             connections_max=options.connections_max,
@@ -198,6 +202,10 @@ class Broker:
         )
         if term is None:
             warn_if_open(self.address, self._access_options, self._tls.options)
+
+    def _make_times(self) -> RpcTimes | None:
+        is_served = self.options.metrics_exporter is not MetricsExporter.DISABLE
+        return RpcTimes(self._clock) if is_served and self.options.remoting_metrics else None
 
     def _may_commit(self) -> bool:
         if self._term is None:
@@ -278,6 +286,8 @@ class Broker:
     def _client_routes(self, parts: Parts) -> dict[int, Handler]:
         """Returns the handlers of clients' and tools' requests."""
         routes = build_routes(parts) | self._access.routes()
+        if self._times is not None:
+            routes |= marked_routes(routes, parts)
         if self.options.traces_exporter is MetricsExporter.DISABLE:
             return routes
         from tandemmq.broker.send.spans import traced_routes
@@ -431,6 +441,7 @@ class Broker:
             guard=self._access.check,
             tls=self._tls,
             shared=self._shared_bounds,
+            times=self._times,
         )
         try:
             address = await server.start(self.options.listen_host, port)
@@ -481,7 +492,7 @@ class Broker:
             is_stopping=lambda: self._is_stopping,
             role_fault=self._role_fault,
         )
-        sources = MetricSources(parts.core, parts.pop, listeners, replica)
+        sources = MetricSources(parts.core, parts.pop, listeners, replica, self._times)
         self._metrics, self.metrics_address = await start_metrics(
             metrics_source(sources, health.read),
             self.options,

@@ -20,7 +20,7 @@ from tandemmq.broker.autoswitch.term import ElectedReplica
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.lag import LagReader
 from tandemmq.broker.pop.service import PopService
-from tandemmq.broker.readings import Readings
+from tandemmq.broker.readings import Readings, read_rpcs
 from tandemmq.broker.replica.ha_status import lag_seconds
 from tandemmq.broker.replica.role import ReplicaRole
 from tandemmq.broker.stats import BrokerStats
@@ -28,6 +28,7 @@ from tandemmq.protocol.codes import ResponseCode, response_name
 from tandemmq.remoting.health import Conditions
 from tandemmq.remoting.http import HttpAnswer
 from tandemmq.remoting.metrics_service import MetricsSource
+from tandemmq.remoting.rpc_times import RpcTimes
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.replication.core.progress import SlaveState
@@ -42,12 +43,13 @@ from tandemmq.units import ReplicaId
 
 @dataclass(frozen=True, slots=True)
 class MetricSources:
-    """The parts of one broker. `listeners`: its remoting servers by name."""
+    """The parts of one broker. `listeners`: its remoting servers by name; `times`: None if not measured."""
 
     core: BrokerCore
     pop: PopService
     listeners: Mapping[str, RemotingServer]
     replica: ReplicaRole | ElectedReplica | None
+    times: RpcTimes | None = None
 
 
 def read_store(store: MessageStore, disk: Disk) -> Iterator[Sample]:
@@ -254,6 +256,8 @@ def metrics_source(sources: MetricSources, read_ready: Conditions) -> MetricsSou
         "broker",
         read_ready,
         read_all=lambda: read_all(sources),
-        read_pieces=lambda: chain(readings.read(), lag.read()),
+        read_pieces=lambda: chain(
+            readings.read(), () if sources.times is None else read_rpcs(sources.times, core), lag.read()
+        ),
         check_health=lambda: check_health(core.store),
     )

@@ -69,6 +69,7 @@ class BrokerOptions(ExportOptions):
     transaction_metrics: bool = True  # enableTransactionMetrics
     store_metrics: bool = True  # enableMessageStoreMetrics
     pop_metrics: bool = True  # enablePopMetrics
+    remoting_metrics: bool = False  # enableRemotingMetrics: times of requests; RocketMQ's default is true
 
     traces_exporter: MetricsExporter = MetricsExporter.DISABLE  # ours, tracesExporterType: spans of sends
     traces_target: str = ""  # ours, tracesExporterTarget; empty: metricsGrpcExporterTarget

@@ -7,7 +7,7 @@ further object, such as the queue locks, only if it shares the state of that obj
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sized
 
 from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
@@ -43,8 +43,10 @@ from tandemmq.broker.transaction.checks import Asker, TransactionChecks
 from tandemmq.broker.transaction.half import Decided
 from tandemmq.broker.transaction.handlers import TransactionHandlers
 from tandemmq.protocol.codes import RequestCode as Code
+from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.remoting.rpc_times import MeasuredChannel
 
 
 class Parts:
@@ -229,6 +231,23 @@ def _tool_routes(parts: Parts) -> dict[int, Handler]:
         Code.QUERY_CORRECTION_OFFSET: parts.group_tools.handle_correction,
         Code.CLONE_GROUP_OFFSET: parts.group_tools.handle_clone,
     }
+
+
+def marked_routes(routes: Mapping[int, Handler], parts: Parts) -> dict[int, Handler]:
+    """Returns the handlers that may hold a request, for channels that are told of it."""
+    tables: tuple[Sized, Sized] = parts.core.long_polls, parts.pop.polls
+
+    def marking(handler: Handler) -> Handler:
+        def handle(channel: Channel, command: Command) -> Command | Waiting | None:
+            count = sum(map(len, tables))
+            answer = handler(channel, command)
+            if sum(map(len, tables)) > count and isinstance(channel, MeasuredChannel):
+                channel.mark_held(command.opaque)
+            return answer
+
+        return handle
+
+    return {code: marking(routes[code]) for code in _MAIN_PORT_ONLY}
 
 
 def fast_routes(routes: Mapping[int, Handler]) -> dict[int, Handler]:

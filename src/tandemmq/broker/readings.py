@@ -28,6 +28,7 @@ from tandemmq.broker.stats import GroupCounts
 from tandemmq.protocol.codes import LanguageCode, render_version
 from tandemmq.protocol.pop_receipts import popped_topic
 from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
+from tandemmq.remoting.rpc_times import RpcTimes, row_labels
 from tandemmq.telemetry import rocketmq_metrics as metrics
 from tandemmq.telemetry.metrics import Histogram, KeptColumns, Labels, Metric, Sample, SampleColumn
 from tandemmq.telemetry.rocketmq_metrics import SNAPSHOT_BOUNDS_S
@@ -234,6 +235,16 @@ class Readings:
     def _forget_deleted(self, *_changed: object) -> None:
         self._known.clear()
         self.core.stats.arrivals.keep_topics(self.core.topics)
+
+
+def read_rpcs(times: RpcTimes, core: BrokerCore) -> Iterator[Sequence[Sample]]:
+    """Yields the times of requests, in steps."""
+    node = node_of(core)
+    rows = list(islice(times.rows.items(), core.options.metrics_series_max))
+    yield from in_steps(
+        Sample(metrics.RPC_LATENCY, histogram, (*node, "remoting", *row_labels(row)))
+        for row, histogram in rows
+    )
 
 
 def count_due(due: Mapping[int, int], now_ms: int) -> list[int]:

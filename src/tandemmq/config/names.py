@@ -120,6 +120,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "enableTransactionMetrics": _key(FLAG, "broker.transaction_metrics"),
     "enableMessageStoreMetrics": _key(FLAG, "broker.store_metrics"),
     "enablePopMetrics": _key(FLAG, "broker.pop_metrics"),
+    "enableRemotingMetrics": _key(FLAG, "broker.remoting_metrics"),
     "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
     "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
     # Topics and groups

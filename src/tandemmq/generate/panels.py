@@ -19,6 +19,9 @@ _TOPIC: Final = '{cluster=~"$cluster", node_id=~"$node_id", topic=~"$topic"}'
 _GROUP: Final = (
     '{cluster=~"$cluster", node_id=~"$node_id", topic=~"$topic", consumer_group=~"$consumer_group"}'
 )
+_REQUESTS: Final = (
+    '{cluster=~"$cluster", node_id=~"$node_id", protocol_type="remoting", is_long_polling="false"}'
+)
 _BROKERS: Final = 'tandemmq_broker_info{cluster=~"$cluster", broker=~"$node_id"}'
 _MASTERS: Final = 'tandemmq_broker_info{cluster=~"$cluster", broker=~"$node_id", role=~".*MASTER"}'
 _PROXIES: Final = 'tandemmq_proxy_info{cluster=~"$cluster"}'
@@ -144,6 +147,13 @@ BROKERS: Final = Row(
             "percentunit",
             "(tandemmq_process_open_fds / tandemmq_process_max_fds)",
             "Share of the limit.",
+        ),
+        _one(
+            "Time of a request, 99th percentile",
+            "ms",
+            quantile(0.99, _rate(f"rocketmq_rpc_latency_milliseconds_bucket{_REQUESTS}"), "request_code"),
+            "{{request_code}}",
+            "With `enableRemotingMetrics`; without requests that wait for messages.",
         ),
         _per_broker("Held pulls", "short", "tandemmq_held_pulls", "Pulls that wait for messages."),
         _per_broker("Held pops", "short", "tandemmq_held_pops", "Pops that wait for messages."),

@@ -27,6 +27,7 @@ from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.telemetry import proxy_metrics as metrics
 from tandemmq.telemetry.metrics import Histogram, Metric, Sample
+from tandemmq.telemetry.rocketmq_metrics import RPC_BUCKETS_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def read_calls(meter: CallMeter, node: tuple[str, str, str]) -> Iterator[Sample]
         if method.endings and method.seconds is not None:
             seconds = metrics.POLL_SECONDS if method.is_poll else metrics.CALL_SECONDS
             yield Sample(seconds, method.seconds, (method.name,))
-            latency = in_milliseconds(method.seconds, metrics.ROCKETMQ_BUCKETS_MS)
+            latency = in_milliseconds(method.seconds, RPC_BUCKETS_MS)
             labels = (*node, "grpc", _snake_case(method.name), str(method.is_poll).lower())
             yield Sample(metrics.RPC_LATENCY, latency, labels)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from functools import partial
 
 from tandemmq.errors import Busy
 from tandemmq.protocol.command import Command
@@ -12,6 +13,7 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Guard, Handler, RequestDispatcher
 from tandemmq.remoting.idle import IdleSweep
 from tandemmq.remoting.options import ServerOptions
+from tandemmq.remoting.rpc_times import MeasuredChannel, RpcTimes
 from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import FirstByte, TlsAcceptor
 from tandemmq.runtime.ports import Address, Clock, Listener, Network
@@ -61,11 +63,13 @@ class RemotingServer:
         guard: Guard | None = None,
         tls: TlsAcceptor | None = None,
         shared: SharedBounds | None = None,
+        times: RpcTimes | None = None,
     ) -> None:
         """Creates the server.
 
         With a `tls` that is served, connections may, or must, speak TLS. Servers of one process use the same
-        `shared` bounds. A `guard` marks the channels of authenticated peers as known.
+        `shared` bounds. A `guard` marks the channels of authenticated peers as known. With `times` every
+        request is measured.
         """
         self.options = options or ServerOptions()
         self._shared = shared or SharedBounds(
@@ -74,6 +78,7 @@ class RemotingServer:
             frame_bytes_held_max=self.options.frame_bytes_held_max,
         )
         self._has_guard = guard is not None
+        self.times = times
         self._network = network
         self._clock = clock
         self._on_fatal = on_fatal
@@ -177,7 +182,8 @@ class RemotingServer:
         )
 
     def _make_channel(self) -> Channel:
-        return Channel(
+        kind = Channel if self.times is None else partial(MeasuredChannel, times=self.times)
+        return kind(
             self._dispatcher.dispatch,
             clock=self._clock,
             limits=self.options.limits,

@@ -20,8 +20,6 @@ CALL_BUCKETS_S: Final = (
 POLL_BUCKETS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0, 5.0, 10.0, 20.0, 30.0)
 """Up to a poll time and the wait for the answer behind it; with the buckets of RocketMQ."""
 
-ROCKETMQ_BUCKETS_MS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1000.0, 2000.0, 3000.0)
-
 
 def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:
     return Metric(f"tandemmq_proxy_{name}", MetricKind.COUNTER, text, labels, bound)

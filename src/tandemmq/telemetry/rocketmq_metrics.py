@@ -15,6 +15,7 @@ SERIES_MAX: Final = 8_192
 
 SIZE_BUCKETS: Final = (1_024.0, 4_096.0, 524_288.0, 1_048_576.0, 2_097_152.0, 4_194_304.0)
 CREATE_BUCKETS_MS: Final = (10.0, 100.0, 1_000.0, 3_000.0, 5_000.0)
+RPC_BUCKETS_MS: Final = (1.0, 3.0, 5.0, 7.0, 10.0, 100.0, 1_000.0, 2_000.0, 3_000.0)
 FINISH_BUCKETS_S: Final = (5.0, 60.0, 600.0, 3_600.0, 43_200.0, 86_400.0)
 DELAY_BUCKETS_S: Final = (60.0, 600.0, 3_600.0, 43_200.0, 86_400.0, 259_200.0)
 SNAPSHOT_BOUNDS_S: Final = (5, 60, 300, 900, 3_600, 14_400, 28_800, 86_400)
@@ -119,6 +120,18 @@ GROUP_CREATION: Final = _metric(
     "time of a request that creates or changes a subscription group",
     "invocation_status",
     bound="2: success, failure",
+)
+RPC_LATENCY: Final = _metric(
+    "rpc_latency_milliseconds",
+    _HISTOGRAM,
+    "time from the arrival of a request to its answer in the output of the connection; of a oneway request, "
+    "to the end of its handler. `result`: success, oneway, or cancelled when the connection closed before",
+    "protocol_type",
+    "request_code",
+    "response_code",
+    "is_long_polling",
+    "result",
+    bound="request and response codes, `metricsOtelCardinalityLimit`",
 )
 PRODUCERS: Final = _metric(
     "producer_connections",

@@ -27,8 +27,8 @@ from tandemmq.telemetry.proxy_metrics import (
     CALL_BUCKETS_S,
     POLL_BUCKETS_S,
     PROXY_TABLE,
-    ROCKETMQ_BUCKETS_MS,
 )
+from tandemmq.telemetry.rocketmq_metrics import RPC_BUCKETS_MS
 from waits import until
 
 HEARTBEAT = SERVICE + "Heartbeat"
@@ -208,8 +208,8 @@ def test_the_buckets_of_rocketmq_count_the_same_times(bounds: tuple[float, ...])
     values = [0.0001, 0.001, 0.0015, 0.003, 0.0099, 0.05, 0.7, 2.5, 3.0, 4.0, 100.0]
     for value in values:
         seconds.observe(value)
-    found = in_milliseconds(seconds, ROCKETMQ_BUCKETS_MS)
-    naive = [sum(value * 1000 <= bound for value in values) for bound in ROCKETMQ_BUCKETS_MS]
+    found = in_milliseconds(seconds, RPC_BUCKETS_MS)
+    naive = [sum(value * 1000 <= bound for value in values) for bound in RPC_BUCKETS_MS]
     assert found.cumulative() == [*naive, len(values)]
     assert found.total == pytest.approx(sum(values) * 1000)
 

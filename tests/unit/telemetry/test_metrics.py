@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -40,8 +41,10 @@ OURS = [
 
 
 def test_names_are_unique_and_well_formed() -> None:
-    names = [metric.name for metric in ALL]
-    assert len(names) == len(set(names))
+    for table in TABLES:
+        assert len({metric.name for metric in table}) == len(table)
+    repeated = [name for name, count in Counter(metric.name for metric in ALL).items() if count > 1]
+    assert repeated == [rocketmq_metrics.RPC_LATENCY.name], "brokers and proxies serve it, with other labels"
     assert all(NAME.fullmatch(metric.name) for metric in OURS)
     modules = (metrics, proxy_metrics, rocketmq_metrics, controller_metrics)
     for module, table in zip(modules, (*TABLES[:3], CONTROLLER_TABLE + NAMESERVER_TABLE), strict=True):
