@@ -134,6 +134,7 @@ class Elected:
         self.rig = rig
         self.name_servers = name_servers
         self.access = AccessOptions()
+        self.settings: dict[str, Any] = {}
         Copier.running.clear()
         self.disks: dict[int, MemoryDisk] = {}
         self.lists: dict[int, dict[int, EpochList]] = {}
@@ -156,6 +157,7 @@ class Elected:
                     fast_listen=False,
                     slave_read_enable=True,
                     name_servers=self.name_servers,
+                    **self.settings,
                 ),
                 store=StoreOptions(
                     root=Path("/store"),

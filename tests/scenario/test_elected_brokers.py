@@ -55,6 +55,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole
 from tandemmq.telemetry import events
+from tandemmq.telemetry.export_options import MetricsExporter
 from tandemmq.telemetry.metrics import HISTORY_DIFFERED, HISTORY_DOUBTED
 from waits import until
 
@@ -129,6 +130,19 @@ async def test_elected_brokers_serve_the_metrics_of_their_history(group: Elected
         samples = read_replication(replica, store, LoopClock())
         values = {sample.metric.name: sample.value for sample in samples}
         assert (values[HISTORY_DOUBTED.name], values[HISTORY_DIFFERED.name]) == (0, 0)
+
+
+async def test_times_of_requests_outlive_a_role(group: Elected, rig: Rig) -> None:
+    group.settings = {"metrics_exporter": MetricsExporter.PROM, "metrics_port": 0, "remoting_metrics": True}
+    first, _ = await group.start_pair()
+    assert (await group.send(1, b"before")).code == ResponseCode.SUCCESS
+    await group.caught_up()
+    await hand_over_group(rig.client, rig.address("n0"), GROUP, None, clock=rig.clock)
+    await until(lambda: group.masters() == [2], "the other is master")
+    assert first.broker._times is not None
+    await group.send(1, b"after")
+    of_sends = [times.count for row, times in first.broker._times.rows.items() if row[0] == 310]
+    assert sum(of_sends) == 2
 
 
 async def test_name_servers_and_tables_are_of_the_newest_term(rig: Rig) -> None:

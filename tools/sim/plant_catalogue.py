@@ -722,6 +722,20 @@ _TABLES: Final = (
         proofs=("unit/broker/test_second_master_claim.py",),
     ),
     Plant(
+        name="a change of the role begins new counts of requests",
+        path="broker/broker.py",
+        sound="next((server.times for server in lasting.values()), self._make_times())",
+        bug="self._make_times()",
+        proofs=("scenario/test_elected_brokers.py",),
+    ),
+    Plant(
+        name="requests that a closed connection leaves open are not counted",
+        path="remoting/rpc_times.py",
+        sound="            self._times.observe((code, NO_CODE, is_held, CANCELLED), arrived_at)\n",
+        bug="            pass\n",
+        proofs=("unit/remoting/test_rpc_times.py",),
+    ),
+    Plant(
         name="a master that has yielded goes on storing",
         path="broker/broker.py",
         sound="            served.update(refused_writes(served, self._claim.refusal))\n",
