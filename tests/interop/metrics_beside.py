@@ -61,8 +61,10 @@ TIMES: Final = {
 }
 """Families whose series and kinds are the same; of histograms the counts are equal, too."""
 
-RPCS: Final = ("send_message_v2", "send_batch_message", "end_transaction", "ack_message")
-"""The requests whose number the load decides; that of heartbeats, pulls and the like depends on time."""
+RPCS: Final = ("send_message_v2", "send_batch_message", "ack_message")
+"""The requests that are compared: the load decides their number. That of heartbeats and pulls depends
+on time, and of `end_transaction` Java counts only those with a decision.
+"""
 
 JAVAS_TOPICS: Final = {"rmq_sys_REVIVE_LOG_DefaultCluster": "the topic of Java's pops"}
 
