@@ -143,9 +143,7 @@ class Broker:
             else term.client
         )
         self._servers: list[RemotingServer] = []
-        # The servers of an elected broker, and so its counts, outlive the role.
-        lasting = {} if term is None else term.servers
-        self._times = next((server.times for server in lasting.values()), self._make_times())
+        self._times = self._find_times()
         self._shared_bounds = SharedBounds(
             clock,
             connections_max=options.connections_max,
@@ -203,7 +201,10 @@ class Broker:
         if term is None:
             warn_if_open(self.address, self._access_options, self._tls.options)
 
-    def _make_times(self) -> RpcTimes | None:
+    def _find_times(self) -> RpcTimes | None:
+        """Returns the times of requests, which outlive a role as the servers do; None if not measured."""
+        if self._term is not None and self._term.servers:
+            return next(iter(self._term.servers.values())).times
         is_served = self.options.metrics_exporter is not MetricsExporter.DISABLE
         return RpcTimes(self._clock) if is_served and self.options.remoting_metrics else None
 
