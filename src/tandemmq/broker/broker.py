@@ -442,8 +442,8 @@ class Broker:
             guard=self._access.check,
             tls=self._tls,
             shared=self._shared_bounds,
-            times=self._times,
         )
+        server.times = self._times
         try:
             address = await server.start(self.options.listen_host, port)
         except OSError as error:

@@ -63,13 +63,11 @@ class RemotingServer:
         guard: Guard | None = None,
         tls: TlsAcceptor | None = None,
         shared: SharedBounds | None = None,
-        times: RpcTimes | None = None,
     ) -> None:
         """Creates the server.
 
         With a `tls` that is served, connections may, or must, speak TLS. Servers of one process use the same
-        `shared` bounds. A `guard` marks the channels of authenticated peers as known. With `times` every
-        request is measured.
+        `shared` bounds. A `guard` marks the channels of authenticated peers as known.
         """
         self.options = options or ServerOptions()
         self._shared = shared or SharedBounds(
@@ -78,7 +76,8 @@ class RemotingServer:
             frame_bytes_held_max=self.options.frame_bytes_held_max,
         )
         self._has_guard = guard is not None
-        self.times = times
+        self.times: RpcTimes | None = None
+        """Set before `start` to measure every request."""
         self._network = network
         self._clock = clock
         self._on_fatal = on_fatal
