@@ -234,7 +234,7 @@ def _tool_routes(parts: Parts) -> dict[int, Handler]:
 
 
 def marked_routes(routes: Mapping[int, Handler], parts: Parts) -> dict[int, Handler]:
-    """Returns the handlers that may hold a request, for channels that are told of it."""
+    """Returns the handlers that may hold a request; they mark held requests on measured channels."""
     tables: tuple[Sized, Sized] = parts.core.long_polls, parts.pop.polls
 
     def marking(handler: Handler) -> Handler:

@@ -2,7 +2,7 @@
 
 `MeasuredChannel` takes the place of `Channel` where times are kept; a server without `RpcTimes` pays nothing.
 Strategy: a channel remembers when each request arrived, and completes it when a response with its opaque is
-          queued, whoever sends it. A frame that is encoded already is read for its opaque and its code.
+          queued by any caller. A frame that is encoded already is read for its opaque and its code.
 At a bound: of a channel the oldest of `WAITING_MAX` requests is forgotten; of `UNKNOWN_MAX` combinations with
             an unknown request code, and of `ROWS_MAX` in total, further ones are not counted.
 """
