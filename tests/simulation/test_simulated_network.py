@@ -10,6 +10,7 @@ import pytest
 
 from sim.cluster.loop import SimClock, SimLoop, SimProcess, SimulationStuck, run_simulated, unwind
 from sim.cluster.network import Fabric, Host, HostNetwork
+from sim.cluster.outside import Outside
 from sim.dice import Dice
 
 PORT = 7
@@ -237,5 +238,35 @@ def test_reader_that_pauses_holds_up_its_writer() -> None:
         await wire.clock.sleep(1)
         assert not writer.is_paused
         assert len(b"".join(wire.far.pieces)) == 400_000
+
+    simulate(scenario)
+
+
+def test_outside_hosts_reach_brokers_at_aliases_only() -> None:
+    async def scenario(wire: Wire) -> None:
+        wrong: list[str] = []
+        wire.fabric.on_wrong_address = wrong.append
+        outside = Outside(Dice(1), wire.fabric)
+        registered = (wire.server.host.ip, PORT)
+        alias = outside.add_alias(*registered)
+        wire.client.host.is_outside = True
+        await wire.server.network.listen("0.0.0.0", PORT, lambda: wire.far)
+        near = await wire.client.network.connect(*alias, lambda: wire.near, 3.0)
+        assert near.get_extra_info("peername") == alias
+        wire.near.write(b"from outside")
+        await wire.clock.sleep(1)
+        assert wire.far.pieces == [b"from outside"]
+        assert not wrong
+        with pytest.raises(ConnectionRefusedError):
+            await wire.client.network.connect(*registered, Peer, 3.0)
+        assert len(wrong) == 1
+        wire.client.host.is_outside = False
+        await wire.client.network.connect(*registered, Peer, 3.0)
+        assert len(wrong) == 1
+        await wire.client.network.connect(*alias, Peer, 3.0)
+        assert len(wrong) == 2
+        outside.remove_alias(alias)
+        with pytest.raises(TimeoutError):
+            await wire.client.network.connect(*alias, Peer, 3.0)
 
     simulate(scenario)

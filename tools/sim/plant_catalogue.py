@@ -764,6 +764,20 @@ _TABLES: Final = (
         proofs=("unit/nameserver/test_network_views.py",),
     ),
     Plant(
+        name="a slave is told the address that its master advertises to clients",
+        path="nameserver/route_table.py",
+        sound="MasterAddresses(master, live.ha_address)",
+        bug="MasterAddresses(next(iter(live.advertised.values()), master), live.ha_address)",
+        proofs=("sim",),
+    ),
+    Plant(
+        name="clients of a network get the registered address of a broker",
+        path="nameserver/network_views.py",
+        sound="                addresses[number] = address\n",
+        bug="                addresses[number] = registered\n",
+        proofs=("sim",),
+    ),
+    Plant(
         name="a broker's connection gets the addresses of a network of clients",
         path="nameserver/network_views.py",
         sound="if not self._names or channel in self.broker_channels:",

@@ -35,10 +35,13 @@ class ClientNode(Node):
     """An application with one client instance."""
 
     def __init__(self, name: str, world: World, namesrv: str, ledger: Ledger, watch: Watch) -> None:
-        super().__init__(name, world)
+        outside = world.outside
+        is_outside = outside is not None and outside.draws_client()
+        super().__init__(name, world, is_outside=is_outside)
         self.is_done = False
         self.is_ending = False
-        self._namesrv = namesrv
+        self._namesrv = outside.name_servers(namesrv) if outside is not None and is_outside else namesrv
+        ledger.counts["outside clients"] += is_outside
         self._ledger = ledger
         self._watch = watch
         self._instance: ClientInstance | None = None

@@ -10,6 +10,7 @@ from sim.cluster import checkers
 from sim.cluster.clients import ClientNode, ConsumerNode, ProducerNode
 from sim.cluster.ledger import Fate, Ledger, Place
 from sim.cluster.nodes import BrokerNode, NameServerNode, Node
+from sim.cluster.outside import render_alias
 from sim.cluster.promises import Promises
 from sim.cluster.settings import TOPIC
 from sim.cluster.table_history import TableHistory
@@ -18,9 +19,11 @@ from sim.cluster.wire import ReplicationWire
 from sim.cluster.work.kinds import make_workers
 from sim.cluster.work.node import WorkNode
 from sim.cluster.world import World
+from tandemmq.api.broker_admin import change_broker_config
 from tandemmq.client import Admin
 from tandemmq.errors import TandemError
 from tandemmq.protocol.record import Record
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.store import MessageStore
 from tandemmq.store.retention import RECORDS_READ
@@ -28,6 +31,7 @@ from tandemmq.store.retention import RECORDS_READ
 START_TIMEOUT_S = 60.0
 SETTLE_TIMEOUT_S = 400.0
 REST_TIMEOUT_S = 30.0
+OPERATOR_S_MAX = 10.0
 AGED_PERCENT = 40
 AGED_MS = 80 * 3_600_000
 """More than fileReservedTime."""
@@ -53,6 +57,27 @@ class AdminNode(ClientNode):
                 break
             except TandemError:
                 await self.clock.sleep(0.5)
+        self.is_done = True
+
+    async def stop_server(self) -> None:
+        if self._instance is not None:
+            await self._instance.close()
+
+
+class OperatorNode(ClientNode):
+    """An operator who changes the address that a broker advertises to outside clients."""
+
+    address = text = ""
+    is_answered = False
+
+    async def run(self) -> None:
+        instance = await self.connect()
+        self.is_answered = False
+        try:
+            await change_broker_config(instance.remoting, self.address, "advertisedAddresses", self.text)
+            self.is_answered = True
+        except TandemError as error:
+            self.world.note(f"{self.process}: no answer about {self.text}: {error}")
         self.is_done = True
 
     async def stop_server(self) -> None:
@@ -211,6 +236,33 @@ class Cluster:
                 self.watch.check_committed(self.master)
                 self._tables.note(self.master, self.slaves, self.world.loop.time())
             await self._replace_halted()
+
+    async def move_aliases(self) -> None:
+        """Changes advertised addresses of brokers while there is load, if the seed wants that."""
+        world, outside = self.world, self.world.outside
+        if outside is None or not outside.moves:
+            return
+        operator = OperatorNode(
+            "operator", world, ";".join(node.address for node in self.name_servers), self.ledger, self.watch
+        )
+        while True:
+            await world.clock.sleep(outside.dice.between(2_000, 10_000) / 1_000)
+            if any(producer.is_ending for producer in self.producers):
+                return
+            node = outside.dice.pick(self.brokers)
+            old = node.alias
+            if not node.is_open or not node.is_running or old is None:
+                continue
+            node.alias = outside.add_alias(node.host.ip, node.port)
+            at = old if operator.host.is_outside else (node.host.ip, node.port)
+            operator.address, operator.text = render_address(at), render_alias(node.alias)
+            operator.start()
+            await world.until(lambda: operator.is_done, OPERATOR_S_MAX)
+            await operator.stop_cleanly()
+            if operator.is_answered:
+                outside.remove_alias(old)
+                world.trouble()
+                self.ledger.counts["advertised addresses changed"] += 1
 
     async def _replace_halted(self) -> None:
         for slave in self.slaves:

@@ -30,9 +30,11 @@ FIN, RESET = "fin", "reset"
 class Host:
     """A machine in the network."""
 
-    def __init__(self, name: str, ip: str) -> None:
+    def __init__(self, name: str, ip: str, *, is_outside: bool = False) -> None:
         self.name = name
         self.ip = ip
+        self.is_outside = is_outside
+        """True if it is in the network of outside clients."""
         self.is_up = True
 
 

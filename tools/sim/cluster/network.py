@@ -79,6 +79,11 @@ class Fabric:
         self.blocked: dict[Way, None] = {}
         self.latency_ms = (0.2, 2.0)
         self.cut_percent = 10
+        self.aliases: dict[Address, Address] = {}
+        """The addresses of brokers in the network of outside hosts -> those at which they listen."""
+        self.hidden: dict[str, None] = {}
+        """The hosts that outside hosts reach by aliases only."""
+        self.on_wrong_address: Callable[[str], None] = lambda _text: None
         self.observers: list[Callable[[str], None]] = []
         self.watchers: dict[int, Watcher] = {}
         """The watchers, by the port that a connection dials."""
@@ -89,8 +94,8 @@ class Fabric:
         self._pipes: dict[Pipe, None] = {}
         self._ports = itertools.count(FIRST_EPHEMERAL_PORT)
 
-    def add_host(self, name: str) -> Host:
-        host = Host(name, f"10.0.0.{len(self.hosts) + 1}")
+    def add_host(self, name: str, *, is_outside: bool = False) -> Host:
+        host = Host(name, f"10.{int(is_outside)}.0.{len(self.hosts) + 1}", is_outside=is_outside)
         self.hosts[host.ip] = host
         return host
 
@@ -126,6 +131,17 @@ class Fabric:
 
     def is_up(self, ip: str) -> bool:
         return ip in self.hosts and self.hosts[ip].is_up
+
+    def translate(self, source: Host, address: Address) -> Address:
+        """Returns the address at which a connection arrives. An address that the source cannot reach is a
+        finding.
+        """
+        if source.is_outside and address[0] in self.hidden:
+            self.on_wrong_address(f"{source.name} is outside and dials the registered address {address}")
+            raise ConnectionRefusedError(f"no way to {address}")
+        if not source.is_outside and self.hidden and address[0] not in self.hosts:
+            self.on_wrong_address(f"{source.name} is inside and dials the advertised address {address}")
+        return self.aliases.get(address, address)
 
     def power_up(self, host: Host) -> None:
         host.is_up = True
@@ -188,10 +204,10 @@ class Fabric:
         listener = self.listeners[address] = SimListener(self, process, address, factory)
         return listener
 
-    def join(self, process: SimProcess, host: Host, listener: SimListener) -> SimTransport:
+    def join(self, process: SimProcess, host: Host, listener: SimListener, dialled: Address) -> SimTransport:
         """Creates both ends of a new connection; the accepting process is notified first."""
         local, remote = (host.ip, next(self._ports)), listener.address
-        near = SimTransport(self, process, host, local, remote)
+        near = SimTransport(self, process, host, local, dialled)
         far = SimTransport(self, listener.process, self.hosts[remote[0]], remote, local)
         watcher = self.watchers.get(remote[1])
         if watcher is None:
@@ -231,13 +247,15 @@ class HostNetwork:
     ) -> asyncio.Transport:
         if not self._process.is_alive:
             raise OSError("the process is gone")
+        dialled = (host, port)
+        host, port = self._fabric.translate(self._host, dialled)
         async with asyncio.timeout(timeout_s):
             await self._travel(self._host.ip, host, port)
             listener = self._fabric.listeners.get((host, port))
             if listener is None or not listener.process.is_alive:
                 await self._travel(host, self._host.ip, port)
                 raise ConnectionRefusedError(f"nothing listens on {host}:{port}")
-            near = self._fabric.join(self._process, self._host, listener)
+            near = self._fabric.join(self._process, self._host, listener, dialled)
             try:
                 await self._travel(host, self._host.ip, port)
             except BaseException:

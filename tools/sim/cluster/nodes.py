@@ -12,6 +12,7 @@ from sim.cluster.connection import Host
 from sim.cluster.disk import NodeDisk
 from sim.cluster.loop import CURRENT_PROCESS, SimClock, SimProcess
 from sim.cluster.network import HostNetwork
+from sim.cluster.outside import NAME_SERVER_PORT, render_alias
 from sim.cluster.settings import BROKER_NAME
 from sim.cluster.world import World
 from sim.disk import Crash
@@ -26,12 +27,12 @@ from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.ports import Machine
+from tandemmq.runtime.ports import Address, Machine
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 
 ROOT = Path("/store")
 LOG_DIR, KEY_INDEX_DIR = ROOT / "commitlog", ROOT / "index"
-NAME_SERVER_PORT, BROKER_PORT, HA_PORT = 9876, 10911, 10912
+BROKER_PORT, HA_PORT = 10911, 10912
 PORTS_BETWEEN = 100
 """The distance between the ports of two brokers on one host."""
 STOP_TIMEOUT_S = 120.0
@@ -48,10 +49,14 @@ TEARS = (
 class Node:
     """One host and the process that runs on it."""
 
-    def __init__(self, name: str, world: World, *, beside: Node | None = None) -> None:
+    def __init__(
+        self, name: str, world: World, *, beside: Node | None = None, is_outside: bool = False
+    ) -> None:
         self.name = name
         self.world = world
-        self.host: Host = world.fabric.add_host(name) if beside is None else beside.host
+        self.host: Host = (
+            world.fabric.add_host(name, is_outside=is_outside) if beside is None else beside.host
+        )
         self.process: SimProcess | None = None
         self.start_count = 0
         skew_ms = world.dice.between(-2_000, 2_000)
@@ -160,6 +165,8 @@ class NameServerNode(Node):
         )
         options = NameServerOptions(
             listen_port=NAME_SERVER_PORT,
+            network_listeners="" if self.world.outside is None else self.world.outside.listeners,
+            client_networks="" if self.world.outside is None else self.world.outside.ranges,
             kv_config_path=ROOT / "kvConfig.json",
             config_store_path=ROOT / "namesrv.properties",
         )
@@ -278,6 +285,10 @@ class BrokerNode(DiskNode):
         self.ha_port: int = HA_PORT if beside is None else beside.ha_port + PORTS_BETWEEN
         if beside is not None:
             self.is_host_shared = beside.is_host_shared = True
+        self.alias: Address | None = None
+        """Its address in the network of outside clients."""
+        if world.outside is not None:
+            self.alias = world.outside.add_alias(self.host.ip, self.port)
         self._ending: asyncio.Task[None] | None = None
         self.has_given_up = False
         """True if its disk refused the writes of a start; the fault that caused this starts it again."""
@@ -405,6 +416,7 @@ class BrokerNode(DiskNode):
             ha_listen_port=self.ha_port,
             fast_listen=False,
             advertised_host=self.host.ip,
+            advertised_addresses="" if self.alias is None else render_alias(self.alias),
             name_servers=self._name_servers,
             register_period_ms=10_000,
             register_timeout_ms=3_000,

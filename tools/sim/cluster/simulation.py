@@ -15,6 +15,8 @@ from sim.cluster.cluster import Cluster
 from sim.cluster.faults import FaultInjector
 from sim.cluster.ledger import Fate
 from sim.cluster.loop import CURRENT_PROCESS, SimLoop, run_simulated, unwind
+from sim.cluster.network import Fabric
+from sim.cluster.outside import Outside, draw_outside
 from sim.cluster.settings import Settings, draw_settings
 from sim.cluster.world import Findings, World
 from sim.dice import Dice
@@ -69,9 +71,10 @@ class Kind:
     make_cluster: Callable[[World], Cluster]
     make_injector: Callable[[Any], FaultInjector]
     """Receives the result of `make_cluster`."""
+    draw_outside: Callable[[Dice, Fabric], Outside | None] = lambda _dice, _fabric: None
 
 
-CLASSIC = Kind(draw_settings, Cluster, FaultInjector)
+CLASSIC = Kind(draw_settings, Cluster, FaultInjector, draw_outside)
 """A master chosen by an operator, and its slaves."""
 
 
@@ -114,6 +117,7 @@ class Simulation:
         world = World(loop, self._seed, settings, dice)
         world.findings = self.result.findings
         world.trace = self.result.trace
+        world.outside = self._kind.draw_outside(Dice(self._seed * 3 + 2), world.fabric)
         loop.set_exception_handler(self._on_loop_error)
         world.note(f"seed {self._seed}: {settings.describe()}")
         cluster = self._kind.make_cluster(world)
@@ -138,6 +142,7 @@ class Simulation:
         """Runs the phases; a finding ends them, so that the first one is reported."""
         await cluster.start()
         tending = scope.start("tend", cluster.tend())
+        scope.start("move_aliases", cluster.move_aliases())
         trouble = partial(self._kind.make_injector(cluster).run, world.settings.load_s)
         phases: tuple[tuple[str, Callable[[], Awaitable[None]]], ...] = (
             ("trouble", trouble if self._script is None else partial(self._script, cluster)),

@@ -8,6 +8,7 @@ from typing import Any
 
 from sim.cluster.loop import SimClock, SimLoop, SimProcess
 from sim.cluster.network import Fabric
+from sim.cluster.outside import Outside
 from sim.cluster.settings import Settings
 from sim.dice import Dice
 
@@ -42,6 +43,9 @@ class World:
         self.fabric = Fabric(loop, Dice(seed * 3 + 1))
         self.fabric.latency_ms = settings.latency_ms
         self.fabric.cut_percent = settings.cut_percent
+        self.fabric.on_wrong_address = self._on_wrong_address
+        self.outside: Outside | None = None
+        """The network of outside clients, if the seed has one."""
         self.clock = SimClock(loop)
         self.findings = Findings()
         self.trace: list[str] = []
@@ -67,6 +71,9 @@ class World:
         """For each topic@group and queue, the time at which a lower offset was last committed at a master,
         for example by a consumer that does not know yet that the queue was reassigned.
         """
+
+    def _on_wrong_address(self, text: str) -> None:
+        self.findings.broken.append(text)
 
     def note(self, text: str) -> None:
         self.trace.append(f"{self.loop.time():9.3f}  {text}")
