@@ -22,7 +22,7 @@ RANGE = "10.1.0.0/16"
 FIRST_ALIAS_PORT = 30_000
 DRAWN_PERCENT = 33
 WAYS = ("listener", "range")
-"""How name servers recognize the clients: by their own listener, or by their addresses."""
+"""The ways in which name servers recognize the clients: by the listener, or by their addresses."""
 MOVED_PERCENT = 50
 
 
@@ -80,3 +80,8 @@ def render_alias(alias: tuple[str, int]) -> str:
 def draw_outside(dice: Dice, fabric: Fabric) -> Outside | None:
     """Draws the network of a third of the seeds; None for the others."""
     return Outside(dice, fabric) if dice.happens(DRAWN_PERCENT) else None
+
+
+def draw_nothing(_dice: Dice, _fabric: Fabric) -> Outside | None:
+    """Returns None: all clients are inside."""
+    return None

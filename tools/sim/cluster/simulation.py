@@ -16,7 +16,7 @@ from sim.cluster.faults import FaultInjector
 from sim.cluster.ledger import Fate
 from sim.cluster.loop import CURRENT_PROCESS, SimLoop, run_simulated, unwind
 from sim.cluster.network import Fabric
-from sim.cluster.outside import Outside, draw_outside
+from sim.cluster.outside import Outside, draw_nothing, draw_outside
 from sim.cluster.settings import Settings, draw_settings
 from sim.cluster.world import Findings, World
 from sim.dice import Dice
@@ -71,7 +71,7 @@ class Kind:
     make_cluster: Callable[[World], Cluster]
     make_injector: Callable[[Any], FaultInjector]
     """Receives the result of `make_cluster`."""
-    draw_outside: Callable[[Dice, Fabric], Outside | None] = lambda _dice, _fabric: None
+    draw_outside: Callable[[Dice, Fabric], Outside | None] = draw_nothing
 
 
 CLASSIC = Kind(draw_settings, Cluster, FaultInjector, draw_outside)
