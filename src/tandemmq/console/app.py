@@ -193,7 +193,7 @@ class Console:
                 for name, value in {**view.path, **view.form}.items()
             }
             try:
-                entry = view.audit.begin(view.audit_name, view.address, action.title, request.url.path, shown)
+                entry = view.audit.begin(view.audit_name, view.address, action.title, request.scope["path"], shown)
             except OSError as error:
                 text = f"nothing was changed, because the audit log cannot be written: {error.strerror}"
                 return self._failed(request, view, PageError(503, text))
@@ -390,8 +390,11 @@ def _reason_of(error: Exception) -> str:
 
 
 def _path_of(request: Request) -> str:
-    query = request.url.query
-    return f"{request.url.path}?{query}" if query else request.url.path
+    """Returns the path and the query of a request as a link has them. The server decodes the path, so it is
+    encoded again: otherwise the form of a topic named `orders%41` would lead to the topic `ordersA`.
+    """
+    path, query = quote(request.scope["path"], safe="/:"), request.scope["query_string"].decode("latin-1")
+    return f"{path}?{query}" if query else path
 
 
 def _local_path(path: str) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
+from urllib.parse import quote, unquote
 
 import pytest
 
@@ -91,3 +93,19 @@ async def test_a_viewer_sees_no_buttons(cluster: Cluster) -> None:
         assert "/new-topic" not in await text_of(browser, "/topics")
         assert "/topics/Orders/delete" not in await text_of(browser, "/topics/Orders")
         await text_of(browser, "/topics/Orders/delete", 403)
+
+
+@pytest.mark.parametrize("name", ["orders%41", "%RETRY%g", "%DLQ%g"])
+async def test_the_confirmed_topic_is_the_one_that_is_deleted(cluster: Cluster, name: str) -> None:
+    decoded = unquote(name)
+    for one in {name, decoded if decoded.isalnum() else "ordersA"}:
+        await cluster.create_topic(one, queue_count=1)
+    async with open_browser(cluster.name_servers) as browser:
+        page = await text_of(browser, f"/topics/{quote(name, safe='')}/delete")
+        action = re.search(r'action="([^"]*/delete)" class="buttons"', page)
+        assert action is not None
+        assert action[1] == f"/topics/{quote(name, safe='')}/delete"
+        answer = await browser.post(action[1], {})
+        assert answer.status_code == 303, answer.text
+        await text_of(browser, "/topics/ordersA")
+        await text_of(browser, f"/topics/{quote(name, safe='')}", 404)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tandemmq.console.render import make_url
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.cluster import BrokerReading
 from tandemmq.manage.reach import ask_each
@@ -90,7 +91,7 @@ async def change(view: View) -> Answer:
         ]
     remarks = await change_setting(view.tools, addresses, key, value)
     done = f"{key} is {value} at {', '.join(addresses)}"
-    return view.redirect(f"/settings?broker={one.address}", "; ".join([done, *remarks]))
+    return view.redirect(make_url("/settings", broker=one.address), "; ".join([done, *remarks]))
 
 
 async def _broker_of(view: View, address: str) -> BrokerReading:
