@@ -193,7 +193,9 @@ class Console:
                 for name, value in {**view.path, **view.form}.items()
             }
             try:
-                entry = view.audit.begin(view.audit_name, view.address, action.title, request.scope["path"], shown)
+                entry = view.audit.begin(
+                    view.audit_name, view.address, action.title, request.scope["path"], shown
+                )
             except OSError as error:
                 text = f"nothing was changed, because the audit log cannot be written: {error.strerror}"
                 return self._failed(request, view, PageError(503, text))

@@ -32,6 +32,8 @@ from tandemmq.protocol.sys_flag import (
 
 TEXT_CHARS_MAX: Final = 256 * 1024
 HEX_BYTES_MAX: Final = 16 * 1024
+JSON_BYTES_MAX: Final = 1 << 20
+"""The size of JSON that is indented; more is shown as text."""
 JSON_DEPTH_MAX: Final = 40
 """The depth of JSON that is indented: the indentation of deeper values would be most of the text."""
 _HEX_LINE: Final = 16
@@ -158,6 +160,8 @@ def _is_text(text: str) -> bool:
 
 def _indent_json(content: bytes) -> str:
     """Returns JSON with line ends and indentation, its numbers as they are. Raises BodyUnreadable."""
+    if len(content) > JSON_BYTES_MAX:
+        raise BodyUnreadable(f"{len(content)} bytes are too many to indent")
     try:
         plain = msgspec.json.format(content, indent=0)
         plain.decode()
@@ -213,7 +217,17 @@ def _header_note(content: bytes) -> str:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+    """Returns the value as indented JSON, its begin if it is longer than a text may be: a small body may name
+    a long text of its schema thousands of times.
+    """
+    parts: list[str] = []
+    size = 0
+    for part in json.JSONEncoder(indent=2, ensure_ascii=False, default=str).iterencode(value):
+        parts.append(part)
+        size += len(part)
+        if size > TEXT_CHARS_MAX:
+            break
+    return "".join(parts)
 
 
 def dump_hex(data: bytes) -> str:

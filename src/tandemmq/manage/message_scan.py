@@ -23,6 +23,7 @@ from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.errors import BadRequest, ClientError, NoRoute
 from tandemmq.manage.reading import PULL_COUNT_MAX, TopicPuller
 from tandemmq.manage.tools import Tools
+from tandemmq.protocol.compression import CONTENT_BYTES_MAX
 from tandemmq.units import MIB
 
 SCAN_MAX: Final = 2_000
@@ -247,12 +248,15 @@ async def scan_messages(
     newest_first: bool = True,
     count_max: int = 50,
     resume: str = "",
+    content_bytes_max: int = CONTENT_BYTES_MAX,
 ) -> FoundMessages:
     """Returns messages of a topic in the order of their store times. `resume`: the text of the page before.
+    Bodies that inflate to more than `content_bytes_max` stay as they are stored.
 
     Raises:  TopicNotFound; NoRoute if no queue fits; BadRequest for an invalid `resume`, or too many queues.
     """
-    reader = TopicPuller(tools, topic, parse_subscription(topic, wanted.tags or ALL, 0))
+    subscription = parse_subscription(topic, wanted.tags or ALL, 0)
+    reader = TopicPuller(tools, topic, subscription, content_bytes_max=content_bytes_max)
     scan = MessageScan(reader, wanted, newest_first)
     await scan.open(resume)
     return await scan.run(count_max)

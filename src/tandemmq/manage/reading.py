@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+import msgspec
+
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
@@ -16,9 +18,10 @@ from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute
 from tandemmq.manage.tools import Tools
-from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.compression import CONTENT_BYTES_MAX, decode_content
+from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
-from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
+from tandemmq.protocol.sys_flag import COMPRESSED, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.units import MASTER_ID
 
@@ -28,12 +31,15 @@ PULL_COUNT_MAX: Final = 32
 
 @dataclass(slots=True)
 class TopicPuller:
-    """Pulls a topic's queues; uses a slave while a master is away."""
+    """Pulls a topic's queues; uses a slave while a master is away. Bodies that inflate to more than
+    `content_bytes_max` stay as they are stored.
+    """
 
     tools: Tools
     topic: str
     subscription: Subscription
     addresses: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    content_bytes_max: int = CONTENT_BYTES_MAX
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Returns the queues that can be read now. Raises TopicNotFound."""
@@ -76,7 +82,7 @@ class TopicPuller:
         )
         pulled = await broker_consume.pull(self.tools.remoting, replica.address, header)
         found = [
-            ReceivedMessage(record, broker_name=queue.broker_name)
+            make_message(record, queue.broker_name, self.content_bytes_max)
             for record in decode_records(pulled.body)
             if record.queue_offset >= offset and self.subscription.matches(record.tags)
         ]
@@ -92,3 +98,16 @@ class TopicPuller:
                 break
             offset = pulled.next_offset
         return messages[:count]
+
+
+def make_message(record: Record, broker_name: str, content_bytes_max: int) -> ReceivedMessage:
+    """Returns the message of a record; a body that inflates to more than this stays as it is stored."""
+    if not record.sys_flag & COMPRESSED:
+        return ReceivedMessage(record, broker_name=broker_name)
+    stored = msgspec.structs.replace(record, sys_flag=record.sys_flag & ~COMPRESSED)
+    message = ReceivedMessage(stored, broker_name=broker_name)
+    message.record = record
+    message.body, message.body_fault = decode_content(
+        record.body, record.sys_flag, bytes_max=content_bytes_max
+    )
+    return message

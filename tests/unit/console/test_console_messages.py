@@ -11,6 +11,9 @@ import pytest
 from managed_cluster import ManagedCluster, managed_cluster
 from tandemmq.client import Message, ProducerOptions, SendResult
 from tandemmq.client.options import ClientOptions
+from tandemmq.console.pages.messages import PREVIEW_BYTES_MAX, make_row
+from tandemmq.manage.message_scan import scan_messages
+from tandemmq.manage.tools import open_tools
 from unit.console.console_client import Browser, open_browser
 from waits import until
 
@@ -108,3 +111,14 @@ async def test_the_trace_names_the_sender(managed: ManagedCluster) -> None:
         assert "test-producer" in await text_of(browser, "/messages/Orders/broker-a/0/0")
         assert "No traced client" in await text_of(browser, "/traces?key=unknown")
         assert "Clients that trace" in await text_of(browser, "/traces")
+
+
+async def test_a_list_does_not_inflate_large_bodies(managed: ManagedCluster) -> None:
+    await send(managed, Message("Orders", b"x" * 100_000), Message("Orders", b"small" * 2_000))
+    async with open_tools(managed.cluster.name_servers) as tools:
+        found = (await scan_messages(tools, "Orders", content_bytes_max=PREVIEW_BYTES_MAX)).messages
+    small, large = found
+    assert make_row(small).preview.startswith("smallsmall")
+    assert len(large.body) == len(large.record.body) < PREVIEW_BYTES_MAX
+    assert make_row(large).preview.startswith("(compressed: ")
+    assert large.record.content == b"x" * 100_000

@@ -12,6 +12,7 @@ from google.protobuf import descriptor_pb2
 
 from tandemmq.manage.bodies import (
     HEX_BYTES_MAX,
+    JSON_BYTES_MAX,
     JSON_DEPTH_MAX,
     TEXT_CHARS_MAX,
     BodyForm,
@@ -75,6 +76,20 @@ def test_deep_json_does_not_grow_by_its_indentation() -> None:
     assert view.form is BodyForm.JSON
     assert "\n" not in view.text
     assert show_body(b"[" * 100_000, 0).form is BodyForm.TEXT
+
+
+def test_long_json_is_shown_as_text() -> None:
+    view = show_body(zlib.compress(b"[" + b"1," * JSON_BYTES_MAX + b"1]"), COMPRESSED)
+    assert (view.form, view.is_cut) == (BodyForm.TEXT, True)
+    assert "too many to indent" in view.note
+
+
+def test_a_small_container_does_not_grow_without_bound() -> None:
+    schema = {"type": "enum", "name": "E", "symbols": ["s" * (1 << 20)]}
+    stream = io.BytesIO()
+    fastavro.writer(stream, schema, schema["symbols"] * 10_000)
+    view = show_body(stream.getvalue(), 0)
+    assert (view.form, view.is_cut, len(view.text)) == (BodyForm.AVRO, True, TEXT_CHARS_MAX)
 
 
 def test_text_cannot_change_the_page_or_the_terminal() -> None:

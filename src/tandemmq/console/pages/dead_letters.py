@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlsplit
 
 from tandemmq.client import ReceivedMessage
 from tandemmq.console.listing import ROWS_MAX
-from tandemmq.console.pages.messages import PAGE_ROWS, SCAN_TIMEOUT_S, make_row
+from tandemmq.console.pages.messages import PAGE_ROWS, PREVIEW_BYTES_MAX, SCAN_TIMEOUT_S, make_row
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
@@ -68,6 +68,7 @@ async def show_letters(view: View) -> Answer:
             newest_first=order != "oldest",
             count_max=PAGE_ROWS,
             resume=view.query.get("resume", ""),
+            content_bytes_max=PREVIEW_BYTES_MAX,
         )
     except TopicNotFound:
         raise PageError(404, f"the group {group} never had a dead letter") from None

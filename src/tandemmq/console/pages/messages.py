@@ -32,6 +32,7 @@ from tandemmq.manage.messages import (
     find_records,
     read_group_states,
 )
+from tandemmq.manage.reading import make_message
 from tandemmq.manage.traces import MessageTrace, read_trace
 from tandemmq.protocol.properties import is_reserved
 from tandemmq.protocol.record import Record
@@ -40,6 +41,8 @@ from tandemmq.remoting.options import render_address
 PAGE_ROWS: Final = 50
 PREVIEW_CHARS: Final = 100
 """The most characters of a body in a list."""
+PREVIEW_BYTES_MAX: Final = 64 * 1024
+"""A list inflates bodies up to this size: fifty larger ones would fill the memory."""
 SCHEMA_CHARS_MAX: Final = 32 * 1024
 SCAN_TIMEOUT_S: Final = 30.0
 _SECONDS: Final = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
@@ -86,6 +89,8 @@ def make_row(message: ReceivedMessage, prefix: str = "/messages") -> MessageRow:
     else:
         link = make_url("/messages", id=record.message_id)
     text = bytes(message.body[: 4 * PREVIEW_CHARS]).decode("utf-8", "replace")
+    if message.body_fault:
+        text = f"(compressed: {message.body_fault})"
     return MessageRow(link, message, make_printable(text[:PREVIEW_CHARS], keeps=""))
 
 
@@ -133,7 +138,7 @@ async def _located(view: View, records: Sequence[Record]) -> FoundMessages:
         place = (record.topic, record.store_host)
         if place not in names:
             names[place] = (await find_place(view.tools, record)).broker_name
-        messages.append(ReceivedMessage(record, broker_name=names[place]))
+        messages.append(make_message(record, names[place], PREVIEW_BYTES_MAX))
     return FoundMessages(tuple(messages), len(messages), len(messages), "")
 
 
@@ -164,6 +169,7 @@ async def _find_in_topic(view: View) -> tuple[FoundMessages, str]:
         newest_first=query.get("order") != "oldest",
         count_max=PAGE_ROWS,
         resume=query.get("resume", ""),
+        content_bytes_max=PREVIEW_BYTES_MAX,
     )
     return found, "scan"
 
