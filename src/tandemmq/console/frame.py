@@ -28,7 +28,8 @@ STATIC: Final = {
 @dataclass(slots=True)
 class Frame:
     """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
-    `pipelines` is the folder with the progress of Spark pipelines.
+    `pipelines` is the folder with the progress of Spark pipelines. `resending` has the groups whose dead
+    letters are being sent again.
     """
 
     sessions: Sessions
@@ -36,6 +37,7 @@ class Frame:
     pages: Sequence[Page]
     is_read_only: bool = False
     pipelines: Path | None = None
+    resending: set[str] = field(default_factory=set)
     environment: Environment = field(init=False, default_factory=make_environment)
     static: Mapping[str, bytes] = field(init=False)
     stamp: str = field(init=False)

@@ -94,6 +94,9 @@ class PageFrame(Protocol):
     @property
     def pipelines(self) -> Path | None: ...
 
+    @property
+    def resending(self) -> set[str]: ...
+
     def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response: ...
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from urllib.parse import quote
@@ -69,6 +70,16 @@ async def test_letters_are_listed_and_sent_again_after_a_preview(managed: Manage
         for query in ("to=topic", "letter=x", "&".join(["letter=broker-a/0/1"] * 101)):
             await text_of(browser, f"{GROUP}/resend?{query}", 400)
         await text_of(browser, f"{GROUP}/resend?letter=broker-a/0/9", 404)
+
+
+async def test_a_double_click_sends_the_letters_once(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("again", queue_count=1)
+    async with open_browser(managed.cluster.name_servers) as browser:
+        fields = {"letters": "", "to": "again", "csrf": await browser.csrf()}
+        answers = await asyncio.gather(*(browser.client.post(RESEND, data=fields) for _ in range(2)))
+        assert sorted(one.status_code for one in answers) == [303, 409]
+        assert browser.frame.resending == set()
+    assert await bodies_of(managed, "again") == [b"0", b"1", b"2"]
 
 
 async def test_one_letter_is_changed_and_sent_to_its_origin(managed: ManagedCluster) -> None:

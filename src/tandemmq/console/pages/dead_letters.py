@@ -201,12 +201,21 @@ def _target_of(given: Mapping[str, str]) -> str:
 
 
 async def resend(view: View) -> Answer:
-    """Sends the chosen letters, or the next ones of all."""
+    """Sends the chosen letters, or the next ones of all; one request of a group at a time, so that a double
+    click does not send them twice.
+    """
     group, names, to = view.path["group"], view.form.get("letters", "").split(), view.form.get("to", "")
-    if names:
-        outcome = await resend_chosen(view.tools, group, to, await _chosen(view, names))
-    else:
-        outcome = await resend_all(view.tools, group, to, count_max=RESEND_MAX)
+    resending = view.frame.resending
+    if group in resending:
+        raise PageError(409, f"dead letters of {group} are being sent now: wait for the end, then look again")
+    resending.add(group)
+    try:
+        if names:
+            outcome = await resend_chosen(view.tools, group, to, await _chosen(view, names))
+        else:
+            outcome = await resend_all(view.tools, group, to, count_max=RESEND_MAX)
+    finally:
+        resending.discard(group)
     return _answer(view, outcome)
 
 
