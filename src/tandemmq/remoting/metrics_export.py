@@ -42,6 +42,7 @@ PIECE: Final = 32
 """The samples that are encoded between two looks at the clock."""
 GRPC_METHOD: Final = "/opentelemetry.proto.collector.metrics.v1.MetricsService/Export"
 HTTP_PATH: Final = "/v1/metrics"
+ANSWER_BYTES_MAX: Final = 65_536
 
 
 class Sink(Protocol):
@@ -88,7 +89,7 @@ class HttpSink:
     def send(self, request: Message) -> None:
         data = gzip.compress(request.SerializeToString())
         with urlopen(Request(self._url, data, self._headers), timeout=self._timeout_s) as answer:
-            answer.read()
+            answer.read(ANSWER_BYTES_MAX)
 
     def close(self) -> None:
         """Does nothing: each request has a connection of its own."""
@@ -131,6 +132,8 @@ class MetricsExport:
             is_delta=options.in_delta,
             began_ns=self._now_ns(),
         )
+        self._call_s_max = 2 * options.otlp_timeout_ms / 1000
+        """The most time of a call; the time-outs of a library may be for each of its steps."""
         self._is_baseless = options.in_delta
         """True until the readings are known from which differences begin: some counts are older."""
         self._outages = Outages()
@@ -154,7 +157,7 @@ class MetricsExport:
         try:
             export = await self._encode()
             for request in () if self._is_baseless else export.requests:
-                await thread.run(partial(self._sink.send, request))
+                await thread.run(partial(self._sink.send, request), self._call_s_max)
         except Exception as error:  # noqa: BLE001  # of a reading, a library, the network; the next period tries
             facts = {"target": self._target, "error": f"{type(error).__name__}: {_reason_of(error)}"}
             trace = error if export is None else None  # failures of the network need one line

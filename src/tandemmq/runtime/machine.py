@@ -11,8 +11,11 @@ import secrets
 import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Self, TypeVar
+from contextlib import suppress
+from functools import partial
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, Final, Self, TypeVar
 
 from tandemmq.runtime.ports import Address, ProtocolFactory, StreamProtocol, TimerHandle
 from tandemmq.units import MIB, EpochMs
@@ -20,6 +23,9 @@ from tandemmq.units import MIB, EpochMs
 T = TypeVar("T")
 
 BACKLOG = 1024
+
+LEFT_MAX: Final = 4
+"""The most threads whose calls took too long and still run."""
 
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3  # from glibc's malloc.h
 _MAPPED_BYTES_MIN = 4 * MIB
@@ -48,21 +54,66 @@ def keep_freed_memory() -> bool:
 
 class CallThread:
     """A thread of its own for the calls of libraries that wait for the network, so that they hold up neither
-    the loop nor work for the disk. A context manager; a call in progress at its end is not waited for.
+    the loop nor work for the disk. A context manager; a call in progress at its end is not waited for, not
+    even by the end of the process.
     """
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(1, thread_name_prefix="calls")
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._thread: Thread | None = None
+        self._left: list[Thread] = []
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        self._leave_thread()
 
-    async def run(self, call: Callable[[], T]) -> T:
-        """Returns the result of the call, after those before it. Raises its exception."""
-        return await asyncio.get_running_loop().run_in_executor(self._pool, call)
+    async def run(self, call: Callable[[], T], timeout_s: float) -> T:
+        """Returns the result of the call. Raises its exception; TimeoutError if it takes too long, or if
+        `LEFT_MAX` such calls have not returned yet. The next call then has a new thread.
+        """
+        loop = asyncio.get_running_loop()
+        outcome: asyncio.Future[T] = loop.create_future()
+        if self._thread is None:
+            self._left = [thread for thread in self._left if thread.is_alive()]
+            if len(self._left) >= LEFT_MAX:
+                raise TimeoutError(f"{LEFT_MAX} earlier calls have not returned")
+            self._thread = Thread(target=_serve, args=(self._calls,), name="calls", daemon=True)
+            self._thread.start()
+        self._calls.put(partial(_perform, call, loop, outcome))
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await outcome
+        finally:
+            if outcome.cancelled():
+                self._leave_thread()
+
+    def _leave_thread(self) -> None:
+        """Lets the thread end after its call."""
+        if self._thread is not None:
+            self._calls.put(None)
+            self._left.append(self._thread)
+            self._calls, self._thread = SimpleQueue(), None
+
+
+def _serve(calls: SimpleQueue[Callable[[], None] | None]) -> None:
+    while (call := calls.get()) is not None:
+        call()
+
+
+def _perform(call: Callable[[], T], loop: asyncio.AbstractEventLoop, outcome: asyncio.Future[T]) -> None:
+    try:
+        settle = partial(outcome.set_result, call())
+    except Exception as error:  # noqa: BLE001  # of any kind: the waiting task gets it
+        settle = partial(outcome.set_exception, error)
+
+    def report() -> None:
+        if not outcome.done():
+            settle()
+
+    with suppress(RuntimeError):  # the loop was closed meanwhile
+        loop.call_soon_threadsafe(report)
 
 
 class LoopClock:

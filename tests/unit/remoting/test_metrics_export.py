@@ -7,9 +7,10 @@ import gzip
 import json
 import logging
 import sys
+import threading
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from threading import Thread
 from typing import Any
@@ -26,7 +27,7 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.metrics_export import GRPC_METHOD, HTTP_PATH, MetricsExport
 from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
-from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.runtime.machine import LEFT_MAX, LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import controller_metrics, events, metrics, rocketmq_metrics
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
@@ -295,6 +296,40 @@ async def test_a_collector_that_hangs_does_not_hold_up_the_loop(caplog: pytest.L
     server.close()
     await server.wait_closed()
     assert turns - turns_at_accept[0] > 100, "the loop turned while the call waited for its answer"
+
+
+async def test_an_answer_that_comes_byte_by_byte_is_given_up(caplog: pytest.LogCaptureFixture) -> None:
+    is_over, open_writers = asyncio.Event(), set[asyncio.StreamWriter]()
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"HTTP/1.1 200 OK\r\nA: ")
+        open_writers.add(writer)
+        with suppress(OSError):
+            while not is_over.is_set():
+                writer.write(b"a")
+                await writer.drain()
+                await asyncio.sleep(0.02)
+        writer.transport.abort()
+        open_writers.discard(writer)
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    receiver = Receiver()
+    receiver.target = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    options = options_of(receiver, MetricsExporter.OTLP_HTTP, otlp_interval_ms=10, otlp_timeout_ms=100)
+    caplog.set_level(logging.DEBUG, "tandemmq")
+
+    def reasons() -> list[str]:
+        found = [one for one in caplog.records if one.msg == events.METRICS_EXPORT_FAILED]
+        return [vars(one)["error"] for one in found]
+
+    async with exporting(Readings(), options):
+        await until(lambda: any(f"{LEFT_MAX} earlier calls" in reason for reason in reasons()))
+    assert reasons()[0].startswith("TimeoutError")
+    assert all(thread.daemon for thread in threading.enumerate() if thread.name == "calls")
+    is_over.set()
+    server.close()
+    await until(lambda: not open_writers)
+    await asyncio.sleep(0)
 
 
 async def test_the_log_gets_the_readings(caplog: pytest.LogCaptureFixture) -> None:
