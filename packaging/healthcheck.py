@@ -17,8 +17,9 @@ try:
         sys.exit(0)
 except urllib.error.HTTPError as error:
     sys.exit(error.read(500).decode("utf-8", "replace"))
-except OSError:
-    pass
+except OSError as error:  # also one that urllib wraps
+    if isinstance(error, TimeoutError) or isinstance(getattr(error, "reason", None), TimeoutError):
+        sys.exit("no answer from /health/ready")
 for port in PORTS:
     try:
         socket.create_connection(("127.0.0.1", int(port)), timeout=1).close()
