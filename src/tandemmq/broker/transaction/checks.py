@@ -146,6 +146,7 @@ class OpLog:
 GROUP = "CID_RMQ_SYS_TRANS"
 ROUND_S_MAX = 60.0
 SETTLE_PERIOD_S = 1.0
+SKIPPED_PER_TURN = 4_096
 OPS_PER_TURN = 4_096
 """The number of op records read before other tasks of the loop get their turn."""
 
@@ -225,6 +226,8 @@ class TransactionChecks(Duty):
         while self._half_offset < end and not self._is_stopping and self._clock.monotonic() < stop_at:
             if self._ops.is_done(self._half_offset):
                 self._half_offset += 1
+                if self._half_offset % SKIPPED_PER_TURN == 0:
+                    await self._clock.sleep(0)
                 continue
             records, next_offset = self._writer.read(HALF_TOPIC, 0, self._half_offset)
             if not records:
@@ -250,6 +253,8 @@ class TransactionChecks(Duty):
         while at < end and not self._is_stopping:
             if self._ops.is_done(at):
                 at += 1
+                if at % SKIPPED_PER_TURN == 0:
+                    await self._clock.sleep(0)
                 continue
             records, next_offset = self._writer.read(HALF_TOPIC, 0, at)
             for half in records:
