@@ -553,7 +553,7 @@ class Broker:
             count += 1
             if count % FORGET_EVERY == 0:
                 parts.core.items.forget(now_s)
-                parts.core.stats.arrivals.keep_topics(frozenset(parts.core.topics.names))
+                parts.core.stats.keep_topics(frozenset(parts.core.topics.names))
 
     def _advertised_address(self) -> str:
         return render_address((self.options.advertised_host, self.address[1]))

@@ -8,9 +8,9 @@ Source: spec metrics 4 and 5.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -25,12 +25,18 @@ from tandemmq.telemetry.rocketmq_metrics import (
     SERIES_MAX,
 )
 
+T = TypeVar("T")
+
 OPEN_MAX: Final = 262_144
 
 
 def _add(counts: dict[str, int], topic: str, count: int) -> None:
     if topic in counts or len(counts) < SERIES_MAX:
         counts[topic] = counts.get(topic, 0) + count
+
+
+def _kept(counts: dict[str, T], topics: Container[str]) -> dict[str, T]:
+    return {topic: value for topic, value in counts.items() if topic in topics}
 
 
 def _observe(times: dict[str, Histogram], bounds: tuple[float, ...], topic: str, value: float) -> None:
@@ -74,6 +80,11 @@ class TimerCounts:
         if is_delivered:
             _add(self.dequeued, topic, 1)
 
+    def keep_topics(self, topics: Container[str]) -> None:
+        """Forgets deleted topics."""
+        self.enqueued, self.dequeued = _kept(self.enqueued, topics), _kept(self.dequeued, topics)
+        self.waiting, self.delays_s = _kept(self.waiting, topics), _kept(self.delays_s, topics)
+
 
 @dataclass(slots=True)
 class TransactionCounts:
@@ -101,6 +112,11 @@ class TransactionCounts:
     def discard(self, root: int) -> None:
         """Counts the transaction as open no longer."""
         self._open.pop(root, None)
+
+    def keep_topics(self, topics: Container[str]) -> None:
+        """Forgets deleted topics; their open transactions remain until they are discarded."""
+        self.commits, self.rollbacks = _kept(self.commits, topics), _kept(self.rollbacks, topics)
+        self.finish_s = _kept(self.finish_s, topics)
 
     def open_by_topic(self) -> dict[str, int]:
         """Returns the number of open transactions of every topic that has had transactions."""

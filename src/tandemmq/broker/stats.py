@@ -133,6 +133,14 @@ class BrokerStats:
         """The number of sends answered with an error."""
         return sum(self.send_refusals.values())
 
+    def keep_topics(self, topics: Container[str]) -> None:
+        """Forgets the metrics of deleted topics; `StatsItems.forget` does so with the others."""
+        self.arrivals.keep_topics(topics)
+        self.dead_letters.keep_topics(topics)
+        self.redelivered.keep_topics(topics)
+        self.timers.keep_topics(topics)
+        self.transactions.keep_topics(topics)
+
     def count_send_refusal(self, code: int) -> None:
         """Counts a send that was answered with this code before it reached the store."""
         self.send_refusals[code] = self.send_refusals.get(code, 0) + 1

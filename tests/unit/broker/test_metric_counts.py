@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tandemmq.broker import metric_counts
 from tandemmq.broker.metric_counts import TimerCounts, TransactionCounts
+from tandemmq.broker.stats import BrokerStats
 
 
 def test_timer_messages_enter_wait_and_leave() -> None:
@@ -44,3 +45,20 @@ def test_topics_beyond_the_bound_are_not_counted() -> None:
     counts.add("T", is_new=True, delay_s=2)
     assert "T" not in counts.enqueued
     assert counts.waiting == {"T": 1}
+
+
+def test_deleted_topics_are_forgotten() -> None:
+    stats = BrokerStats(0.0)
+    for topic in ("T", "U"):
+        stats.timers.add(topic, is_new=True, delay_s=2)
+        stats.timers.remove(topic, is_delivered=True)
+        stats.transactions.end(1, topic, is_commit=True, age_s=1)
+        stats.transactions.end(2, topic, is_commit=False, age_s=1)
+        stats.dead_letters.add(f"{topic}@g", 1, 0)
+        stats.redelivered.add(f"{topic}@g", 1, 0)
+    stats.keep_topics({"T"})
+    timers, transactions = stats.timers, stats.transactions
+    assert timers.enqueued.keys() == timers.dequeued.keys() == timers.waiting.keys() == {"T"}
+    assert timers.delays_s.keys() == transactions.finish_s.keys() == {"T"}
+    assert transactions.commits.keys() == transactions.rollbacks.keys() == {"T"}
+    assert [list(found.rows) for found in (stats.dead_letters, stats.redelivered)] == [["T@g"]] * 2
