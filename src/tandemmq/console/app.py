@@ -190,7 +190,10 @@ class Console:
                 return self._failed(request, view, error)
             shown = {
                 name: "(hidden)" if name in action.secrets else value
-                for name, value in {**view.path, **view.form}.items()
+                for name, value in {
+                    **view.form,
+                    **view.path,
+                }.items()  # a form cannot replace what the path names
             }
             try:
                 entry = view.audit.begin(

@@ -353,8 +353,13 @@ async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Re
     try:
         async for queue, messages in reader.read():
             part = messages[: count_max - sender.sent_count]
-            await sender.send(part)
-            await reader.save(queue, part[-1])
+            before = sender.sent_count
+            try:
+                await sender.send(part)
+            finally:
+                # A letter that cannot be sent must not make the next run repeat those before it.
+                if count := sender.sent_count - before:
+                    await reader.save(queue, part[count - 1])
             if sender.sent_count >= count_max:
                 break
     except TandemError as error:

@@ -64,6 +64,13 @@ async def test_action_needs_the_token_of_its_session(cluster: Cluster) -> None:
     assert (entry.outcome, entry.values["secret"]) == ("done", "(hidden)")
 
 
+async def test_a_form_cannot_replace_the_path_in_the_audit_list(cluster: Cluster) -> None:
+    place = Action("/change/{place}", "Change", change)
+    async with open_browser(cluster.name_servers, [place]) as browser:
+        await browser.post("/change/real", {"name": "x", "place": "forged"})
+        assert browser.frame.audit.entries[0].values["place"] == "real"
+
+
 async def test_read_only_console_refuses_actions(cluster: Cluster) -> None:
     async with open_browser(cluster.name_servers, [CHANGE], read_only=True) as browser:
         answer = await browser.post("/change", {"name": "x"})

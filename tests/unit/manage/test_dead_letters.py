@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from tandemmq.manage import dead_letters
 from tandemmq.manage.dead_letters import (
     ORIGIN,
     DeadLetterCount,
+    DeadLetterSender,
     LetterEdit,
     count_resent,
     export_letters,
@@ -68,6 +70,27 @@ async def test_all_letters_are_sent_once_in_portions(monkeypatch: pytest.MonkeyP
         assert (await resend_all(tools, "readers", "again", count_max=100)).sent == 0
         assert await bodies_of(tools, "again") == [b"%d" % number for number in range(5)]
         assert await read_dead_letter_count(tools, "readers") == DeadLetterCount("readers", 5, 0)
+
+
+async def test_a_letter_that_fails_does_not_repeat_those_before_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
+        await make_letters(cluster, 3)
+        bad = (await letters_of(tools, 3))[2].message_id
+        await cluster.create_topic("again", queue_count=1)
+        send_one = DeadLetterSender._send_one
+
+        async def fail_one(self: DeadLetterSender, message: ReceivedMessage, *rest: Any) -> Any:
+            if message.message_id == bad:
+                raise BadRequest("a bad letter")
+            return await send_one(self, message, *rest)
+
+        monkeypatch.setattr(DeadLetterSender, "_send_one", fail_one)
+        for sent in (2, 0):
+            outcome = await resend_all(tools, "readers", "again", count_max=100)
+            assert (outcome.sent, outcome.left) == (sent, 1)
+            assert "a bad letter" in outcome.error
+        assert await bodies_of(tools, "again") == [b"0", b"1"]
 
 
 async def test_chosen_letters_go_to_their_origin_edited() -> None:
