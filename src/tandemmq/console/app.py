@@ -80,8 +80,10 @@ class Cookies:
         return f"__Host-tandemmq-{self.port}" if self.is_secure else f"tandemmq-{self.port}"
 
     def set(self, response: Response, name: str, value: str, *, max_age: int | None = None) -> None:
+        # Lax: with Strict a link from another site would arrive without the cookie, and the new session of a
+        # visitor would replace the log-in. Changes are POST requests with a token and an Origin of this site.
         response.set_cookie(
-            name, value, max_age=max_age, path="/", secure=self.is_secure, httponly=True, samesite="strict"
+            name, value, max_age=max_age, path="/", secure=self.is_secure, httponly=True, samesite="lax"
         )
 
 
