@@ -2804,7 +2804,7 @@ _MANAGE: Final = (
     Plant(
         name="a resend of dead letters forgets its progress",
         path="manage/dead_letters.py",
-        sound="await reader.save(queue, part[-1])",
+        sound="await reader.save(queue, part[count - 1])",
         bug="pass",
         proofs=("unit/manage/test_dead_letters.py",),
     ),
