@@ -132,7 +132,11 @@ class World:
             machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
         )
         alone: Any = SimpleNamespace(
-            is_master_known=True, is_copied=None, forward_deletion=None, wait_registered=None
+            is_master_known=True,
+            is_copied=None,
+            forward_deletion=None,
+            wait_registered=None,
+            register_soon=None,
         )
         self.parts = Parts(core, AccessOptions(), alone, alone, dict)
         self.duties = DutyTasks(self.store, lambda: [self.parts.pop.revive])

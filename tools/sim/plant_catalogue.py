@@ -2820,14 +2820,14 @@ _MANAGE: Final = (
         path="manage/avro.py",
         sound='        if depth > DEPTH_MAX:\n            raise BodyUnreadable(f"no Avro',
         bug='        if False:\n            raise BodyUnreadable(f"no Avro',
-        proofs=("unit/manage/test_bodies.py",),
+        proofs=("unit/manage/test_bodies_shown.py",),
     ),
     Plant(
         name="a body changes the direction of the page's text",
         path="manage/bodies.py",
         sound="BodyView(found, make_printable(text),",
         bug="BodyView(found, text,",
-        proofs=("unit/manage/test_bodies.py",),
+        proofs=("unit/manage/test_bodies_shown.py",),
     ),
 )
 
@@ -2837,7 +2837,7 @@ _TELEMETRY: Final = (
         path="broker/registration.py",
         sound='return "; ".join(faults) if len(faults) == len(self._links) else ""',
         bug='return ""',
-        proofs=("scenario/test_health.py",),
+        proofs=("scenario/test_health_pages.py",),
     ),
     Plant(
         name="a difference is exported as the whole count",
