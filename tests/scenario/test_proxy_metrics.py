@@ -12,7 +12,7 @@ import grpc.aio
 import pytest
 from client_rig import running_rig
 from prometheus_client.parser import text_string_to_metric_families
-from test_health import fetch
+from test_health_of_servers import fetch
 from test_proxy import GROUP, TOPIC, ask, receive
 
 from ports import free_port

@@ -2837,7 +2837,7 @@ _TELEMETRY: Final = (
         path="broker/registration.py",
         sound='return "; ".join(faults) if len(faults) == len(self._links) else ""',
         bug='return ""',
-        proofs=("scenario/test_health_pages.py",),
+        proofs=("scenario/test_health_of_servers.py",),
     ),
     Plant(
         name="a difference is exported as the whole count",
