@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tandemmq.shell import local
+from waits import until_blocking
 
 pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(1_000)]
 
@@ -20,14 +21,19 @@ def run_demo(*arguments: str) -> tuple[int, list[str]]:
     return done.returncode, done.stdout.strip().splitlines()
 
 
+def read_page(address: str) -> str:
+    with urllib.request.urlopen(address, timeout=30) as answer:
+        return str(answer.read().decode())
+
+
 def test_nothing_is_lost_when_master_and_pipeline_are_killed(tmp_path: Path) -> None:
     rows = 6000
     kept = tmp_path / "demo"
     try:
         code, lines = run_demo("--chaos", "--rows", str(rows), "--keep", str(kept))
         address = local.running_state(kept).servers[-1].address
-        with urllib.request.urlopen(f"http://{address}/", timeout=30) as answer:
-            assert "broker-a" in answer.read().decode()
+        # The console reads the cluster every few seconds.
+        until_blocking(lambda: "broker-a" in read_page(f"http://{address}/"), "the console shows the broker")
     finally:
         subprocess.run([sys.executable, "-m", "tandemmq", "down", "--store", str(kept)], check=False)
     counts = " ".join(f"{name}={rows}" for name in ("published", "master", "slave", "landed", "distinct"))
