@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,23 @@ async def test_users_and_policies_are_managed(root: Browser) -> None:
     recorded = [value for entry in root.frame.audit.entries for value in entry.values.values()]
     assert "(hidden)" in recorded
     assert not {"app-secret", "new-secret"} & set(recorded)
+
+
+async def test_a_change_is_not_done_while_a_registered_broker_is_silent(root: Browser) -> None:
+    await change(root, "/new-user", {"name": "app", "password": "app-secret", "type": "Normal"})
+    (sampler,) = {
+        session.viewer.sampler for session in root.frame.sessions._sessions.values() if session.viewer
+    }
+    assert sampler.latest is not None
+    (broker,) = sampler.latest.brokers
+    silent = replace(
+        broker, target=replace(broker.target, broker_id=1, address="127.0.0.1:1"), error="silent"
+    )
+    sampler.latest = replace(sampler.latest, brokers=(broker, silent))
+    answer = await root.post("/access/users/app/delete", {})
+    assert answer.status_code != 303
+    assert "127.0.0.1:1" in answer.text
+    assert "Changed: broker-a" in answer.text
 
 
 async def test_invalid_users_and_policies_are_refused_with_the_reason(root: Browser) -> None:

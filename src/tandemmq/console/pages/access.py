@@ -12,6 +12,7 @@ from tandemmq.broker.access.needs import GROUP, NAMES, TOPIC
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.access import ACTIONS, ClusterAccess, change_everywhere, judge, policies_of, read_access
+from tandemmq.manage.tools import Target
 from tandemmq.protocol.bodies.tables import AccountInfo, AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 ROWS_MAX: Final = 1000
@@ -108,7 +109,7 @@ async def create_user(view: View) -> Answer:
         raise PageError(400, "a user needs a name and a password")
     kind = SUPER if view.form.get("type") == SUPER else NORMAL
     info = UserInfo(username=name, password=password, user_type=kind)
-    await change_everywhere(view.tools, await view.targets(), broker_admin.create_user, info)
+    await change_everywhere(view.tools, await _registered(view), broker_admin.create_user, info)
     return view.redirect(_path_of(name), f"User {name} is created.")
 
 
@@ -151,7 +152,7 @@ async def ask_delete_user(view: View) -> Answer:
 async def delete_user(view: View) -> Answer:
     """Deletes a user and its policies at every broker."""
     name = view.path["user"]
-    await change_everywhere(view.tools, await view.targets(), broker_admin.delete_user, name)
+    await change_everywhere(view.tools, await _registered(view), broker_admin.delete_user, name)
     return view.redirect("/access", f"User {name} is deleted.")
 
 
@@ -182,7 +183,7 @@ async def grant(view: View) -> Answer:
     """Adds a policy to a user at every broker, or replaces the one for the same resource."""
     name, entry = view.path["user"], _entry_of(view.form, view.form.get("actions", "").split(","))
     acl = AclInfo(subject=SUBJECT_PREFIX + name, policies=(PolicyInfo(entries=(entry,)),))
-    await change_everywhere(view.tools, await view.targets(), broker_admin.create_acl, acl)
+    await change_everywhere(view.tools, await _registered(view), broker_admin.create_acl, acl)
     return view.redirect(_path_of(name), f"The policy of {name} for {entry.resource} is set.")
 
 
@@ -204,7 +205,7 @@ async def revoke(view: View) -> Answer:
         raise PageError(400, "the resource is missing")
     subject = SUBJECT_PREFIX + name
     await change_everywhere(
-        view.tools, await view.targets(), broker_admin.delete_acl, subject=subject, resource=resource
+        view.tools, await _registered(view), broker_admin.delete_acl, subject=subject, resource=resource
     )
     return view.redirect(_path_of(name), f"The policies of {name} for {resource} are deleted.")
 
@@ -221,7 +222,7 @@ async def put_account(view: View) -> Answer:
         raise PageError(400, "an account needs an access key")
     await change_everywhere(
         view.tools,
-        await view.targets(),
+        await _registered(view),
         broker_admin.change_account,
         access_key=key,
         secret_key=form.get("secret") or None,
@@ -247,11 +248,16 @@ async def ask_delete_account(view: View) -> Answer:
 async def delete_account(view: View) -> Answer:
     """Deletes an account from the rule files of every broker."""
     key = view.path["key"]
-    await change_everywhere(view.tools, await view.targets(), broker_admin.delete_account, access_key=key)
+    await change_everywhere(view.tools, await _registered(view), broker_admin.delete_account, access_key=key)
     return view.redirect("/access", f"Account {key} is deleted.")
 
 
 # Inside
+
+
+async def _registered(view: View) -> list[Target]:
+    """Returns all registered brokers: a change must not seem done at one that does not answer."""
+    return [one.target for one in (await view.cluster()).brokers]
 
 
 async def _access(view: View) -> ClusterAccess:
@@ -266,7 +272,7 @@ async def _held_policies(view: View, user: str) -> list[PolicyInfo]:
 
 
 async def _update(view: View, info: UserInfo) -> Answer:
-    await change_everywhere(view.tools, await view.targets(), broker_admin.update_user, info)
+    await change_everywhere(view.tools, await _registered(view), broker_admin.update_user, info)
     return view.redirect(_path_of(info.username or ""), f"User {info.username} is changed.")
 
 
