@@ -24,7 +24,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.shell import local
-from tandemmq.shell.read import parse_when
+from tandemmq.shell.positions import parse_when
 from waits import PATIENCE_S, until_blocking
 
 pytestmark = pytest.mark.process

@@ -47,6 +47,17 @@ _SETTINGS: Final = (
 )
 
 
+LAG_EXIT_CODE: Final = 3
+"""The exit code of a command whose user gave a limit that is exceeded."""
+LAG_COLUMNS: Final = (
+    *("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight"),
+    "last_consumed_stored_at",
+)
+"""The progress of a group in a queue; the last column is the time at which the broker stored the last message
+that the group has consumed.
+"""
+
+
 ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
 ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
 Force = Annotated[
@@ -451,13 +462,20 @@ async def set_consume_mode(
 # Implementation of the commands
 
 
-async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bool = False) -> CommandAnswer:
+async def show_progress(
+    tools: Tools, group: str, topic: str, *, has_clients: bool = False, lag_max: int | None = None
+) -> CommandAnswer:
     """Shows the progress of one group in each queue, optionally with the member that reads it, or the sums of
-    all groups.
+    all groups. A lag of the group above `lag_max` has exit code LAG_EXIT_CODE.
     """
     masters = await tools.masters()
     if group:
-        return await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
+        answer = await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
+        lag = sum(row[LAG_COLUMNS.index("lag")] for row in answer.tables[0].rows)
+        if lag_max is None or lag <= lag_max:
+            return answer
+        notes = [*answer.notes, f"the lag is above {lag_max} messages"]
+        return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
     table = Table("groups", ("group", "members", "lag"))
     for one in await read_group_names(tools, masters, await tools.cluster_admin.topics()):
         members = await read_members(tools, masters, one)
@@ -469,13 +487,12 @@ async def show_progress(tools: Tools, group: str, topic: str, *, has_clients: bo
 async def _progress_of_group(
     tools: Tools, masters: list[str], group: str, topic: str, *, has_clients: bool
 ) -> CommandAnswer:
-    columns = ("topic", "broker", "queue", "broker_offset", "consumer_offset", "lag", "in_flight")
-    table = Table("queues", (*columns, "consumed_at"))
+    table = Table("queues", LAG_COLUMNS)
     members = await read_members(tools, masters, group)
     lags = await read_lags(tools, masters, group, topic, members=members)
     if not lags:
         raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
-    table.rows = list(map(_row, lags))
+    table.rows = list(map(lag_row, lags))
     notes = [f"lag {sum_lag(lags)} messages, {len(members.members)} members online"]
     if has_clients:
         reports = await read_reports(tools, masters, group)
@@ -483,11 +500,12 @@ async def _progress_of_group(
         # The address is the first part of a client id.
         readers = {queue: client.partition("@")[0] for queue, client in reports.readers().items()}
         table.columns = (*table.columns, "client_ip")
-        table.rows = [(*_row(one), readers.get(one.queue)) for one in lags]
+        table.rows = [(*lag_row(one), readers.get(one.queue)) for one in lags]
     return CommandAnswer([table], notes)
 
 
-def _row(one: GroupLag) -> Row:
+def lag_row(one: GroupLag) -> Row:
+    """Returns the progress of a group in one queue as a row."""
     queue = one.queue
     place = (queue.topic, queue.broker_name, queue.queue_id)
     return (*place, one.broker_offset, one.committed_offset, one.lag, one.in_flight, one.read_at_ms)

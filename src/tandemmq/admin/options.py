@@ -90,13 +90,27 @@ Interval = Annotated[
     ),
 ]
 
+
+@dataclass(frozen=True, slots=True)
+class CommandFrame:
+    """The option of name servers of a family of commands, and the function that runs them as `run` does."""
+
+    name_servers: Any
+    run: Callable[..., None]
+
+
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's format; local time."""
 TIMES: Final = "now, Unix milliseconds or yyyy-MM-dd#HH:mm:ss:SSS."
 
 
 def command(
-    app: typer.Typer, name: str, *, names: bool = True, interval_s: float | None = None
+    app: typer.Typer,
+    name: str,
+    *,
+    names: bool = True,
+    interval_s: float | None = None,
+    frame: CommandFrame | None = None,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the command `name`, with the shared options after its own.
 
@@ -110,7 +124,8 @@ def command(
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = _Options(function)
-        shared = [_option("namesrv", NameServers, "")]
+        name_servers, run_work = (NameServers, run) if frame is None else (frame.name_servers, frame.run)
+        shared = [_option("namesrv", name_servers, "")]
         if own.has_place:
             shared += [_option("broker", Address, ""), _option("cluster", Cluster, "")]
         if interval_s is not None:
@@ -118,12 +133,12 @@ def command(
         shared.append(_option("as_json", AsJson, False))
 
         def run_command(**values: Any) -> None:
-            as_json, name_servers = values.pop("as_json"), values.pop("namesrv")
+            as_json, given_servers = values.pop("as_json"), values.pop("namesrv")
             interval = values.pop("interval", 0.0)
             address = values.get("broker", "")
             arguments = own.arguments(values)
-            run(
-                name_servers,
+            run_work(
+                given_servers,
                 partial(function, **arguments) if iscoroutinefunction(function) else function(**arguments),
                 as_json=as_json,
                 needs_names=names and not address,
@@ -214,11 +229,18 @@ def _option(name: str, kind: object, default: object) -> Parameter:
 
 
 def run(
-    name_servers: str, work: Work, *, as_json: bool, needs_names: bool = True, interval_s: float = 0.0
+    name_servers: str,
+    work: Work,
+    *,
+    as_json: bool,
+    needs_names: bool = True,
+    interval_s: float = 0.0,
+    tell: Callable[[TandemError], str] = str,
 ) -> None:
     """Does the work with separate connections, prints its answer, and exits with its code.
 
-    With an interval the work is repeated until Ctrl-C or SIGTERM, which exit with code 0.
+    With an interval the work is repeated until Ctrl-C or SIGTERM, which exit with code 0; `tell` renders the
+    errors.
     """
 
     async def main() -> int:
@@ -229,7 +251,7 @@ def run(
                 for number in (signal.SIGINT, signal.SIGTERM):
                     asyncio.get_running_loop().add_signal_handler(number, task.cancel)
                 try:
-                    await repeat(tools, work, interval_s, as_json=as_json, tell=str)
+                    await repeat(tools, work, interval_s, as_json=as_json, tell=tell)
                 except asyncio.CancelledError:
                     return 0
             answer = await work(tools)

@@ -79,6 +79,15 @@ def print_answer(answer: CommandAnswer, *, as_json: bool, is_repeated: bool = Fa
     console = _open_console()
     if is_repeated and console.is_terminal:
         console.clear()
+    _print_tables(answer, console)
+
+
+def print_preview(answer: CommandAnswer) -> None:
+    """Prints tables and notes to standard error, for the user who is about to be asked."""
+    _print_tables(answer, _open_console(is_error=True))
+
+
+def _print_tables(answer: CommandAnswer, console: Console) -> None:
     for table in answer.tables:
         if len(table.columns) <= COLUMNS_MAX and _width(table, 0) <= console.width:
             console.print(_as_rich(table, console.width))
@@ -116,9 +125,9 @@ def render_time(time_ms: int) -> str:
     return datetime.fromtimestamp(time_ms / 1000, UTC).isoformat(" ", "milliseconds")
 
 
-def _open_console() -> Console:
-    """Opens standard output as a console. A write after the reader has closed raises BrokenPipeError, as
-    without a console.
+def _open_console(*, is_error: bool = False) -> Console:
+    """Opens standard output, or standard error, as a console. A write after the reader has closed raises
+    BrokenPipeError, as without a console.
     """
     from rich.console import Console  # commands without a table start faster
 
@@ -126,8 +135,8 @@ def _open_console() -> Console:
         def on_broken_pipe(self) -> NoReturn:
             raise BrokenPipeError
 
-    console = Pipe()
-    return console if console.is_terminal else Pipe(width=PIPE_WIDTH)
+    console = Pipe(stderr=is_error)
+    return console if console.is_terminal else Pipe(width=PIPE_WIDTH, stderr=is_error)
 
 
 def _transpose(table: Table, row: Row) -> Table:

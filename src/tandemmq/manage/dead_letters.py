@@ -16,8 +16,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.api import broker_send
-from tandemmq.api.broker_admin import create_group
+from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
@@ -33,7 +32,7 @@ from tandemmq.errors import (
 )
 from tandemmq.manage.messages import find_by_position
 from tandemmq.manage.reading import TopicPuller
-from tandemmq.manage.tools import Tools
+from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
@@ -304,7 +303,9 @@ class DeadLetterReader:
                 await admin.set_offset(mark, queue, begin)
             except GroupNotFound:
                 address = self._puller.replica(queue).address
-                await create_group(self.tools.remoting, address, SubscriptionGroupConfig(name=mark))
+                await broker_admin.create_group(
+                    self.tools.remoting, address, SubscriptionGroupConfig(name=mark)
+                )
                 await admin.set_offset(mark, queue, begin)
 
     async def read(self) -> AsyncIterator[tuple[MessageQueue, list[ReceivedMessage]]]:
@@ -408,6 +409,21 @@ async def count_resent(tools: Tools, letter: ReceivedMessage, target: str) -> in
     except TopicNotFound:
         return 0
     return sum(one.stored_at_ms >= letter.stored_at_ms for one in found)
+
+
+async def purge_letters(tools: Tools, group: str) -> None:
+    """Deletes all dead letters of a group with their topic, also those that arrive meanwhile. The
+    group's next dead letter creates the topic again.
+
+    Raises:  NoRoute for a broker without a master: it keeps its letters.
+    """
+    topic = dlq_topic(group)
+    route = await tools.cluster_admin.topic_route(topic)
+    for cluster in sorted({one.cluster for one in route.brokers}):
+        await tools.cluster_admin.delete_topic(topic, cluster=cluster)
+        # A progress of the old topic would hide the first letters of the new one.
+        for address in await tools.masters(Place(cluster=cluster)):
+            await broker_admin.delete_group(tools.remoting, address, _mark_group(group), removes_offsets=True)
 
 
 async def export_letters(tools: Tools, group: str) -> tuple[bytes, bool]:

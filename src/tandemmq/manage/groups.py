@@ -14,10 +14,10 @@ from typing import Any
 import msgspec
 
 from tandemmq.api import broker_admin
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import BadRequest, RequestRejected
 from tandemmq.manage.progress import GroupLag, OnlineMembers, find_behind_s, read_lags, read_members, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.tools import Place, Target, Tools, find_targets, serving
+from tandemmq.manage.tools import Place, Target, Tools, find_targets, require_masters, serving
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, is_system_group
@@ -131,6 +131,18 @@ async def delete_group(tools: Tools, place: Place, group: str, *, removes_offset
         await tools.masters(place), broker_admin.delete_group, group, removes_offsets=removes_offsets
     )
     return [address for address, _ in deleted]
+
+
+async def delete_everywhere(
+    tools: Tools, group: Group, targets: Iterable[Target], *, removes_offsets: bool = True
+) -> None:
+    """Deletes the group at each master that has it, among these targets. Raises BadRequest for a group of the
+    brokers or of tools; NoRoute, before anything is deleted, if a broker has no master now.
+    """
+    if group.is_system:
+        raise BadRequest(f"{group.name} is a group of the brokers or of tools")
+    for master in require_masters(targets, group.configs):
+        await delete_group(tools, Place(master.address), group.name, removes_offsets=removes_offsets)
 
 
 async def _read_config(remoting: RemotingClient, address: str, group: str) -> SubscriptionGroupConfig | None:

@@ -16,13 +16,19 @@ import msgspec
 
 from tandemmq.api import broker_admin
 from tandemmq.client import admin_topics
-from tandemmq.errors import TopicHasUnread
+from tandemmq.errors import BadRequest, TopicHasUnread
 from tandemmq.manage.progress import find_behind_s, read_lags, read_members, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Place, Target, Tools, find_targets, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
-from tandemmq.protocol.bodies.tables import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION, TopicConfig, TopicConfigTable
+from tandemmq.protocol.bodies.tables import (
+    TOPIC_UNIT,
+    TOPIC_UNIT_SUBSCRIPTION,
+    Permission,
+    TopicConfig,
+    TopicConfigTable,
+)
 from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.protocol.topic_names import (
     check_topic,
@@ -33,6 +39,7 @@ from tandemmq.protocol.topic_names import (
 )
 
 MESSAGE_TYPE: Final = "message.type"
+MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 NEW_QUEUE_COUNT: Final = 8
 """The queues of a new topic whose number is not given, as mqadmin has it."""
 CONSUMERS_MAX: Final = 100
@@ -166,6 +173,12 @@ def topic_kind(name: str, system: frozenset[str]) -> TopicKind:
     return TopicKind.DEAD_LETTER if is_dlq_topic(name) else TopicKind.USER
 
 
+def permission_text(bits: int) -> str:
+    """Returns the name of a permission."""
+    names = [name for name, bit in (("read", Permission.READ), ("write", Permission.WRITE)) if bits & bit]
+    return " and ".join(names) or "none"
+
+
 async def read_topics(tools: Tools, targets: Iterable[Target] | None = None) -> ClusterTopics:
     """Returns all topics, with one request to one replica of each of these brokers, or of all brokers."""
     info = await tools.cluster_admin.cluster_info()
@@ -283,6 +296,17 @@ async def change_topic(
     if failure is not None:
         raise failure
     return changed
+
+
+async def delete_topic(tools: Tools, details: TopicDetails) -> None:
+    """Deletes a topic in each cluster that has it. Raises BadRequest for a topic of the brokers themselves;
+    NoRoute for a broker without a master.
+    """
+    name = details.topic.name
+    if details.topic.kind is TopicKind.SYSTEM:
+        raise BadRequest(f"{name} is a topic of the brokers themselves")
+    for cluster in details.clusters:
+        await tools.cluster_admin.delete_topic(name, cluster=cluster)
 
 
 # Inside

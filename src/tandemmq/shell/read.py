@@ -7,17 +7,15 @@ nothing, so these two commands leave no trace.
 from __future__ import annotations
 
 import asyncio
-import re
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import Text, grouped
+from tandemmq.admin.options import grouped
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
@@ -27,6 +25,7 @@ from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol.record import Record
 from tandemmq.shell import session
+from tandemmq.shell.positions import WHEN
 from tandemmq.units import MASTER_ID
 
 SUSPEND_MS: Final = 15_000
@@ -36,34 +35,10 @@ _LAST: Final = 10
 """The number of messages with which `tail` starts, as the Unix command starts with ten lines."""
 _RETRY_S: Final = 0.5
 _READER_CHECK_S: Final = 0.5
-_MS_DIGITS_MAX: Final = 18
-_TIME_UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 Tag = Annotated[
     str, typer.Option("--tag", help="Only messages with these tags, separated by ||.", metavar="TAGS")
 ]
-
-
-def parse_when(text: str) -> int:
-    """Returns milliseconds since 1970 for a duration such as `10m` (ago), an ISO time (local unless it has a
-    zone), or milliseconds.
-
-    Raises:  typer.BadParameter.
-    """
-    ago = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if ago:
-        return int(max(0.0, time.time() - float(ago[1]) * _TIME_UNITS[ago[2]]) * 1000)
-    if text.isdecimal() and 8 < len(text) <= _MS_DIGITS_MAX:
-        return int(text)
-    try:
-        return int(datetime.fromisoformat(text).timestamp() * 1000)
-    except (ValueError, OverflowError):
-        raise typer.BadParameter(
-            f"{text}: expected a duration (90s, 10m, 2h, 7d), a time (2026-11-23 14:05) or Unix milliseconds"
-        ) from None
-
-
-WHEN: Final = Text(lambda text, _: parse_when(text))
 
 
 # Reading as a group
@@ -276,13 +251,6 @@ class Lookup:
             raise typer.BadParameter("--offset, --time, --key and --id exclude each other: give only one")
 
 
-@dataclass(frozen=True, slots=True)
-class MetaForm(session.LineForm):
-    """The form of messages of `browse`, which prints their facts by default."""
-
-    has_meta: session.Meta = True
-
-
 @grouped
 def browse(
     topic: session.Topic,
@@ -292,7 +260,7 @@ def browse(
     count: Annotated[
         int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
     ] = 20,
-    form: MetaForm = MetaForm(),  # frozen
+    form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
     session.check_name(topic)

@@ -6,10 +6,9 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -17,13 +16,11 @@ import typer
 from msgspec import structs
 
 from tandemmq.admin.options import grouped
-from tandemmq.client import BlockingProducer, Message, ProducerOptions, ReceivedMessage, SendResult
+from tandemmq.client import BlockingProducer, Message, ProducerOptions, SendResult
 from tandemmq.errors import MessageIllegal, NoRoute, TandemError
-from tandemmq.manage.dead_letters import DeadLetterReader, DeadLetterSender
-from tandemmq.manage.tools import open_tools, tools_options
-from tandemmq.protocol import properties as names
-from tandemmq.protocol.topic_names import retry_topic
+from tandemmq.manage.tools import tools_options
 from tandemmq.shell import session
+from tandemmq.shell.dead_letters import ResendOptions, Wanted, run_resend
 from tandemmq.units import MIB
 
 if TYPE_CHECKING:
@@ -167,101 +164,19 @@ class Sending:
         )
 
 
-# Dead letters
-
-
+@grouped
 def resend(
     group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
     namesrv: session.NameServers = "",
-    to: Annotated[
-        str,
-        typer.Option(
-            "--to",
-            help="Send to this topic instead.",
-            show_default="the group's retry topic",
-            metavar="TOPIC",
-        ),
-    ] = "",
-    key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="Only messages with this key; repeatable.")
-    ] = None,
-    message_id: Annotated[
-        list[str] | None, typer.Option("--id", "-i", help="Only the message with this id; repeatable.")
-    ] = None,
-    again: Annotated[
-        bool, typer.Option("--again", help="Include messages that an earlier `resend` sent.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the dead letters instead of sending them.")
-    ] = False,
+    wanted: Wanted = Wanted(),  # frozen
+    options: ResendOptions = ResendOptions(),  # frozen
     as_json: session.AsJson = False,
 ) -> None:
-    """Redeliver a group's dead letters; only that group receives them, unless --to names a topic.
+    """Redeliver a group's dead letters, as `tandemmq dlq resend` does.
 
     Without --key and --id all dead letters are sent, and the next run continues after them.
     """
-    session.check_name(retry_topic(group))
-    if to:
-        session.check_name(to)
-    servers = session.find_name_servers(namesrv)
-    wanted = Wanted(frozenset(key or ()), frozenset(message_id or ()))
-    show = None
-    if dry_run:
-        show = partial(session.write_messages, form=session.LineForm(has_meta=True, as_json=as_json))
-    target = to or retry_topic(group)
-
-    async def work() -> int:
-        async with open_tools(servers) as tools:
-            reader = DeadLetterReader(tools, group, session.note)
-            sender = DeadLetterSender(tools, group, to, session.note)
-            try:
-                await reader.open(again=again or not wanted.is_everything)
-                await _resend(reader, sender, wanted, show)
-            except TandemError as error:
-                sent = f"; {sender.sent_count} dead letters were already sent" if sender.sent_count else ""
-                raise session.Explained(f"{session.explain(error)}{sent}") from error
-        if not dry_run:
-            facts = {"group": group, "topic": target, "sent": sender.sent_count}
-            sentence = f"{sender.sent_count} dead letters of {group} sent to {target}"
-            typer.echo(json.dumps(facts) if as_json else sentence)
-        return 0
-
-    session.run(work)
-
-
-async def _resend(
-    reader: DeadLetterReader, sender: DeadLetterSender, wanted: Wanted, show: Callable[..., None] | None
-) -> None:
-    """Sends the wanted dead letters, or shows them instead. The progress is saved after each part, unless
-    only some are wanted.
-    """
-    if show is None and wanted.is_everything:
-        await reader.prepare()
-    async for queue, messages in reader.read():
-        chosen = [message for message in messages if wanted.accepts(message)]
-        if show is not None:
-            show(chosen)
-            continue
-        await sender.send(chosen)
-        if wanted.is_everything and chosen:
-            await reader.save(queue, messages[-1])
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """The keys and the ids of the dead letters to send; empty: all."""
-
-    keys: frozenset[str]
-    ids: frozenset[str]
-
-    @property
-    def is_everything(self) -> bool:
-        return not (self.keys or self.ids)
-
-    def accepts(self, message: ReceivedMessage) -> bool:
-        """Returns True for a dead letter to send."""
-        ids = {message.message_id, message.record.message_id, message.properties.get(names.ORIGIN_MESSAGE_ID)}
-        return self.is_everything or bool(self.keys.intersection(message.keys) or self.ids & ids)
+    run_resend(group, namesrv, wanted, options, as_json=as_json)
 
 
 def _wait_for_route(producer: BlockingProducer, topic: str) -> None:

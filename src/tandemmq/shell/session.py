@@ -22,6 +22,7 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from tandemmq.admin import options as opt
 from tandemmq.admin.render import exit_on_broken_pipe
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -30,6 +31,7 @@ from tandemmq.errors import (
     NoRoute,
     NotPermitted,
     TandemError,
+    TopicExists,
     TopicNotFound,
 )
 from tandemmq.manage.bodies import make_printable
@@ -59,6 +61,7 @@ Meta = Annotated[
 
 _NEXT_STEPS: Final[tuple[tuple[type[TandemError], str], ...]] = (
     (TopicNotFound, "`tandemmq topics` lists the topics; the first `tandemmq produce` creates one"),
+    (TopicExists, "on the command line: --exist-ok, or `tandemmq topics alter`"),
     (GroupNotFound, "`tandemmq groups` lists the groups"),
     (NoRoute, "`tandemmq doctor` looks for the missing broker"),
     (BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` examines one"),
@@ -109,6 +112,21 @@ def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
     raise typer.Exit(code)
 
 
+def run_tools(namesrv: str, work: opt.Work, *, as_json: bool, interval_s: float = 0.0, **_: object) -> None:
+    """Does the work with the connections of tools, prints its answer, and exits with its code; with an
+    interval, repeats it.
+    """
+    servers = find_name_servers(namesrv)
+    with explained_errors():
+        opt.run(
+            servers,
+            work,
+            as_json=as_json,
+            interval_s=interval_s,
+            tell=lambda error: str(explain(error)),
+        )
+
+
 @contextmanager
 def explained_errors() -> Iterator[None]:
     """Adds the next step to errors; a closed reader of standard output ends the command with code 0."""
@@ -149,6 +167,13 @@ class LineForm:
 
 
 PLAIN: Final = LineForm()
+
+
+@dataclass(frozen=True, slots=True)
+class MetaForm(LineForm):
+    """The form of messages of `browse` and `dlq show`, which print their facts by default."""
+
+    has_meta: Meta = True
 
 
 def write_messages(messages: Iterable[ReceivedMessage], form: LineForm) -> None:

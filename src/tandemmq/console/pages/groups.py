@@ -15,14 +15,14 @@ from tandemmq.manage.groups import (
     Group,
     GroupState,
     change_group,
-    delete_group,
+    delete_everywhere,
     read_groups,
     read_state,
     read_states,
 )
 from tandemmq.manage.progress import read_reports
 from tandemmq.manage.resets import NewPosition, clone_offsets, preview_reset, reset_group
-from tandemmq.manage.tools import Place, serving
+from tandemmq.manage.tools import Place, require_masters, serving
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import check_group
@@ -124,8 +124,8 @@ async def ask_change(view: View) -> Answer:
 async def change(view: View) -> Answer:
     """Changes the group at each master that has it."""
     _, group = await _group(view)
-    for address in await _masters(view, group):
-        await change_group(view.tools, Place(address), group.name, _changes(view.form))
+    for master in require_masters(await view.targets(masters_only=True), group.configs):
+        await change_group(view.tools, Place(master.address), group.name, _changes(view.form))
     return view.redirect(_path_of(group.name), f"Group {group.name} is changed.")
 
 
@@ -148,10 +148,7 @@ async def ask_delete(view: View) -> Answer:
 async def delete(view: View) -> Answer:
     """Deletes the group and its offsets at each master that has it."""
     _, group = await _group(view)
-    if group.is_system:
-        raise PageError(400, f"{group.name} is a group of the brokers or of tools")
-    for address in await _masters(view, group):
-        await delete_group(view.tools, Place(address), group.name, removes_offsets=True)
+    await delete_everywhere(view.tools, group, await view.targets(masters_only=True))
     return view.redirect("/groups", f"Group {group.name} is deleted.")
 
 
@@ -233,15 +230,6 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
     if name not in table.groups:
         raise PageError(404, f"no broker that answers has the group {name}")
     return table, table.groups[name]
-
-
-async def _masters(view: View, group: Group) -> list[str]:
-    """Returns the masters of the group's brokers. Raises PageError if one has none now."""
-    found = {one.broker_name: one.address for one in await view.targets(masters_only=True)}
-    missing = sorted(group.configs.keys() - found.keys())
-    if missing:
-        raise PageError(409, f"nothing is changed: {', '.join(missing)} has no master now")
-    return [found[name] for name in sorted(group.configs)]
 
 
 def _position(given: Mapping[str, str], now_ms: int) -> NewPosition:

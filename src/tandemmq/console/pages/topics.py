@@ -7,23 +7,23 @@ from typing import Any, Final
 
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.errors import NoRoute, TopicHasUnread
-from tandemmq.manage.tools import Place, Target, serving
+from tandemmq.errors import TopicHasUnread
+from tandemmq.manage.tools import Place, Target, require_masters, serving
 from tandemmq.manage.topics import (
     MESSAGE_TYPE,
+    MESSAGE_TYPES,
     Topic,
     TopicDetails,
     TopicKind,
     change_topic,
+    delete_topic,
+    permission_text,
     read_load,
     read_topic,
     read_topics,
 )
-from tandemmq.protocol.bodies.tables import Permission
-from tandemmq.units import MASTER_ID
 
 KINDS: Final = ("all", *(kind.value for kind in TopicKind))
-MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
 PERMISSIONS: Final = ((6, "read and write"), (4, "read only"), (2, "write only"), (0, "none"))
 QUEUES_MAX: Final = 65535
 QUEUES_SHOWN_MAX: Final = 1000
@@ -124,7 +124,7 @@ async def change(view: View) -> Answer:
     details = await _details(view)
     name, changes = details.topic.name, _changes(view.form)
     unread: list[str] = []
-    for target in await _masters(view, details):
+    for target in require_masters(await view.targets(masters_only=True), details.topic.configs):
         try:
             await change_topic(
                 view.tools, Place(target.address), name, changes, force=view.form.get("force") == "yes"
@@ -152,10 +152,7 @@ async def ask_delete(view: View) -> Answer:
 async def delete(view: View) -> Answer:
     """Deletes the topic in each cluster that has it."""
     details = await _details(view)
-    if details.topic.kind is TopicKind.SYSTEM:
-        raise PageError(400, f"{details.topic.name} is a topic of the brokers themselves")
-    for cluster in details.clusters:
-        await view.tools.cluster_admin.delete_topic(details.topic.name, cluster=cluster)
+    await delete_topic(view.tools, details)
     return view.redirect("/topics", f"Topic {details.topic.name} is deleted.")
 
 
@@ -166,15 +163,6 @@ _FIELDS: Final = ("read_queues", "write_queues", "permission")
 
 async def _details(view: View) -> TopicDetails:
     return await read_topic(view.tools, view.path["topic"], view.now_ms)
-
-
-async def _masters(view: View, details: TopicDetails) -> list[Target]:
-    """Returns the masters of the topic's brokers. Raises NoRoute if one has none now."""
-    found = [one for one in await view.targets(masters_only=True) if one.broker_name in details.topic.configs]
-    missing = details.topic.configs.keys() - {one.broker_name for one in found if one.broker_id == MASTER_ID}
-    if missing:
-        raise NoRoute(f"nothing is changed: {', '.join(sorted(missing))} has no master now")
-    return found
 
 
 def _changes(given: Mapping[str, str]) -> dict[str, Any]:
@@ -202,12 +190,6 @@ def read_number(given: Mapping[str, str], name: str, low: int, high: int) -> int
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
         raise PageError(400, f"{name.replace('_', ' ')} {text!r}: must be a number from {low} to {high}")
     return int(text)
-
-
-def permission_text(bits: int) -> str:
-    """Returns the name of a permission."""
-    names = [name for name, bit in (("read", Permission.READ), ("write", Permission.WRITE)) if bits & bit]
-    return " and ".join(names) or "none"
 
 
 def _problems(failed: Mapping[Target, str]) -> list[str]:

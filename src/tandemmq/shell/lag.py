@@ -1,0 +1,42 @@
+"""`tandemmq lag`: the progress of a group, once or repeatedly."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from typing import Annotated
+
+import typer
+
+from tandemmq.admin.groups import show_progress
+from tandemmq.admin.options import grouped
+from tandemmq.admin.render import CommandAnswer
+from tandemmq.manage.tools import Tools
+from tandemmq.shell.positions import SECONDS
+from tandemmq.shell.session import AsJson, NameServers, run_tools
+
+
+@grouped
+def lag(
+    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    namesrv: NameServers = "",
+    topic: Annotated[str, typer.Option("--topic", "-t", help="Only this topic.")] = "",
+    max_lag: Annotated[
+        int | None,
+        typer.Option("--max-lag", help="Exit with 3 if the lag is above N messages.", min=0, metavar="N"),
+    ] = None,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    interval_s: Annotated[
+        float,
+        typer.Option("--interval", help="The time between repetitions, with --watch: 2s, 1m."),
+        SECONDS,
+    ] = 2.0,
+    as_json: AsJson = False,
+) -> None:
+    """Show the lag of a group, per queue."""
+    if watch and max_lag is not None:
+        raise typer.BadParameter("--watch and --max-lag exclude each other: give only one")
+
+    def work(tools: Tools) -> Awaitable[CommandAnswer]:
+        return show_progress(tools, group, topic, lag_max=max_lag)
+
+    run_tools(namesrv, work, as_json=as_json, interval_s=interval_s if watch else 0.0)

@@ -1,0 +1,73 @@
+"""The frame of `tandemmq topics`, `groups`, `dlq` and `contexts`: a noun, then the verb.
+
+Without a verb, a noun lists: `tandemmq topics --json` is `tandemmq topics list --json`.
+"""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Final
+
+import typer
+from typer.core import TyperGroup
+
+from tandemmq.admin import options as opt
+from tandemmq.shell import session
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+
+
+class NounGroup(TyperGroup):
+    """The verbs of a noun; `list` is the default."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if not args or (args[0].startswith("-") and args[0] not in ctx.help_option_names):
+            args = ["list", *args]
+        return super().parse_args(ctx, args)
+
+
+def noun(sentence: str) -> typer.Typer:
+    """Returns the application of a noun, to which its verbs are added."""
+    return typer.Typer(cls=NounGroup, help=sentence, add_completion=False, pretty_exceptions_enable=False)
+
+
+_FRAME: Final = opt.CommandFrame(session.NameServers, session.run_tools)
+
+
+def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Registers a coroutine function of `Tools` and the command's options as a verb of a noun."""
+    return opt.command(app, name, frame=_FRAME)
+
+
+def confirm(question: str, *, yes: bool) -> None:
+    """Asks the user on standard error. Returns if the answer, given or in advance, is yes; else ends the
+    command with code 1.
+    """
+    if yes:
+        return
+    with _interruptible():
+        try:
+            if typer.confirm(question, err=True):
+                return
+            session.note("nothing is changed")
+        except typer.Abort:
+            typer.echo(err=True)  # the question had no answer, and no line end
+            session.note("nothing is changed; --yes answers in advance")
+    raise typer.Exit(1)
+
+
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """Lets Ctrl-C end a question, which asyncio's handler does not."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
