@@ -15,10 +15,12 @@ from tandemmq.runtime.disk import RealDisk
 
 # What a user has set for his own brokers and terminal must not reach those that tests start.
 for _name in (
-    *("NAMESRV_ADDR", "ROCKETMQ_HOME", "TANDEMMQ_TLS_CA"),
+    *("NAMESRV_ADDR", "ROCKETMQ_HOME", "TANDEMMQ_TLS_CA", "TANDEMMQ_CONTEXT"),
     *("COLUMNS", "LINES", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE"),
 ):
     os.environ.pop(_name, None)
+# The user's `tandemmq contexts` have clusters that tests must not touch.
+os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
 
 # A busy machine must not decide whether a property holds, so nothing here is timed. The same examples in
 # every run keep the gate steady; HYPOTHESIS_PROFILE=explore looks for new ones.

@@ -745,6 +745,7 @@ _OTHERS: Final = {
     "topics": (_CLUSTER, "tandemmq.shell.topics", "", "List, create, describe, alter and delete topics."),
     "groups": (_CLUSTER, "tandemmq.shell.groups", "", "List, describe, reset and delete groups."),
     "lag": (_CLUSTER, "tandemmq.shell.lag", "", "Show the lag of a consumer group."),
+    "contexts": (_CLUSTER, "tandemmq.shell.contexts", "", "Keep the addresses and keys of several clusters."),
     "console": (_CLUSTER, "tandemmq.console.command", "console", "Serve the web console of a cluster."),
     "doctor": (_CLUSTER, "tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
     "admin": (
@@ -798,7 +799,12 @@ def _load_other(name: str) -> Any:
     if found is None:
         found = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
         found.command()(getattr(module, name))
-    return typer.main.get_command(found)
+    command = typer.main.get_command(found)
+    if _OTHERS[name][0] in (_LOCAL, _MESSAGES, _CLUSTER):
+        from tandemmq.shell.contexts import add_context
+
+        add_context(command)
+    return command
 
 
 def _defaults(name: str, found: Any) -> dict[str, Any]:

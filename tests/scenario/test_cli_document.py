@@ -46,6 +46,7 @@ NAMED = (
     "tail",
     "browse",
     "dlq resend",
+    "contexts set",
     "topics create",
     "topics alter",
     "groups describe",
@@ -74,7 +75,8 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     tool.chmod(0o755)
     clean = {name: text for name, text in os.environ.items() if "NAMESRV" not in name}
     path = f"{tool.parent}:{clean['PATH']}"
-    environment = {**clean, "PATH": path, "TANDEMMQ_STORE": str(tmp_path / "store")}
+    own = {"TANDEMMQ_STORE": str(tmp_path / "store"), "XDG_CONFIG_HOME": str(tmp_path / "config")}
+    environment = {**clean, "PATH": path, **own}
 
     def run(text: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

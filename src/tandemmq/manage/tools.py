@@ -20,6 +20,7 @@ from tandemmq.broker.access.plain_rules import read_controller_secret, read_tool
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError, NoRoute
+from tandemmq.manage.contexts import active_context
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.signature import Credentials
 from tandemmq.remoting.client import RemotingClient
@@ -37,20 +38,27 @@ TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
 
 
 def tools_options(credentials: Credentials | None = None) -> ClientOptions:
-    """Returns the client options of the tools: signed with these credentials, or else with those of
-    $ROCKETMQ_HOME/conf/tools.yml if it exists; TLS if TANDEMMQ_TLS_CA names the trusted certificates.
+    """Returns the client options of the tools: signed with these credentials, or else with those of the
+    command's context. Without a context, with those of $ROCKETMQ_HOME/conf/tools.yml if it exists, and TLS if
+    TANDEMMQ_TLS_CA names the trusted certificates.
 
     Raises:  ConfigError for an invalid tools.yml.
     """
-    home, trust = os.environ.get("ROCKETMQ_HOME"), os.environ.get(TRUST_VARIABLE)
-    if credentials is None and home:
-        credentials = read_tools_credentials(Path(home) / "conf", RealDisk())
+    context, home = active_context(), os.environ.get("ROCKETMQ_HOME")
+    if context is not None:
+        tls = context.tls
+        credentials = credentials or context.credentials
+    else:
+        trust = os.environ.get(TRUST_VARIABLE)
+        tls = TlsClientOptions(trust_path=Path(trust)) if trust else None
+        if credentials is None and home:
+            credentials = read_tools_credentials(Path(home) / "conf", RealDisk())
     return ClientOptions(
         call_timeout_s=CALL_TIMEOUT_S,
         access_key="" if credentials is None else credentials.access_key,
         secret_key="" if credentials is None else credentials.secret_key,
         security_token="" if credentials is None else credentials.security_token,
-        tls=TlsClientOptions(trust_path=Path(trust)) if trust else None,
+        tls=tls,
     )
 
 
@@ -119,12 +127,12 @@ class Target:
 async def open_tools(name_servers: str, credentials: Credentials | None = None) -> AsyncIterator[Tools]:
     """Opens the connections of one command, or of one user, and closes them afterwards.
 
-    Requests are signed with `credentials`. Without them the files of the tools decide: requests are signed
-    if there are credentials for tools, and requests to controllers with controllerSharedSecret of the same
-    file. A user whose credentials are given has no part in that secret.
+    Requests are signed with `credentials`. Without them the command's context decides, or else the files of
+    the tools: requests are signed if there are credentials for tools, and requests to controllers with
+    controllerSharedSecret of the same file. A user whose credentials are given has no part in that secret.
     """
     options, home = tools_options(credentials), os.environ.get("ROCKETMQ_HOME")
-    is_own = credentials is None and home
+    is_own = credentials is None and active_context() is None and home
     secret = read_controller_secret(Path(home or "") / "conf", RealDisk()) if is_own else ""
     credentials = options.credentials
     remoting = RemotingClient(

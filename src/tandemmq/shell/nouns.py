@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from tandemmq.admin import options as opt
+from tandemmq.manage.contexts import active_context
 from tandemmq.shell import session
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
@@ -44,11 +45,14 @@ def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable
 
 
 def confirm(question: str, *, yes: bool) -> None:
-    """Asks the user on standard error. Returns if the answer, given or in advance, is yes; else ends the
-    command with code 1.
+    """Asks the user on standard error, naming the servers of the context. Returns if the answer, given or in
+    advance, is yes; else ends the command with code 1.
     """
     if yes:
         return
+    context = active_context()
+    if context is not None:
+        question = f"[{context.name_servers}] {question}"
     with _interruptible():
         try:
             if typer.confirm(question, err=True):

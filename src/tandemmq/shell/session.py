@@ -49,7 +49,7 @@ NameServers = Annotated[
         "-n",
         "--namesrv",
         help="Name servers, separated by ;",
-        show_default="$TANDEMMQ_NAMESRV, $NAMESRV_ADDR, else the running `up`",
+        show_default="those of the context, $TANDEMMQ_NAMESRV, $NAMESRV_ADDR, else the running `up`",
         metavar="HOST:PORT",
     ),
 ]
