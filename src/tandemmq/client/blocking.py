@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
@@ -77,6 +78,13 @@ class LoopThread:
             with self._lock:
                 if not self._is_ending:
                     self._loop.call_soon_threadsafe(function, *args)
+
+    def wake(self, function: Callable[..., object]) -> None:
+        """Schedules as `call_soon`, for the handler of a signal: it may have interrupted a holder of the
+        lock.
+        """
+        with suppress(RuntimeError):  # the loop is closed
+            self._loop.call_soon_threadsafe(function)
 
     def stop(self) -> None:
         """Ends the thread and waits for its end."""

@@ -25,19 +25,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
-from typing import Protocol, Self, TypeVar
+from typing import Protocol, Self, TypeVar, Unpack
 
 from tandemmq.client.admin import Admin
 from tandemmq.client.blocking import AsyncClient, Facade, blocking, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.membership import GroupConsumer, queue_of
 from tandemmq.client.consumer.pop import PopConsumer
-from tandemmq.client.consumer.push import PushConsumer
+from tandemmq.client.consumer.push import H, PushConsumer
 from tandemmq.client.consumer.subscription import ALL, Tags
-from tandemmq.client.consumer.workers import Handler
+from tandemmq.client.consumer.workers import AnyHandler
 from tandemmq.client.options import (
     ClientOptions,
     ConsumerOptions,
+    HandlerChanges,
     PopOptions,
     ProducerOptions,
     PushOptions,
@@ -47,6 +48,7 @@ from tandemmq.client.options import (
 from tandemmq.client.producer.producer import OnResult, Outcome, Producer, SendSummary, cut_messages
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.transactions import TransactionProducer, TransactionResult, TransactionState
+from tandemmq.client.stop_signals import on_stop_signal
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -240,9 +242,12 @@ class _BlockingSubscriber(ClientFacade[S]):
 
     def _make_subscribed(self) -> S:
         member = self._make_member()
+        self._subscribe(member)
+        return member
+
+    def _subscribe(self, member: S) -> None:
         for topic, (tags, sql) in self._subscriptions.items():
             member.subscribe(topic, tags, sql=sql)
-        return member
 
 
 class _BlockingMember(_BlockingSubscriber[M]):
@@ -381,17 +386,63 @@ class BlockingConsumer(_BlockingMember[Consumer]):
 
 
 class BlockingPushConsumer(_BlockingMember[PushConsumer]):
-    """The blocking facade of `PushConsumer`; a plain handler runs in worker threads, where it may block."""
+    """The blocking facade of `PushConsumer`; plain handlers run in worker threads, where they may block."""
 
     def __init__(
         self,
         group: str,
         namesrv: ServerNames,
-        handler: Handler,
+        handler: AnyHandler | None = None,
         *,
         options: PushOptions | None = None,
     ) -> None:
+        self._handlers: dict[str, tuple[AnyHandler, HandlerChanges]] = {}
         super().__init__(lambda: PushConsumer(group, namesrv, handler, options=options))
+
+    def subscriber(
+        self, topic: str, tags: Tags = ALL, *, sql: str | None = None, **changes: Unpack[HandlerChanges]
+    ) -> Callable[[H], H]:
+        """Returns a decorator that subscribes to a topic and makes the function the topic's handler."""
+
+        def add(handler: H) -> H:
+            if self._client is not None:
+                self._call(in_loop(partial(self._client.add_handler, topic, handler, **changes)))
+            elif topic in self._handlers:
+                raise ClientError(f"topic {topic!r} already has a handler: a consumer has one for each topic")
+            self._handlers[topic] = handler, changes
+            self.subscribe(topic, tags, sql=sql)
+            return handler
+
+        return add
+
+    def run(self) -> None:
+        """Handles messages until the process gets SIGTERM or SIGINT, or another thread closes the consumer;
+        then closes it. Starts it before if that has not been done. Raises as `PushConsumer.run`.
+        """
+        is_stopped = False
+
+        def stop() -> None:
+            nonlocal is_stopped
+            is_stopped = True
+            client, thread = self._client, self._thread
+            if client is not None and thread is not None:
+                thread.wake(client.stop_soon)
+
+        with on_stop_signal(stop):
+            if self._client is None:
+                self.start()
+            try:
+                if not is_stopped:
+                    self._call(self._running.wait_stopped())
+            finally:
+                self.close()
+
+    def _make_subscribed(self) -> PushConsumer:
+        consumer = self._make_member()
+        for topic, (handler, changes) in self._handlers.items():
+            consumer.add_handler(topic, handler, **changes)
+        self._subscribe(consumer)
+        return consumer
 
     wait_closed = blocking(PushConsumer.wait_closed)
     """Waits until another thread has closed the consumer. Raises as `PushConsumer.wait_closed` does."""

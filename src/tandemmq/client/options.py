@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypedDict
 
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, Allocate, allocate_averagely
 from tandemmq.errors import ConfigError
@@ -305,6 +305,11 @@ class PushOptions(ConsumerOptions):
 
     worker_count        handlers that run at the same time: tasks for an async handler, threads for a plain
                         one
+    batch_count_max     None: the handler gets one message. N: it gets a list of at most N messages
+                        of its topic, those that are available. An orderly handler gets messages of one queue,
+                        at most orderly_batch_count_max
+    batch_linger_s      the time for which a worker waits for more messages when fewer than batch_count_max
+                        are available
     consume_timeout_s   a message whose handler takes longer is sent back with delay level 3. An async handler
                         is cancelled then; a plain one continues in its thread, and its result is ignored.
                         None: no limit. An orderly handler has no limit
@@ -318,6 +323,8 @@ class PushOptions(ConsumerOptions):
     """
 
     worker_count: int = 20
+    batch_count_max: int | None = None
+    batch_linger_s: float = 0.0
     consume_timeout_s: float | None = 900.0
     retry_delay_level: int = 0
     orderly_suspend_s: float = 1.0
@@ -330,6 +337,9 @@ class PushOptions(ConsumerOptions):
     def __post_init__(self) -> None:
         ConsumerOptions.__post_init__(self)
         _check(self, "worker_count", low=1, high=1000)
+        if self.batch_count_max is not None:
+            _check(self, "batch_count_max", low=1, high=1 << 20)
+        _check(self, "batch_linger_s", low=0.0, high=60.0)
         if self.consume_timeout_s is not None:
             _check(self, "consume_timeout_s", low=0.01, high=86_400)
         _check(self, "retry_delay_level", low=-1, high=18)
@@ -337,6 +347,16 @@ class PushOptions(ConsumerOptions):
         _check(self, "drain_s", low=0.0, high=3600)
         _check_hook(self, "on_consume")
         check_topic(self.trace_topic)
+
+
+class HandlerChanges(TypedDict, total=False):
+    """The options of PushOptions that one handler may have for itself."""
+
+    worker_count: int
+    batch_count_max: int | None
+    batch_linger_s: float
+    consume_timeout_s: float | None
+    retry_delay_level: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 import msgspec
 
 from tandemmq import __version__
 from tandemmq.client import span_attributes as conventions
-from tandemmq.client.consumer.workers import ConsumeResult, Handler, is_async_handler
+from tandemmq.client.consumer.workers import AnyHandler, ConsumeResult, is_async_handler
 from tandemmq.client.span_attributes import Attributes
 from tandemmq.errors import install_hint
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
@@ -37,6 +37,8 @@ except ImportError:
 if TYPE_CHECKING:
     from opentelemetry.metrics import MeterProvider
     from opentelemetry.trace import Span, TracerProvider
+
+H = TypeVar("H", bound=AnyHandler)
 
 SCOPE: Final = "tandemmq"
 CLOCK: Final = LoopClock()
@@ -70,7 +72,7 @@ def processing(message: ReceivedMessage | PoppedMessage) -> Iterator[Span]:
         yield span
 
 
-def traced(handler: Handler) -> Handler:
+def traced(handler: H) -> H:
     """Wraps the handler of a push consumer so that each call runs inside `processing`."""
     return ClientTelemetry().traced(handler)
 
@@ -221,29 +223,44 @@ class ClientTelemetry:
             kind=SpanKind.CONSUMER,
             attributes=conventions.translate(attributes),
         )
-        operation = Operation(self, span, attributes, began_s)
-        try:
-            with trace.use_span(span, record_exception=False, set_status_on_exception=False):
-                yield span
-        except _Failed as failed:
-            operation.end(failed.kind)
-        except BaseException as error:
-            operation.end(error)
-            raise
-        else:
-            operation.end()
+        with _ending(Operation(self, span, attributes, began_s), 1):
+            yield span
 
-    def traced(self, handler: Handler, member: Callable[[], ClientFacts] = lambda: UNKNOWN) -> Handler:
+    @contextmanager
+    def processing_batch(
+        self, messages: Sequence[ReceivedMessage], member: ClientFacts = UNKNOWN
+    ) -> Iterator[Span]:
+        """Opens the span of the processing of several messages, with links to the spans that sent them."""
+        operation = self.begin(
+            "process",
+            "process",
+            [message.topic for message in messages],
+            span_kind=SpanKind.CONSUMER,
+            attributes={**member.attributes(), conventions.BATCH_COUNT: len(messages)},
+            carriers=[message.properties for message in messages],
+        )
+        with _ending(operation, len(messages)):
+            yield operation.span
+
+    def _processing(
+        self, argument: ReceivedMessage | list[ReceivedMessage], member: ClientFacts
+    ) -> AbstractContextManager[Span]:
+        """Opens the span for one call of a handler."""
+        if isinstance(argument, list):
+            return self.processing_batch(argument, member)
+        return self.processing(argument, member)
+
+    def traced(self, handler: H, member: Callable[[], ClientFacts] = lambda: UNKNOWN) -> H:
         """Wraps a handler so that each call runs inside `processing`; one that is wrapped already stays."""
         if getattr(handler, TRACED, False):
             return handler
-        wrapped: Handler
+        wrapped: Callable[[Any], object]
         if is_async_handler(handler):
-            call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
+            call = cast(Callable[[Any], Awaitable[object]], handler)
 
-            async def handle_async(message: ReceivedMessage) -> object:
+            async def handle_async(message: Any) -> object:
                 result: object = None
-                with self.processing(message, member()):
+                with self._processing(message, member()):
                     result = await call(message)
                     _require_success(result)
                 return result
@@ -251,9 +268,9 @@ class ClientTelemetry:
             wrapped = handle_async
         else:
 
-            def handle(message: ReceivedMessage) -> object:
+            def handle(message: Any) -> object:
                 result: object = None
-                with self.processing(message, member()):
+                with self._processing(message, member()):
                     result = handler(message)
                     _require_success(result)
                 return result
@@ -261,7 +278,7 @@ class ClientTelemetry:
             wrapped = handle
         functools.update_wrapper(wrapped, handler)
         setattr(wrapped, TRACED, True)
-        return wrapped
+        return cast(H, wrapped)
 
     def record(self, attributes: Attributes, began_s: float, *, sent: int, consumed: int) -> None:
         """Records an operation that has ended."""
@@ -271,8 +288,23 @@ class ClientTelemetry:
         (self._process if is_process else self._duration).record(took_s, few)
         if sent:
             self._sent.add(sent, few)
-        if consumed or is_process:
-            self._consumed.add(consumed or 1, few)
+        if consumed:
+            self._consumed.add(consumed, few)
+
+
+@contextmanager
+def _ending(operation: Operation, consumed: int) -> Iterator[None]:
+    """Makes the operation's span the current one, and ends it with the outcome of the block."""
+    try:
+        with trace.use_span(operation.span, record_exception=False, set_status_on_exception=False):
+            yield
+    except _Failed as failed:
+        operation.end(failed.kind, consumed=consumed)
+    except BaseException as error:
+        operation.end(error, consumed=consumed)
+        raise
+    else:
+        operation.end(consumed=consumed)
 
 
 class _Failed(Exception):

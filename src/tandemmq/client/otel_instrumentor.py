@@ -38,9 +38,6 @@ from tandemmq.protocol.message import Message, ReceivedMessage
 
 Wrapper = Callable[..., Any]
 
-HANDLER_AT: Final = 2
-"""The position of the handler among the arguments of a push consumer."""
-
 INNER_GROUP: Final = "_INNER_TRACE_PRODUCER"
 """The begin of the groups of RocketMQ's message trace, whose sends are not the application's."""
 
@@ -77,6 +74,7 @@ def _wrappers(telemetry: ClientTelemetry) -> list[tuple[type, str, Wrapper]]:
         (Consumer, "__anext__", reads.receive_one),
         (PopConsumer, "receive", reads.receive),
         (PushConsumer, "__init__", reads.make_push_consumer),
+        (PushConsumer, "add_handler", reads.add_handler),
         (Consumer, "commit", reads.settle),
         (Consumer, "retry_later", reads.settle),
         (PopConsumer, "ack", reads.settle),
@@ -258,13 +256,25 @@ class _ReadWrappers:
     def make_push_consumer(
         self, wrapped: Wrapper, consumer: PushConsumer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> None:
+        self._with_traced_handler(2, wrapped, consumer, args, kwargs)
+
+    def add_handler(
+        self, wrapped: Wrapper, consumer: PushConsumer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        self._with_traced_handler(1, wrapped, consumer, args, kwargs)
+
+    def _with_traced_handler(
+        self, at: int, wrapped: Wrapper, consumer: PushConsumer, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        """Calls the wrapped method with a traced handler, which is its argument number `at`."""
+
         def traced(handler: Any) -> Any:
             if not callable(handler):
                 return handler  # which the consumer refuses
             return self._telemetry.traced(handler, lambda: _consumer_member(consumer))
 
-        if len(args) > HANDLER_AT:
-            args = (*args[:HANDLER_AT], traced(args[HANDLER_AT]), *args[HANDLER_AT + 1 :])
+        if len(args) > at:
+            args = (*args[:at], traced(args[at]), *args[at + 1 :])
         elif "handler" in kwargs:
             kwargs = {**kwargs, "handler": traced(kwargs["handler"])}
         wrapped(*args, **kwargs)

@@ -81,10 +81,11 @@ class Membership:
         *,
         instance: ClientInstance | None = None,
         disk: Disk | None = None,
+        inbox: Inbox | None = None,
         listener: PushHandler | None = None,
     ) -> None:
         """Creates the member. `instance` is shared with other clients, and this member does not close it.
-        `listener` is the handler that brokers may call for a single message.
+        `inbox` receives the messages; `listener` is the handler that brokers may call for a single message.
         """
         self.options = options
         self._use = InstanceUse(namesrv, options.client, instance)
@@ -97,7 +98,7 @@ class Membership:
         check_group(group)
         self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
-        self.inbox = Inbox(options.cached_bytes_max)
+        self.inbox = Inbox(options.cached_bytes_max) if inbox is None else inbox
         self._faulty = FaultyPeers()
         context = ReaderContext(
             instance=self.instance, group=group, options=options, inbox=self.inbox, faulty=self._faulty

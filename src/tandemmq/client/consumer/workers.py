@@ -1,4 +1,4 @@
-"""Workers: empty the inbox of a push consumer by calling its handler, many messages at a time.
+"""Workers: empty the inbox of a handler by calling it, many messages at a time.
 
 An `async` handler runs in the loop, in one task per worker. A plain handler runs in one thread per worker; a
 thread gets several messages at once while many wait, so that a message does not cost a switch between
@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 from tandemmq.client.blocking import WorkerThreads
-from tandemmq.client.consumer.inbox import Received
+from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.hooks import ConsumeEvent
 from tandemmq.client.options import MessageModel, PushOptions
@@ -76,9 +76,11 @@ class HandlerOutcome(NamedTuple):
 
 
 Handler = Callable[[ReceivedMessage], object | Awaitable[object]]
+BatchHandler = Callable[[list[ReceivedMessage]], object | Awaitable[object]]
+AnyHandler = Handler | BatchHandler
 
 
-def is_async_handler(handler: Handler) -> bool:
+def is_async_handler(handler: AnyHandler) -> bool:
     """Returns True if the handler runs in the loop, False if it runs in threads."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
         getattr(handler, "__call__", None)  # noqa: B004  # an object with an async __call__
@@ -88,7 +90,14 @@ def is_async_handler(handler: Handler) -> bool:
 class Share:
     """Messages that one thread handles one after the other."""
 
-    def __init__(self, deliveries: Iterable[Received], handler: Handler, clock: Clock, *, is_orderly: bool):
+    def __init__(
+        self,
+        deliveries: Iterable[Received],
+        handler: Callable[[Any], object],
+        clock: Clock,
+        *,
+        is_orderly: bool,
+    ):
         self.todo = deque(deliveries)
         self.done: deque[tuple[Received, HandlerOutcome]] = deque()
         self.current: Received | None = None
@@ -119,16 +128,27 @@ class Share:
                 return
 
 
-class Workers:
-    """The workers of one push consumer."""
+def run_in_thread(handler: Callable[[Any], object], argument: object, clock: Clock) -> HandlerOutcome:
+    """Returns the outcome of one call; called in a thread."""
+    began_s = clock.monotonic()
+    result, error = None, None
+    try:
+        result = handler(argument)
+    except BaseException as raised:  # noqa: BLE001  # see `Share.run`
+        error = raised
+    return HandlerOutcome(result, error, clock.monotonic() - began_s)
 
-    def __init__(self, handler: Handler, options: PushOptions) -> None:
-        self._handler = handler
+
+class Workers:
+    """The workers of one handler."""
+
+    def __init__(self, handler: AnyHandler, options: PushOptions) -> None:
+        self._handler: Callable[[Any], object] = handler
         self._options = options
         self._runs_in_loop = is_async_handler(handler)
-        self._call = cast(Callable[[ReceivedMessage], Awaitable[object]], handler)
+        self._call = cast(Callable[[Any], Awaitable[object]], handler)
         self._threads: WorkerThreads | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self.tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
         self._running: dict[asyncio.Task[object], float] = {}
         """The start time of each handler call that runs in the loop."""
@@ -138,35 +158,23 @@ class Workers:
         self._tracer: Tracer | None = None
         self._observer: ConsumeObserver | None = None
 
-    def start(self, member: Membership) -> None:
-        """Handles messages until `drain`."""
+    def start(self, member: Membership, inbox: Inbox) -> None:
+        """Handles the messages of the inbox until it is closed."""
         options = self._options
         if options.trace:
             self._tracer = Tracer(member.instance, member.group, "CONSUME", options.trace_topic)
             self._tracer.start()
         if self._tracer is not None or options.on_consume is not None:
             self._observer = ConsumeObserver(member.instance, member.group, options.on_consume, self._tracer)
-        self._member, self._inbox, self._clock = member, member.inbox, member.instance.clock
+        self._member, self._inbox, self._clock = member, inbox, member.instance.clock
         if not self._runs_in_loop:
             self._threads = WorkerThreads(self._options.worker_count)
         if options.consume_timeout_s is not None and not options.orderly:
             member.tasks.start("overdue", self._watch(options.consume_timeout_s))
-        work = self._work_in_loop if self._runs_in_loop else self._work_in_thread
-        self._tasks = [
+        work = self.work_in_loop if self._runs_in_loop else self.work_in_thread
+        self.tasks = [
             member.tasks.start(f"worker-{number}", work()) for number in range(self._options.worker_count)
         ]
-
-    async def drain(self, timeout_s: float) -> None:
-        """Stops starting handlers, and waits for the running ones.
-
-        Raises:  ClientError when a handler calls this: it would wait for itself.
-        """
-        if asyncio.current_task() in self._tasks:
-            raise ClientError("a handler cannot close its own consumer: close it from another task")
-        if not self._tasks:
-            return  # never started
-        self._inbox.close()
-        await asyncio.wait(self._tasks, timeout=timeout_s)
 
     async def close_trace(self) -> None:
         """Sends the waiting trace records; the client must still be running."""
@@ -180,7 +188,8 @@ class Workers:
 
     # Handling
 
-    async def _work_in_loop(self) -> None:
+    async def work_in_loop(self) -> None:
+        """Handles messages until the inbox is closed."""
         since_yield = 0
         while deliveries := await self._take(1):
             for delivery in deliveries:
@@ -193,7 +202,8 @@ class Workers:
                 if not await self._settle(delivery, outcome, call_id):
                     break
 
-    async def _work_in_thread(self) -> None:
+    async def work_in_thread(self) -> None:
+        """Handles messages until the inbox is closed."""
         assert self._threads is not None
         while True:
             spread = len(self._inbox) // (2 * self._options.worker_count)
@@ -221,7 +231,7 @@ class Workers:
                 timed_out = stuck
                 self._inbox.put_back(_drain(share.todo))
                 call_id = self._begin(stuck.message, limit_s)
-                await self._settle(stuck, HandlerOutcome(None, _TimedOut(), limit_s), call_id)
+                await self._settle(stuck, HandlerOutcome(None, TimedOut(), limit_s), call_id)
         await run
         must_wait = False
         for delivery, outcome in share.done:
@@ -277,7 +287,7 @@ class Workers:
             if task in self._overdue:
                 self._overdue.discard(task)
                 task.uncancel()
-                error = None if error is None else _TimedOut()
+                error = None if error is None else TimedOut()
         return HandlerOutcome(result, error, self._clock.monotonic() - began_s)
 
     def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
@@ -296,7 +306,9 @@ class Workers:
                     self._overdue.add(task)
                     task.cancel()
 
-    async def _settle(self, delivery: Received, outcome: HandlerOutcome, call_id: str) -> bool:
+    async def _settle(
+        self, delivery: Received, outcome: HandlerOutcome, call_id: str, *, is_logged: bool = True
+    ) -> bool:
         """Acts on the outcome; returns False when the message is to be handled again in its position."""
         message = delivery.message
         self._count(message.topic, outcome)
@@ -306,13 +318,13 @@ class Workers:
         if outcome.is_success:
             delivery.source.finish(message)
             return True
-        if outcome.result is not ConsumeResult.RETRY:
+        if is_logged and outcome.result is not ConsumeResult.RETRY:
             self._log_failure(message, outcome)
         if not delivery.source.holds(message):
             return True  # its queue has another owner now, or was moved: the message is delivered again there
         if self._options.orderly:
             return not await self._member.suspend(message, delay_s=self._options.orderly_suspend_s)
-        level = TIMED_OUT_LEVEL if isinstance(outcome.error, _TimedOut) else self._options.retry_delay_level
+        level = TIMED_OUT_LEVEL if isinstance(outcome.error, TimedOut) else self._options.retry_delay_level
         await self._hand_back(delivery, level)
         return True
 
@@ -342,7 +354,7 @@ class Workers:
             f"a handler must return None or a ConsumeResult, not {outcome.result!r:.64}"
         )
         log.warning(
-            events.CONSUME_TIMED_OUT if isinstance(error, _TimedOut) else events.CONSUME_FAILED,
+            events.CONSUME_TIMED_OUT if isinstance(error, TimedOut) else events.CONSUME_FAILED,
             extra={
                 "topic": message.topic,
                 "queue_id": message.queue_id,
@@ -350,7 +362,7 @@ class Workers:
                 "unique_key": message.message_id,
                 "retry_count": message.retry_count,
             },
-            exc_info=None if isinstance(error, _TimedOut) else error,
+            exc_info=None if isinstance(error, TimedOut) else error,
         )
 
     # Called for requests of brokers
@@ -361,13 +373,15 @@ class Workers:
 
     async def consume_directly(self, message: ReceivedMessage) -> DirectResult:
         """Calls the handler for one message that an administrator has chosen; nothing is committed."""
+        return await self._consume_directly(message)
+
+    async def _consume_directly(self, argument: object) -> DirectResult:
         if self._runs_in_loop:
-            outcome = await self._await(self._call(message))
+            outcome = await self._await(self._call(argument))
         else:
             assert self._threads is not None
-            share = Share((Received(_NoSource(), message),), self._handler, self._clock, is_orderly=True)
-            await self._threads.start(share.run)
-            outcome = await self._complete(share.done[0][1])
+            run = self._threads.start(run_in_thread, self._handler, argument, self._clock)
+            outcome = await self._complete(await run)
         if outcome.error is not None:
             return DirectResult("CR_THROW_EXCEPTION", outcome.took_s, repr(outcome.error))
         return DirectResult("CR_SUCCESS" if outcome.is_success else "CR_LATER", outcome.took_s)
@@ -384,18 +398,8 @@ class Workers:
         tally.add(self._clock.monotonic(), outcome)
 
 
-class _TimedOut(Exception):
+class TimedOut(Exception):
     """The handler took longer than `consume_timeout_s`."""
-
-
-class _NoSource:
-    """The source of a message that belongs to no queue of this consumer."""
-
-    def finish(self, message: ReceivedMessage) -> None:
-        """Does nothing."""
-
-    def holds(self, message: ReceivedMessage) -> bool:
-        return False
 
 
 class _TopicTally:
@@ -437,7 +441,7 @@ class _TopicTally:
 def _trace_code(outcome: HandlerOutcome) -> str:
     if outcome.is_success:
         return SUCCESS
-    if isinstance(outcome.error, _TimedOut):
+    if isinstance(outcome.error, TimedOut):
         return TIMED_OUT
     return FAILED if outcome.error is None else EXCEPTION
 

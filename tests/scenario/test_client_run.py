@@ -1,0 +1,87 @@
+"""Programs that consist of a push consumer: SIGTERM ends them, and nothing is lost or repeated."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+from client_rig import numbers, running_cluster, take
+
+from waits import PATIENCE_S
+
+PROGRAM = """
+import asyncio, sys, time
+from tandemmq.client import BlockingPushConsumer, PushConsumer, PushOptions, StartFrom
+
+options = PushOptions(start_from=StartFrom.FIRST, commit_s=60)
+"""
+WITH_LOOP = (
+    PROGRAM
+    + """
+consumer = PushConsumer("CG", sys.argv[1], options=options)
+
+@consumer.subscriber("T", worker_count=3)
+async def handle(message):
+    print("begun", message.body.decode(), flush=True)
+    await asyncio.sleep(0.2)
+    print("done", message.body.decode(), flush=True)
+
+with asyncio.Runner(loop_factory=LOOP) as runner:
+    runner.run(consumer.run())
+"""
+)
+PROGRAMS = {
+    "asyncio": WITH_LOOP.replace("LOOP", "asyncio.new_event_loop"),
+    "uvloop": "import uvloop\n" + WITH_LOOP.replace("LOOP", "uvloop.new_event_loop"),
+    "threads": PROGRAM
+    + """
+consumer = BlockingPushConsumer("CG", sys.argv[1], options=options)
+
+@consumer.subscriber("T", worker_count=3, batch_count_max=4)
+def handle(messages):
+    for message in messages:
+        print("begun", message.body.decode(), flush=True)
+    time.sleep(0.2)
+    for message in messages:
+        print("done", message.body.decode(), flush=True)
+
+consumer.run()
+""",
+}
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_signal_ends_a_program_after_its_handlers(
+    tmp_path: Path, program: str, number: signal.Signals
+) -> None:
+    async with running_cluster(tmp_path) as rig:
+        await rig.fill("T", 100)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-c",
+            PROGRAMS[program],
+            rig.namesrv,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                lines = [await process.stdout.readline()]
+                process.send_signal(number)
+                lines += [line async for line in process.stdout]
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()
+        found: dict[str, list[int]] = {"begun": [], "done": []}
+        for line in lines:
+            kind, body = line.decode().split()
+            found[kind].append(int(body))
+        assert sorted(found["begun"]) == sorted(found["done"])
+        async with rig.consumer() as consumer:
+            rest = await take(consumer, 100 - len(found["done"]))
+        assert sorted(numbers(rest) + found["done"]) == list(range(100))
