@@ -164,6 +164,9 @@ package: setup-maintain ## Build the wheel and the source distribution, check bo
 	@rm -rf dist build/try && $(PY) -m build --outdir dist . && $(PY) -m twine check --strict dist/*
 	@python3 -m venv build/try && build/try/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	@build/try/bin/tandemmq --version && rm -rf build/try
+	@$(PY) -m build --wheel --outdir dist/client packaging/client && python3 -m venv build/try
+	@build/try/bin/python -m pip install --quiet -c constraints.txt dist/client/*.whl
+	@build/try/bin/python -c 'import tandemmq.client as client; [getattr(client, name) for name in client.__all__]' && rm -rf build/try
 
 consumer-types: ## Check an application's types against the wheel of `make package`: mypy --strict and pyright, in an environment of its own
 	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) package

@@ -18,9 +18,12 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
-import uvloop
-
 from tandemmq.errors import ClientError
+
+try:
+    from uvloop import new_event_loop
+except ImportError:  # Windows, or an installation of `tandemmq-client` alone: asyncio's loop does the same, slower
+    from asyncio import new_event_loop
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -38,7 +41,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._loop = uvloop.new_event_loop()
+        self._loop: asyncio.AbstractEventLoop = new_event_loop()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         """Guards `_is_ending`: no work is submitted to a loop that is ending."""

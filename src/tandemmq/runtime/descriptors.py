@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import errno
 import os
-import resource
 from collections.abc import Callable
 from typing import Final, NamedTuple, TypeVar
 
@@ -33,6 +32,8 @@ T = TypeVar("T")
 
 def raise_limit() -> int:
     """Raises the soft limit of descriptors to the hard one; returns the number that this process may have."""
+    import resource  # not on Windows, where only clients run
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     target = DESCRIPTORS_TARGET if hard == resource.RLIM_INFINITY else min(hard, DESCRIPTORS_TARGET)
     if soft != resource.RLIM_INFINITY and soft < target:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import errno
-import fcntl
 import itertools
 import mmap
 import os
@@ -28,10 +27,6 @@ from tandemmq.units import Buffer
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
-_ADVICE = {
-    Advice.NORMAL: (os.POSIX_FADV_NORMAL, mmap.MADV_NORMAL),
-    Advice.RANDOM: (os.POSIX_FADV_RANDOM, mmap.MADV_RANDOM),
-}
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_CONTENT = b"lock"  # the content that a RocketMQ broker writes (spec store 1)
 
@@ -128,10 +123,11 @@ class DiskFile:
         with suppress(OSError):
             if advice is not Advice.IDLE:
                 self._is_random = advice is Advice.RANDOM
-                file_advice, map_advice = _ADVICE[advice]
+                is_random = self._is_random
+                file_advice = os.POSIX_FADV_RANDOM if is_random else os.POSIX_FADV_NORMAL
                 os.posix_fadvise(self._descriptor, 0, 0, file_advice)
                 if self._map is not None:
-                    self._map.madvise(map_advice)
+                    self._map.madvise(mmap.MADV_RANDOM if is_random else mmap.MADV_NORMAL)
             elif self._map is not None:
                 # A shared map has no data of its own: the next access finds the page in the page cache.
                 self._map.madvise(mmap.MADV_DONTNEED)
@@ -247,6 +243,8 @@ class RealDisk:
             raise StoreLocked(f"{path} is locked by this process")
         descriptor = _open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
+            import fcntl  # clients, on Windows too, lock nothing
+
             # lockf, not flock: only the former excludes a RocketMQ broker (spec store 1).
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
             os.pwrite(descriptor, _LOCK_CONTENT, 0)

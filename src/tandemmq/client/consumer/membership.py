@@ -63,7 +63,6 @@ from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2
 from tandemmq.protocol.topic_names import INNER_PRODUCER_GROUP, check_group, retry_topic
 from tandemmq.remoting.dispatch import Waiting
-from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.ports import Disk
 from tandemmq.runtime.tasks import TaskScope
 
@@ -246,6 +245,8 @@ class Membership:
                 self._faulty,
                 zero_when_none_stored=self.options.zero_when_none_stored,
             )
+        from tandemmq.runtime.disk import RealDisk  # calls of Linux that only this model needs
+
         directory = Path(self.options.offsets_dir or LOCAL_OFFSETS_DIR).expanduser()
         return LocalOffsets(self._disk or RealDisk(), directory, self.instance.client_id, self.group)
 
