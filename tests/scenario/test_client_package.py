@@ -1,4 +1,4 @@
-"""The package `tandemmq-client`: its files and the libraries that it requires are enough to send and receive."""
+"""The package `tandemmq-client`: its files and the libraries it requires are enough to send and receive."""
 
 from __future__ import annotations
 

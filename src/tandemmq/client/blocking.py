@@ -22,7 +22,7 @@ from tandemmq.errors import ClientError
 
 try:
     from uvloop import new_event_loop
-except ImportError:  # Windows, or an installation of `tandemmq-client` alone: asyncio's loop does the same, slower
+except ImportError:  # on Windows, or without the extra: slower
     from asyncio import new_event_loop
 
 T = TypeVar("T")
