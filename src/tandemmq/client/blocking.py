@@ -20,17 +20,20 @@ from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, 
 
 from tandemmq.errors import ClientError
 
-try:
-    from uvloop import new_event_loop
-except ImportError:  # on Windows, or without the extra: slower
-    from asyncio import new_event_loop
-
 T = TypeVar("T")
 P = ParamSpec("P")
 
 
 END_S_MAX = 5.0
 """The maximum wait for tasks that still run when the loop ends."""
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:  # on Windows, or without the extra: slower
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
 
 
 class LoopThread:
@@ -41,7 +44,7 @@ class LoopThread:
     """
 
     def __init__(self) -> None:
-        self._loop: asyncio.AbstractEventLoop = new_event_loop()
+        self._loop = _new_event_loop()
         self._pid = os.getpid()
         self._lock = threading.Lock()
         """Guards `_is_ending`: no work is submitted to a loop that is ending."""
