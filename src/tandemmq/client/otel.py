@@ -12,8 +12,9 @@ Source:  W3C Trace Context; OpenTelemetry's conventions for spans and metrics of
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
@@ -211,6 +212,12 @@ class ClientTelemetry:
     @contextmanager
     def processing(self, message: ReceivedMessage, member: ClientFacts = UNKNOWN) -> Iterator[Span]:
         """Opens the span of the processing of a message, as a child of the span that sent it."""
+        operation = self._begin_processing(message, member)
+        with _inside(operation, 1):
+            yield operation.span
+        operation.end(consumed=1)
+
+    def _begin_processing(self, message: ReceivedMessage, member: ClientFacts) -> Operation:
         attributes = {
             **conventions.of_operation("process", "process", [message.topic]),
             **member.attributes(),
@@ -223,15 +230,11 @@ class ClientTelemetry:
             kind=SpanKind.CONSUMER,
             attributes=conventions.translate(attributes),
         )
-        with _ending(Operation(self, span, attributes, began_s), 1):
-            yield span
+        return Operation(self, span, attributes, began_s)
 
-    @contextmanager
-    def processing_batch(
-        self, messages: Sequence[ReceivedMessage], member: ClientFacts = UNKNOWN
-    ) -> Iterator[Span]:
-        """Opens the span of the processing of several messages, with links to the spans that sent them."""
-        operation = self.begin(
+    def _begin_batch(self, messages: Sequence[ReceivedMessage], member: ClientFacts) -> Operation:
+        """Begins the processing of several messages, with links to the spans that sent them."""
+        return self.begin(
             "process",
             "process",
             [message.topic for message in messages],
@@ -239,19 +242,19 @@ class ClientTelemetry:
             attributes={**member.attributes(), conventions.BATCH_COUNT: len(messages)},
             carriers=[message.properties for message in messages],
         )
-        with _ending(operation, len(messages)):
-            yield operation.span
 
-    def _processing(
+    def _begin_call(
         self, argument: ReceivedMessage | list[ReceivedMessage], member: ClientFacts
-    ) -> AbstractContextManager[Span]:
-        """Opens the span for one call of a handler."""
+    ) -> tuple[Operation, int]:
+        """Begins one call of a handler; returns its operation and the number of its messages."""
         if isinstance(argument, list):
-            return self.processing_batch(argument, member)
-        return self.processing(argument, member)
+            return self._begin_batch(argument, member), len(argument)
+        return self._begin_processing(argument, member), 1
 
     def traced(self, handler: H, member: Callable[[], ClientFacts] = lambda: UNKNOWN) -> H:
-        """Wraps a handler so that each call runs inside `processing`; one that is wrapped already stays."""
+        """Wraps a handler so that each call runs inside a span of the processing, and so does the awaitable
+        that it returns; one that is wrapped already stays.
+        """
         if getattr(handler, TRACED, False):
             return handler
         wrapped: Callable[[Any], object]
@@ -259,20 +262,19 @@ class ClientTelemetry:
             call = cast(Callable[[Any], Awaitable[object]], handler)
 
             async def handle_async(message: Any) -> object:
-                result: object = None
-                with self._processing(message, member()):
-                    result = await call(message)
-                    _require_success(result)
-                return result
+                operation, count = self._begin_call(message, member())
+                return await _finish(operation, count, call(message))
 
             wrapped = handle_async
         else:
 
             def handle(message: Any) -> object:
-                result: object = None
-                with self._processing(message, member()):
+                operation, count = self._begin_call(message, member())
+                with _inside(operation, count):
                     result = handler(message)
-                    _require_success(result)
+                if inspect.isawaitable(result):
+                    return _finish(operation, count, result)
+                operation.end(_failure_of(result), consumed=count)
                 return result
 
             wrapped = handle
@@ -293,31 +295,27 @@ class ClientTelemetry:
 
 
 @contextmanager
-def _ending(operation: Operation, consumed: int) -> Iterator[None]:
-    """Makes the operation's span the current one, and ends it with the outcome of the block."""
+def _inside(operation: Operation, consumed: int) -> Iterator[None]:
+    """Makes the operation's span the current one; an error ends the operation."""
     try:
         with trace.use_span(operation.span, record_exception=False, set_status_on_exception=False):
             yield
-    except _Failed as failed:
-        operation.end(failed.kind, consumed=consumed)
     except BaseException as error:
         operation.end(error, consumed=consumed)
         raise
-    else:
-        operation.end(consumed=consumed)
 
 
-class _Failed(Exception):
-    """The handler asked for a retry; `kind` is the type of the failure."""
+async def _finish(operation: Operation, consumed: int, running: Awaitable[object]) -> object:
+    """Awaits the rest of the processing, and ends the operation."""
+    with _inside(operation, consumed):
+        result = await running
+    operation.end(_failure_of(result), consumed=consumed)
+    return result
 
-    def __init__(self, kind: str) -> None:
-        super().__init__(kind)
-        self.kind = kind
 
-
-def _require_success(result: object) -> None:
-    if result is ConsumeResult.RETRY:
-        raise _Failed(ConsumeResult.RETRY.value)
+def _failure_of(result: object) -> str | None:
+    """Returns the type of the failure if the handler asks for a retry."""
+    return ConsumeResult.RETRY.value if result is ConsumeResult.RETRY else None
 
 
 def moment() -> tuple[int, float]:

@@ -154,6 +154,12 @@ def _are_pairs(text: str) -> bool:
     return parse_pairs(text) is not None and text.isprintable()
 
 
+def _are_labels(text: str) -> bool:
+    from tandemmq.telemetry.label_names import is_free  # only if needed: the tables of all metrics
+
+    return _are_pairs(text) and all(map(is_free, parse_pairs(text)))
+
+
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
@@ -186,6 +192,11 @@ ADVERTISED: Final = ValueKind(
 )
 TRACES_EXPORTER: Final = ValueKind("one of DISABLE, OTLP_GRPC, OTLP_HTTP", _parse_traces_exporter)
 PAIRS: Final = ValueKind("name:value, several separated by commas, or empty", _checked(_are_pairs))
+LABELS: Final = ValueKind(
+    "name:value, several separated by commas, or empty; a name has ASCII letters, digits and _, does not"
+    " begin with a digit or __, and is not a label that a metric has, such as cluster, topic, group or le",
+    _checked(_are_labels),
+)
 COLLECTOR: Final = ValueKind(
     "the address of a collector, such as http://127.0.0.1:4317; https without http://, or empty",
     _or_empty(_checked(lambda text: _COLLECTOR.fullmatch(text) is not None)),

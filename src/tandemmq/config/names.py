@@ -74,7 +74,7 @@ EXPORT_KINDS: Final = {
     "metricsExporterType": _exporter_kind(),
     "metricsPromExporterHost": kinds.OPTIONAL_IP,
     "metricsPromExporterPort": kinds.PORT,
-    "metricsLabel": kinds.PAIRS,
+    "metricsLabel": kinds.LABELS,
     "metricsGrpcExporterTarget": kinds.COLLECTOR,
     "metricsGrpcExporterHeader": replace(kinds.PAIRS, is_secret=True),
     "metricGrpcExporterTimeOutInMills": POSITIVE,

@@ -17,7 +17,6 @@ from functools import partial
 from typing import Final, Protocol
 from urllib.request import Request, urlopen
 
-from tandemmq import __version__
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.remoting.metrics_port import ReadPieces
 from tandemmq.runtime.machine import CallThread
@@ -26,6 +25,7 @@ from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter, parse_pairs
 from tandemmq.telemetry.log_lines import Outages
 from tandemmq.telemetry.metrics import Sample
+from tandemmq.telemetry.resource import resource_of
 
 try:
     from google.protobuf.json_format import MessageToJson
@@ -127,7 +127,7 @@ class MetricsExport:
         is_log = options.metrics_exporter is MetricsExporter.LOG
         self._period_s = (options.log_interval_ms if is_log else options.otlp_interval_ms) / 1000
         self._encoder = OtlpEncoder(
-            resource={"service.name": f"tandemmq-{server}", "service.version": __version__},
+            resource=resource_of(server),
             scope="controller" if server == "controller" else "broker-meter",
             is_delta=options.in_delta,
             began_ns=self._now_ns(),

@@ -2,7 +2,7 @@
 
 Names: those of RocketMQ's instruments, to which Prometheus adds the unit: `rocketmq_consumer_lag_latency`
        with the unit `milliseconds`. Our own metrics keep their whole name. An empty label is left out, and a
-       label that begins with `is_` is a boolean, as RocketMQ's are.
+       label that begins with `is_` is a boolean, as RocketMQ's are, if its value is `true` or `false`.
 Strategy: samples are encoded on the loop, a few at a time, because a histogram continues to count. With
        deltas a counter or a histogram is the difference to the last export that arrived
        (`OtlpEncoder.commit`).
@@ -175,7 +175,7 @@ class OtlpExport:
 
 def _text(name: str, value: str) -> KeyValue:
     found = KeyValue(key=name)
-    if name.startswith("is_"):
+    if name.startswith("is_") and value in ("true", "false"):
         found.value.bool_value = value == "true"
     else:
         found.value.string_value = value

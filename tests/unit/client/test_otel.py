@@ -6,11 +6,12 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
 from client_fakes import running_cluster
+from test_inbox_orderly import message_at
 
 from tandemmq.client import (
     BlockingProducer,
@@ -25,6 +26,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.client.blocking import in_worker
+from tandemmq.client.consumer.workers import ConsumeResult
 from tandemmq.errors import TandemError
 from tandemmq.protocol.record import decode_record
 from waits import PATIENCE_S, until
@@ -74,7 +76,7 @@ async def test_every_way_of_sending_carries_the_callers_context(linger_ms: float
     assert records[0].properties["own"] == "kept"
 
 
-@pytest.mark.parametrize("kind", ["async", "plain", "object"])
+@pytest.mark.parametrize("kind", ["async", "plain", "object", "awaitable"])
 async def test_a_handler_runs_in_the_context_of_its_message(kind: str) -> None:
     seen: dict[bytes, int] = {}
 
@@ -89,6 +91,7 @@ async def test_a_handler_runs_in_the_context_of_its_message(kind: str) -> None:
             seen[message.body] = current_trace()
 
     handlers: dict[str, Any] = {"async": handle, "plain": handle_plain, "object": Handling()}
+    handlers["awaitable"] = lambda message: handle(message)
     sending = ProducerOptions(before_send=otel.inject)
     reading = PushOptions(start_from=StartFrom.FIRST)
     async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=sending) as producer:
@@ -100,6 +103,33 @@ async def test_a_handler_runs_in_the_context_of_its_message(kind: str) -> None:
                     await producer.send(Message(topic="T", body=b"%d" % number))
             await until(lambda: len(seen) == 2)
     assert seen == {b"1": 1, b"2": 2}
+
+
+async def test_the_span_of_a_plain_handler_ends_after_the_awaitable_that_it_returns() -> None:
+    sdk = pytest.importorskip("opentelemetry.sdk.trace")
+    exported = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
+    exporter, provider = exported.InMemorySpanExporter(), sdk.TracerProvider()
+    processors = pytest.importorskip("opentelemetry.sdk.trace.export")
+    provider.add_span_processor(processors.SimpleSpanProcessor(exporter))
+    telemetry = otel.ClientTelemetry(provider)
+
+    async def fail(message: ReceivedMessage) -> None:
+        await asyncio.sleep(0)
+        assert current_trace()
+        raise KeyError(message.topic)
+
+    async def ask_again(message: ReceivedMessage) -> ConsumeResult:
+        return ConsumeResult.RETRY
+
+    for handler, error in ((fail, "KeyError"), (ask_again, "RETRY")):
+        running = telemetry.traced(lambda message, call=handler: call(message))(message_at(0))
+        assert exporter.get_finished_spans() == (), "the processing goes on"
+        with suppress(KeyError):
+            await running
+        (span,) = exporter.get_finished_spans()
+        assert span.attributes["error.type"] == error
+        exporter.clear()
+        assert current_trace() == 0
 
 
 async def test_a_polled_message_is_worked_on_in_its_context() -> None:

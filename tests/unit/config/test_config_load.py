@@ -161,6 +161,13 @@ def test_metrics_are_pushed_if_asked() -> None:
         ("metricsGrpcExporterTarget=ftp://a/b", "must be the address of a collector"),
         ("metricsGrpcExporterHeader=secret", r"metricsGrpcExporterHeader=\*\*\*: must be name:value"),
         ("metricsLabel=a=b", "metricsLabel=a=b: must be name:value"),
+        ("metricsLabel=zone-1:a", "metricsLabel=zone-1:a: must be .* ASCII letters, digits and _"),
+        ("metricsLabel=zone:a,1st:b", "does not begin with a digit"),
+        ("metricsLabel=__zone:a", "or __,"),
+        ("metricsLabel=zone:a,topic:b", "is not a label that a metric has, such as cluster, topic"),
+        ("metricsLabel=peer_id:a", "is not a label that a metric has"),
+        ("metricsLabel=le:1", "is not a label that a metric has"),
+        ("metricsLabel=aggregation:a", "is not a label that a metric has"),
     ],
 )
 def test_a_push_that_cannot_work_is_told(setting: str, told: str) -> None:

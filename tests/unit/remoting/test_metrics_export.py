@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import threading
+import uuid
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager, suppress
@@ -33,6 +34,7 @@ from tandemmq.telemetry import controller_metrics, events, metrics, rocketmq_met
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
 from tandemmq.telemetry.metrics import Histogram, Sample
 from tandemmq.telemetry.otlp import POINTS_MAX, instrument_of
+from tandemmq.telemetry.resource import resource_of
 from waits import until
 
 OTLP = MetricsExporter.OTLP_GRPC
@@ -181,7 +183,8 @@ async def test_a_collector_gets_the_readings(protocol: str) -> None:
     headers = {name.lower(): value for name, value in receiver.headers[0].items()}
     assert (headers["api-key"], headers["x"]) == ("secret", "1")
     resource = receiver.requests[0].resource_metrics[0].resource
-    assert attributes(resource)["service.name"] == "tandemmq-broker"
+    assert attributes(resource) == resource_of("broker")
+    assert uuid.UUID(resource_of("broker")["service.instance.id"]).version == 4
     assert receiver.requests[0].resource_metrics[0].scope_metrics[0].scope.name == "broker-meter"
     assert found["tandemmq_held_pulls"].gauge.data_points[0].as_double == 3
     counter = found["tandemmq_messages_in_total"].sum

@@ -30,6 +30,7 @@ from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import MetricsExporter, parse_pairs
 from tandemmq.telemetry.log_lines import Outages
+from tandemmq.telemetry.resource import resource_of
 from tandemmq.units import Buffer
 
 try:
@@ -197,8 +198,7 @@ def _new_tracer(exporter: MetricsExporter, target: str, headers: str, timeout_s:
 
         lower = {name.lower(): value for name, value in given.items()}
         inner = GrpcExporter(target, headers=lower, timeout=timeout_s)
-    resource = Resource({"service.name": "tandemmq-broker", "service.version": __version__})
-    provider = TracerProvider(resource=resource)
+    provider = TracerProvider(resource=Resource(resource_of("broker")))
     provider.add_span_processor(
         BatchSpanProcessor(
             OneLineExporter(inner, target), max_queue_size=QUEUE_MAX, max_export_batch_size=256
