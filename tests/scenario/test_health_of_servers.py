@@ -17,6 +17,7 @@ from test_broker_metrics import PROM
 
 from sim.memory import MemoryDisk
 from tandemmq.broker.broker import Broker
+from tandemmq.nameserver import nameserver
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.remoting.health import Condition
@@ -119,7 +120,9 @@ async def test_a_broker_without_name_servers_is_ready_with_its_role(tmp_path: Pa
 
 
 @pytest.mark.parametrize("has_more", [False, True])
-async def test_a_name_server_is_ready_with_the_routes_of_brokers(tmp_path: Path, has_more: bool) -> None:
+async def test_a_name_server_is_ready_with_the_routes_of_brokers(
+    tmp_path: Path, has_more: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     unled = Condition("leader", "none is elected")
     options = NameServerOptions(
         listen_host="127.0.0.1",
@@ -140,12 +143,17 @@ async def test_a_name_server_is_ready_with_the_routes_of_brokers(tmp_path: Path,
     try:
         host, port = await server.start()
         expected = {"leader": "none is elected"} if has_more else {}
-        assert await faults(server.metrics_address) == expected
+        young = {"routes": "no broker has registered in the first 30 s since the start"}
+        assert await faults(server.metrics_address) == {**young, **expected}
         async with running_broker(tmp_path / "b", name_servers=(f"{host}:{port}",)):
             assert await faults(server.metrics_address) == expected
             for topic in server._table.topics():
                 server._table.delete_topic(topic, None)
-            assert "routes" in await faults(server.metrics_address)
+            assert "is registered" in (await faults(server.metrics_address))["routes"]
+        await until(lambda: not server._table.cluster_info().brokers, "the broker has left")
+        assert (await faults(server.metrics_address))["routes"] == young["routes"]
+        monkeypatch.setattr(nameserver, "REGISTRATION_S", 0.0)
+        assert await faults(server.metrics_address) == expected
     finally:
         await server.stop()
     assert b"metricsExporterType=PROM\n" in server._settings.handle_get(None, _Request()).body
@@ -155,6 +163,17 @@ class _Request:
     def reply(self, *, body: bytes) -> Any:
         self.body = body
         return self
+
+
+async def test_a_controller_that_has_not_started_is_not_ready_and_has_its_metrics() -> None:
+    rig = Rig()
+    await rig.start()
+    controller = rig.controllers["n0"]
+    await rig.close()
+    controller.raft._node = None  # as before the start; a name server in its process already serves the pages
+    assert list(controller.read_conditions()) == [Condition("leader", "the controller has not started yet")]
+    samples = [sample for piece in controller.read_metrics() for sample in piece]
+    assert samples[0].value == 0, "role"
 
 
 async def test_a_controller_is_ready_when_it_knows_a_leader() -> None:

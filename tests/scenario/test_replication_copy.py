@@ -368,3 +368,24 @@ async def test_a_slave_in_front_of_damage_goes_on_as_soon_as_it_is_healed(peers:
     assert peers.master is not None
     peers.master.wake()
     await peers.caught_up()
+
+
+async def test_slave_whose_next_byte_is_deleted_during_the_copy_learns_it(
+    peers: Peers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = replace(FAST, flow_control=True, sent_bytes_per_second_max=4_000)
+    master = await peers.start_master(options=slow)
+    slave = await peers.start_slave()
+    await peers.subscribed()
+    await send(master, *bodies(100, size=3_000))
+    await until(lambda: slave.appended.value, "the copy has begun")
+    copied, replication = slave.appended.value, peers.master
+    assert replication is not None
+    assert copied < SEGMENT
+    monkeypatch.setattr(type(master), "min_log_offset", 2 * SEGMENT)
+    await until(
+        lambda: [s.state for s in replication.status().slaves] == [MasterState.TOO_OLD], "it came again"
+    )
+    start = replication.status().slaves[0].start
+    assert start is not None
+    assert start.rule is StartRule.SLAVE_TOO_OLD

@@ -205,9 +205,13 @@ class Controller:
 
     def read_conditions(self) -> Iterator[Condition]:
         """Yields the conditions under which the controller is ready: it knows the leader of its group."""
-        has_leader = self.raft.is_leader or self.raft.leader is not None
-        voters = ", ".join(sorted(self.raft.members.voters))
-        yield Condition("leader", "" if has_leader else f"the controllers {voters} have elected no leader")
+        if self.raft.role is None:
+            yield Condition("leader", "the controller has not started yet")
+        elif self.raft.is_leader or self.raft.leader is not None:
+            yield Condition("leader")
+        else:
+            voters = ", ".join(sorted(self.raft.members.voters))
+            yield Condition("leader", f"the controllers {voters} have elected no leader")
 
     def read_metrics(self) -> Iterator[Iterable[Sample]]:
         """Yields every reading of the controller, piece by piece."""

@@ -56,6 +56,10 @@ log = logging.getLogger(__name__)
 FLAG_UNIT = 1
 FLAG_UNIT_SUB = 2
 FIRST_SCAN_S = 5.0
+REGISTRATION_S = 30.0
+"""The period of brokers' registrations (their registerNameServerPeriod): every running broker has registered
+this long after the start.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -353,10 +357,15 @@ class NameServer:
         )
 
     def _read_conditions(self) -> Iterator[Condition]:
-        """Yields the conditions under which the name server is ready: it has the routes of known brokers."""
-        brokers = self._table.cluster_info().brokers
-        has_routes = not brokers or bool(self._table.topics())
-        yield Condition("routes", "" if has_routes else f"no topic of {', '.join(brokers)} is registered")
+        """Yields the conditions under which the name server is ready: it has the routes of known brokers, or
+        brokers have had the time to register since its start.
+        """
+        brokers, fault = self._table.cluster_info().brokers, ""
+        if brokers and not self._table.topics():
+            fault = f"no topic of {', '.join(brokers)} is registered"
+        elif not brokers and self._clock.monotonic() - self._queries.started_at_s < REGISTRATION_S:
+            fault = f"no broker has registered in the first {REGISTRATION_S:.0f} s since the start"
+        yield Condition("routes", fault)
         yield from self.more_conditions()
 
     async def _scan(self) -> None:

@@ -204,13 +204,15 @@ def test_slave_older_than_our_log_gets_heartbeats_only() -> None:
     assert subject.on_tick(log, 5_001, can_write=True) == [Send(encode_head(50_000, 0))]
 
 
-def test_cleaning_past_a_slow_slave_is_reported_once() -> None:
+def test_cleaning_past_a_slow_slave_ends_its_connection() -> None:
     subject = subscribed(50_000)
     log = LogRange(100_000, 250_000)
     assert subject.sendable_bytes(log, 1, bytes_max=1000) == 0
-    assert subject.on_tick(log, 1, can_write=True) == [FellBehind(50_000, 100_000)]
+    behind, end = subject.on_tick(log, 1, can_write=True)
+    assert behind == FellBehind(50_000, 100_000)
+    assert end == Disconnect("the log no longer has the slave's next byte, 50000")
+    assert subject.is_closed
     assert subject.on_tick(log, 2, can_write=True) == []
-    assert subject.state is MasterState.TOO_OLD
 
 
 def test_flow_control_counts_heads_and_bodies_and_opens_with_the_next_second() -> None:

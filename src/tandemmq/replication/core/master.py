@@ -135,8 +135,9 @@ class MasterSession:
             return [*self._subscribe(log), *self._acknowledge(self._first_report)]
         effects: list[MasterEffect] = []
         if self.state is MasterState.TRANSFERRING and self.next_offset < log.start:
-            self.state = next_state(MASTER_TRANSITIONS, self.state, MasterCause.FOUND_TOO_OLD)
-            effects.append(FellBehind(self.next_offset, log.start))
+            # Heartbeats alone would look to the slave as if it had everything; a new connection shows it.
+            reason = f"the log no longer has the slave's next byte, {self.next_offset}"
+            return [FellBehind(self.next_offset, log.start), *self._end(reason)]
         if can_write and now_ms - self._wrote_at_ms > self._options.heartbeat_interval_ms:
             effects.append(self.heartbeat(now_ms))
         return effects

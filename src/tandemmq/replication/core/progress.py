@@ -149,7 +149,7 @@ class MasterCause(Enum):
 
     STARTED = "the first report named an offset in our log"
     FOUND_AHEAD = "the first report is beyond our end"
-    FOUND_TOO_OLD = "the next byte to send is before our start"
+    FOUND_TOO_OLD = "the first report is before our start"
     ENDED = "either side closed, or the slave fell silent or broke a rule"
 
 
@@ -190,7 +190,7 @@ MASTER_TRANSITIONS: Mapping[MasterState, Mapping[MasterCause, MasterState]] = Ma
             _MC.FOUND_TOO_OLD: _M.TOO_OLD,
             _MC.ENDED: _M.CLOSED,
         },
-        _M.TRANSFERRING: {_MC.FOUND_TOO_OLD: _M.TOO_OLD, _MC.ENDED: _M.CLOSED},
+        _M.TRANSFERRING: {_MC.ENDED: _M.CLOSED},
         _M.AHEAD: {_MC.ENDED: _M.CLOSED},
         _M.TOO_OLD: {_MC.ENDED: _M.CLOSED},
         _M.CLOSED: {_MC.ENDED: _M.CLOSED},
