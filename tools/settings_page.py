@@ -662,6 +662,15 @@ OURS: Final = frozenset(
 """The keys that RocketMQ does not have."""
 
 
+DERIVED: Final = {
+    "messageDelayLevel": "`1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h`",
+    "memoryBytes": "",
+    "bindAddress": "`0.0.0.0`; `::` on a machine without an IPv4 route",
+    "brokerIP1": "`bindAddress`; if that is `0.0.0.0` or `::`, the machine's address on its default route",
+}
+"""The defaults that are not those of the option classes: most depend on the machine."""
+
+
 def render_default(option: Field[Any]) -> str:
     """Returns the default in the form of a settings file."""
     value = option.default
@@ -686,13 +695,10 @@ def _row(name: str, key: Key) -> str:
         next((one for one in fields(PARTS[part]) if one.name == field_name), None) if part in PARTS else None
     )
     default = "" if option is None else render_default(option)
-    if name == "messageDelayLevel":
-        default = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
-    elif name == "memoryBytes":
-        default = ""
+    shown = DERIVED.get(name, f"`{default}`" if default else "")
     mark = " (ours)" if name in OURS else ""
     allowed = key.kind.allowed.replace("|", "\\|")
-    return f"| `{name}`{mark} | {f'`{default}`' if default else ''} | {allowed} | {EFFECTS[name]} |"
+    return f"| `{name}`{mark} | {shown} | {allowed} | {EFFECTS[name]} |"
 
 
 def _table(names: Iterable[str], keys: Mapping[str, Key]) -> Iterator[str]:

@@ -42,6 +42,7 @@ from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
 from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.topic_names import HALF_TOPIC
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
@@ -548,7 +549,8 @@ class Broker:
             parts.core.stats.note_day(
                 day, parts.core.items.users_put_count(), parts.core.items.users_got_count()
             )
-            for _ in chain(parts.core.stats.arrivals.fold(), parts.core.items.steps(now_s)):
+            half_end = parts.core.store.queue_max(HALF_TOPIC, 0)
+            for _ in chain(parts.core.stats.fold(half_end), parts.core.items.steps(now_s)):
                 await self._clock.sleep(0)
             count += 1
             if count % FORGET_EVERY == 0:

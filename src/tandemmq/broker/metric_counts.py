@@ -1,14 +1,15 @@
 """The counts that only RocketMQ's metrics show: timer messages, transactions, and times to create something.
 
 The handlers and duties that cause a count raise it; none is on the path of an ordinary message.
-At a bound: the first `SERIES_MAX` topics are counted, and `OPEN_MAX` open transactions.
+At a bound: the first `SERIES_MAX` topics are counted, and `OPEN_MAX` open transactions. Changes of open
+            transactions are recorded for 10 s, or until the next scrape, and then counted.
 Source: spec metrics 4 and 5.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Container, Coroutine, Mapping
+from collections import deque
+from collections.abc import Callable, Container, Coroutine, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -28,6 +29,7 @@ from tandemmq.telemetry.rocketmq_metrics import (
 T = TypeVar("T")
 
 OPEN_MAX: Final = 262_144
+CHANGES_PER_STEP: Final = 1_024
 
 
 def _add(counts: dict[str, int], topic: str, count: int) -> None:
@@ -59,8 +61,8 @@ class TimerCounts:
     dequeued: dict[str, int] = field(default_factory=dict)
     waiting: dict[str, int] = field(default_factory=dict)
     delays_s: dict[str, Histogram] = field(default_factory=dict)
-    read_due: Callable[[], Mapping[int, int]] | None = None
-    """Returns the number of waiting messages by slot in milliseconds; None without timers."""
+    read_due: Callable[[], Iterator[tuple[int, int]]] | None = None
+    """Yields slots in milliseconds with the number of waiting messages of each; None without timers."""
 
     def read_again(self) -> None:
         """Begins a new count of the waiting messages, which are all read again."""
@@ -90,37 +92,65 @@ class TimerCounts:
 class TransactionCounts:
     """The transactions by topic. Open ones are known by the offset of their first half message, so that one
     that is found twice counts once.
+
+    Strategy: a send or an end only records the change; `fold` counts it once the half message is stored.
     """
 
-    commits: dict[str, int] = field(default_factory=dict)
     rollbacks: dict[str, int] = field(default_factory=dict)
     finish_s: dict[str, Histogram] = field(default_factory=dict)
-    _open: dict[int, str] = field(default_factory=dict)
+    """The times of commits, and so their number."""
+    open_count: int = 0
+    _open: dict[str, set[int]] = field(default_factory=dict)
+    _changes: deque[tuple[int, str, bool]] = field(default_factory=deque)
+    """Offsets, topics, and True for a transaction that has begun."""
 
     def begin(self, root: int, topic: str) -> None:
-        """Counts an open transaction."""
-        if len(self._open) < OPEN_MAX:
-            self._open[root] = topic
+        """Records an open transaction, whose half message may not be stored yet."""
+        self._changes.append((root, topic, True))
 
     def end(self, root: int, topic: str, *, is_commit: bool, age_s: int) -> None:
         """Counts the end that a producer has decided."""
-        self.discard(root)
-        _add(self.commits if is_commit else self.rollbacks, topic, 1)
+        self._changes.append((root, topic, False))
         if is_commit:
             _observe(self.finish_s, FINISH_BUCKETS_S, topic, age_s)
+        else:
+            _add(self.rollbacks, topic, 1)
 
-    def discard(self, root: int) -> None:
-        """Counts the transaction as open no longer."""
-        self._open.pop(root, None)
+    def discard(self, root: int, topic: str) -> None:
+        """Records that the transaction is open no longer."""
+        self._changes.append((root, topic, False))
+
+    def fold(self, stored_end: int) -> Iterator[tuple[()]]:
+        """Counts the changes up to the first half message at or beyond `stored_end`; yields nothing where
+        other tasks may run.
+        """
+        changes, done = self._changes, 0
+        while changes and changes[0][0] < stored_end:
+            self._apply(*changes.popleft())
+            done += 1
+            if done % CHANGES_PER_STEP == 0:
+                yield ()
+
+    def _apply(self, root: int, topic: str, is_begin: bool) -> None:
+        roots = self._open.get(topic)
+        if is_begin:
+            if self.open_count < OPEN_MAX and (roots is None or root not in roots):
+                self._open.setdefault(topic, set()).add(root)
+                self.open_count += 1
+        elif roots is not None and root in roots:
+            roots.remove(root)
+            self.open_count -= 1
+            if not roots:
+                del self._open[topic]
 
     def keep_topics(self, topics: Container[str]) -> None:
         """Forgets deleted topics; their open transactions remain until they are discarded."""
-        self.commits, self.rollbacks = _kept(self.commits, topics), _kept(self.rollbacks, topics)
-        self.finish_s = _kept(self.finish_s, topics)
+        self.rollbacks, self.finish_s = _kept(self.rollbacks, topics), _kept(self.finish_s, topics)
 
     def open_by_topic(self) -> dict[str, int]:
-        """Returns the number of open transactions of every topic that has had transactions."""
-        return dict.fromkeys((*self.commits, *self.rollbacks), 0) | Counter(self._open.values())
+        """Returns the number of open transactions, as folded, of every topic that has had transactions."""
+        found = dict.fromkeys((*self.finish_s, *self.rollbacks), 0)
+        return found | {topic: len(roots) for topic, roots in self._open.items()}
 
 
 CreationHandler = Callable[[Channel, Command], Coroutine[Any, Any, Command]]

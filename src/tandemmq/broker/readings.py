@@ -12,8 +12,9 @@ Source: spec metrics 3.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
+from operator import attrgetter
 from typing import Final, TypeVar
 
 import numpy as np
@@ -27,7 +28,7 @@ from tandemmq.broker.query import load_record
 from tandemmq.broker.stats import GroupCounts
 from tandemmq.protocol.codes import LanguageCode, render_version
 from tandemmq.protocol.pop_receipts import popped_topic
-from tandemmq.protocol.topic_names import SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
+from tandemmq.protocol.topic_names import HALF_TOPIC, SYSTEM_GROUP_PREFIX, is_retry_topic, is_system_topic
 from tandemmq.remoting.rpc_times import RpcTimes, row_labels
 from tandemmq.telemetry import rocketmq_metrics as metrics
 from tandemmq.telemetry.metrics import Histogram, KeptColumns, Labels, Metric, Sample, SampleColumn
@@ -38,9 +39,14 @@ PROCESSORS: Final = (
     *("transaction", "consumer_manager", "admin", "reply"),
 )
 ROWS_PER_STEP: Final = 64
+ROWS_COUNTED_PER_STEP: Final = 2_048
+"""The clients or slots that are counted between two turns of the loop, in half a millisecond."""
+_KIND: Final[Callable[[Member], ClientKind]] = attrgetter("language", "version")
 _STATUS: Final = {True: "success", False: "failure"}
 _MODES: Final = {"CONSUME_PASSIVELY": "push", "CONSUME_ACTIVELY": "pull", "CONSUME_POP": "pop"}
 Node = tuple[str, str, str]
+ClientKind = tuple[int, int]
+"""The codes of a client's language and version."""
 T = TypeVar("T")
 
 
@@ -79,10 +85,11 @@ class Readings:
             yield list(self._read_load())
         if options.store_metrics:
             yield list(self._read_storage())
-            yield list(self._read_timers())
+            yield from self._read_timers()
             yield from in_steps(self._read_timer_topics())
         if options.connection_metrics:
-            yield list(self._read_connections())
+            yield from self._read_producers()
+            yield from self._read_consumers()
         if options.request_metrics:
             yield list(self._read_creations())
             yield from self.core.stats.arrivals.fold()
@@ -93,6 +100,7 @@ class Readings:
         if options.pop_metrics:
             yield from in_steps(self._read_pops())
         if options.transaction_metrics:
+            yield from self.core.stats.transactions.fold(self.core.store.queue_max(HALF_TOPIC, 0))
             yield from in_steps(self._read_transactions())
 
     def _read_load(self) -> Iterator[Sample]:
@@ -114,16 +122,23 @@ class Readings:
             age_ms = self.core.clock.now_ms() - oldest.stored_at_ms
             yield Sample(metrics.RESERVE_TIME, max(0, age_ms), labels)
 
-    def _read_connections(self) -> Iterator[Sample]:
-        producers, consumers = self.core.producers, self.core.consumers
-        members = (member for group in producers.groups for member in producers.members(group))
-        for labels, count in Counter(map(_client_labels, members)).items():
-            yield Sample(metrics.PRODUCERS, count, (*self._node, *labels, "remoting"))
-        for group in consumers.groups:
-            mode = _MODES.get(group.consumption.consume_type, "push")
+    def _read_producers(self) -> Iterator[Sequence[Sample]]:
+        producers, counts = self.core.producers, Counter[ClientKind]()
+        yield from _tally(chain.from_iterable(map(producers.members, producers.groups)), counts)
+        yield [
+            Sample(metrics.PRODUCERS, count, (*self._node, *labels, "remoting"))
+            for labels, count in _by_labels(counts).items()
+        ]
+
+    def _read_consumers(self) -> Iterator[Sequence[Sample]]:
+        for group in self.core.consumers.groups:
+            mode, counts = _MODES.get(group.consumption.consume_type, "push"), Counter[ClientKind]()
+            yield from _tally(self.core.consumers.members(group.name), counts)
             tail = (mode, "remoting", flag_text(is_system("", group.name)))
-            for labels, count in Counter(map(_client_labels, consumers.members(group.name))).items():
-                yield Sample(metrics.CONSUMERS, count, (*self._node, group.name, *labels, *tail))
+            yield [
+                Sample(metrics.CONSUMERS, count, (*self._node, group.name, *labels, *tail))
+                for labels, count in _by_labels(counts).items()
+            ]
 
     def _read_arrivals(self) -> Iterator[SampleColumn]:
         table = self.core.stats.arrivals.rows
@@ -182,19 +197,28 @@ class Readings:
         for is_ok, times in creations.groups_ms.items():
             yield Sample(metrics.GROUP_CREATION, times, (*self._node, _STATUS[is_ok]))
 
-    def _read_timers(self) -> Iterator[Sample]:
+    def _read_timers(self) -> Iterator[Sequence[Sample]]:
         timers, labels = self.core.stats.timers, (*self._node, "local", "disk")
         if timers.read_due is None:
             return
-        now_ms, due = self.core.clock.now_ms(), timers.read_due()
+        now_ms: int = self.core.clock.now_ms()
+        first_ms = now_ms
+        slots, counts = timers.read_due(), [0] * (len(SNAPSHOT_BOUNDS_S) + 1)
+        while due := dict(islice(slots, ROWS_COUNTED_PER_STEP)):
+            counts = [sum(pair) for pair in zip(counts, count_due(due, now_ms), strict=True)]
+            first_ms = min(first_ms, *due)
+            yield ()
         unread = self.core.store.queue_max(TIMER_TOPIC, 0) - timers.read_to
-        overdue_ms = now_ms - min(due, default=now_ms) - PRECISION_MS
-        yield Sample(metrics.TIMER_ENQUEUE_LAG, max(0, unread), labels)
-        yield Sample(metrics.TIMER_ENQUEUE_LATENCY, 0, labels)
-        yield Sample(metrics.TIMER_DEQUEUE_LAG, sum(due.values()), labels)
-        yield Sample(metrics.TIMER_DEQUEUE_LATENCY, max(0, overdue_ms), labels)
-        for bound_s, count in zip(SNAPSHOT_BOUNDS_S, count_due(due, now_ms), strict=False):
-            yield Sample(metrics.TIMER_SNAPSHOT, count, (*labels, str(bound_s)))
+        yield [
+            Sample(metrics.TIMER_ENQUEUE_LAG, max(0, unread), labels),
+            Sample(metrics.TIMER_ENQUEUE_LATENCY, 0, labels),
+            Sample(metrics.TIMER_DEQUEUE_LAG, sum(counts), labels),
+            Sample(metrics.TIMER_DEQUEUE_LATENCY, max(0, now_ms - first_ms - PRECISION_MS), labels),
+            *(
+                Sample(metrics.TIMER_SNAPSHOT, count, (*labels, str(bound_s)))
+                for bound_s, count in zip(SNAPSHOT_BOUNDS_S, counts, strict=False)
+            ),
+        ]
 
     def _read_timer_topics(self) -> Iterator[Sample]:
         timers = self.core.stats.timers
@@ -207,21 +231,22 @@ class Readings:
             yield from self._of_topics(metric, counts, (*self._node, "local", "disk"))
 
     def _read_transactions(self) -> Iterator[Sample]:
-        transactions = self.core.stats.transactions
-        for metric, counts in (
-            (metrics.HALF_MESSAGES, transactions.open_by_topic()),
-            (metrics.COMMITS, transactions.commits),
-            (metrics.ROLLBACKS, transactions.rollbacks),
-            (metrics.FINISH_LATENCY, transactions.finish_s),
-        ):
-            yield from self._of_topics(metric, counts, self._node)
+        transactions, labels = self.core.stats.transactions, self._node
+        yield from self._of_topics(metrics.HALF_MESSAGES, transactions.open_by_topic(), labels)
+        for _, times, of_topic in self._of_topics(metrics.FINISH_LATENCY, transactions.finish_s, labels):
+            assert isinstance(times, Histogram)
+            yield Sample(metrics.COMMITS, times.count, of_topic)
+        yield from self._of_topics(metrics.ROLLBACKS, transactions.rollbacks, labels)
+        yield from self._of_topics(metrics.FINISH_LATENCY, transactions.finish_s, labels)
 
     def _of_topics(
         self, metric: Metric, values: Mapping[str, float | Histogram], labels: tuple[str, ...]
     ) -> Iterator[Sample]:
-        rows = self._limited(row for row in values.items() if row[0] in self.core.topics)
-        for topic, value in rows:
-            yield Sample(metric, value, (*labels, topic))
+        """Yields the values of the topics that exist; other tasks may run meanwhile."""
+        names = (topic for topic in list(values) if topic in self.core.topics)
+        for topic in islice(names, self.core.options.metrics_series_max):
+            if (value := values.get(topic)) is not None:
+                yield Sample(metric, value, (*labels, topic))
 
     def _exists(self, key: str) -> bool:
         """Returns True if the topic and the group of a `topic@group` still exist."""
@@ -258,13 +283,25 @@ def count_due(due: Mapping[int, int], now_ms: int) -> list[int]:
     return [int(count) for count in found]
 
 
-def _client_labels(member: Member) -> tuple[str, str]:
-    """Returns the language and the version of a client."""
-    try:
-        language = LanguageCode(member.language).name.lower()
-    except ValueError:
-        language = "other"
-    return language, render_version(member.version).lower()
+def _tally(members: Iterable[Member], counts: Counter[ClientKind]) -> Iterator[tuple[()]]:
+    """Adds the members to `counts` by language and version; yields nothing where other tasks may run."""
+    rest = iter(members)
+    while step := list(islice(rest, ROWS_COUNTED_PER_STEP)):
+        counts.update(map(_KIND, step))
+        if len(step) == ROWS_COUNTED_PER_STEP:
+            yield ()
+
+
+def _by_labels(counts: Counter[ClientKind]) -> Counter[tuple[str, str]]:
+    """Returns the counts by the labels of language and version."""
+    found = Counter[tuple[str, str]]()
+    for (code, version), count in counts.items():
+        try:
+            language = LanguageCode(code).name.lower()
+        except ValueError:
+            language = "other"
+        found[language, render_version(version).lower()] += count
+    return found
 
 
 def _delivery_labels(key: str) -> tuple[str, str, str, str]:

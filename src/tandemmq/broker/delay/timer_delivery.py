@@ -21,6 +21,7 @@ Source: spec store 16, spec semantics 18.2. RocketMQ's timerlog and timerwheel f
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from tandemmq.broker.core import BrokerCore
@@ -227,7 +228,7 @@ class TimerDelivery(Duty):
         self._counts.read_to = max(self._counts.read_to, next_offset)
         return has_moved
 
-    def _count_due(self) -> dict[int, int]:
+    def _count_due(self) -> Iterator[tuple[int, int]]:
         return self._wheel.counts_by_slot()
 
     def _count(self, record: Record, timed: timers.Timed) -> None:

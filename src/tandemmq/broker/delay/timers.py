@@ -291,9 +291,12 @@ class TimerWheel:
             for rank in self._slots[slot_ms]:
                 yield TimerKey(slot_ms, rank)
 
-    def counts_by_slot(self) -> dict[int, int]:
-        """Returns the number of held messages by slot in milliseconds, cancellations included."""
-        return {slot_ms: len(ranks) for slot_ms, ranks in self._slots.items()}
+    def counts_by_slot(self) -> Iterator[tuple[int, int]]:
+        """Yields slots in milliseconds with the number of held messages, cancellations included; other tasks
+        may run meanwhile.
+        """
+        for slot_ms in list(self._slots):
+            yield slot_ms, len(self._slots.get(slot_ms, ()))
 
     def _forget_farthest(self) -> None:
         """Forgets the farthest half, so that this is not repeated for every message."""

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from tandemmq.broker.arrivals import DELAY, FIFO, NORMAL, TRANSACTION
+from tandemmq.broker.arrivals import DELAY, FIFO, NORMAL
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.delay.postpone import DelayRule, make_room_in_dead_letter
 from tandemmq.broker.delay.recall import encode_recall_handle
@@ -43,7 +43,7 @@ from tandemmq.protocol.sys_flag import (
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
 )
-from tandemmq.protocol.topic_names import HALF_TOPIC, SCHEDULE_TOPIC, TIMER_TOPIC
+from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, TIMER_TOPIC
 from tandemmq.remoting.channel import Channel
 
 UNIQ_KEY_MARK = names.UNIQ_KEY + "\x01"
@@ -74,11 +74,9 @@ SHARDING_MARK = names.SHARDING_KEY + "\x01"
 
 
 def type_of_stored(topic: str, text: str) -> str:
-    """Returns the type of a message with these properties that is stored in this topic, as RocketMQ's metrics
-    name it.
+    """Returns the type of a message with these properties that is stored in this topic and is not a half
+    message, as RocketMQ's metrics name it.
     """
-    if topic == HALF_TOPIC:
-        return TRANSACTION
     if SHARDING_MARK in text:
         return FIFO
     return DELAY if topic in (SCHEDULE_TOPIC, TIMER_TOPIC) else NORMAL

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from tandemmq.broker.arrivals import FIFO
+from tandemmq.broker.arrivals import FIFO, TRANSACTION
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.send.assembly import (
     SHARDING_MARK,
@@ -161,15 +161,21 @@ class SendHandlers:
         text: str,
     ) -> None:
         """Counts the stored messages of a batch, or of a send with properties that affect the broker."""
-        begins, end = appended.log_offsets, appended.end_offset
+        begins = appended.log_offsets
+        count, size = len(begins), appended.end_offset - begins[0]
         if isinstance(records, NewBatch):
-            target.arrivals.record_batch(len(begins), end - begins[0])
+            target.arrivals.record_batch(count, size)
             return
-        topic = records[0].topic
+        stats, topic = self.core.stats, records[0].topic
         if topic == HALF_TOPIC:
-            self.core.stats.transactions.begin(appended.queue_offset, target.topic)
-        row = self.core.stats.arrivals.row(topic, type_of_stored(topic, text))
-        row.record_batch(len(begins), end - begins[0])
+            stats.transactions.begin(appended.queue_offset, target.topic)
+            row = stats.arrivals.row(topic, TRANSACTION)
+        else:
+            row = stats.arrivals.row(topic, type_of_stored(topic, text))
+        if count == 1:
+            row.record(size)
+        else:
+            row.record_batch(count, size)
 
     def _refuse(self, command: Command, error: RequestRejected) -> Command:
         self.core.stats.count_send_refusal(error.code)

@@ -348,7 +348,7 @@ class TransactionChecks(Duty):
             },
         )
         await self._append(halves.make_discarded(half, DISCARD_TOPIC))
-        self._counts.discard(halves.root_of(half))
+        self._counts.discard(halves.root_of(half), half.text(names.REAL_TOPIC.encode()))
 
     async def _append_copy(self, half: Record, copy: NewRecord) -> Appended | None:
         root = halves.root_of(half)

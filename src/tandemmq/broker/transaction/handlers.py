@@ -82,11 +82,16 @@ class TransactionHandlers:
         now_ms = self.core.clock.now_ms()
         offsets_to_mark = self.decided.offsets_to_mark(root, half.queue_offset)
         records = halves.make_ops(offsets_to_mark, self.core.store.appender.store_host, now_ms)
-        if header.decision == TRANSACTION_COMMIT:
-            records.insert(0, self._make_commit(half, now_ms))
+        is_commit = header.decision == TRANSACTION_COMMIT
+        if is_commit:
+            commit = self._make_commit(half)
+            topic = commit.topic
+            postpone_commit(commit, self.delay, now_ms)
+            records.insert(0, commit)
+        else:
+            topic = half.text(names.REAL_TOPIC.encode())
         self.decided.end(root, header.decision)
         age_s = max(0, now_ms - half.born_at_ms) // 1000
-        topic, is_commit = half.text(names.REAL_TOPIC.encode()), header.decision == TRANSACTION_COMMIT
 
         def on_outcome(is_stored: bool) -> None:
             (self.decided.settle if is_stored else self.decided.reopen)(root)
@@ -158,11 +163,10 @@ class TransactionHandlers:
         was = "committed" if before == TRANSACTION_COMMIT else "rolled back"
         raise _failed(f"the transaction was already {was}")
 
-    def _make_commit(self, half: Record, now_ms: int) -> NewRecord:
+    def _make_commit(self, half: Record) -> NewRecord:
         commit = halves.make_commit(half)
         if commit is None:
             raise _failed("the half message names no topic (REAL_TOPIC)")
-        postpone_commit(commit, self.delay, now_ms)
         return commit
 
     def _append(
