@@ -19,13 +19,13 @@ from urllib.request import Request, urlopen
 
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.remoting.metrics_port import ReadPieces
+from tandemmq.remoting.otel_resource import resource_of
 from tandemmq.runtime.machine import CallThread
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter, parse_pairs
 from tandemmq.telemetry.log_lines import Outages
 from tandemmq.telemetry.metrics import Sample
-from tandemmq.telemetry.resource import resource_of
 
 try:
     from google.protobuf.json_format import MessageToJson

@@ -5,6 +5,7 @@ and TCP connections. `deliver` passes bytes to a protocol as these connections d
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
 import secrets
@@ -163,6 +164,14 @@ class SeededRandom(SystemRandom):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self._random = random.Random(seed)
+
+
+@functools.cache
+def instance_id() -> str:
+    """Returns a random UUID, the same until the process ends."""
+    import uuid  # only servers that push need it
+
+    return str(uuid.uuid4())
 
 
 def local_address() -> str:

@@ -10,7 +10,7 @@ from tandemmq.telemetry import controller_metrics, metrics, proxy_metrics, rocke
 
 _NAME: Final = re.compile(r"(?!__)[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"le", "quantile", "aggregation"})
-"""Of histograms, of summaries, and of differences (`metricsInDelta`)."""
+"""The labels of histograms, of summaries, and of differences (`metricsInDelta`)."""
 _TABLES: Final = (
     metrics.TABLE,
     rocketmq_metrics.ROCKETMQ_TABLE,

@@ -28,13 +28,13 @@ from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.metrics_export import GRPC_METHOD, HTTP_PATH, MetricsExport
 from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
+from tandemmq.remoting.otel_resource import resource_of
 from tandemmq.runtime.machine import LEFT_MAX, LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import controller_metrics, events, metrics, rocketmq_metrics
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
 from tandemmq.telemetry.metrics import Histogram, Sample
 from tandemmq.telemetry.otlp import POINTS_MAX, instrument_of
-from tandemmq.telemetry.resource import resource_of
 from waits import until
 
 OTLP = MetricsExporter.OTLP_GRPC

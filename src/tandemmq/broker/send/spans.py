@@ -26,11 +26,11 @@ from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler, Waiting
 from tandemmq.remoting.options import render_address
+from tandemmq.remoting.otel_resource import resource_of
 from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
 from tandemmq.telemetry.export_options import MetricsExporter, parse_pairs
 from tandemmq.telemetry.log_lines import Outages
-from tandemmq.telemetry.resource import resource_of
 from tandemmq.units import Buffer
 
 try:

@@ -2,16 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import uuid
-
 from tandemmq import __version__
-
-
-@functools.cache
-def instance_id() -> str:
-    """Returns the `service.instance.id` of this process: random, and the same until the process ends."""
-    return str(uuid.uuid4())
+from tandemmq.runtime.machine import instance_id
 
 
 def resource_of(server: str) -> dict[str, str]:
