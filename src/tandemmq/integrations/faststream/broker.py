@@ -1,0 +1,281 @@
+"""The broker: the connection to a cluster, and publishing without a publisher."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable
+from dataclasses import replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any, Unpack, cast
+
+from fast_depends import dependency_provider
+from faststream._internal.broker import BrokerUsecase
+from faststream._internal.configs import UnderlyingDriverAnnotation
+from faststream._internal.constants import EMPTY
+from faststream._internal.context import Context
+from faststream._internal.context.repository import ContextRepo
+from faststream._internal.di import FastDependsConfig
+from faststream._internal.logger import make_logger_state
+from faststream.exceptions import SetupError
+from faststream.response.publish_type import PublishType
+from faststream.security import BaseSecurity, SASLPlaintext
+from faststream.specification.schema import BrokerSpec
+
+from tandemmq.client.instance import ClientInstance
+from tandemmq.client.options import ClientOptions, ProducerOptions, ServerNames, parse_name_servers
+from tandemmq.client.producer.producer import Producer
+from tandemmq.client.producer.results import SendResult
+from tandemmq.errors import TandemError
+from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, SubscriberLogLines
+from tandemmq.integrations.faststream.message import Raw, RocketMQMessage
+from tandemmq.integrations.faststream.producer import RocketMQProducer
+from tandemmq.integrations.faststream.registrator import RocketMQRegistrator, RouterOptions, config_options
+from tandemmq.integrations.faststream.response import MessageFields, RocketMQPublishCommand, check_options
+from tandemmq.integrations.faststream.subscriber import RocketMQSubscriber
+from tandemmq.remoting.options import TlsClientOptions
+
+if TYPE_CHECKING:
+    from fast_depends import Provider
+    from fast_depends.library.serializer import SerializerProto
+    from faststream._internal.basic_types import LoggerProto
+    from faststream._internal.parser import CodecProto
+    from faststream._internal.types import IdGenerator
+    from faststream.specification.schema.extra import Tag, TagDict
+
+
+class BrokerSetup(RouterOptions, total=False):
+    """The options of FastStream for a broker: shut-down, bodies, AsyncAPI document, log, dependencies; and
+    `create_topics` (True): topics of subscribers are created if they do not exist.
+    """
+
+    create_topics: bool
+    graceful_timeout: float | None
+    codec: CodecProto | None
+    id_generator: IdGenerator
+    specification_url: str | None
+    protocol: str | None
+    protocol_version: str | None
+    description: str | None
+    tags: Iterable[Tag | TagDict]
+    logger: LoggerProto | None
+    log_level: int
+    apply_types: bool
+    serializer: SerializerProto | None
+    provider: Provider | None
+    context: ContextRepo | None
+
+
+class RocketMQBroker(RocketMQRegistrator, BrokerUsecase[Raw, ClientInstance, RocketMQBrokerConfig]):
+    """A broker of FastStream on a RocketMQ-compatible cluster.
+
+    `group`: the beginning of the group names of subscribers that name none. `client`, `producer`: options of
+    the connections and of sending. `security`: TLS, and the access key and the secret key as user name and
+    password; what it cannot express is set in `client`.
+    """
+
+    _connection: ClientInstance | None
+
+    def __init__(
+        self,
+        name_servers: ServerNames = "127.0.0.1:9876",
+        *,
+        group: str = "faststream",
+        client: ClientOptions | None = None,
+        producer: ProducerOptions | None = None,
+        security: BaseSecurity | None = None,
+        routers: Iterable[RocketMQRegistrator] = (),
+        **options: Unpack[BrokerSetup],
+    ) -> None:
+        check_options(options, BrokerSetup)
+        self._name_servers = name_servers
+        self._client = secured(client or ClientOptions(), security)
+        self._producer_options = replace(producer or ProducerOptions(), client=self._client)
+        self._sender: Producer | None = None
+        rest: dict[str, Any] = dict(options)
+        specification = BrokerSpec(
+            url=[rest.pop("specification_url", None) or ";".join(parse_name_servers(name_servers))],
+            protocol=rest.pop("protocol", None) or "rocketmq",
+            protocol_version=rest.pop("protocol_version", None),
+            description=rest.pop("description", None),
+            tags=rest.pop("tags", ()),
+            security=security,
+        )
+        logger = make_logger_state(
+            rest.pop("logger", EMPTY), rest.pop("log_level", logging.INFO), SubscriberLogLines
+        )
+        fd_config = FastDependsConfig(
+            use_fastdepends=rest.pop("apply_types", True),
+            serializer=rest.pop("serializer", EMPTY),
+            provider=rest.pop("provider", None) or dependency_provider,
+            context=rest.pop("context", None) or ContextRepo(),
+        )
+        config = RocketMQBrokerConfig(
+            group=group,
+            producer=RocketMQProducer(rest.get("parser"), rest.get("decoder")),
+            logger=logger,
+            fd_config=fd_config,
+            extra_context={"broker": self},
+            default_driver_annotations=DRIVER_ANNOTATIONS,
+            **config_options(rest),
+        )
+        super().__init__(config=config, specification=specification, routers=routers)
+
+    async def _connect(self) -> ClientInstance:
+        """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
+        instance = ClientInstance(self._name_servers, self._client)
+        config = self.config.broker_config
+        try:
+            await instance.start()
+            sender = Producer(f"{config.group}-producer", options=self._producer_options, instance=instance)
+            self._sender = await sender.start()
+        except BaseException:
+            await instance.close()
+            raise
+        config.instance = instance
+        config.producer.connect(self._sender, config.fd_config._serializer, config.broker_codec)
+        return instance
+
+    async def start(self) -> None:
+        """Connects and starts the subscribers. Raises SetupError when two of them have the same group."""
+        await self.connect()
+        groups = [subscriber.group for subscriber in cast("list[RocketMQSubscriber]", self.subscribers)]
+        doubled = sorted({group for group in groups if groups.count(group) > 1})
+        if doubled:
+            raise SetupError(
+                f"two subscribers have the group {doubled[0]!r}: pass group=... so that each has its own"
+            )
+        await super().start()
+
+    async def stop(
+        self,
+        exc_type: type[BaseException] | None = None,
+        exc_val: BaseException | None = None,
+        exc_tb: TracebackType | None = None,
+    ) -> None:
+        """Stops the subscribers and ends the connections, also when that of a subscriber fails."""
+        instance, sender = self._connection, self._sender
+        try:
+            await super().stop(exc_type, exc_val, exc_tb)
+        finally:
+            self._connection = self._sender = self.config.broker_config.instance = None
+            self.config.broker_config.producer.connect(None, None, None)
+            if sender is not None:
+                await sender.close()
+            if instance is not None:
+                await instance.close()
+
+    async def ping(self, timeout: float | None = None) -> bool:
+        """Returns True if a name server and every known master answer in time."""
+        if self._connection is None:
+            return False
+        try:
+            async with asyncio.timeout(timeout):
+                await self._connection.ping()
+        except (TandemError, TimeoutError):
+            return False
+        return True
+
+    async def publish(
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+        reply_to: str = "",
+        **fields: Unpack[MessageFields],
+    ) -> SendResult:
+        """Publishes a message; returns its position once it is stored. `reply_to`: the topic for the answer.
+
+        Raises:  the errors of `Producer.send`.
+        """
+        cmd = RocketMQPublishCommand(
+            message,
+            topic=topic,
+            headers=headers,
+            correlation_id=self._id(correlation_id),
+            reply_to=reply_to,
+            **fields,
+        )
+        return await self._basic_publish(cmd, producer=self._producer)
+
+    async def publish_batch(  # type: ignore[override]
+        self,
+        *messages: Any,
+        topic: str = "",
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> list[SendResult]:
+        """Publishes several messages in one request to one queue; all or none are stored.
+
+        Raises:  the errors of `Producer.send_batch`.
+        """
+        cmd = RocketMQPublishCommand(
+            *messages, topic=topic, headers=headers, correlation_id=self._id(correlation_id), **fields
+        )
+        return await self._basic_publish_batch(cmd, producer=self._producer)
+
+    async def request(  # type: ignore[override]
+        self,
+        message: Any = None,
+        topic: str = "",
+        *,
+        timeout: float | None = None,
+        headers: dict[str, Any] | None = None,
+        correlation_id: str | None = None,
+        **fields: Unpack[MessageFields],
+    ) -> RocketMQMessage:
+        """Sends a request and returns the answer of its handler, for which it waits 3 s unless `timeout` says
+        otherwise.
+
+        Raises:  RequestTimeout when no answer came in time; the errors of `publish`.
+        """
+        cmd = RocketMQPublishCommand(
+            message,
+            topic=topic,
+            publish_type=PublishType.REQUEST,
+            headers=headers,
+            correlation_id=self._id(correlation_id),
+            timeout_s=timeout,
+            **fields,
+        )
+        return await self._basic_request(cmd, producer=self._producer)
+
+    def _id(self, correlation_id: str | None) -> str:
+        return correlation_id or self.config.id_generator()
+
+
+def secured(options: ClientOptions, security: BaseSecurity | None) -> ClientOptions:
+    """Returns the options with FastStream's security.
+
+    Raises:  SetupError for a kind that RocketMQ does not have, or an SSL context of the application's own.
+    """
+    if security is None:
+        return options
+    if security.ssl_context is not None:
+        raise SetupError(
+            "an SSL context cannot be passed: use client=ClientOptions(tls=TlsClientOptions(...))"
+        )
+    if security.use_ssl and options.tls is None:
+        options = replace(options, tls=TlsClientOptions())
+    if isinstance(security, SASLPlaintext):
+        return replace(options, access_key=security.username, secret_key=security.password)
+    if type(security) is BaseSecurity:
+        return options
+    raise SetupError(f"RocketMQBroker knows BaseSecurity and SASLPlaintext, not {type(security).__name__}")
+
+
+InjectedBroker = Annotated[RocketMQBroker, Context("broker")]
+InjectedMessage = Annotated[RocketMQMessage, Context("message")]
+InjectedClient = Annotated[ClientInstance, Context("broker._connection")]
+DRIVER_ANNOTATIONS = {
+    driver: UnderlyingDriverAnnotation(type_hint=hint, module="tandemmq.integrations.faststream", name=name)
+    for driver, hint, name in (
+        (RocketMQBroker, InjectedBroker, "InjectedBroker"),
+        (RocketMQMessage, InjectedMessage, "RocketMQMessage"),
+        (ClientInstance, InjectedClient, "Client"),
+    )
+}
+"""The annotations that handlers use in place of these classes, for FastStream's error texts."""
