@@ -221,10 +221,10 @@ class Console:
         try:
             async with asyncio.timeout(timeout_s):
                 return await handler(view), ""
+        except (PageError, TandemError) as refusal:  # first: a RequestTimeout is also a TimeoutError
+            error = refusal
         except TimeoutError:
             error = PageError(504, f"no answer from the cluster within {timeout_s:g} s")
-        except (PageError, TandemError) as refusal:
-            error = refusal
         except Exception as fault:
             log.exception(events.CONSOLE_PAGE_FAILED, extra={"path": view.url})
             error = PageError(500, f"an internal error: {fault!r}")

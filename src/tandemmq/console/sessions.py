@@ -257,7 +257,7 @@ class Sessions:
         self._scope = TaskScope("sessions")
         self._scope.start("sweep", self._sweep_for_ever())
         if self.admits_visitors:
-            with suppress(TandemError, TimeoutError):  # without a name server each page says so
+            with suppress(TandemError):  # without a name server each page says so
                 await self._viewer(UNSIGNED)
 
     async def close(self) -> None:
@@ -287,8 +287,6 @@ class Sessions:
         if self.admits_visitors:
             try:
                 visitor.viewer = await self._viewer(UNSIGNED)
-            except TimeoutError:
-                visitor.outage = f"the name server does not answer within {READ_TIMEOUT_S:g} s"
             except TandemError as error:
                 visitor.outage = str(error)
         return visitor
@@ -315,10 +313,7 @@ class Sessions:
         while len(self._sessions) >= SESSIONS_MAX:
             await self.end(next(iter(self._sessions.values())))
         session_id, now = secrets.token_urlsafe(32), self.clock.monotonic()
-        try:
-            viewer = await self._viewer(keys)
-        except TimeoutError:
-            raise LoginRefused("the name server does not answer") from None
+        viewer = await self._viewer(keys)
         session = Session(session_id, self._csrf(session_id), name, may_change, viewer, now, now)
         self._sessions[session_id] = session
         return session
@@ -359,15 +354,21 @@ class Sessions:
         return hmac.new(self._key, session_id.encode(), hashlib.sha256).hexdigest()
 
     async def _viewer(self, keys: Credentials | None) -> Viewer:
-        """Returns the connections that sign with these keys. Raises TandemError without a name server,
-        TimeoutError when it does not answer.
+        """Returns the connections that sign with these keys. Raises TandemError without a name server, also
+        when it does not answer in time.
         """
         async with self._opening:
             found = self._viewers.get(keys)
             if found is None:
                 stack = AsyncExitStack()
-                async with asyncio.timeout(READ_TIMEOUT_S):
-                    tools = await stack.enter_async_context(open_tools(self.name_servers, keys))
+                try:
+                    async with asyncio.timeout(READ_TIMEOUT_S):
+                        tools = await stack.enter_async_context(open_tools(self.name_servers, keys))
+                except TandemError:  # first: a RequestTimeout is also a TimeoutError, with its own text
+                    raise
+                except TimeoutError:
+                    text = f"the name server does not answer within {READ_TIMEOUT_S:g} s"
+                    raise RequestTimeout(text) from None
                 sampler = Sampler(tools, self.clock)
                 stack.push_async_callback(sampler.close)
                 sampler.start()

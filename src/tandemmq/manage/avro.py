@@ -4,6 +4,7 @@ embeds.
 An embedded schema is the sender's, so it is hostile: arrays of values without bytes would never end, and deep
 values overflow the stack of a reader in C. This reader bounds the count and depth of values. Landing
 pipelines, whose schema is the operator's, read with `fastavro`.
+Invariants: no schema and no bytes raise anything but `BodyUnreadable`.
 At a bound: `BodyUnreadable`; a container's values before the bound are returned.
 Source: the Avro 1.12 specification.
 """
@@ -13,6 +14,8 @@ from __future__ import annotations
 import json
 import struct
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
@@ -45,12 +48,25 @@ class AvroSchema:
 def parse_schema(text: str | bytes) -> AvroSchema:
     """Returns the schema. Raises BodyUnreadable for an invalid schema."""
     named: dict[str, Any] = {}
-    try:
+    with _unreadable("the Avro schema cannot be read"):
         root = json.loads(text)
         _collect(root, "", named, 0)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BodyUnreadable(f"the Avro schema cannot be read: {type(error).__name__}: {error}") from None
     return AvroSchema(root, named)
+
+
+@contextmanager
+def _unreadable(what: str) -> Iterator[None]:
+    """Turns every other error into BodyUnreadable: an invalid schema fails in more ways than can be listed,
+    and a page must show the reason instead of failing.
+    """
+    try:
+        yield
+    except BodyUnreadable:
+        raise
+    except KeyError as error:
+        raise BodyUnreadable(f"{what}: {error} is missing") from None
+    except Exception as error:  # noqa: BLE001  (see above)
+        raise BodyUnreadable(f"{what}: {type(error).__name__}: {error}") from None
 
 
 def _collect(kind: Any, namespace: str, named: dict[str, Any], depth: int) -> None:
@@ -67,14 +83,15 @@ def _collect(kind: Any, namespace: str, named: dict[str, Any], depth: int) -> No
         return
     base = kind["type"]
     if base in ("record", "error", "enum", "fixed"):
-        name = str(kind["name"])
+        name = _text_of(kind, "name")
         namespace = name.rpartition(".")[0] or str(kind.get("namespace") or namespace)
         short = name.rpartition(".")[2]
         named[short] = named[f"{namespace}.{short}"] = kind
         for one in kind["fields"] if base in ("record", "error") else ():
+            _text_of(one, "name")
             _collect(one["type"], namespace, named, depth + 1)
-        if base == "enum" and not isinstance(kind["symbols"], list):
-            raise BodyUnreadable("the Avro schema has an enum without symbols")
+        if base == "enum" and not all(isinstance(symbol, str) for symbol in kind["symbols"]):
+            raise BodyUnreadable("the Avro schema has an enum whose symbols are not texts")
         if base == "fixed" and not 0 <= int(kind["size"]) <= BLOCK_BYTES_MAX:
             raise BodyUnreadable(f"the Avro schema has a fixed of {kind['size']} bytes")
     elif base in ("array", "map"):
@@ -83,10 +100,18 @@ def _collect(kind: Any, namespace: str, named: dict[str, Any], depth: int) -> No
         _collect(base, namespace, named, depth + 1)
 
 
+def _text_of(kind: Any, key: str) -> str:
+    """Returns a name in a schema. A long list as a name would be printed once for each value."""
+    if not isinstance(kind[key], str):
+        raise BodyUnreadable(f"the Avro schema has a {key} that is not a text")
+    return str(kind[key])
+
+
 def read_value(schema: AvroSchema, payload: bytes) -> Any:
     """Returns the one value that the bytes hold, in values of JSON. Raises BodyUnreadable."""
     reader = _ValueReader(payload, schema.named)
-    value = reader.read(schema.root, 0)
+    with _unreadable("no Avro of that schema"):
+        value = reader.read(schema.root, 0)
     left = len(payload) - reader.at
     if left:
         raise BodyUnreadable(f"no Avro of that schema: {left} bytes are left behind the value")
@@ -115,7 +140,8 @@ def read_container(body: bytes) -> tuple[list[Any], str]:
                 block = _inflate(block, BLOCK_BYTES_MAX - inflated)
                 inflated += len(block)
             reader = _ValueReader(block, schema.named, budget=budget)
-            values += (reader.read(schema.root, 0) for _ in range(count))
+            with _unreadable("no Avro of that schema"):
+                values += (reader.read(schema.root, 0) for _ in range(count))
             if head.take(_SYNC_BYTES) != sync:
                 return values, "a block of the container has no end mark"
     except BodyUnreadable as error:
@@ -182,7 +208,7 @@ class _ValueReader:
             return self._read_plain(kind) if kind in _PRIMITIVES else self.read(self.named[kind], depth + 1)
         base, logical = kind["type"], kind.get("logicalType")
         if base in ("record", "error"):
-            return {str(one["name"]): self.read(one["type"], depth + 1) for one in kind["fields"]}
+            return {one["name"]: self.read(one["type"], depth + 1) for one in kind["fields"]}
         if base == "enum":
             index = self.read_long()
             symbols = kind["symbols"]
@@ -192,7 +218,7 @@ class _ValueReader:
         if base == "map":
             return self.read_map(kind["values"], depth)
         value = self.take(int(kind["size"])) if base == "fixed" else self.read_raw(base, depth)
-        return _show(_by_meaning(value, str(logical or ""), kind))
+        return _show(_by_meaning(value, logical if isinstance(logical, str) else "", kind))
 
     def read_raw(self, kind: Any, depth: int) -> Any:
         """Returns the next value; bytes stay bytes."""
@@ -244,6 +270,6 @@ def _by_meaning(value: Any, logical: str, kind: Any) -> Any:
         if base in ("timestamp", "local-timestamp") and unit in _TICKS and isinstance(value, int):
             when = _EPOCH + timedelta(microseconds=value * 1_000_000 // _TICKS[unit])
             return (when if base == "timestamp" else when.replace(tzinfo=None)).isoformat()
-    except (ValueError, OverflowError, ArithmeticError):
+    except (ValueError, TypeError, ArithmeticError):
         return value
     return value

@@ -3,8 +3,9 @@
 Invariants: a body never raises, whatever its bytes and its flag say: a form that does not fit is replaced by
             text or hex, with the reason in `note`. Texts hold only printable characters, tabs and line ends,
             so that neither a terminal nor bidirectional overrides change the shown text.
-At a bound: a text is cut after `TEXT_CHARS_MAX` characters, a dump after `HEX_BYTES_MAX` bytes (`is_cut`). A
-            body that inflates to more than `CONTENT_BYTES_MAX` is shown as stored.
+At a bound: a text is cut after `TEXT_CHARS_MAX` characters, a dump after `HEX_BYTES_MAX` bytes (`is_cut`), a
+            note after `NOTE_CHARS_MAX`. A body that inflates to more than `CONTENT_BYTES_MAX` is shown as
+            stored.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from tandemmq.protocol.sys_flag import (
 
 TEXT_CHARS_MAX: Final = 256 * 1024
 HEX_BYTES_MAX: Final = 16 * 1024
+NOTE_CHARS_MAX: Final = 500
 JSON_BYTES_MAX: Final = 1 << 20
 """The size of JSON that is indented; more is shown as text."""
 JSON_DEPTH_MAX: Final = 40
@@ -94,6 +96,7 @@ def show_body(
         found, text, note = _render(content, form, schema)
     text, is_cut = text[:TEXT_CHARS_MAX], len(text) > TEXT_CHARS_MAX
     is_cut |= found is BodyForm.HEX and len(content) > HEX_BYTES_MAX
+    note = make_printable(note[:NOTE_CHARS_MAX])
     return BodyView(found, make_printable(text), len(content), len(body), compression, is_cut, note)
 
 

@@ -42,10 +42,10 @@ async def ask_each(
             try:
                 async with asyncio.timeout(timeout_s):
                     return Reached(target, await read(target))
+            except TandemError as error:  # first: a RequestTimeout is also a TimeoutError, with its own text
+                return Reached(target, None, str(error), isinstance(error, NotPermitted))
             except TimeoutError:
                 return Reached(target, None, f"no answer within {timeout_s:g} s")
-            except TandemError as error:
-                return Reached(target, None, str(error), isinstance(error, NotPermitted))
 
     return await asyncio.gather(*map(ask, targets))
 

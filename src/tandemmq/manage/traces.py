@@ -22,6 +22,8 @@ OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "retu
 """The numbers in a trace, by meaning."""
 RECORDS_MAX: Final = 64
 """The most trace messages of one message that are read."""
+DIGITS_MAX: Final = 18
+"""The most digits of a number in a trace; every number of so many digits fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,5 +150,5 @@ def parse_trace(unique_key: str, found: Iterable[Record]) -> MessageTrace:
 
 
 def _number(text: str) -> int:
-    """Returns the number, or 0 for a text that is not a number: clients of many kinds write traces."""
-    return int(text) if text.isdecimal() else 0
+    """Returns the number, or 0 for a text that is not a number of 64 bits: any client may write traces."""
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else 0

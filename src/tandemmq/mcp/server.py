@@ -74,10 +74,10 @@ def _bounded(tool: Callable[..., Awaitable[Facts]]) -> Callable[..., Awaitable[F
         try:
             async with asyncio.timeout(CALL_S_MAX):
                 facts = await tool(*arguments, **named)
+        except TandemError as error:  # first: some are also a TimeoutError or an OSError, with their own text
+            raise ToolError(str(explain(error))) from error
         except TimeoutError:
             raise ToolError(f"no answer within {CALL_S_MAX:.0f} s; ask for less") from None
-        except TandemError as error:
-            raise ToolError(str(explain(error))) from error
         except OSError as error:
             raise ToolError(f"the cluster cannot be reached: {error}") from error
         size = len(json.dumps(facts))

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tandemmq.console.view import Action, Answer, Page, View
+from tandemmq.errors import RequestTimeout
 from tandemmq.testing import Cluster
 from unit.console.console_client import open_browser
 
@@ -76,6 +77,16 @@ async def test_read_only_console_refuses_actions(cluster: Cluster) -> None:
         answer = await browser.post("/change", {"name": "x"})
     assert answer.status_code == 403
     assert "read-only" in answer.text
+
+
+async def test_a_time_out_of_a_request_is_shown_with_its_own_text(cluster: Cluster) -> None:
+    async def show_slow(_: View) -> Answer:
+        raise RequestTimeout("127.0.0.1:10911: no answer within 7 s")
+
+    async with open_browser(cluster.name_servers, [Page("/slow", "Slow", show_slow)]) as browser:
+        answer = await browser.get("/slow")
+    assert answer.status_code == 504
+    assert "127.0.0.1:10911: no answer within 7 s" in answer.text
 
 
 async def test_text_of_the_cluster_is_escaped(cluster: Cluster) -> None:

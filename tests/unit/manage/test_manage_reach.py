@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from tandemmq.errors import BrokerUnreachable, NotPermitted, RequestRejected
+from tandemmq.errors import BrokerUnreachable, NotPermitted, RequestRejected, RequestTimeout
 from tandemmq.manage.capabilities import REMEMBERED_S, Capabilities
 from tandemmq.manage.reach import READS_AT_ONCE_MAX, ask_each
 from tandemmq.protocol.codes import ResponseCode
@@ -18,15 +18,18 @@ async def test_each_target_has_an_outcome_in_order() -> None:
             await asyncio.Event().wait()
         if target == "gone":
             raise BrokerUnreachable("no connection")
+        if target == "slow":
+            raise RequestTimeout("slow: no answer within 7 s")
         if target == "closed":
             raise NotPermitted("may not")
         return len(target)
 
-    found = await ask_each(["one", "silent", "gone", "closed"], read, timeout_s=0.05)
-    assert [one.target for one in found] == ["one", "silent", "gone", "closed"]
-    assert [one.answer for one in found] == [3, None, None, None]
-    assert [one.is_denied for one in found] == [False, False, False, True]
+    found = await ask_each(["one", "silent", "gone", "closed", "slow"], read, timeout_s=0.05)
+    assert [one.target for one in found] == ["one", "silent", "gone", "closed", "slow"]
+    assert [one.answer for one in found] == [3, None, None, None, None]
+    assert [one.is_denied for one in found] == [False, False, False, True, False]
     assert [one.error for one in found[:3]] == ["", "no answer within 0.05 s", "no connection"]
+    assert found[4].error == "slow: no answer within 7 s"
 
 
 async def test_reads_at_once_are_bounded() -> None:

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 from mcp.client import Client
 from mcp.client.stdio import StdioServerParameters
+from mcp.server.mcpserver.exceptions import ToolError
 
 from tandemmq.client import Admin, ConsumerOptions, StartFrom
-from tandemmq.errors import ClientError
+from tandemmq.errors import ClientError, RequestTimeout
 from tandemmq.manage.tools import open_tools
 from tandemmq.mcp.reads import BODY_CHARS_MAX, UNTRUSTED
-from tandemmq.mcp.server import build_server
+from tandemmq.mcp.server import _bounded, build_server
 from tandemmq.protocol.message import Message
 from tandemmq.testing import Cluster
 from waits import until
@@ -221,3 +222,11 @@ async def test_the_settings_of_assistants_in_the_document_start_a_server(key: st
     parameters = StdioServerParameters(command=command, args=arguments, env=settings.get("env"))
     async with Client(parameters) as client:
         assert {one.name for one in (await client.list_tools()).tools} == READS
+
+
+async def test_a_time_out_of_a_request_is_answered_with_its_own_text() -> None:
+    async def read() -> dict[str, Any]:
+        raise RequestTimeout("127.0.0.1:10911: no answer within 7 s")
+
+    with pytest.raises(ToolError, match="no answer within 7 s"):
+        await _bounded(read)()
