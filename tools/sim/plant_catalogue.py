@@ -2816,6 +2816,27 @@ _MANAGE: Final = (
         proofs=("unit/manage/test_messages.py",),
     ),
     Plant(
+        name="a stranger sees the console's own pages of a guarded cluster",
+        path="console/sessions.py",
+        sound="(bool(self.user) or not self.viewer.sampler.is_guarded)",
+        bug="(bool(self.user) or True)",
+        proofs=("unit/console/test_console_secrets.py",),
+    ),
+    Plant(
+        name="the audit list shows the value of a secret setting",
+        path="console/pages/settings.py",
+        sound='return ("value",) if is_secret_setting(',
+        bug="return () if is_secret_setting(",
+        proofs=("unit/console/test_console_secrets.py",),
+    ),
+    Plant(
+        name="a trace with a number of many digits ends its page",
+        path="manage/traces.py",
+        sound="text.isdecimal() and len(text) <= DIGITS_MAX",
+        bug="text.isdecimal()",
+        proofs=("unit/manage/test_hostile_bodies.py",),
+    ),
+    Plant(
         name="a deep body overflows the stack of its reader",
         path="manage/avro.py",
         sound='        if depth > DEPTH_MAX:\n            raise BodyUnreadable(f"no Avro',

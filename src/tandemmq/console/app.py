@@ -37,6 +37,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
+from tandemmq.manage.settings import HIDDEN
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -170,8 +171,8 @@ class Console:
     def _shown(self, page: Page, *, needs_change: bool = False) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             view = await self._view(request, page)
-            if view.session.viewer is None and not page.is_open:
-                return self._without_viewer(request, view)
+            if not page.is_open and (refusal := await self._refusal(request, view)):
+                return refusal
             if needs_change and not view.may_change:
                 return self._failed(request, view, PageError(403, self._read_only_reason()))
             response, _ = await self._run(request, view, page.handler, page.timeout_s)
@@ -182,16 +183,18 @@ class Console:
     def _changed(self, action: Action) -> Callable[[Request], Awaitable[Response]]:
         async def endpoint(request: Request) -> Response:
             view = await self._view(request, action)
-            if view.session.viewer is None:
-                return self._without_viewer(request, view)
+            if refusal := await self._refusal(request, view):
+                return refusal
             try:
                 view.fields = await self._form(request, view.session, action.form_bytes_max)
                 if not view.may_change:
                     raise PageError(403, self._read_only_reason())
             except PageError as error:
                 return self._failed(request, view, error)
+            secrets = action.secrets_of(view.form)
+            view.secrets = [value for name, value in view.fields if name in secrets]
             shown = {
-                name: "(hidden)" if name in action.secrets else value
+                name: HIDDEN if name in secrets else value
                 for name, value in {
                     **view.form,
                     **view.path,
@@ -226,9 +229,14 @@ class Console:
         except TimeoutError:
             error = PageError(504, f"no answer from the cluster within {timeout_s:g} s")
         except Exception as fault:
-            log.exception(events.CONSOLE_PAGE_FAILED, extra={"path": view.url})
-            error = PageError(500, f"an internal error: {fault!r}")
-        return self._failed(request, view, error), _reason_of(error)
+            text = repr(fault)
+            log.error(
+                events.CONSOLE_PAGE_FAILED,
+                extra={"path": request.scope["path"], "reason": view.conceal(text)},
+                exc_info=view.conceal(text) == text,
+            )
+            error = PageError(500, f"an internal error: {text}")
+        return self._failed(request, view, error), view.conceal(_reason_of(error))
 
     def _failed(self, request: Request, view: View, error: Exception) -> Response:
         """Returns the page of an error, or of the log-in if a visitor lacks a right."""
@@ -236,7 +244,8 @@ class Console:
             return self._to_login(request, view)
         status = error.status if isinstance(error, PageError) else 502
         status = next((number for kind, number in _STATUS if isinstance(error, kind)), status)
-        answer = view.page("error.html", status, reason=_reason_of(error), code=status, title="Not possible")
+        reason = view.conceal(_reason_of(error))
+        answer = view.page("error.html", status, reason=reason, code=status, title="Not possible")
         return self._with_cookie(request, view.session, answer)
 
     def _read_only_reason(self) -> str:
@@ -319,10 +328,20 @@ class Console:
         response.delete_cookie(self._cookies.session, path="/", secure=self._cookies.is_secure, httponly=True)
         return response
 
-    def _without_viewer(self, request: Request, view: View) -> Response:
-        if view.session.outage:
-            return self._failed(request, view, PageError(502, view.session.outage))
-        return self._to_login(request, view)
+    async def _refusal(self, request: Request, view: View) -> Response | None:
+        """Returns the answer to a browser that must log in first, or cannot be served; None for the others.
+        It precedes every page and action except those that are open.
+        """
+        session = view.session
+        if session.outage:
+            return self._failed(request, view, PageError(502, session.outage))
+        if session.viewer is not None and not session.user:
+            try:
+                await view.cluster()  # shows whether it has access control
+            except PageError as error:
+                if session.is_admitted:
+                    return self._failed(request, view, error)
+        return None if session.is_admitted else self._to_login(request, view)
 
     def _to_login(self, request: Request, view: View) -> Response:
         target = _path_of(request) if request.method == "GET" else "/"

@@ -49,7 +49,7 @@ class Frame:
 
     def menu(self, view: View) -> list[tuple[str, list[Page]]]:
         """Returns the pages of each section that the cluster supports; none before log-in."""
-        if view.session.viewer is None:
+        if not view.session.is_admitted:
             return []
         shown = [one for one in self.pages if one.menu and view.can(one.feature)]
         sections = [(name, [one for one in shown if one.menu == name]) for name in SECTIONS]
@@ -60,9 +60,9 @@ class Frame:
         missing on pages that ask only `view.targets()`.
         """
         viewer = view.session.viewer
-        reading = None if viewer is None else viewer.sampler.latest
-        if reading is None:
+        if viewer is None or viewer.sampler.latest is None or not view.session.is_admitted:
             return []
+        reading = viewer.sampler.latest
         return [one.address for one in reading.brokers if one.error and not one.is_denied]
 
     def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response:
@@ -81,4 +81,5 @@ class Frame:
             "csrf": view.session.csrf,
         }
         text = self.environment.get_template(template).render({**common, **values})
-        return HTMLResponse(text, status_code=status)
+        # Half of a surrogate pair, which JSON can contain, has no bytes in UTF-8.
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)

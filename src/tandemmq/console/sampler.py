@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.errors import TandemError
+from tandemmq.errors import NotPermitted, TandemError
 from tandemmq.manage.cluster import ClusterReading, LagReading, read_cluster, read_lag
 from tandemmq.manage.tools import Tools
 from tandemmq.runtime.ports import Clock
@@ -64,6 +64,10 @@ class Sampler:
         self.latest: ClusterReading | None = None
         self.lag: LagReading | None = None
         """The latest lag of consumers; None before the first answer, or if no broker answers for it."""
+        self.is_guarded = False
+        """True if a server refused the latest reading: for a visitor, whose requests are unsigned, this means
+        that the cluster has access control. It stays so while no broker answers.
+        """
         self.error = ""
         """The reason why there is no newer reading; empty after a success."""
         self.samples: deque[RateSample] = deque(maxlen=SAMPLES_MAX)
@@ -103,12 +107,15 @@ class Sampler:
             reading = await read_cluster(self._tools, self._clock.now_ms())
         except TandemError as error:
             self.error = str(error)
+            self.is_guarded |= isinstance(error, NotPermitted)
             return
         self.error = ""
         if self.latest is not None:
             self.events.extend(_changes(self.latest, reading, self._last_masters))
         self._last_masters |= _masters(reading)
         self.latest = reading
+        if reading.answering:
+            self.is_guarded = any(one.is_denied for one in reading.brokers)
         lag = None if self.lag is None else self.lag.total
         self.samples.append(RateSample(reading.at_ms, reading.in_rate, reading.out_rate, lag))
 

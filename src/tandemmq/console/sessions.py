@@ -80,6 +80,13 @@ class Session:
     outage: str = ""
     """The reason why a visitor has no viewer."""
 
+    @property
+    def is_admitted(self) -> bool:
+        """False for a browser that sees only the log-in: a visitor where visitors are not admitted, or of a
+        cluster with access control.
+        """
+        return self.viewer is not None and (bool(self.user) or not self.viewer.sampler.is_guarded)
+
     def is_expired(self, now_s: float) -> bool:
         """Returns True if the session was idle for too long, or is too old."""
         return now_s - self.used_at >= IDLE_S_MAX or now_s - self.begun_at >= AGE_S_MAX

@@ -18,6 +18,7 @@ from tandemmq.console.sampler import Sampler
 from tandemmq.console.sessions import Session, Sessions, Viewer
 from tandemmq.errors import NotPermitted
 from tandemmq.manage.cluster import ClusterReading
+from tandemmq.manage.settings import HIDDEN
 from tandemmq.manage.tools import Target, Tools
 
 R = TypeVar("R")
@@ -28,6 +29,8 @@ Handler: TypeAlias = "Callable[[View], Awaitable[Response]]"
 PAGE_TIMEOUT_S: Final = 10.0
 ACTION_TIMEOUT_S: Final = 70.0
 FORM_BYTES_MAX: Final = 256 * 1024
+CONCEALED_CHARS_MIN: Final = 4
+"""The length from which a secret is searched for in texts; a shorter one is part of many words."""
 SECTIONS: Final = ("Cluster", "Data", "Clients", "Console")
 """The groups of the menu, in order."""
 
@@ -59,16 +62,21 @@ class Action:
 
     preview   answers GET at the same path with `View.confirm`: a page that shows the consequences; required
               for changes that lose data or interrupt clients
-    secrets   the fields whose values are hidden in the audit list
+    secrets   the fields whose values are shown nowhere: not in the audit list, a notice, an error or a log;
+              or a function that returns them for a form
     """
 
     path: str
     title: str
     handler: Handler
     preview: Handler | None = None
-    secrets: tuple[str, ...] = ()
+    secrets: tuple[str, ...] | Callable[[Mapping[str, str]], tuple[str, ...]] = ()
     form_bytes_max: int = FORM_BYTES_MAX
     timeout_s: float = ACTION_TIMEOUT_S
+
+    def secrets_of(self, form: Mapping[str, str]) -> tuple[str, ...]:
+        """Returns the secret fields of a form."""
+        return self.secrets(form) if callable(self.secrets) else self.secrets
 
 
 class PageError(Exception):
@@ -107,6 +115,7 @@ class View:
     path     the parts in braces of the page's path
     query    the parameters behind the `?`, the last value of each
     form     the fields of an action, the last value of each
+    secrets  the values of secret fields
     fields   all fields of an action in order, for names with several values
     now_ms   the time of the request
     """
@@ -121,6 +130,7 @@ class View:
     path: Mapping[str, str] = field(default_factory=dict)
     query: Mapping[str, str] = field(default_factory=dict)
     fields: Sequence[tuple[str, str]] = ()
+    secrets: Sequence[str] = ()
 
     # The user and the cluster
 
@@ -176,16 +186,12 @@ class View:
         return await self.viewer.capabilities.attempt(address, feature, work)
 
     async def cluster(self) -> ClusterReading:
-        """Returns the latest reading of the brokers, at most some seconds old.
-
-        Raises:  PageError when there is none; NotPermitted for a visitor whom a broker refuses.
+        """Returns the latest reading of the brokers, at most some seconds old. Raises PageError when there is
+        none.
         """
         reading = await self.sampler.ready(2.0)
         if reading is None:
             raise PageError(503, f"the cluster cannot be read: {self.sampler.error or 'no answer yet'}")
-        denied = [one for one in reading.brokers if one.is_denied]
-        if denied and not self.user:
-            raise NotPermitted(denied[0].error)
         return reading
 
     async def targets(self, *, masters_only: bool = False) -> list[Target]:
@@ -195,6 +201,13 @@ class View:
 
     # Answers
 
+    def conceal(self, text: str) -> str:
+        """Returns the text without the secrets of the form, which a broker's answer may repeat."""
+        for secret in self.secrets:
+            if len(secret) >= CONCEALED_CHARS_MIN:
+                text = text.replace(secret, HIDDEN)
+        return text
+
     def page(self, template: str, /, status: int = 200, **values: Any) -> Answer:
         """Returns the page made from this template."""
         return self.frame.render(self, template, status, values)
@@ -202,7 +215,7 @@ class View:
     def redirect(self, path: str, notice: str = "") -> Answer:
         """Returns a redirect to this path of the console, where the notice is shown once."""
         if notice:
-            self.frame.sessions.leave_notice(self.session, notice)
+            self.frame.sessions.leave_notice(self.session, self.conceal(notice))
         return RedirectResponse(path, status_code=303)
 
     def confirm(

@@ -6,6 +6,7 @@ The defaults are those of TandemMQ's brokers. For Java's brokers only the values
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,11 +23,13 @@ from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import GIB
 
 HIDDEN: Final = "(hidden)"
+"""The text in place of a secret."""
 _MACHINE: Final = MachineFacts(host_name="a", address="192.0.2.1", memory_bytes=8 * GIB, home=Path("/a"))
 _OTHER_MACHINE: Final = replace(
     _MACHINE, host_name="b", address="192.0.2.2", memory_bytes=16 * GIB, home=Path("/b")
 )
-_SECRET_WORDS: Final = ("password", "secret", "credential", "authenticationuser")
+_SECRET_WORDS: Final = ("password", "passwd", "secret", "credential", "token", "authenticationuser")
+_KEY: Final = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +48,11 @@ class SettingRow:
         """True if the value differs from a known default."""
         return self.default is not None and self.value != self.default
 
+    @property
+    def is_secret(self) -> bool:
+        """True if the value is not shown."""
+        return is_secret_setting(self.key)
+
 
 async def read_settings_of(tools: Tools, address: str) -> dict[str, str]:
     """Returns all settings that a broker shows, as it shows them."""
@@ -61,7 +69,7 @@ def describe_settings(settings: Mapping[str, str], *, is_tandem: bool) -> list[S
     for key, value in sorted(settings.items()):
         allowed = _allowed(key) if is_tandem else "as RocketMQ documents it"
         rows.append(
-            SettingRow(key, HIDDEN if _is_secret(key) and value else value, defaults.get(key), allowed)
+            SettingRow(key, HIDDEN if is_secret_setting(key) and value else value, defaults.get(key), allowed)
         )
     return rows
 
@@ -83,8 +91,10 @@ def default_settings() -> Mapping[str, str]:
 
 def check_change(key: str, value: str, *, is_tandem: bool) -> None:
     """Checks a change before it is sent. Raises ConfigError with what is allowed."""
-    if not key or not key.isprintable() or not value.isprintable():
-        raise ConfigError("a setting's name and value must be printable texts")
+    if not _KEY.fullmatch(key):
+        raise ConfigError("a setting's name has only letters, digits, '_', '.' and '-'")
+    if not value.isprintable():
+        raise ConfigError("a setting's value must be a printable text")
     if not is_tandem:
         return
     if key not in CHANGEABLE:
@@ -105,7 +115,11 @@ def _allowed(key: str) -> str:
     return "" if change is None else change.allowed
 
 
-def _is_secret(key: str) -> bool:
+def is_secret_setting(key: str) -> bool:
+    """Returns True if values of this setting must not be shown: it is marked secret, its name says so, or it
+    is no valid name, so that a broker may read it as another one.
+    """
     known = BROKER_KEYS.get(key)
-    lowered = key.lower()
-    return (known is not None and known.kind.is_secret) or any(word in lowered for word in _SECRET_WORDS)
+    if known is not None and known.kind.is_secret:
+        return True
+    return not _KEY.fullmatch(key) or any(word in key.lower() for word in _SECRET_WORDS)

@@ -24,7 +24,8 @@ order is that of the menu:
 - `View` (console/view.py) has the request (`path`, `query`, `form`, `fields`), the user (`user`,
   `may_change`), the cluster (`tools`, `cluster()`, `targets()`, `sampler`, `attempt()`, `can()`), the answers
   (`page`, `redirect`, `confirm`, `download`, `listing`). Menu sections: `view.SECTIONS`.
-- Raise a TandemError, or PageError(status, text), to show an error; NotPermitted leads a visitor to the
+- A page is served only after log-in if the cluster has access control; `Page(is_open=True)` is an exception.
+  Raise a TandemError, or PageError(status, text), to show an error; NotPermitted leads a visitor to the
   log-in.
 - Read several brokers with `manage.reach.ask_each`: concurrently, each within 1.5 s, errors as values. Ask
   only `await view.targets()`, the brokers that answer.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from tandemmq.console.render import make_url
@@ -9,9 +10,11 @@ from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.cluster import BrokerReading
 from tandemmq.manage.reach import ask_each
 from tandemmq.manage.settings import (
+    HIDDEN,
     change_setting,
     check_change,
     describe_settings,
+    is_secret_setting,
     is_tandem,
     read_settings_of,
 )
@@ -60,13 +63,15 @@ async def show_settings(view: View) -> Answer:
 
 
 async def ask_change(view: View) -> Answer:
-    """Shows the current value, and after a value is given what will be changed where."""
+    """Shows the current value, and after a value is given what will be changed where. A secret has no
+    preview, because its value would be in the address of that page.
+    """
     one, key = await _broker_of(view, view.query.get("broker", "")), view.query.get("key", "")
     settings = await read_settings_of(view.tools, one.address)
     rows = {row.key: row for row in describe_settings(settings, is_tandem=is_tandem(one.facts))}
     if key not in rows:
         raise PageError(404, f"{one.address} shows no setting {key}")
-    value = view.query.get("value")
+    value = None if is_secret_setting(key) else view.query.get("value")
     group = [
         other
         for other in (await view.cluster()).answering
@@ -90,8 +95,14 @@ async def change(view: View) -> Answer:
             if other.target.broker_name == one.target.broker_name
         ]
     remarks = await change_setting(view.tools, addresses, key, value)
-    done = f"{key} is {value} at {', '.join(addresses)}"
+    shown = HIDDEN if is_secret_setting(key) else value
+    done = f"{key} is {shown} at {', '.join(addresses)}"
     return view.redirect(make_url("/settings", broker=one.address), "; ".join([done, *remarks]))
+
+
+def _secrets_of(form: Mapping[str, str]) -> tuple[str, ...]:
+    """Returns the field that has the value of a secret setting."""
+    return ("value",) if is_secret_setting(form.get("key", "")) else ()
 
 
 async def _broker_of(view: View, address: str) -> BrokerReading:
@@ -103,5 +114,5 @@ async def _broker_of(view: View, address: str) -> BrokerReading:
 
 PAGES: Final = (
     Page("/settings", "Settings", show_settings, menu="Cluster"),
-    Action("/settings/change", "Change a setting", change, preview=ask_change),
+    Action("/settings/change", "Change a setting", change, preview=ask_change, secrets=_secrets_of),
 )
