@@ -2823,6 +2823,20 @@ _MANAGE: Final = (
         proofs=("unit/console/test_console_secrets.py",),
     ),
     Plant(
+        name="silent strangers lock operators out of the console",
+        path="shell/web_connections.py",
+        sound="while len(self._peers) >= self._count_max and",
+        bug="while False and",
+        proofs=("unit/shell/test_web_connections.py",),
+    ),
+    Plant(
+        name="a running request is displaced by silent strangers",
+        path="shell/web_connections.py",
+        sound="return [one for one in self._peers if one.waits_for_peer]",
+        bug="return list(self._peers)",
+        proofs=("unit/shell/test_web_connections.py",),
+    ),
+    Plant(
         name="the audit list shows the value of a secret setting",
         path="console/pages/settings.py",
         sound='return ("value",) if is_secret_setting(',

@@ -19,7 +19,7 @@ from urllib.parse import parse_qsl, quote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -280,10 +280,13 @@ class Console:
         if kind != "application/x-www-form-urlencoded":
             raise PageError(415, "a form must be application/x-www-form-urlencoded")
         body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > bytes_max:
-                raise PageError(413, f"the form is larger than {bytes_max} bytes")
+        try:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > bytes_max:
+                    raise PageError(413, f"the form is larger than {bytes_max} bytes")
+        except ClientDisconnect:
+            raise PageError(400, "the form is incomplete") from None
         try:
             fields = parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX)
         except ValueError as error:

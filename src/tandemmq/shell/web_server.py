@@ -6,19 +6,26 @@ import asyncio
 import contextlib
 import signal
 import socket
+import ssl
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, cast
 
 import typer
 import uvicorn
 from starlette.types import ASGIApp
 
 from tandemmq.errors import ConfigError
-from tandemmq.remoting.options import parse_address
+from tandemmq.remoting.options import TlsMode, TlsOptions, parse_address
+from tandemmq.remoting.tls import TlsAcceptor
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.machine import LoopClock
+from tandemmq.shell.web_connections import ConnectionTable, HttpConnection, HttpsConnection
 
 STOP_S_MAX: Final = 3
 """The longest wait for requests that are running when the server ends."""
+TICKS_PER_SWEEP: Final = 10
+"""The ticks between two sweeps of waiting connections; Uvicorn ticks ten times a second."""
 
 
 def listen(address: str) -> socket.socket:
@@ -52,20 +59,10 @@ async def serve_app(
     """Serves the application until SIGTERM or SIGINT; prints the ready line once requests are answered. Above
     `requests_max` requests at once, further ones are answered with status 503.
 
-    Raises:  ConfigError if the application does not start; its log has the reason.
+    Raises:  ConfigError if the application does not start; its log has the reason. Or for a certificate that
+             cannot be used.
     """
-    config = uvicorn.Config(
-        app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        proxy_headers=False,
-        limit_concurrency=requests_max,
-        timeout_graceful_shutdown=STOP_S_MAX,
-        ssl_certfile=tls_cert,
-        ssl_keyfile=None if tls_key is None else str(tls_key),
-    )
-    server = _Server(config, ready_line)
+    server = HttpServer(app, ready_line, requests_max=requests_max, tls_cert=tls_cert, tls_key=tls_key)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end)
@@ -74,16 +71,55 @@ async def serve_app(
         raise ConfigError("the server did not start")
 
 
-class _Server(uvicorn.Server):
-    """A server whose signals are handled by the command, which ends with exit code 0 then."""
+class HttpServer(uvicorn.Server):
+    """A server with bounded connections, whose signals are handled by the command, which ends with exit code
+    0 then.
+    """
 
-    def __init__(self, config: uvicorn.Config, ready_line: str) -> None:
-        super().__init__(config)
+    def __init__(
+        self, app: ASGIApp, ready_line: str, *, requests_max: int, tls_cert: Path | None, tls_key: Path | None
+    ) -> None:
+        # Uvicorn answers with 503 when as many connections are open as may run requests.
+        self._table = ConnectionTable(requests_max - 1, LoopClock())
         self._ready_line = ready_line
+        self._context: ssl.SSLContext | None = None
+        if tls_cert is not None:
+            options = TlsOptions(mode=TlsMode.ENFORCING, cert_path=tls_cert, key_path=tls_key)
+            acceptor = TlsAcceptor(options, disk=RealDisk(), clock=self._table.clock)
+            acceptor.load()
+            self._context = acceptor.context
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http=cast("type[asyncio.Protocol]", self._accept),
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                limit_concurrency=requests_max,
+                timeout_graceful_shutdown=STOP_S_MAX,
+            )
+        )
+
+    def _accept(self, **uvicorn: Any) -> asyncio.Protocol:
+        """Returns the protocol of a new connection."""
+        connection = HttpConnection(self._table, **uvicorn)
+        return (
+            connection if self._context is None else HttpsConnection(self._table, self._context, connection)
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         typer.echo(self._ready_line)
+
+    async def on_tick(self, counter: int) -> bool:
+        if counter % TICKS_PER_SWEEP == 0:
+            self._table.sweep()
+        return await super().on_tick(counter)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._table.close_waiting()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
