@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import perf_counter
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -92,6 +92,9 @@ class Shield:
     """Refuses requests for foreign host names, adds the security headers, and reports the time that the
     server took (Server-Timing), which browsers show.
 
+    Routes are matched with the encoded path: decoded, the page of a user named `x/delete` would be the
+    deletion of user `x`. `Console` decodes each part.
+
     A page of another site whose name resolves to this address has that name in its Host header. Addresses
     cannot be rebound, so they are always accepted.
     """
@@ -124,7 +127,7 @@ class Shield:
 
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) == 1 and self._is_known(hosts[0]):
-            await self._app(scope, receive, send_with_headers)
+            await self._app({**scope, "path": _encoded_path(scope)}, receive, send_with_headers)
             return
         text = "This host name is not served here; `tandemmq console --host-name NAME` adds one.\n"
         await PlainTextResponse(text, status_code=421)(scope, receive, send_with_headers)
@@ -266,7 +269,7 @@ class Console:
             address=request.client.host if request.client else "",
             theme=theme if theme in THEMES else "auto",
             now_ms=frame.sessions.clock.now_ms(),
-            path=dict(request.path_params),
+            path={name: unquote(part) for name, part in request.path_params.items()},
             query=dict(request.query_params),
         )
 
@@ -419,11 +422,15 @@ def _reason_of(error: Exception) -> str:
 
 
 def _path_of(request: Request) -> str:
-    """Returns the path and the query of a request as a link has them. The server decodes the path, so it is
-    encoded again: otherwise the form of a topic named `orders%41` would lead to the topic `ordersA`.
-    """
-    path, query = quote(request.scope["path"], safe="/:"), request.scope["query_string"].decode("latin-1")
+    """Returns the path and the query of a request as a link has them."""
+    path, query = request.scope["path"], request.scope["query_string"].decode("latin-1")
     return f"{path}?{query}" if query else path
+
+
+def _encoded_path(scope: Scope) -> str:
+    """Returns the path of a request with each part encoded in one way."""
+    parts = scope["raw_path"].decode("latin-1").split("/")
+    return "/".join(quote(unquote(part), safe=":") for part in parts)
 
 
 def _local_path(path: str) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
+from markupsafe import escape
 
 from tandemmq.testing import Cluster
 from unit.console.console_client import Browser, open_browser
@@ -119,3 +121,32 @@ async def test_accounts_of_rule_files_are_managed(tmp_path: Path) -> None:
         await text_of(browser, "/access/accounts/billing-app/delete")
         assert "billing-app" in await change(browser, "/access/accounts/billing-app/delete", {})
         assert "orders=SUB" not in await text_of(browser, "/access")
+
+
+@pytest.mark.parametrize("name", ["x/delete", "a b", "50%", "a%2Fb", "q?x=1#y", "über"])
+async def test_users_of_any_name_are_managed(root: Browser, name: str) -> None:
+    await change(root, "/new-user", {"name": "x", "password": "other-secret"})
+    page = await change(root, "/new-user", {"name": name, "password": "app-secret"})
+    assert f"User {escape(name)} is created." in page
+    user = f"/access/users/{quote(name, safe='')}"
+    for text in (page, await text_of(root, user)):
+        assert f"<h1>{escape(name)}</h1>" in text
+        assert f'action="{user}/password"' in text
+        assert f'name="next" value="{user}"' in text
+    assert f'href="{user}"' in await text_of(root, "/access")
+    policy = {"resource": "Topic:orders*", "decision": "Allow", "actions": "Sub", "addresses": ""}
+    assert "Topic:orders*" in await change(root, f"{user}/grant", policy)
+    assert "No policy." in await change(root, f"{user}/revoke", {"resource": "Topic:orders*"})
+    assert f"Delete user {escape(name)} " in await text_of(root, f"{user}/delete")
+    await change(root, f"{user}/delete", {})
+    assert root.frame.audit.entries[0].values["user"] == name
+    await text_of(root, user, 404)
+    await text_of(root, "/access/users/x")
+
+
+@pytest.mark.parametrize("name", [".", "..", "a\tb"])
+async def test_a_name_that_no_link_can_have_is_refused(root: Browser, name: str) -> None:
+    answer = await root.post("/new-user", {"name": name, "password": "app-secret"})
+    assert (answer.status_code, "must be printable" in answer.text) == (400, True)
+    answer = await root.post("/new-account", {"key": name, "secret": "app-secret"})
+    assert (answer.status_code, "must be printable" in answer.text) == (400, True)

@@ -107,6 +107,8 @@ async def create_user(view: View) -> Answer:
     name, password = view.form.get("name", "").strip(), view.form.get("password", "")
     if not name or not password:
         raise PageError(400, "a user needs a name and a password")
+    if name in (".", "..") or not name.isprintable():  # browsers do not send such a part of a path
+        raise PageError(400, "a user's name must be printable, and not '.' or '..'")
     kind = SUPER if view.form.get("type") == SUPER else NORMAL
     info = UserInfo(username=name, password=password, user_type=kind)
     await change_everywhere(view.tools, await _registered(view), broker_admin.create_user, info)
@@ -218,8 +220,8 @@ async def show_new_account(view: View) -> Answer:
 async def put_account(view: View) -> Answer:
     """Creates an account in the rule files of every broker, or changes the given fields of one."""
     key, form = view.form.get("key", "").strip(), view.form
-    if not key:
-        raise PageError(400, "an account needs an access key")
+    if not key or key in (".", "..") or not key.isprintable():
+        raise PageError(400, "an account needs an access key, which must be printable and not '.' or '..'")
     await change_everywhere(
         view.tools,
         await _registered(view),
