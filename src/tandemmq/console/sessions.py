@@ -17,6 +17,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections import OrderedDict, deque
 from contextlib import AsyncExitStack, suppress
@@ -93,9 +94,11 @@ class Session:
 
 
 class AttemptLimit:
-    """Counts failed attempts to log in within WINDOW_S: by address, by address and name, and of all.
+    """Counts failed attempts to log in within WINDOW_S: by address, by address and name, and of all. The
+    addresses of one IPv6 network of 64 bits count as one, because one machine may use all of them.
 
-    At a bound: with KEYS_MAX keys the oldest is forgotten; the limit for all still holds.
+    At a bound: with KEYS_MAX keys the oldest is forgotten; the limit for all still holds. It does not apply
+    to addresses from which somebody has logged in, so strangers cannot lock them out.
     """
 
     WINDOW_S: Final = 60.0
@@ -107,6 +110,7 @@ class AttemptLimit:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._failures: OrderedDict[tuple[str, ...], deque[float]] = OrderedDict()
+        self._proven: OrderedDict[str, None] = OrderedDict()
 
     def wait_s(self, address: str, name: str) -> float:
         """Returns the seconds until the next attempt is allowed; 0 if it is allowed now."""
@@ -135,10 +139,28 @@ class AttemptLimit:
         for key, _ in self._limits(address, name):
             with suppress(ValueError):  # forgotten at a bound
                 self._failures.get(key, deque()).remove(at_s)
-        self._failures.pop((address, name), None)
+        network = _network_of(address)
+        self._failures.pop((network, name), None)
+        self._proven[network] = None
+        self._proven.move_to_end(network)
+        while len(self._proven) > self.KEYS_MAX:
+            self._proven.popitem(last=False)
 
     def _limits(self, address: str, name: str) -> tuple[tuple[tuple[str, ...], int], ...]:
-        return (((address, name), self.PER_NAME), ((address,), self.PER_ADDRESS), ((), self.TOTAL))
+        network = _network_of(address)
+        limits = ((network, name), self.PER_NAME), ((network,), self.PER_ADDRESS)
+        return limits if network in self._proven else (*limits, ((), self.TOTAL))
+
+
+def _network_of(address: str) -> str:
+    """Returns the address, or its network of 64 bits if it is one of IPv6."""
+    try:
+        found = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if isinstance(found, ipaddress.IPv4Address):
+        return address
+    return str(found.ipv4_mapped or ipaddress.IPv6Network((int(found) >> 64 << 64, 64)))
 
 
 class PasswordFile:
@@ -149,6 +171,8 @@ class PasswordFile:
     def __init__(self, path: Path) -> None:
         """Reads the file. Raises ConfigError naming the first invalid line."""
         self._users: dict[str, tuple[str, str]] = {}
+        # An unknown name takes as long as a wrong password, so that the time does not tell them apart.
+        self._nobody = "", hash_password(secrets.token_hex())
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -168,7 +192,7 @@ class PasswordFile:
 
     def role_of(self, name: str, password: str) -> str:
         """Returns the role of the user. Raises LoginRefused for an unknown name or a wrong password."""
-        role, hashed = self._users.get(name, ("", hash_password("")))
+        role, hashed = self._users.get(name, self._nobody)
         if not verify_password(password, hashed) or not role:
             raise LoginRefused("the name or the password is wrong")
         return role

@@ -193,7 +193,7 @@ def _log_end(one: BrokerReading, status: HaStatus | None) -> int | None:
     if status is not None:
         return status.max_log_offset if status.is_master else status.client.max_log_offset
     text = one.facts.get("commitLogMaxOffset", "")
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= 18 else None
 
 
 def _connection_of(

@@ -17,7 +17,8 @@ from tandemmq.units import MASTER_ID
 WORST_MAX: Final = 10
 LAG_TIMEOUT_S: Final = 10.0
 """A broker with thousands of groups needs seconds to sum them up."""
-_NUMBER: Final = re.compile(r"-?\d+(\.\d+)?")
+_NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d+)?(?!\d)")
+"""A number that fits into 64 bits: any server may report facts as a broker."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,7 +50,7 @@ def counts_of(facts: Mapping[str, str]) -> RefusalCounts | None:
 
     def count(key: str) -> int:
         text = facts.get(key, "")
-        return int(text) if text.isdecimal() else 0
+        return int(text) if text.isdecimal() and len(text) <= 18 else 0
 
     return RefusalCounts(
         consumers=count(codec.REFUSALS_KEY),

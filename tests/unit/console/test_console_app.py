@@ -106,3 +106,32 @@ async def test_a_page_names_the_brokers_whose_data_may_be_missing(cluster: Clust
         [broker] = sampler.latest.brokers
         sampler.latest = replace(sampler.latest, brokers=(replace(broker, error="gone"),))
         assert f"No answer lately from {broker.address}" in (await browser.get("/topics")).text
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/brokers/groups/broker-a/handover", {"to": "9" * 5_000}),
+        (
+            "/groups/g/reset",
+            {"topic": "T", "to": "offset", "offset": "1", "queue": "broker-a/" + "9" * 5_000},
+        ),
+    ],
+)
+async def test_a_number_of_many_digits_is_refused(
+    cluster: Cluster, path: str, fields: dict[str, str]
+) -> None:
+    async with open_browser(cluster.name_servers) as browser:
+        answer = await browser.post(path, fields)
+    assert answer.status_code == 400
+    assert "must be a number" in answer.text
+
+
+@pytest.mark.parametrize("method", ["HEAD", "OPTIONS", "TRACE", "PUT", "DELETE"])
+async def test_other_methods_change_and_show_nothing(cluster: Cluster, method: str) -> None:
+    async with open_browser(cluster.name_servers, [CHANGE]) as browser:
+        for path in ("/change", "/login", "/static/../app.py", "/static/..%2fapp.py", "/static/%2e%2e"):
+            answer = await browser.client.request(method, path)
+            assert answer.status_code in (404, 405) or (method, path) == ("HEAD", "/login")
+            assert "x-frame-options" in answer.headers
+        assert browser.frame.audit.entries == []

@@ -176,6 +176,26 @@ def test_successful_attempts_are_not_counted() -> None:
     assert limit.wait_s("10.0.0.1", "olaf") > 0
 
 
+def test_one_machine_has_one_limit_for_all_its_addresses() -> None:
+    limit = AttemptLimit(StoppedClock())  # type: ignore[arg-type]
+    for number in range(AttemptLimit.PER_NAME):
+        limit.fail(f"2001:db8::{number:x}", "eve")
+        limit.fail("::ffff:10.0.0.1", "eve")
+    assert limit.wait_s("2001:db8::ffff:0:1", "eve") > 0
+    assert limit.wait_s("2001:db8:0:1::1", "eve") == 0
+    assert limit.wait_s("10.0.0.1", "eve") > 0
+    assert limit.wait_s("not an address", "eve") == 0
+
+
+def test_strangers_do_not_lock_out_an_address_that_has_logged_in() -> None:
+    limit = AttemptLimit(StoppedClock())  # type: ignore[arg-type]
+    limit.succeed("10.0.0.1", "olaf", limit.fail("10.0.0.1", "olaf"))
+    for number in range(AttemptLimit.TOTAL):
+        limit.fail(f"10.1.0.{number}", "eve")
+    assert limit.wait_s("10.0.0.2", "olaf") > 0
+    assert limit.wait_s("10.0.0.1", "olaf") == 0
+
+
 async def test_too_many_attempts_have_to_wait() -> None:
     async with Cluster() as cluster, open_browser(cluster.name_servers) as browser:
         for _ in range(AttemptLimit.PER_NAME):

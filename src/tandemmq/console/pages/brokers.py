@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tandemmq.console.pages.topics import read_number
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.brokers import (
     GroupReplication,
@@ -90,10 +91,7 @@ async def ask_handover(view: View) -> Answer:
 
 async def hand_over(view: View) -> Answer:
     """Makes another broker the master."""
-    wanted = view.form.get("to", "")
-    if wanted and not wanted.isdecimal():
-        raise PageError(400, f"to={wanted[:20]}: must be a broker id")
-    broker_id = int(wanted) if wanted else None
+    broker_id = read_number(view.form, "to", 0, 2**63 - 1)
     clock = LoopClock()
     done = await change_master(view.tools, await view.cluster(), view.path["name"], broker_id, clock)
     await view.sampler.read()

@@ -246,10 +246,11 @@ def _position(given: Mapping[str, str], now_ms: int) -> NewPosition:
         return NewPosition(at_ms)
     if kind == "offset":
         broker, _, number = given.get("queue", "").rpartition("/")
+        queue_id = read_number({"queue": number}, "queue", 0, 2**31 - 1)
         offset = read_number(given, "offset", 0, 2**63 - 1)
-        if not broker or not number.isdecimal() or offset is None:
+        if not broker or queue_id is None or offset is None:
             raise PageError(400, "an offset needs its queue, such as broker-a/0")
-        return NewPosition(queue=MessageQueue(given.get("topic", ""), broker, int(number)), offset=offset)
+        return NewPosition(queue=MessageQueue(given.get("topic", ""), broker, queue_id), offset=offset)
     raise PageError(400, "choose the end, the begin, a time or an offset")
 
 

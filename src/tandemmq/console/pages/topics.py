@@ -188,7 +188,7 @@ def read_number(given: Mapping[str, str], name: str, low: int, high: int) -> int
     if not text:
         return None
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
-        raise PageError(400, f"{name.replace('_', ' ')} {text!r}: must be a number from {low} to {high}")
+        raise PageError(400, f"{name.replace('_', ' ')} {text[:40]!r}: must be a number from {low} to {high}")
     return int(text)
 
 
