@@ -81,6 +81,8 @@ class ConnectionTable:
         return [one for one in self._peers if one.waits_for_peer]
 
     def _close(self, connection: HttpConnection) -> None:
+        # Until its end is reported, Uvicorn would count the connection and answer others with 503.
+        connection.connections.discard(connection)
         self._peers.pop(connection).wire.abort()
 
 
