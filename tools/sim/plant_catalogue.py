@@ -2820,7 +2820,7 @@ _MANAGE: Final = (
         path="console/sessions.py",
         sound="(bool(self.user) or not self.viewer.sampler.is_guarded)",
         bug="(bool(self.user) or True)",
-        proofs=("unit/console/test_console_secrets.py",),
+        proofs=("unit/console/test_settings_secret.py",),
     ),
     Plant(
         name="silent strangers lock operators out of the console",
@@ -2841,14 +2841,14 @@ _MANAGE: Final = (
         path="console/pages/settings.py",
         sound='return ("value",) if is_secret_setting(',
         bug="return () if is_secret_setting(",
-        proofs=("unit/console/test_console_secrets.py",),
+        proofs=("unit/console/test_settings_secret.py",),
     ),
     Plant(
         name="a trace with a number of many digits ends its page",
         path="manage/traces.py",
         sound="text.isdecimal() and len(text) <= DIGITS_MAX",
         bug="text.isdecimal()",
-        proofs=("unit/manage/test_hostile_bodies.py",),
+        proofs=("unit/manage/test_bodies_hostile.py",),
     ),
     Plant(
         name="a deep body overflows the stack of its reader",

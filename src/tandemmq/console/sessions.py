@@ -98,7 +98,7 @@ class AttemptLimit:
     addresses of one IPv6 network of 64 bits count as one, because one machine may use all of them.
 
     At a bound: with KEYS_MAX keys the oldest is forgotten; the limit for all still holds. It does not apply
-    to addresses from which somebody has logged in, so strangers cannot lock them out.
+    to addresses with an earlier successful log-in, so strangers cannot lock them out.
     """
 
     WINDOW_S: Final = 60.0
@@ -172,7 +172,7 @@ class PasswordFile:
         """Reads the file. Raises ConfigError naming the first invalid line."""
         self._users: dict[str, tuple[str, str]] = {}
         # An unknown name takes as long as a wrong password, so that the time does not tell them apart.
-        self._nobody = "", hash_password(secrets.token_hex())
+        self._unknown = "", hash_password(secrets.token_hex())
         try:
             lines = path.read_text(encoding="utf-8").splitlines()
         except (OSError, UnicodeDecodeError) as error:
@@ -192,7 +192,7 @@ class PasswordFile:
 
     def role_of(self, name: str, password: str) -> str:
         """Returns the role of the user. Raises LoginRefused for an unknown name or a wrong password."""
-        role, hashed = self._users.get(name, self._nobody)
+        role, hashed = self._users.get(name, self._unknown)
         if not verify_password(password, hashed) or not role:
             raise LoginRefused("the name or the password is wrong")
         return role

@@ -117,7 +117,7 @@ def _allowed(key: str) -> str:
 
 def is_secret_setting(key: str) -> bool:
     """Returns True if values of this setting must not be shown: it is marked secret, its name says so, or it
-    is no valid name, so that a broker may read it as another one.
+    is not a valid name, so that a broker may read it as another one.
     """
     known = BROKER_KEYS.get(key)
     if known is not None and known.kind.is_secret:

@@ -23,7 +23,7 @@ OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "retu
 RECORDS_MAX: Final = 64
 """The most trace messages of one message that are read."""
 DIGITS_MAX: Final = 18
-"""The most digits of a number in a trace; every number of so many digits fits into 64 bits."""
+"""The most digits of a number in a trace; any number of 18 digits fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ class ConnectionTable:
     def __init__(self, count_max: int, clock: Clock) -> None:
         self.clock = clock
         self._count_max = count_max
-        self._peers: dict[HttpConnection, _Peer] = {}
+        self._peers: dict[WebConnection, _Peer] = {}
 
-    def open(self, connection: HttpConnection, wire: asyncio.Transport) -> None:
+    def open(self, connection: WebConnection, wire: asyncio.Transport) -> None:
         """Adds a connection, which is known already if it has ended its TLS handshake."""
         if connection in self._peers:
             return
@@ -52,12 +52,12 @@ class ConnectionTable:
             self._close(min(waiting, key=lambda one: self._peers[one].since_s))
         self._peers[connection] = _Peer(wire, self.clock.monotonic())
 
-    def touch(self, connection: HttpConnection) -> None:
+    def touch(self, connection: WebConnection) -> None:
         """Notes progress of a connection: an answer has ended, or is read."""
         if peer := self._peers.get(connection):
             peer.since_s = self.clock.monotonic()
 
-    def drop(self, connection: HttpConnection) -> None:
+    def drop(self, connection: WebConnection) -> None:
         """Forgets a connection that is closed."""
         self._peers.pop(connection, None)
 
@@ -77,16 +77,16 @@ class ConnectionTable:
         for connection in self._waiting():
             self._close(connection)
 
-    def _waiting(self) -> list[HttpConnection]:
+    def _waiting(self) -> list[WebConnection]:
         return [one for one in self._peers if one.waits_for_peer]
 
-    def _close(self, connection: HttpConnection) -> None:
+    def _close(self, connection: WebConnection) -> None:
         # Until its end is reported, Uvicorn would count the connection and answer others with 503.
         connection.connections.discard(connection)
         self._peers.pop(connection).wire.abort()
 
 
-class HttpConnection(H11Protocol):
+class WebConnection(H11Protocol):
     """A connection of Uvicorn that is in the table."""
 
     def __init__(self, table: ConnectionTable, **uvicorn: Any) -> None:
@@ -119,10 +119,10 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
 
 
-class HttpsConnection(TlsConnection):
+class WebTlsConnection(TlsConnection):
     """The TLS below a connection. It is in the table from its first byte on."""
 
-    def __init__(self, table: ConnectionTable, context: ssl.SSLContext, above: HttpConnection) -> None:
+    def __init__(self, table: ConnectionTable, context: ssl.SSLContext, above: WebConnection) -> None:
         super().__init__(context, lambda: above, clock=table.clock, on_outcome=lambda _: None)
         self._table = table
         self._above = above

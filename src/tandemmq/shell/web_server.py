@@ -20,7 +20,7 @@ from tandemmq.remoting.options import TlsMode, TlsOptions, parse_address
 from tandemmq.remoting.tls import TlsAcceptor
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.shell.web_connections import ConnectionTable, HttpConnection, HttpsConnection
+from tandemmq.shell.web_connections import ConnectionTable, WebConnection, WebTlsConnection
 
 STOP_S_MAX: Final = 3
 """The longest wait for requests that are running when the server ends."""
@@ -62,7 +62,7 @@ async def serve_app(
     Raises:  ConfigError if the application does not start; its log has the reason. Or for a certificate that
              cannot be used.
     """
-    server = HttpServer(app, ready_line, requests_max=requests_max, tls_cert=tls_cert, tls_key=tls_key)
+    server = WebServer(app, ready_line, requests_max=requests_max, tls_cert=tls_cert, tls_key=tls_key)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end)
@@ -71,7 +71,7 @@ async def serve_app(
         raise ConfigError("the server did not start")
 
 
-class HttpServer(uvicorn.Server):
+class WebServer(uvicorn.Server):
     """A server with bounded connections, whose signals are handled by the command, which ends with exit code
     0 then.
     """
@@ -103,9 +103,9 @@ class HttpServer(uvicorn.Server):
 
     def _accept(self, **uvicorn: Any) -> asyncio.Protocol:
         """Returns the protocol of a new connection."""
-        connection = HttpConnection(self._table, **uvicorn)
+        connection = WebConnection(self._table, **uvicorn)
         return (
-            connection if self._context is None else HttpsConnection(self._table, self._context, connection)
+            connection if self._context is None else WebTlsConnection(self._table, self._context, connection)
         )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from tandemmq.errors import ConfigError
 from tandemmq.shell import web_connections
-from tandemmq.shell.web_server import HttpServer, listen
+from tandemmq.shell.web_server import WebServer, listen
 from waits import until
 
 REQUESTS_MAX = 8
@@ -49,7 +49,7 @@ async def rest_of(reader: asyncio.StreamReader) -> bytes:
 class Site:
     """A running server."""
 
-    def __init__(self, server: HttpServer, port: int, certificate: tuple[Path, Path] | None) -> None:
+    def __init__(self, server: WebServer, port: int, certificate: tuple[Path, Path] | None) -> None:
         self.server = server
         self.port = port
         self.may_end = asyncio.Event()
@@ -99,7 +99,7 @@ async def serving(certificate: tuple[Path, Path] | None = None) -> AsyncIterator
     routes = [Route(f"/{one.__name__}", one) for one in (quick, slow, scheme, long)]
     app = Starlette(routes=[*routes, Route("/form", form, methods=["POST"])])
     cert, key = certificate or (None, None)
-    server = HttpServer(app, "ready", requests_max=REQUESTS_MAX, tls_cert=cert, tls_key=key)
+    server = WebServer(app, "ready", requests_max=REQUESTS_MAX, tls_cert=cert, tls_key=key)
     with listen("127.0.0.1:0") as listener:
         sites.append(Site(server, listener.getsockname()[1], certificate))
         task = asyncio.create_task(server.serve(sockets=[listener]))
@@ -162,4 +162,4 @@ def test_an_unusable_certificate_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("no certificate")
     with pytest.raises(ConfigError, match=r"cert\.pem"):
-        HttpServer(Starlette(), "ready", requests_max=8, tls_cert=path, tls_key=path)
+        WebServer(Starlette(), "ready", requests_max=8, tls_cert=path, tls_key=path)
