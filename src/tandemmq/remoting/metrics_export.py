@@ -5,7 +5,7 @@ Strategy:   samples are read and encoded on the loop in slices of `SLICE_S`, as 
 At a bound: one export at a time; the next one begins a period after the start of the last one, or at once if
             that took longer. A call that fails is not repeated: the next export has the present values, and
             with deltas those since the last one that arrived. One line in the log per outage.
-Source:     spec metrics 10.
+Source:     spec metrics 7.
 """
 
 from __future__ import annotations

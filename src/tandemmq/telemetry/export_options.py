@@ -1,5 +1,5 @@
 """The settings of a server's metrics and health pages: the same of brokers, proxies, name servers and
-controllers (spec metrics 10).
+controllers (spec metrics 7).
 """
 
 from __future__ import annotations

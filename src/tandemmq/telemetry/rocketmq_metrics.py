@@ -1,4 +1,4 @@
-"""The metrics of a broker that have RocketMQ's names, labels and units (spec metrics 1 to 3).
+"""The metrics of a broker that have RocketMQ's names, labels and units (spec metrics 1 to 5).
 
 `broker/lag.py` reads those of consumer groups, `broker/readings.py` the others. RocketMQ's dashboards and
 alerts work with them unchanged.
