@@ -13,7 +13,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -208,7 +208,7 @@ class Console:
         """Returns the fields of a form. Raises PageError when it is foreign, too large or without a token."""
         origin = request.headers.get("origin")
         # Only the host is compared, because a proxy in front may terminate TLS.
-        if origin is not None and urlsplit(origin).netloc != request.headers.get("host"):
+        if origin is not None and origin.partition("://")[2] != request.headers.get("host"):
             raise PageError(403, f"the form comes from another site ({origin})")
         kind = request.headers.get("content-type", "").partition(";")[0].strip()
         if kind != "application/x-www-form-urlencoded":
@@ -345,6 +345,7 @@ def build_app(
         exception_handlers={404: console.not_found, 405: console.not_found},
         lifespan=lifespan,
     )
+    app.router.redirect_slashes = False  # it redirects to http:// behind a proxy that terminates TLS
     return Shield(app, host_names=host_names, is_secure=is_secure)
 
 

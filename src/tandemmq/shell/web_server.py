@@ -92,7 +92,9 @@ class WebServer(uvicorn.Server):
             uvicorn.Config(
                 app,
                 http=cast("type[asyncio.Protocol]", self._accept),
+                ws="none",
                 log_config=None,
+                log_level="error",  # its warnings are about requests, so strangers could fill the log
                 access_log=False,
                 server_header=False,
                 proxy_headers=False,

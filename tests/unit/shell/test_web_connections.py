@@ -158,6 +158,14 @@ async def test_slow_requests_and_unread_answers_are_given_up(monkeypatch: pytest
         assert (await slow).text == "slow"
 
 
+async def test_invalid_requests_do_not_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    upgrade = b"GET /quick HTTP/1.1\r\nHost: a\r\nConnection: close, Upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with serving() as site:
+        assert b"400 Bad Request" in await rest_of(await site.stranger(b"no HTTP\r\n\r\n"))
+        assert b"quick" in await rest_of(await site.stranger(upgrade))
+    assert caplog.text == ""
+
+
 def test_an_unusable_certificate_is_named(tmp_path: Path) -> None:
     path = tmp_path / "cert.pem"
     path.write_text("no certificate")
