@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import time
+from pathlib import Path
 from typing import Any
 
 from celery import Celery
@@ -17,7 +20,7 @@ app.conf.update(
     task_reject_on_worker_lost=True,
     worker_prefetch_multiplier=4,
     broker_connection_retry_on_startup=True,
-    broker_transport_options={"visibility_timeout": 5},
+    broker_transport_options=json.loads(os.environ["CELERY_TRANSPORT"]),
     worker_hijack_root_logger=False,
 )
 
@@ -57,3 +60,21 @@ def leave_mark(path: str, seconds: float) -> str:
     with open(path, "a") as file:
         file.write("done\n")
     return "done"
+
+
+@app.task
+def note(path: str, number: int) -> None:
+    """Appends the number to the file."""
+    with open(path, "a") as file:
+        file.write(f"{number}\n")
+
+
+@app.task
+def kill_first_run(path: str) -> str:
+    """Kills its process, unless the file shows that it did so before."""
+    mark = Path(path)
+    if mark.exists():
+        return "second run"
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+    raise AssertionError("the process is dead")

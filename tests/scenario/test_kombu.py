@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -173,6 +174,21 @@ def test_cancelled_consumers_lose_nothing_and_leave_their_room(connect: Callable
     assert sorted(found.bodies) == list(range(40))
 
 
+@pytest.mark.parametrize("prefetch_count", [1, 4])
+def test_an_idle_queue_leaves_room_for_the_other_queues(
+    connect: Callable[..., Any], prefetch_count: int
+) -> None:
+    one, other, found = connect(), connect(), Found()
+    queues = [Queue(f"idle-{prefetch_count}-{number}") for number in range(3)]
+    consumer = Consumer(one.channel(), queues, callbacks=[found], prefetch_count=prefetch_count)
+    with consumer:
+        producer = Producer(other.channel())
+        for number in range(9):
+            name = queues[number % 2].name
+            producer.publish(number, exchange="", routing_key=name, declare=[queues[number % 2]])
+        drain(one, lambda: sorted(found.bodies) == list(range(9)))
+
+
 def test_a_requeued_message_never_becomes_a_dead_letter(connect: Callable[..., Any]) -> None:
     one = connect()
     seen: list[bool] = []
@@ -278,6 +294,53 @@ def test_higher_priorities_come_first(connect: Callable[..., Any]) -> None:
         producer.publish(priority, exchange="", routing_key="ranked", priority=priority, declare=[queue])
     bound = queue(connection.channel())
     assert [bound.get(no_ack=True).payload for _ in range(4)] == [9, 5, 1, 0]
+
+
+def test_processes_that_bind_a_queue_at_once_skip_nothing(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    exchange = Exchange("raced")
+    queue = Queue("raced", exchange, "raced")
+    late, early = connect().channel(), connect().channel()
+    exchange(early).declare()
+    admin = late.session._admin
+    is_first = True
+
+    def publish() -> None:
+        Producer(early).publish("kept", exchange=exchange, routing_key="raced", declare=[queue])
+
+    def slow(read: Callable[..., Any]) -> Callable[..., Any]:
+        async def read_slowly(*arguments: Any) -> Any:
+            nonlocal is_first
+            found, is_first_call = await read(*arguments), is_first
+            is_first = False
+            if is_first_call:
+                await asyncio.to_thread(publish)
+            return found
+
+        return read_slowly
+
+    for name in ("committed_offsets", "topic_offsets"):
+        monkeypatch.setattr(admin, name, slow(getattr(admin, name)))
+    queue(late).declare()
+    assert not is_first
+    assert queue(late).get(no_ack=True).payload == "kept"
+
+
+def test_expired_messages_are_dropped(connect: Callable[..., Any]) -> None:
+    one = connect()
+    producer = Producer(one.channel())
+    for name in ("expiring", "expiring-too"):
+        queue = Queue(name)
+        producer.publish("expired", exchange="", routing_key=name, declare=[queue], expiration=0.001)
+        producer.publish("kept", exchange="", routing_key=name, expiration=PATIENCE_S)
+        if name == "expiring":
+            found = Found()
+            with Consumer(one.channel(), [queue], callbacks=[found]):
+                drain(one, lambda found=found: bool(found.bodies))
+            assert found.bodies == ["kept"]
+        else:
+            assert queue(one.channel()).get(no_ack=True).payload == "kept"
 
 
 def test_a_dead_master_is_replaced_under_a_reader() -> None:

@@ -39,6 +39,8 @@ ROUTING_KEY: Final = "ROUTING_KEY_"
 POP_MAX: Final = 32
 TRANSIENT_MAX: Final = 10_000
 POLL_S: Final = 0.01
+READ_S: Final = 0.5
+"""The time for which a read waits for messages."""
 PAUSE_S: Final = 1.0
 """The pause after a failed read."""
 
@@ -68,8 +70,14 @@ class Delivery:
 
     queue: str
     body: bytes
+    born_at_ms: int
     retry_count: int = 0
     popped: PoppedMessage | None = None
+
+    @classmethod
+    def of_popped(cls, queue: str, message: PoppedMessage) -> Delivery:
+        """Returns the delivery of a message that a durable queue's group has popped."""
+        return cls(queue, message.body, message.born_at_ms, message.retry_count, message)
 
 
 class ArrivedMessages:
@@ -122,8 +130,8 @@ class ArrivedMessages:
 
 
 class Credit:
-    """The number of messages that a channel may still get. `free` returns it for now; `changed` is set when
-    it may have grown.
+    """The number of messages that a channel may still get, which the readers of its queues share. `free`
+    returns it for now; `changed` is set when it may have grown.
     """
 
     def __init__(self, free: Callable[[], int]) -> None:
@@ -131,14 +139,20 @@ class Credit:
         self.changed = asyncio.Event()
         self.reserved = 0
         """Messages that reads have asked for, or that wait in `ArrivedMessages`."""
+        self.reader_count = 0
+        self._turn = asyncio.Lock()
 
     async def reserve(self, count_max: int) -> int:
-        """Waits until something is free, reserves up to `count_max` of it, and returns the number."""
-        while (count := min(count_max, self.free() - self.reserved)) <= 0:
-            self.changed.clear()
-            await self.changed.wait()
-        self.reserved += count
-        return count
+        """Waits for the turn and until something is free, reserves up to `count_max` and a reader's share of
+        it, and returns the number.
+        """
+        async with self._turn:  # first come, first served
+            while (room := self.free() - self.reserved) <= 0:
+                self.changed.clear()
+                await self.changed.wait()
+            count = min(count_max, room, max(1, self.free() // max(1, self.reader_count)))
+            self.reserved += count
+            return count
 
     def release(self, count: int) -> None:
         """Returns what was reserved and is not needed."""
@@ -240,8 +254,10 @@ class KombuSession:
             consumer.subscribe(topic, tags_of(one for one in bindings if one.exchange == exchange))
 
     async def _begin_at_end(self, group: str, topic: str) -> None:
+        # The ends come first: what is sent after another process has bound the queue is not skipped.
+        ends = await self._admin.topic_offsets(topic)
         committed = await self._admin.committed_offsets(group, topic)
-        for place, one in (await self._admin.topic_offsets(topic)).items():
+        for place, one in ends.items():
             if committed.get(place) is None:
                 await self._admin.set_offset(group, place, one.max_offset)
 
@@ -258,7 +274,7 @@ class KombuSession:
         while found := await consumer.receive(1, timeout_s=0.0):
             for message in found:
                 if self._is_wanted(message, queue, bindings):
-                    return Delivery(queue, message.body, message.retry_count, message)
+                    return Delivery.of_popped(queue, message)
                 await consumer.ack(message)
         return None
 
@@ -282,12 +298,22 @@ class KombuSession:
     async def _read(
         self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
     ) -> None:
+        credit.reader_count += 1
+        try:
+            await self._pop(queue, consumer, bindings, credit)
+        finally:
+            credit.reader_count -= 1
+
+    async def _pop(
+        self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
+    ) -> None:
         while True:
             count = await credit.reserve(POP_MAX)
             found: list[PoppedMessage] = []
             unwanted: list[PoppedMessage] = []
             try:
-                found = await consumer.receive(count)
+                # An idle queue must not keep what it reserved from the channel's other queues.
+                found = await consumer.receive(count, timeout_s=READ_S)
             except TandemError as error:
                 log.warning("queue %s cannot be read now: %s", queue, error)
                 await asyncio.sleep(PAUSE_S)
@@ -295,7 +321,7 @@ class KombuSession:
                 credit.release(count - len(found))
             for message in found:
                 if self._is_wanted(message, queue, bindings):
-                    self.arrivals.put(Delivery(queue, message.body, message.retry_count, message))
+                    self.arrivals.put(Delivery.of_popped(queue, message))
                 else:
                     credit.release(1)
                     unwanted.append(message)
@@ -468,7 +494,7 @@ class KombuSession:
         for queue in list(self._transient.values()):
             mine = (one for one in queue.bindings if names.exchange_topic(one.exchange) == message.topic)
             if (is_default and key == queue.name) or any(one.matches(key) for one in mine):
-                queue.put(Delivery(queue.name, message.body))
+                queue.put(Delivery(queue.name, message.body, message.born_at_ms))
 
     def _on_failure(self, name: str, error: BaseException) -> None:
         log.error("the connection has failed: %s", name, exc_info=error)

@@ -298,15 +298,17 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             self._run(self.session.stop_reading(queue))
 
     def _get(self, queue: str, timeout: object = None) -> dict[str, Any]:
-        if queue in self.transport.transient:
-            delivery = self._call(self.session.take_transient, queue)
-        else:
-            delivery = self._run(self.session.take_one(queue, self._bindings(queue)))
-        payload = None if delivery is None else payload_of(delivery)
-        if payload is None:
+        while (delivery := self._take(queue)) is not None:
+            payload = payload_of(delivery)
+            if payload is not None:
+                return payload
             self.settle(delivery, is_done=True)
-            raise Empty
-        return payload
+        raise Empty
+
+    def _take(self, queue: str) -> Delivery | None:
+        if queue in self.transport.transient:
+            return self._call(self.session.take_transient, queue)
+        return self._run(self.session.take_one(queue, self._bindings(queue)))
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Returns one message; None if there is none now."""
@@ -315,17 +317,22 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             self.settle(message.delivery, is_done=True)
         return message
 
-    def on_delivery(self, delivery: Delivery) -> None:
-        """Passes a delivery to the callback of its queue; a task that is not due is sent again."""
+    def on_delivery(self, delivery: Delivery) -> bool:
+        """Passes a delivery to the callback of its queue, and returns True. A message that has expired is
+        dropped, and a task that is not due is sent again.
+        """
         is_acknowledged = delivery.queue not in self.transport.unacknowledged
         try:
             payload = payload_of(delivery)
             if payload is None:
                 self.settle(delivery, is_done=True)
-            elif not self._postpone(payload, delivery):
-                self.transport._deliver(payload, delivery.queue)
-                if not is_acknowledged:
-                    self.settle(delivery, is_done=True)
+                return False
+            if self._postpone(payload, delivery):
+                return False
+            self.transport._deliver(payload, delivery.queue)
+            if not is_acknowledged:
+                self.settle(delivery, is_done=True)
+            return True
         finally:
             # Only now: an open message must not be counted as free room in between.
             if self._credit is not None and delivery.popped is not None:
@@ -371,13 +378,16 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
 
 
 def payload_of(delivery: Delivery) -> dict[str, Any] | None:
-    """Returns the message as kombu knows it; None for a body that kombu did not make.
+    """Returns the message as kombu knows it; None if its expiration has passed, or kombu did not make it.
 
     Each delivery has a tag of its own: one message may be delivered to several queues, or twice.
     """
     try:
         payload = cast("dict[str, Any]", loads(delivery.body.decode()))
         properties = payload["properties"]
+        expiration_ms = properties.get("expiration")
+        if expiration_ms is not None and delivery.born_at_ms + float(expiration_ms) <= time.time() * 1000:
+            return None
         properties.setdefault("delivery_info", {})["redelivered"] = delivery.retry_count > 0
         properties["delivery_tag"] = uuid()
         payload["redelivered"] = delivery.retry_count > 0
@@ -457,14 +467,18 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
 
     def drain_events(self, connection: object, timeout: float | None = None) -> None:
         """Passes one message to its consumer. Raises socket.timeout when none came in time."""
-        delivery = self.session().arrivals.take(timeout)
-        if delivery is None:
-            raise TimeoutError
-        channel = self.readers.get(delivery.queue)
-        if channel is not None:
-            channel.on_delivery(delivery)
-        elif delivery.popped is not None:
-            self.thread.call(self.session().give_back(delivery.queue, delivery.popped))
+        ends_at = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
+            delivery = self.session().arrivals.take(left)
+            if delivery is None:
+                raise TimeoutError
+            channel = self.readers.get(delivery.queue)
+            if channel is None:
+                if delivery.popped is not None:
+                    self.thread.call(self.session().give_back(delivery.queue, delivery.popped))
+            elif channel.on_delivery(delivery):
+                return
 
     def register_with_event_loop(self, connection: object, loop: Any) -> None:
         """Drains the connection whenever a message has arrived, in Celery's event loop."""
