@@ -6,8 +6,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from tandemmq.api import nameserver
 from tandemmq.client import Message
-from tandemmq.manage.tools import Tools, open_tools
+from tandemmq.manage.tools import Target, Tools, open_tools
+from tandemmq.protocol.bodies.register import RegisterBrokerBody
+from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
 from tandemmq.testing import Cluster
 
 
@@ -33,6 +36,25 @@ class ManagedCluster:
                 if taken == count:
                     break
             await consumer.commit()
+
+    async def register(self, target: Target, *topics: str) -> None:
+        """Registers a broker that does not run."""
+        identity = nameserver.BrokerIdentity(
+            cluster_name=target.cluster,
+            broker_name=target.broker_name,
+            broker_id=target.broker_id or 0,
+            broker_address=target.address,
+            ha_address=target.address,
+        )
+        body = RegisterBrokerBody(
+            topics=TopicConfigTable(
+                topics={
+                    name: TopicConfig(name=name) for name in (target.broker_name, target.cluster, *topics)
+                }
+            )
+        )
+        for address in self.tools.cluster_admin.name_servers:
+            await nameserver.register_broker(self.tools.remoting, address, identity, body)
 
 
 @asynccontextmanager

@@ -208,6 +208,16 @@ class TopicHasUnread(ClientError):
     """The read queues to remove contain messages that a group has not consumed; the read queues stay."""
 
 
+class PartlyChanged(ClientError):
+    """A change failed at one or more of several brokers; the text names those that have changed, and the
+    reasons of the others.
+    """
+
+
+class BrokersAway(ClientError):
+    """A change was not begun, because brokers that it needs do not answer or have no master."""
+
+
 class NoRoute(ClientError):
     """No name server knows a broker for the topic."""
 

@@ -2809,10 +2809,10 @@ _MANAGE: Final = (
         proofs=("unit/manage/test_dead_letters.py",),
     ),
     Plant(
-        name="a message id makes the console connect to any address",
-        path="manage/messages.py",
-        sound="    if is_host_trusted:\n",
-        bug="    if True:\n",
+        name="a message id makes a tool connect to any address",
+        path="client/admin.py",
+        sound="        addresses = sorted(known, key",
+        bug="        addresses = sorted({*known, stored_at}, key",
         proofs=("unit/manage/test_messages.py",),
     ),
     Plant(

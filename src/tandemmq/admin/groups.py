@@ -15,8 +15,9 @@ from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
-from tandemmq.errors import GroupNotFound, RemoteProtocolError
+from tandemmq.errors import BadRequest, GroupNotFound, RemoteProtocolError
 from tandemmq.manage import resets
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import change_group, delete_group, read_state
 from tandemmq.manage.progress import (
     GroupLag,
@@ -27,7 +28,7 @@ from tandemmq.manage.progress import (
     read_reports,
     sum_lag,
 )
-from tandemmq.manage.tools import Place, Tools
+from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
@@ -91,7 +92,7 @@ async def start_monitoring(tools: Tools) -> CommandAnswer:
     for group in await read_group_names(tools, masters, topics):
         state = await read_state(tools, masters, group, now_ms)
         reports = await read_reports(tools, masters, group)
-        problems = _notes(reports)
+        problems = [*_notes(reports), *state.problems]
         wants = {
             tuple(sorted((one.topic, one.expression) for one in info.subscriptions))
             for _, _, info in reports.reports
@@ -265,8 +266,9 @@ async def delete_sub_group(
     ] = False,
 ) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
-    deleted = await delete_group(tools, place, group, removes_offsets=removes_offsets)
-    return CommandAnswer.of_rows("deleted", "broker group", [(at, group) for at in deleted])
+    targets = await answering_masters(tools, place)
+    deleted = await delete_group(tools, targets, group, removes_offsets=removes_offsets)
+    return CommandAnswer.of_rows("deleted", "broker group", [(one.address, group) for one in deleted])
 
 
 @opt.command(app, "resetOffsetByTime")
@@ -408,8 +410,9 @@ async def update_sub_group(
 ) -> CommandAnswer:
     """Create a group, or change its given settings, at one broker or at every master of a cluster."""
     changes = opt.given(settings)
-    changed = await change_group(tools, place, group, changes)
-    rows = [(at, group, to_builtins(changes)) for at, _ in changed]
+    targets = await find_targets(tools, place, masters_only=True)
+    changed = await change_group(tools, targets, group, changes)
+    rows = [(target.address, group, to_builtins(changes)) for target, _ in changed]
     return CommandAnswer.of_rows("changed", "broker group settings", rows)
 
 
@@ -476,12 +479,13 @@ async def show_progress(
             return answer
         notes = [*answer.notes, f"the lag is above {lag_max} messages"]
         return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
-    table = Table("groups", ("group", "members", "lag"))
+    table, refused = Table("groups", ("group", "members", "lag")), []
     for one in await read_group_names(tools, masters, await tools.cluster_admin.topics()):
         members = await read_members(tools, masters, one)
         lags = await read_lags(tools, masters, one, members=members)
         table.rows.append((one, len(members.members), sum_lag(lags)))
-    return CommandAnswer([table])
+        refused += [f"{one}: {address}: {reason}" for address, reason in members.refused.items()]
+    return CommandAnswer([table], refused)
 
 
 async def _progress_of_group(
@@ -491,9 +495,12 @@ async def _progress_of_group(
     members = await read_members(tools, masters, group)
     lags = await read_lags(tools, masters, group, topic, members=members)
     if not lags:
+        for address, reason in members.refused.items():
+            raise BadRequest(f"{address} does not tell the progress of {group!r}: {reason}")
         raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
     table.rows = list(map(lag_row, lags))
     notes = [f"lag {sum_lag(lags)} messages, {len(members.members)} members online"]
+    notes += [f"{address}: {reason}" for address, reason in members.refused.items()]
     if has_clients:
         reports = await read_reports(tools, masters, group)
         notes += _notes(reports)

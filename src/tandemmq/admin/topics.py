@@ -22,7 +22,7 @@ from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
 from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import Place, Tools, find_targets
-from tandemmq.manage.topics import change_topic, read_ends, read_series
+from tandemmq.manage.topics import change_topic, delete_in_clusters, read_ends, read_series
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.properties_file import parse_properties
@@ -166,9 +166,10 @@ async def update_topic(
 ) -> CommandAnswer:
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
-    for at, config in await change_topic(tools, place, topic, opt.given(settings), force=force):
+    targets = await find_targets(tools, place, masters_only=True)
+    for target, config in await change_topic(tools, targets, topic, opt.given(settings), force=force):
         counts = config.read_queue_count, config.write_queue_count
-        table.rows.append((at, topic, *counts, config.permission))
+        table.rows.append((target.address, topic, *counts, config.permission))
     unreadable = [row for row in table.rows if row[3] > row[2]]
     notes = [f"{row[0]}: {row[3] - row[2]} write queues have no readers" for row in unreadable]
     return CommandAnswer([table], notes)
@@ -391,7 +392,7 @@ async def update_topic_permission(
 @opt.command(app, "deleteTopic")
 async def delete_topic(tools: Tools, topic: opt.Topic, cluster: opt.Cluster) -> CommandAnswer:
     """Delete a topic at all brokers of a cluster and at the name servers."""
-    await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
+    await delete_in_clusters(tools, topic, [cluster])
     return CommandAnswer.of_rows("deleted", "topic", [(topic,)])
 
 

@@ -15,6 +15,7 @@ from typing import Self
 
 from tandemmq.api import broker_admin, broker_consume, nameserver
 from tandemmq.client import admin_topics
+from tandemmq.client.changes import change_each
 from tandemmq.client.consumer.replica_choice import choose_replica
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ClientOptions, ServerNames
@@ -24,6 +25,9 @@ from tandemmq.errors import (
     BrokerUnreachable,
     GroupNotFound,
     NoRoute,
+    NotPermitted,
+    ProtocolError,
+    RequestRejected,
     RequestTimeout,
     TopicNotFound,
 )
@@ -39,6 +43,8 @@ from tandemmq.units import MASTER_ID
 
 ROUTE_WAIT_S = 10.0
 ROUTE_POLL_S = 0.05
+VIEWS_AT_ONCE_MAX = 16
+"""The number of brokers that are asked for one message at the same time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +134,7 @@ class Admin(Client):
 
         Raises:  TopicExists for a topic with other settings; BadRequest for an invalid name, a count below 1,
                  or a missing `cluster` when the number of clusters is not one; NoRoute when the cluster has
-                 no master, or the route does not appear.
+                 no master, or the route does not appear; PartlyChanged when some of several masters failed.
         """
         wanted = _new_topic(topic, queue_count, permission, attributes)
         masters = await self._masters(cluster)
@@ -191,21 +197,22 @@ class Admin(Client):
 
     async def delete_topic(self, topic: str, *, cluster: str | None = None) -> None:
         """Deletes the topic on every master of the cluster and at the name servers; an unknown topic is not
-        an error. Slaves follow their master.
+        an error. Slaves follow their master. The name servers follow once every master has deleted it.
 
         Raises:  NoRoute when a broker of the cluster has no master now: that broker may bring the topic back.
+                 PartlyChanged when some of several masters failed.
         """
         info = await self.cluster_info()
         name = _cluster_name(info, cluster)
-        without_master: list[str] = []
-        for broker_name in info.clusters[name]:
-            address = info.brokers[broker_name].addresses.get(MASTER_ID)
-            if address is None:
-                without_master.append(broker_name)
-            else:
-                await broker_admin.delete_topic(self._remoting, address, topic)
-        for address in self._instance.name_servers.addresses:
-            await nameserver.delete_topic(self._remoting, address, topic, name)
+        found = {one: info.brokers[one].addresses.get(MASTER_ID) for one in info.clusters[name]}
+        masters = {one: address for one, address in found.items() if address is not None}
+        without_master = [one for one in found if one not in masters]
+        await change_each(masters, lambda address: broker_admin.delete_topic(self._remoting, address, topic))
+        servers = self._instance.name_servers.addresses
+        await change_each(
+            {address: address for address in servers},
+            lambda address: nameserver.delete_topic(self._remoting, address, topic, name),
+        )
         self._instance.routes.untrack(topic)
         if without_master:
             raise NoRoute(
@@ -271,15 +278,23 @@ class Admin(Client):
         )
 
     async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
-        """Moves a group, running or not, to a time (-1: to the end). Returns the new offset per queue."""
+        """Moves a group, running or not, to a time (-1: to the end). Returns the new offset per queue.
+
+        Raises:  NoRoute when a broker has no master, before anything is moved; PartlyChanged when some of
+                 several brokers failed.
+        """
         view = await self._view(topic)
-        offsets: dict[MessageQueue, int] = {}
+        masters: dict[str, str] = {}
         for broker_name in sorted({queue.broker_name for queue in view.subscribe_queues}):
             address = view.master_address(broker_name)
             if address is None:
                 raise NoRoute(f"broker {broker_name!r} has no master: offsets cannot be reset there")
-            offsets |= await broker_admin.reset_offsets(self._remoting, address, group, topic, time_ms)
-        return offsets
+            masters[broker_name] = address
+        moved = await change_each(
+            masters,
+            lambda address: broker_admin.reset_offsets(self._remoting, address, group, topic, time_ms),
+        )
+        return {queue: offset for one in moved.values() for queue, offset in one.items()}
 
     # Messages
 
@@ -287,27 +302,44 @@ class Admin(Client):
         """Returns the message with a broker's message id; None if no broker has it.
 
         The id contains the address at which the broker stored the message. A client of another network
-        knows that broker by another address, and after a failover another broker has the message: every
-        registered broker is then asked for the offset, and the record shows which answer is the right one.
-        Raises:  BadRequest for an invalid message id; BrokerUnreachable if the message was not found and a
-                 broker could not be asked.
+        knows that broker by another address, and after a failover another broker has the message: the
+        brokers are asked at the addresses that the name server announces to this client, and the record
+        shows which answer is the right one. The address in the id is never dialled unless it is announced.
+        Raises:  BadRequest for an invalid message id; BrokerUnreachable or NotPermitted if the message was
+                 not found and a broker could not be asked, or refused.
         """
         where = decode_message_id(message_id)
         stored_at = render_address((where.ip, where.port))
         info = await self.cluster_info()
-        known = [address for broker in info.brokers.values() for address in broker.addresses.values()]
-        others = [address for address in known if address != stored_at]
+        known = {address for broker in info.brokers.values() for address in broker.addresses.values()}
+        addresses = sorted(known, key=lambda one: (one != stored_at, one))
         unreachable: list[str] = []
-        for address in [stored_at, *others] if stored_at in known else [*others, stored_at]:
+        denial: NotPermitted | None = None
+
+        async def view(address: str) -> Record | None:
+            nonlocal denial
             try:
-                record = await broker_admin.view_message(self._remoting, address, where.log_offset)
+                return await broker_admin.view_message(self._remoting, address, where.log_offset)
             except (BrokerUnreachable, RequestTimeout) as error:
                 unreachable.append(str(error))
-                continue
-            if record is not None and record.store_address == (where.ip, where.port):
-                return record
+            except NotPermitted as error:
+                denial = error
+            except (RequestRejected, ProtocolError):
+                pass  # no message begins at this offset of another broker's log
+            return None
+
+        begin = 0
+        while begin < len(addresses):
+            # The broker that stored the message is asked alone: mostly it has it.
+            end = begin + (1 if addresses[begin] == stored_at else VIEWS_AT_ONCE_MAX)
+            for record in await asyncio.gather(*map(view, addresses[begin:end])):
+                if record is not None and record.store_address == (where.ip, where.port):
+                    return record
+            begin = end
         if unreachable:
             raise BrokerUnreachable(f"no other broker has message {message_id}; {'; '.join(unreachable)}")
+        if denial is not None:
+            raise denial
         return None
 
     async def find_by_key(

@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 
 from tandemmq.api import broker_admin
+from tandemmq.client.changes import change_each
 from tandemmq.errors import BadRequest, RequestRejected, TopicExists, TopicHasUnread, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -44,7 +45,8 @@ async def create(
 
     `route` is the topic's current route, used for a broker that refuses to show its configuration.
     Raises:  TopicExists when a master has the topic with other settings, unless `exist_ok`. Nothing was
-             created then, except when another caller created the topic at the same moment.
+             created then, except when another caller created the topic at the same moment. The errors of
+             `change_each`.
     """
     lacking: dict[str, str] = {}
     for name, address in masters.items():
@@ -53,21 +55,25 @@ async def create(
             lacking[name] = address
         elif not exist_ok:
             _require_equal(name, held, wanted)
-    for name, address in lacking.items():
-        await broker_admin.create_topic(remoting, address, wanted, if_exists=IfExists.KEEP)
+
+    async def create_at(name: str) -> None:
+        await broker_admin.create_topic(remoting, lacking[name], wanted, if_exists=IfExists.KEEP)
         if not exist_ok:
-            held = await _read_config(remoting, name, address, wanted.name, None)
+            held = await _read_config(remoting, name, lacking[name], wanted.name, None)
             if held is not None:  # with the attributes as that broker understands them
                 _require_equal(name, held, msgspec.structs.replace(wanted, attributes={}))
+
+    await change_each({name: name for name in lacking}, create_at)
     return bool(lacking)
 
 
 async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) -> bool:
     """Creates the topic where it is missing and adds queues where there are fewer; returns True if anything
-    was changed.
+    was changed. Raises the errors of `change_each`.
     """
-    count, is_changed = wanted.write_queue_count, False
-    for address in masters.values():
+    count = wanted.write_queue_count
+
+    async def grow_at(address: str) -> bool:
         held = await read_config(remoting, address, wanted.name)
         config = wanted
         if held is not None:
@@ -77,10 +83,11 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
                 write_queue_count=max(held.write_queue_count, count),
             )
             if (config.read_queue_count, config.write_queue_count) == _counts(held):
-                continue
+                return False
         await broker_admin.create_topic(remoting, address, config, if_exists=IfExists.GROW)
-        is_changed = True
-    return is_changed
+        return True
+
+    return any((await change_each(masters, grow_at)).values())
 
 
 async def change(
@@ -91,16 +98,17 @@ async def change(
 
     Raises:  TopicNotFound when no master has the topic. TopicHasUnread when read queues would be removed that
              some group has not consumed; all other changes are applied then, including the count of write
-             queues.
+             queues. The errors of `change_each`.
     """
     names_counts = "read_queue_count" in changes or "write_queue_count" in changes
     if_exists = None if names_counts else IfExists.NO_FEWER
-    changed: dict[str, TopicConfig] = {}
     unread: list[str] = []
-    for name, address in masters.items():
+
+    async def change_at(name: str) -> TopicConfig | None:
+        address = masters[name]
         held = await read_config(remoting, address, topic)
         if held is None:
-            continue
+            return None
         wanted = _with_changes(held, **changes)
         if wanted.read_queue_count < held.read_queue_count and not force:
             first = msgspec.structs.replace(wanted, read_queue_count=held.read_queue_count)
@@ -108,10 +116,12 @@ async def change(
             found = await find_unread(remoting, address, topic, wanted.read_queue_count)
             if found:
                 unread.append(f"{name}: {found}")
-                changed[name] = first
-                continue
+                return first
         await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
-        changed[name] = wanted
+        return wanted
+
+    answers = await change_each({name: name for name in masters}, change_at)
+    changed = {name: config for name, config in answers.items() if config is not None}
     if not changed:
         raise TopicNotFound(f"none of the masters has the topic {topic!r}")
     if unread:

@@ -29,11 +29,15 @@ from tandemmq.console.shield import Shield
 from tandemmq.console.view import Action, Page, PageError, View
 from tandemmq.errors import (
     BadRequest,
+    BrokersAway,
     BrokerUnreachable,
     ConfigError,
     NotPermitted,
+    PartlyChanged,
     RequestTimeout,
     TandemError,
+    TopicExists,
+    TopicHasUnread,
     TopicNotFound,
 )
 from tandemmq.manage.settings import HIDDEN
@@ -48,6 +52,10 @@ _STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
     (TopicNotFound, 404),
     (BadRequest, 400),
     (ConfigError, 400),
+    (BrokersAway, 409),
+    (PartlyChanged, 409),
+    (TopicExists, 409),
+    (TopicHasUnread, 409),
     (BrokerUnreachable, 502),
     (RequestTimeout, 504),
 )

@@ -29,8 +29,9 @@ from tandemmq.broker.access.auth_table import (
 )
 from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, render_actions
 from tandemmq.broker.access.plain_rules import build_account
-from tandemmq.errors import BadRequest, ConfigError, RequestRejected, TandemError
+from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.manage.capabilities import Capabilities
+from tandemmq.manage.changes import change_targets
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, PolicyInfo, UserInfo
@@ -47,10 +48,6 @@ MODES: Final = ("authenticationEnabled", "authorizationEnabled", "aclEnable")
 ACTIONS: Final = (("read", SUB), ("write", PUB), ("change", UPDATE), ("delete", DELETE))
 """The rights that answers name, with the action that each needs."""
 _HIDDEN: Final = "hidden secret"
-
-
-class PartlyChanged(BadRequest):
-    """A change that some brokers refused; the text names both kinds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,26 +127,13 @@ async def change_everywhere(
     call: Callable[Concatenate[RemotingClient, str, P], Awaitable[None]],
     *args: P.args,
     **kwargs: P.kwargs,
-) -> list[Target]:
-    """Makes a change of users or rules at each of these brokers, because each keeps its own. Returns the
-    brokers.
+) -> None:
+    """Makes a change of users or rules at each of these brokers, because each keeps its own. A silent broker
+    does not hold the others up: a right must end where it can.
 
-
-    Raises:  PartlyChanged when a broker refused or did not answer; it names those that have changed.
+    Raises:  the errors of `change_each`.
     """
-    done: list[Target] = []
-    errors: list[str] = []
-    for target in targets:
-        try:
-            await call(tools.remoting, target.address, *args, **kwargs)
-        except TandemError as error:
-            errors.append(f"{target.broker_name} ({target.address}): {error}")
-        else:
-            done.append(target)
-    if errors:
-        changed = ", ".join(f"{one.broker_name} ({one.address})" for one in done) or "no broker"
-        raise PartlyChanged(f"{'; '.join(errors)}. Changed: {changed}")
-    return done
+    await change_targets(targets, lambda target: call(tools.remoting, target.address, *args, **kwargs))
 
 
 # Inside

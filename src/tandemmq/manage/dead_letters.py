@@ -30,6 +30,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
+from tandemmq.manage.changes import answering_masters, change_targets
 from tandemmq.manage.messages import find_by_position
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools
@@ -415,15 +416,19 @@ async def purge_letters(tools: Tools, group: str) -> None:
     """Deletes all dead letters of a group with their topic, also those that arrive meanwhile. The
     group's next dead letter creates the topic again.
 
-    Raises:  NoRoute for a broker without a master: it keeps its letters.
+    Raises:  BrokersAway before anything is deleted; the errors of `change_each`.
     """
-    topic = dlq_topic(group)
+    topic, mark = dlq_topic(group), _mark_group(group)
     route = await tools.cluster_admin.topic_route(topic)
-    for cluster in sorted({one.cluster for one in route.brokers}):
+    clusters = sorted({one.cluster for one in route.brokers})
+    masters = [target for one in clusters for target in await answering_masters(tools, Place(cluster=one))]
+    for cluster in clusters:
         await tools.cluster_admin.delete_topic(topic, cluster=cluster)
-        # A progress of the old topic would hide the first letters of the new one.
-        for address in await tools.masters(Place(cluster=cluster)):
-            await broker_admin.delete_group(tools.remoting, address, _mark_group(group), removes_offsets=True)
+    # A progress of the old topic would hide the first letters of the new one.
+    await change_targets(
+        masters,
+        lambda target: broker_admin.delete_group(tools.remoting, target.address, mark, removes_offsets=True),
+    )
 
 
 async def export_letters(tools: Tools, group: str) -> tuple[bytes, bool]:

@@ -14,10 +14,11 @@ from typing import Any
 import msgspec
 
 from tandemmq.api import broker_admin
-from tandemmq.errors import BadRequest, RequestRejected
+from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
+from tandemmq.manage.changes import answering_masters, change_targets
 from tandemmq.manage.progress import GroupLag, OnlineMembers, find_behind_s, read_lags, read_members, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.tools import Place, Target, Tools, find_targets, require_masters, serving
+from tandemmq.manage.tools import Target, Tools, find_targets, serving
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, is_system_group
@@ -67,6 +68,14 @@ class GroupState:
         return sum_lag(one for one in self.lags if is_retry_topic(one.queue.topic))
 
     @property
+    def problems(self) -> list[str]:
+        """The reasons why members or progress may be incomplete, one for each such broker."""
+        return [
+            f"{address} does not tell members or progress: {reason}"
+            for address, reason in self.members.refused.items()
+        ]
+
+    @property
     def topics(self) -> list[str]:
         """The topics in which the group has offsets or subscriptions, except its retry topics."""
         names = {one.queue.topic for one in self.lags} | self.members.subscriptions.keys()
@@ -109,40 +118,63 @@ async def read_state(tools: Tools, masters: list[str], group: str, now_ms: int) 
     return GroupState(members, lags, find_behind_s(lags, now_ms), sum(dead))
 
 
-async def change_group(
-    tools: Tools, place: Place, group: str, changes: Mapping[str, Any]
-) -> list[tuple[str, SubscriptionGroupConfig]]:
-    """Creates a group, or changes the given fields of its settings, at one broker or at every master of a
-    cluster. Returns the settings that were sent to each of them.
+async def find_group_masters(tools: Tools, group: str) -> list[Target]:
+    """Returns the masters that have the group.
+
+    Raises:  BrokersAway when a master cannot be asked whether it has the group; GroupNotFound.
     """
-    changed: list[tuple[str, SubscriptionGroupConfig]] = []
-    for at in await tools.masters(place):
-        config = await _read_config(tools.remoting, at, group) or SubscriptionGroupConfig(name=group)
+    masters = await answering_masters(tools)
+    table = await read_groups(tools, masters)
+    if table.failed:
+        away = [f"{target} does not answer: {error}" for target, error in table.failed.items()]
+        raise BrokersAway(f"nothing is changed: {'; '.join(away)}")
+    if group not in table.groups:
+        raise GroupNotFound(f"no broker has the group {group!r}")
+    return [one for one in masters if one.broker_name in table.groups[group].configs]
+
+
+async def change_group(
+    tools: Tools, targets: Iterable[Target], group: str, changes: Mapping[str, Any]
+) -> list[tuple[Target, SubscriptionGroupConfig]]:
+    """Creates a group, or changes the given fields of its settings, at these brokers. Returns the settings
+    that were sent to each of them. Raises the errors of `change_each`.
+    """
+
+    async def change(target: Target) -> SubscriptionGroupConfig:
+        config = await _read_config(tools.remoting, target.address, group)
         # A group keeps its attributes; a request contains only changes of them.
-        config = msgspec.structs.replace(config, **{"attributes": {}, **changes})
-        await broker_admin.create_group(tools.remoting, at, config)
-        changed.append((at, config))
-    return changed
+        config = msgspec.structs.replace(
+            config or SubscriptionGroupConfig(name=group), **{"attributes": {}, **changes}
+        )
+        await broker_admin.create_group(tools.remoting, target.address, config)
+        return config
+
+    return await change_targets(targets, change)
 
 
-async def delete_group(tools: Tools, place: Place, group: str, *, removes_offsets: bool) -> list[str]:
-    """Deletes a group at one broker or at every master of a cluster; returns their addresses."""
-    deleted = await tools.ask(
-        await tools.masters(place), broker_admin.delete_group, group, removes_offsets=removes_offsets
-    )
-    return [address for address, _ in deleted]
+async def delete_group(
+    tools: Tools, targets: Iterable[Target], group: str, *, removes_offsets: bool
+) -> list[Target]:
+    """Deletes a group at these brokers; returns them. Raises the errors of `change_each`."""
+
+    async def delete(target: Target) -> None:
+        await broker_admin.delete_group(
+            tools.remoting, target.address, group, removes_offsets=removes_offsets
+        )
+
+    return [target for target, _ in await change_targets(targets, delete)]
 
 
-async def delete_everywhere(
-    tools: Tools, group: Group, targets: Iterable[Target], *, removes_offsets: bool = True
-) -> None:
-    """Deletes the group at each master that has it, among these targets. Raises BadRequest for a group of the
-    brokers or of tools; NoRoute, before anything is deleted, if a broker has no master now.
+async def delete_everywhere(tools: Tools, group: Group, *, removes_offsets: bool = True) -> None:
+    """Deletes the group at each master that has it.
+
+    Raises:  BadRequest for a group of the brokers or of tools; the errors of `find_group_masters`, before
+             anything is deleted, and of `change_each`.
     """
     if group.is_system:
         raise BadRequest(f"{group.name} is a group of the brokers or of tools")
-    for master in require_masters(targets, group.configs):
-        await delete_group(tools, Place(master.address), group.name, removes_offsets=removes_offsets)
+    masters = await find_group_masters(tools, group.name)
+    await delete_group(tools, masters, group.name, removes_offsets=removes_offsets)
 
 
 async def _read_config(remoting: RemotingClient, address: str, group: str) -> SubscriptionGroupConfig | None:

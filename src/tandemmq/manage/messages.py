@@ -1,8 +1,7 @@
 """Stored messages: found by id, unique key, key, or position; one message with its state in each group.
 
-A message id holds the address that its broker had. Where a caller must not connect to any address that a text
-names (`is_host_trusted` False), or nothing answers there, every broker of the cluster is asked for the log
-offset in the id, and the message whose own id equals the text is the one.
+A message id holds the address that its broker had. Only brokers that the name server announces are asked for
+the log offset in the id (`Admin.find_by_id`): a text never decides to which address a tool connects.
 Source: spec semantics 19, 23.4; spec remoting 12.2.
 """
 
@@ -19,12 +18,10 @@ from tandemmq.client import MessageQueue
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.errors import (
     BadRequest,
-    BrokerUnreachable,
     ClientError,
     ConfigError,
     NoRoute,
     RequestRejected,
-    RequestTimeout,
     TandemError,
     TopicNotFound,
 )
@@ -34,7 +31,6 @@ from tandemmq.manage.tools import Tools
 from tandemmq.protocol import sys_flag as flags
 from tandemmq.protocol.bodies.client import ConsumerConnections, ConsumeType, MessageModel
 from tandemmq.protocol.bodies.route import BrokerData
-from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.record import Record
 from tandemmq.remoting.options import render_address
 
@@ -42,7 +38,6 @@ KEY_COUNT_MAX: Final = 64
 """The most messages with one key that are shown, as in mqadmin."""
 GROUPS_MAX: Final = 100
 """The most groups whose state is shown with a message."""
-VIEW_TIMEOUT_S: Final = 2.0
 _AT_ONCE: Final = 16
 """The number of brokers or groups that are asked at the same time."""
 
@@ -50,61 +45,22 @@ _AT_ONCE: Final = 16
 # By id and key
 
 
-async def find_records(
-    tools: Tools, message_id: str, topic: str, *, is_host_trusted: bool = True
-) -> list[Record]:
+async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record]:
     """Returns the message of a broker's message id. With a topic, the id is first tried as a producer's
     unique key, because both are hexadecimal numbers of the same length.
 
-    Raises:  BadRequest for an invalid id without a topic; BrokerUnreachable if its broker does not
-             answer and no other has the message.
+    Raises:  BadRequest for an invalid id without a topic; the errors of `Admin.find_by_id`.
     """
     found = await tools.cluster_admin.find_by_unique_key(topic, message_id) if topic else []
     if not found:
         try:
-            record = await find_by_offset_id(tools, message_id, is_host_trusted=is_host_trusted)
+            record = await tools.cluster_admin.find_by_id(message_id)
         except (BadRequest, ClientError, ConfigError):
             if not topic:
                 raise
             record = None  # the supposed broker address was part of a unique key
         found = [] if record is None else [record]
     return found
-
-
-async def find_by_offset_id(tools: Tools, message_id: str, *, is_host_trusted: bool = True) -> Record | None:
-    """Returns the message with a broker's message id; None if no broker has it.
-
-    Raises:  BadRequest for an invalid id; BrokerUnreachable if a trusted host does not answer and no other
-             broker has the message.
-    """
-    where = decode_message_id(message_id)
-    host, failure = render_address((where.ip, where.port)), None
-    if is_host_trusted:
-        try:
-            return await tools.cluster_admin.find_by_id(message_id)
-        except (BrokerUnreachable, RequestTimeout) as error:
-            failure = error
-    info = await tools.cluster_admin.cluster_info()
-    addresses = [address for broker in info.brokers.values() for address in broker.addresses.values()]
-    addresses.sort(key=lambda one: one != host)
-    for start in range(0, len(addresses), _AT_ONCE):
-        part = addresses[start : start + _AT_ONCE]
-        for record in await asyncio.gather(*(_view(tools, one, where.log_offset) for one in part)):
-            if record is not None and record.message_id == message_id.upper():
-                return record
-    if failure is not None:
-        raise failure
-    return None
-
-
-async def _view(tools: Tools, address: str, log_offset: int) -> Record | None:
-    """Returns the message at an offset of the broker's log; None also if the broker is away, refuses, or has
-    no message that begins there.
-    """
-    try:
-        return await broker_admin.view_message.within(VIEW_TIMEOUT_S, tools.remoting, address, log_offset)
-    except TandemError:
-        return None
 
 
 async def find_by_key(

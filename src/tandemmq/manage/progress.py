@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Final
 
 from tandemmq.api import broker_admin
 from tandemmq.errors import RequestRejected, TandemError
@@ -14,6 +15,7 @@ from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import ClientConnection, ConsumerConnections, Refusal, SubscriptionData
 from tandemmq.protocol.bodies.stats import QueueProgress, RunningInfo
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import RETRY_PREFIX, is_retry_topic
 
 
@@ -42,13 +44,15 @@ class GroupLag:
 class OnlineMembers:
     """The online members of a group by client id, each with one of its connections; their subscriptions by
     topic and broker address; and the requests of the group that brokers refused. `kinds` are the connection
-    lists of the brokers at which members are online.
+    lists of the brokers at which members are online. `refused` has the reasons of the brokers, by address,
+    that did not tell members or progress: both may be incomplete then.
     """
 
     members: dict[str, ClientConnection] = field(default_factory=dict)
     subscriptions: dict[str, dict[str, SubscriptionData]] = field(default_factory=dict)
     refusals: list[tuple[str, Refusal]] = field(default_factory=list)
     kinds: list[ConsumerConnections] = field(default_factory=list)
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 def sum_lag(lags: Iterable[GroupLag]) -> int:
@@ -78,9 +82,8 @@ async def read_group_names(tools: Tools, masters: list[str], topics: Iterable[st
 async def read_members(tools: Tools, masters: list[str], group: str) -> OnlineMembers:
     """Returns the members of a group. A member is connected to all brokers and counts once."""
     members = OnlineMembers()
-    for address, found in zip(
-        masters, await asyncio.gather(*(_connections_at(tools, one, group) for one in masters)), strict=True
-    ):
+    asked = (_connections_at(tools, one, group, members.refused) for one in masters)
+    for address, found in zip(masters, await asyncio.gather(*asked), strict=True):
         if found is None:
             continue
         for connection in found.connections:
@@ -98,16 +101,18 @@ async def read_lags(
 ) -> list[GroupLag]:
     """Returns the group's progress in each queue, of one topic or of all, by queue. Topics that the group
     reads at any broker, or subscribes to now, count at every broker: in a queue without a committed offset
-    all messages count as lag. `members` spares the question for the subscriptions.
+    all messages count as lag. `members` spares the question for the subscriptions, and gets the reasons of
+    brokers that refuse in `refused`; without it a refusal is raised.
     """
-    tables = await asyncio.gather(*(_progress_at(tools, one, group, topic) for one in masters))
+    refused = None if members is None else members.refused
+    tables = await asyncio.gather(*(_progress_at(tools, one, group, topic, refused) for one in masters))
     found = dict(zip(masters, tables, strict=True))
     if not topic:
         members = members or await read_members(tools, masters, group)
         topics = set(members.subscriptions).union(*({one.topic for one in queues} for queues in tables))
         for address, queues in found.items():
             for missing in sorted(topics - {queue.topic for queue in queues}):
-                held = await _progress_at(tools, address, group, missing)
+                held = await _progress_at(tools, address, group, missing, refused)
                 queues |= {queue: one for queue, one in held.items() if one.broker_offset}
     return [
         GroupLag(
@@ -159,21 +164,37 @@ async def read_reports(
     return reports
 
 
-async def _connections_at(tools: Tools, address: str, group: str) -> ConsumerConnections | None:
+_UNKNOWN: Final = (
+    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
+    ResponseCode.CONSUMER_NOT_ONLINE,
+    ResponseCode.TOPIC_NOT_EXIST,
+)
+"""The codes of a broker that knows no member and no offset of a group."""
+
+
+async def _connections_at(
+    tools: Tools, address: str, group: str, refused: dict[str, str]
+) -> ConsumerConnections | None:
     try:
         return await broker_admin.query_consumer_connections(tools.remoting, address, group)
-    except RequestRejected:
+    except RequestRejected as error:
+        if error.code not in _UNKNOWN:
+            refused[address] = str(error)
         return None
 
 
 async def _progress_at(
-    tools: Tools, address: str, group: str, topic: str
+    tools: Tools, address: str, group: str, topic: str, refused: dict[str, str] | None
 ) -> dict[MessageQueue, QueueProgress]:
     """Returns the group's progress at one broker; empty when the broker knows neither the group nor an
-    offset.
+    offset, and when its refusal is added to `refused`.
     """
     try:
         stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=topic or None)
-    except RequestRejected:
+    except RequestRejected as error:
+        if error.code not in _UNKNOWN:
+            if refused is None:
+                raise
+            refused[address] = str(error)
         return {}
     return dict(stats.queues)

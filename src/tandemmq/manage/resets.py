@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client.changes import change_each
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import BadRequest, NoRoute, QueueNotFound
 from tandemmq.manage.progress import read_members
@@ -54,7 +55,8 @@ class QueueMove:
 async def preview_reset(tools: Tools, group: str, topic: str, position: NewPosition) -> list[QueueMove]:
     """Returns what `reset_group` would do in each queue now; changes nothing.
 
-    Raises:  TopicNotFound; QueueNotFound; NoRoute for a broker that cannot be asked.
+    Raises:  TopicNotFound; QueueNotFound; BadRequest for an offset outside the queue; NoRoute for a broker
+             that cannot be asked.
     """
     admin = tools.cluster_admin
     ends, committed = await asyncio.gather(admin.topic_offsets(topic), admin.committed_offsets(group, topic))
@@ -63,7 +65,13 @@ async def preview_reset(tools: Tools, group: str, topic: str, position: NewPosit
             raise QueueNotFound(
                 f"topic {topic!r} has no queue {position.queue.queue_id} at {position.queue.broker_name!r}"
             )
-        ends = {position.queue: ends[position.queue]}
+        one = ends[position.queue]
+        if position.offset is not None and not one.min_offset <= position.offset <= one.max_offset:
+            raise BadRequest(
+                f"offset {position.offset} of queue {position.queue.queue_id} at"
+                f" {position.queue.broker_name!r}: must be from {one.min_offset} to {one.max_offset}"
+            )
+        ends = {position.queue: one}
     found = {} if position.time_ms == END_OF_QUEUE_MS else await admin.offsets_at(topic, position.time_ms)
     return [
         QueueMove(
@@ -94,7 +102,10 @@ async def reset_group(tools: Tools, group: str, topic: str, position: NewPositio
         raise NoRoute(f"broker {queue.broker_name!r} has no master: offsets cannot be reset there")
     version = (await broker_admin.query_runtime_info(tools.remoting, address)).get("brokerVersionDesc", "")
     if version.startswith(("V3", "V4")):
-        if (await read_members(tools, [address], group)).members:
+        members = await read_members(tools, [address], group)
+        if members.refused:
+            raise BadRequest(f"the members of {group!r} are not known: {members.refused[address]}")
+        if members.members:
             raise BadRequest(
                 f"{queue.broker_name} has RocketMQ {version}, which moves one queue only while no member of"
                 f" {group!r} is online: stop the members, or move all queues to a time"
@@ -114,14 +125,19 @@ async def reset_group(tools: Tools, group: str, topic: str, position: NewPositio
 
 async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> list[str]:
     """Copies another group's offsets in a topic to a group that is not running. Returns the addresses of the
-    brokers. Raises NoRoute for a broker without a master; those before it are done then.
+    brokers.
+
+    Raises:  NoRoute for a broker without a master, before anything is copied; the errors of `change_each`.
     """
     route = await tools.cluster_admin.topic_route(topic)
-    done: list[str] = []
+    masters: dict[str, str] = {}
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
         address = broker.addresses.get(MASTER_ID)
         if address is None:
             raise NoRoute(f"broker {broker.broker_name!r} has no master: offsets cannot be cloned there")
-        await broker_consume.clone_offsets(tools.remoting, address, source, target, topic)
-        done.append(address)
-    return done
+        masters[broker.broker_name] = address
+    await change_each(
+        masters,
+        lambda address: broker_consume.clone_offsets(tools.remoting, address, source, target, topic),
+    )
+    return list(masters.values())

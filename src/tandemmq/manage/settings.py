@@ -14,6 +14,7 @@ from typing import Final
 
 from tandemmq.api import broker_admin
 from tandemmq.broker.admin.settings import CHANGEABLE, parse_change, render_settings
+from tandemmq.client.changes import change_each
 from tandemmq.config.load import MachineFacts, load_broker
 from tandemmq.config.names import BROKER_KEYS
 from tandemmq.errors import ConfigError
@@ -104,10 +105,13 @@ def check_change(key: str, value: str, *, is_tandem: bool) -> None:
 
 async def change_setting(tools: Tools, addresses: Iterable[str], key: str, value: str) -> list[str]:
     """Changes a setting at these brokers; returns the brokers' remarks, such as that the change is not saved.
-    The first error ends the series; the brokers before are changed then.
+    Raises the errors of `change_each`.
     """
-    found = await tools.ask(addresses, broker_admin.change_broker_config, key, value)
-    return [f"{address}: {remark}" for address, remark in found if remark]
+    found = await change_each(
+        {address: address for address in addresses},
+        lambda address: broker_admin.change_broker_config(tools.remoting, address, key, value),
+    )
+    return [f"{address}: {remark}" for address, remark in found.items() if remark]
 
 
 def _allowed(key: str) -> str:

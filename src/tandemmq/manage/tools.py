@@ -19,7 +19,7 @@ from tandemmq.api.controller import controller_signer
 from tandemmq.broker.access.plain_rules import read_controller_secret, read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
 from tandemmq.client.options import ClientOptions
-from tandemmq.errors import ConfigError, NoRoute
+from tandemmq.errors import ConfigError
 from tandemmq.manage.contexts import active_context
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.signature import Credentials
@@ -122,6 +122,9 @@ class Target:
     broker_id: int | None
     address: str
 
+    def __str__(self) -> str:
+        return f"{self.broker_name} ({self.address})" if self.broker_name else self.address
+
 
 @asynccontextmanager
 async def open_tools(name_servers: str, credentials: Credentials | None = None) -> AsyncIterator[Tools]:
@@ -164,18 +167,6 @@ async def find_targets(
     if not targets:
         raise ConfigError("no broker is registered at the name servers")
     return targets
-
-
-def require_masters(targets: Iterable[Target], broker_names: Iterable[str]) -> list[Target]:
-    """Returns the masters with these broker names, before any of them is changed. Raises NoRoute if a broker
-    has no master now.
-    """
-    masters = {one.broker_name: one for one in targets if one.broker_id == MASTER_ID}
-    wanted = sorted(broker_names)
-    missing = [name for name in wanted if name not in masters]
-    if missing:
-        raise NoRoute(f"nothing is changed: {', '.join(missing)} has no master now")
-    return [masters[name] for name in wanted]
 
 
 def serving(targets: Iterable[Target]) -> list[Target]:

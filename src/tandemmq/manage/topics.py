@@ -16,10 +16,12 @@ import msgspec
 
 from tandemmq.api import broker_admin
 from tandemmq.client import admin_topics
-from tandemmq.errors import BadRequest, TopicHasUnread
+from tandemmq.client.changes import change_each
+from tandemmq.errors import BadRequest, BrokersAway
+from tandemmq.manage.changes import answering_masters, change_targets
 from tandemmq.manage.progress import find_behind_s, read_lags, read_members, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.tools import Place, Target, Tools, find_targets, serving, targets_of
+from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
 from tandemmq.protocol.bodies.tables import (
@@ -123,7 +125,9 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class TopicConsumer:
-    """One group that reads a topic: its members, its lag, and the traffic to it."""
+    """One group that reads a topic: its members, its lag, and the traffic to it. `problem` is the reason why
+    members or lag may be incomplete.
+    """
 
     group: str
     member_count: int
@@ -131,6 +135,7 @@ class TopicConsumer:
     behind_s: int | None
     out_tps: float
     out_day: int
+    problem: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +232,7 @@ async def read_topic(tools: Tools, name: str, now_ms: int) -> TopicDetails:
 
     held = await ask_each(asked, read_config)
     configs = {target.broker_name: config for target, config in answers_of(held) if config is not None}
+    clusters = tuple(sorted({target.cluster for target in asked}))
     failed = errors_of(held)
     asked = [target for target in asked if target not in failed]
     queues = await _read_ends(tools, asked, name)
@@ -238,7 +244,7 @@ async def read_topic(tools: Tools, name: str, now_ms: int) -> TopicDetails:
     system = system_names(await tools.cluster_admin.cluster_info())
     return TopicDetails(
         topic=Topic(name, topic_kind(name, system), configs),
-        clusters=tuple(sorted({target.cluster for target in asked})),
+        clusters=clusters,
         load=await _read_load(tools, asked, name, queues),
         queues=tuple(queues),
         consumers=tuple(consumers),
@@ -265,18 +271,17 @@ async def read_series(tools: Tools, addresses: Iterable[str], name: str, key: st
 
 
 async def change_topic(
-    tools: Tools, place: Place, topic: str, changes: Mapping[str, Any], *, force: bool = False
-) -> list[tuple[str, TopicConfig]]:
-    """Creates a topic, or changes its given settings, at one broker or at every master of a cluster. Returns
-    the settings at each of them.
+    tools: Tools, targets: Iterable[Target], topic: str, changes: Mapping[str, Any], *, force: bool = False
+) -> list[tuple[Target, TopicConfig]]:
+    """Creates a topic, or changes its given settings, at these brokers. Returns the settings at each of them.
 
-    `changes` are fields of `TopicConfig`, and its flags `is_unit` and `has_unit_subscription`. Raises:
-    TopicHasUnread when read queues with unread messages would go; all other changes are applied then.
+    `changes` are fields of `TopicConfig`, and its flags `is_unit` and `has_unit_subscription`.
+    Raises:  the errors of `change_each`, of a broker also TopicHasUnread when read queues with unread
+             messages would go: all other changes are applied there.
     """
     check_topic(topic)
-    changed: list[tuple[str, TopicConfig]] = []
-    failure: TopicHasUnread | None = None
-    for target in await find_targets(tools, place, masters_only=True):
+
+    async def change(target: Target) -> TopicConfig:
         existing = await admin_topics.read_config(tools.remoting, target.address, topic)
         config = existing or TopicConfig(
             name=topic, read_queue_count=NEW_QUEUE_COUNT, write_queue_count=NEW_QUEUE_COUNT
@@ -288,25 +293,52 @@ async def change_topic(
             await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
         else:
             masters = {target.broker_name or target.address: target.address}
-            try:
-                await admin_topics.change(tools.remoting, masters, topic, fields, force=force)
-            except TopicHasUnread as error:
-                failure = failure or error
-        changed.append((target.address, config))
-    if failure is not None:
-        raise failure
-    return changed
+            await admin_topics.change(tools.remoting, masters, topic, fields, force=force)
+        return config
+
+    return await change_targets(targets, change)
+
+
+async def find_topic_masters(tools: Tools, details: TopicDetails, cluster: str = "") -> list[Target]:
+    """Returns the masters that have the topic, in one cluster or in all.
+
+    Raises:  BrokersAway when a broker cannot be asked whether it has the topic.
+    """
+    clusters = [cluster] if cluster else details.clusters
+    away = [
+        f"{target} does not answer: {error}"
+        for target, error in details.failed.items()
+        if target.cluster in clusters
+    ]
+    if away:
+        raise BrokersAway(f"nothing is changed: {'; '.join(away)}")
+    masters = [target for one in clusters for target in await answering_masters(tools, Place(cluster=one))]
+    return [target for target in masters if target.broker_name in details.topic.configs]
+
+
+async def delete_in_clusters(tools: Tools, topic: str, clusters: Iterable[str]) -> None:
+    """Deletes a topic at each master of these clusters and at the name servers.
+
+    Raises:  BrokersAway before anything is deleted; the errors of `change_each`.
+    """
+    names = list(clusters)
+    for name in names:
+        await answering_masters(tools, Place(cluster=name))
+
+    async def delete(cluster: str) -> None:
+        await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
+
+    await change_each({name: name for name in names}, delete)
 
 
 async def delete_topic(tools: Tools, details: TopicDetails) -> None:
     """Deletes a topic in each cluster that has it. Raises BadRequest for a topic of the brokers themselves;
-    NoRoute for a broker without a master.
+    the errors of `delete_in_clusters`.
     """
     name = details.topic.name
     if details.topic.kind is TopicKind.SYSTEM:
         raise BadRequest(f"{name} is a topic of the brokers themselves")
-    for cluster in details.clusters:
-        await tools.cluster_admin.delete_topic(name, cluster=cluster)
+    await delete_in_clusters(tools, name, details.clusters)
 
 
 # Inside
@@ -343,9 +375,17 @@ async def _read_consumer(
     tools: Tools, addresses: list[str], group: str, topic: str, now_ms: int
 ) -> TopicConsumer:
     members = await read_members(tools, addresses, group)
-    lags = await read_lags(tools, addresses, group, topic)
+    lags = await read_lags(tools, addresses, group, topic, members=members)
     tps, day = await read_series(tools, addresses, "GROUP_GET_NUMS", f"{topic}@{group}")
-    return TopicConsumer(group, len(members.members), sum_lag(lags), find_behind_s(lags, now_ms), tps, day)
+    return TopicConsumer(
+        group,
+        len(members.members),
+        sum_lag(lags),
+        find_behind_s(lags, now_ms),
+        tps,
+        day,
+        "; ".join(f"{address}: {reason}" for address, reason in members.refused.items()),
+    )
 
 
 def _sum_series(found: list[BrokerStatsAnswer]) -> tuple[float, int]:

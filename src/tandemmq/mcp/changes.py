@@ -17,6 +17,7 @@ from pydantic import Field
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.errors import BadRequest
 from tandemmq.manage import dead_letters, groups, resets, topics
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.mcp.confirm import LIFETIME_S, Confirmations
 from tandemmq.mcp.reads import GroupName, TopicName, as_milliseconds, read_now_ms
@@ -64,7 +65,7 @@ class ClusterChanges:
         arguments = {"topic": topic, "queues": queues, "cluster": cluster}
 
         async def preview() -> Facts:
-            masters = await self.cluster.masters(Place(cluster=cluster))
+            masters = [one.address for one in await answering_masters(self.cluster, Place(cluster=cluster))]
             known = topic in await admin.topics()
             return {
                 "creates": topic,
@@ -74,6 +75,7 @@ class ClusterChanges:
             }
 
         async def act() -> Facts:
+            await answering_masters(self.cluster, Place(cluster=cluster))
             is_new = await admin.create_topic(topic, queue_count=queues, cluster=cluster or None)
             return {"created": is_new}
 
@@ -95,7 +97,7 @@ class ClusterChanges:
             }
 
         async def act() -> Facts:
-            await self.cluster.cluster_admin.delete_topic(topic, cluster=cluster or None)
+            await topics.delete_in_clusters(self.cluster, topic, [cluster])
             return {"deleted": topic}
 
         arguments = {"topic": topic, "cluster": cluster}
@@ -169,8 +171,9 @@ class ClusterChanges:
             }
 
         async def act() -> Facts:
-            at = await groups.delete_group(self.cluster, Place(), group, removes_offsets=removes_offsets)
-            return {"deleted_at": at}
+            masters = await answering_masters(self.cluster)
+            at = await groups.delete_group(self.cluster, masters, group, removes_offsets=removes_offsets)
+            return {"deleted_at": [one.address for one in at]}
 
         arguments = {"group": group, "removes_offsets": removes_offsets}
         return await self._confirmed("delete_group", arguments, confirmation_token, preview, act)

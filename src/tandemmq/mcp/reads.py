@@ -248,7 +248,7 @@ class ClusterReads:
             raise BadRequest("give exactly one of key, message_id and since")
         if message_id:
             # An id names a host; only brokers of this cluster are asked.
-            found = await messages.find_records(self.cluster, message_id, topic, is_host_trusted=False)
+            found = await messages.find_records(self.cluster, message_id, topic)
         elif key:
             found = await messages.find_by_key(self.cluster, topic, key, None, None, count_max=limit)
         else:
@@ -300,6 +300,7 @@ def _message(record: Record) -> Facts:
 def _state(state: groups.GroupState) -> Facts:
     return {
         "members": len(state.members.members),
+        "incomplete": state.problems,
         "lag": state.lag,
         "behind_seconds": state.behind_s,
         "waiting_for_retry": state.retry_count,

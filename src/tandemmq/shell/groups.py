@@ -12,7 +12,7 @@ from tandemmq.admin.render import CommandAnswer, Row, Table, print_preview
 from tandemmq.errors import GroupNotFound
 from tandemmq.manage.groups import Group, GroupState, delete_everywhere, read_groups, read_state
 from tandemmq.manage.resets import NewPosition, QueueMove, preview_reset, reset_group
-from tandemmq.manage.tools import Tools, find_targets
+from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import render_version
 from tandemmq.runtime.machine import LoopClock
@@ -120,9 +120,7 @@ async def delete(
         f" online, lag {state.lag}?",
         yes=yes,
     )
-    await delete_everywhere(
-        tools, held, await find_targets(tools, masters_only=True), removes_offsets=not keep_offsets
-    )
+    await delete_everywhere(tools, held, removes_offsets=not keep_offsets)
     return CommandAnswer.of_rows("deleted", "group broker", [(group, name) for name in sorted(held.configs)])
 
 

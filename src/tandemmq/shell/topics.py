@@ -11,7 +11,7 @@ from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.client import admin_topics
 from tandemmq.errors import TandemError
-from tandemmq.manage.tools import Place, Tools, find_targets, require_masters
+from tandemmq.manage.tools import Tools
 from tandemmq.manage.topics import (
     MESSAGE_TYPE,
     MESSAGE_TYPES,
@@ -19,6 +19,7 @@ from tandemmq.manage.topics import (
     TopicDetails,
     TopicKind,
     delete_topic,
+    find_topic_masters,
     permission_text,
     read_topic,
     system_names,
@@ -197,11 +198,7 @@ def alter_topic(
 
     async def work(tools: Tools) -> CommandAnswer:
         found = await read_topic(tools, topic, LoopClock().now_ms())
-        targets = await find_targets(tools, Place(cluster=cluster), masters_only=True)
-        names = set(found.topic.configs)
-        if cluster:
-            names &= {one.broker_name for one in targets}
-        masters = {one.broker_name: one.address for one in require_masters(targets, names)}
+        masters = {one.broker_name: one.address for one in await find_topic_masters(tools, found, cluster)}
         await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
         return _shown(await read_topic(tools, topic, LoopClock().now_ms()))
 

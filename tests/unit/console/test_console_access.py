@@ -84,7 +84,7 @@ async def test_a_change_is_not_done_while_a_registered_broker_is_silent(root: Br
     answer = await root.post("/access/users/app/delete", {})
     assert answer.status_code != 303
     assert "127.0.0.1:1" in answer.text
-    assert "Changed: broker-a" in answer.text
+    assert "changed at broker-a" in answer.text
 
 
 async def test_invalid_users_and_policies_are_refused_with_the_reason(root: Browser) -> None:
@@ -97,8 +97,9 @@ async def test_invalid_users_and_policies_are_refused_with_the_reason(root: Brow
         ("/access/users/root/revoke", {}),
     ):
         answer = await root.post(path, fields)
-        assert answer.status_code == 400, path
-    assert "Changed: no broker" in (await root.post("/access/users/nobody/change", {"status": "enable"})).text
+        assert answer.status_code in (400, 502), path  # 502: a broker refused it
+    refused = await root.post("/access/users/nobody/change", {"status": "enable"})
+    assert refused.status_code == 502
 
 
 async def test_accounts_of_rule_files_are_managed(tmp_path: Path) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import AsyncIterator
 
 import pytest
 
 from managed_cluster import ManagedCluster, managed_cluster
+from tandemmq.errors import Busy
+from tandemmq.manage.tools import Target
 from unit.console.console_client import Browser, open_browser
 from waits import until
 
@@ -54,6 +58,14 @@ async def test_offsets_are_moved_after_a_preview(managed: ManagedCluster) -> Non
         assert answer.headers["location"] == "/groups/billing"
         assert "is moved in 1 queues of Orders" in await text_of(browser, "/groups/billing")
         await text_of(browser, "/groups/billing/reset?topic=Orders&to=time&time=2026-01-01T00:00:00")
+        preview = await text_of(browser, "/groups/billing/reset?topic=Orders&to=time&time=2h")
+        sent = re.search(r'name="time" value="(\d{13})"', preview)
+        assert sent is not None
+        assert abs(time.time() * 1000 - 7_200_000 - int(sent[1])) < 60_000
+        early = await text_of(browser, "/groups/billing/reset?topic=Orders&to=time&time=1970-01-01T00:01")
+        assert 'name="time" value="000060000"' in early
+        beyond = "/groups/billing/reset?topic=Orders&to=offset&queue=broker-a/0&offset=11"
+        assert "must be from 0 to 10" in await text_of(browser, beyond, 400)
         for query in (
             "to=time&time=soon",
             "to=offset&queue=0&offset=1",
@@ -63,6 +75,25 @@ async def test_offsets_are_moved_after_a_preview(managed: ManagedCluster) -> Non
         ):
             await text_of(browser, f"/groups/billing/reset?topic=Orders&{query}", 400)
         await text_of(browser, "/groups/billing/reset?topic=Missing&to=end", 404)
+
+
+async def test_a_broker_that_refuses_is_named(
+    managed: ManagedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(*args: object, **kwargs: object) -> None:
+        raise Busy("too many requests")
+
+    async with open_browser(managed.cluster.name_servers) as browser:
+        offsets = await text_of(browser, "/groups/billing/offsets")
+        assert '<select id="topic"' in offsets
+        monkeypatch.setattr("tandemmq.manage.progress.broker_admin.query_consume_stats", refuse)
+        for path in ("/groups", "/groups/billing", "/groups/billing/delete", "/groups/billing/offsets"):
+            assert "does not tell members or progress: too many requests" in await text_of(browser, path)
+        assert "too many requests" in await text_of(browser, "/topics/Orders")
+        offsets = await text_of(browser, "/groups/billing/offsets")
+        assert '<input id="topic" name="topic"' in offsets
+        refused = await text_of(browser, "/groups/billing/clone?source=audit&topic=Orders", 409)
+        assert "may be online" in refused
 
 
 async def test_a_group_is_created_changed_copied_and_deleted(managed: ManagedCluster) -> None:
@@ -87,3 +118,25 @@ async def test_a_group_is_created_changed_copied_and_deleted(managed: ManagedClu
         assert (await browser.post("/groups/audit/delete", {})).headers["location"] == "/groups"
         await text_of(browser, "/groups/audit", 404)
         assert (await browser.post("/groups/TOOLS_CONSUMER/delete", {})).status_code == 400
+
+
+async def test_a_group_is_kept_while_a_registered_broker_is_silent(managed: ManagedCluster) -> None:
+    async with open_browser(managed.cluster.name_servers) as browser:
+        await managed.register(Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1"), "Orders")
+        for path, fields in (
+            ("/groups/billing/delete", {}),
+            ("/groups/billing/change", {"is_consume_enabled": "no"}),
+            ("/new-group", {"name": "audit", "cluster": "DefaultCluster"}),
+            ("/topics/Orders/delete", {}),
+            ("/topics/Orders/change", {"permission": "4"}),
+            ("/new-topic", {"name": "More", "cluster": "DefaultCluster"}),
+        ):
+            answer = await browser.post(path, fields)
+            assert answer.status_code == 409, (path, answer.text)
+            assert "nothing is changed: broker-b (127.0.0.1:1)" in answer.text
+            assert "broker-b" in browser.frame.audit.entries[0].outcome
+        answer = await browser.post("/groups/billing/clone", {"source": "billing", "topic": "Orders"})
+        assert answer.status_code == 409
+        assert "changed at broker-a; failed at broker-b: " in answer.text
+        assert "changed at broker-a" in browser.frame.audit.entries[0].outcome
+        assert "billing" in await text_of(browser, "/groups")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from managed_cluster import managed_cluster
 from tandemmq.manage.groups import change_group
 from tandemmq.manage.refusals import counts_of, read_refusals
-from tandemmq.manage.tools import Place, find_targets
+from tandemmq.manage.tools import find_targets
 from unit.console.console_client import open_browser
 from waits import until
 
@@ -15,7 +15,7 @@ async def test_rejected_requests_of_consumers_are_listed_with_the_reason() -> No
         assert "nothing rejected" in (await browser.get("/refusals")).text
         await managed.cluster.create_topic("Orders")
         stopped = {"is_consume_enabled": False}
-        await change_group(managed.tools, Place(cluster="DefaultCluster"), "billing", stopped)
+        await change_group(managed.tools, await find_targets(managed.tools), "billing", stopped)
         targets = await find_targets(managed.tools)
         async with managed.cluster.consumer("Orders", "billing"):
 

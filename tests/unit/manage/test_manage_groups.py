@@ -6,7 +6,8 @@ import pytest
 
 from managed_cluster import ManagedCluster
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
-from tandemmq.errors import QueueNotFound
+from tandemmq.errors import BadRequest, Busy, GroupNotFound, NotPermitted, QueueNotFound, RequestRejected
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import (
     change_group,
     delete_group,
@@ -16,11 +17,10 @@ from tandemmq.manage.groups import (
 )
 from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, read_members, read_reports, sum_lag
 from tandemmq.manage.resets import NewPosition, QueueMove, clone_offsets, preview_reset, reset_group
-from tandemmq.manage.tools import Place
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
 from waits import until
 
-PLACE = Place(cluster="DefaultCluster")
 NOW_MS = 1_900_000_000_000
 
 
@@ -51,12 +51,13 @@ async def test_groups_have_settings_members_and_lag(managed: ManagedCluster) -> 
 
 
 async def test_a_group_is_created_changed_and_deleted(managed: ManagedCluster) -> None:
-    await change_group(managed.tools, PLACE, "billing", {"retry_count_max": 3})
-    await change_group(managed.tools, PLACE, "billing", {"is_consume_enabled": False})
+    masters = await answering_masters(managed.tools)
+    await change_group(managed.tools, masters, "billing", {"retry_count_max": 3})
+    await change_group(managed.tools, masters, "billing", {"is_consume_enabled": False})
     group = (await read_groups(managed.tools)).groups["billing"]
     (config,) = group.configs.values()
     assert (config.retry_count_max, config.is_consume_enabled, group.can_consume) == (3, False, False)
-    await delete_group(managed.tools, PLACE, "billing", removes_offsets=True)
+    await delete_group(managed.tools, masters, "billing", removes_offsets=True)
     assert "billing" not in (await read_groups(managed.tools)).groups
 
 
@@ -75,6 +76,11 @@ async def test_a_reset_does_what_its_preview_says(managed: ManagedCluster) -> No
         assert (move.new_offset, move.skipped, move.repeated) == (new_offset, skipped, repeated)
         assert await reset_group(managed.tools, "billing", "Orders", position) == {queue: new_offset}
         assert await lag_of(managed, "billing") == 10 - new_offset
+    for offset in (-1, 11):
+        beyond = NewPosition(queue=queue, offset=offset)
+        for move_or_preview in (preview_reset, reset_group):
+            with pytest.raises(BadRequest, match=f"offset {offset} .* must be from 0 to 10"):
+                await move_or_preview(managed.tools, "billing", "Orders", beyond)
     elsewhere = NewPosition(queue=MessageQueue("Orders", "broker-a", 9), offset=0)
     with pytest.raises(QueueNotFound):
         await reset_group(managed.tools, "billing", "Orders", elsewhere)
@@ -99,9 +105,38 @@ async def test_offsets_are_cloned(managed: ManagedCluster) -> None:
     await managed.cluster.create_topic("Orders", queue_count=2)
     await managed.send("Orders", 6)
     await managed.consume("Orders", "billing", 4)
-    await change_group(managed.tools, PLACE, "audit", {})
+    await change_group(managed.tools, await answering_masters(managed.tools), "audit", {})
     await clone_offsets(managed.tools, "billing", "audit", "Orders")
     assert await lag_of(managed, "audit") == 2
+
+
+@pytest.mark.parametrize(
+    ("refusal", "is_known"),
+    [
+        (GroupNotFound("unknown"), True),
+        (RequestRejected("offline", code=ResponseCode.CONSUMER_NOT_ONLINE), True),
+        (Busy("too many requests"), False),
+        (NotPermitted("no right"), False),
+    ],
+)
+async def test_a_refusal_is_no_absence(
+    managed: ManagedCluster, monkeypatch: pytest.MonkeyPatch, refusal: RequestRejected, is_known: bool
+) -> None:
+    async def refuse(*args: object, **kwargs: object) -> None:
+        raise refusal
+
+    for call in ("query_consumer_connections", "query_consume_stats"):
+        monkeypatch.setattr(f"tandemmq.manage.progress.broker_admin.{call}", refuse)
+    address = managed.cluster.master_address
+    state = await read_state(managed.tools, [address], "billing", NOW_MS)
+    assert (state.lags, state.members.members) == ([], {})
+    reason = f"{address} does not tell members or progress: {refusal}"
+    assert state.problems == ([] if is_known else [reason])
+    if is_known:
+        assert await read_lags(managed.tools, [address], "billing", "Orders") == []
+        return
+    with pytest.raises(type(refusal)):
+        await read_lags(managed.tools, [address], "billing", "Orders")
 
 
 async def test_dead_letters_are_counted(managed: ManagedCluster) -> None:

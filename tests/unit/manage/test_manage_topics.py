@@ -6,7 +6,7 @@ import pytest
 
 from managed_cluster import ManagedCluster
 from tandemmq.errors import TopicHasUnread, TopicNotFound
-from tandemmq.manage.tools import Place, Target, serving, targets_of
+from tandemmq.manage.tools import Place, Target, find_targets, serving, targets_of
 from tandemmq.manage.topics import (
     Load,
     QueueEnds,
@@ -24,7 +24,7 @@ NOW_MS = 1_900_000_000_000
 
 
 async def test_all_topics_have_their_kind_and_settings(managed: ManagedCluster) -> None:
-    place = Place(address=managed.cluster.master_address)
+    place = await find_targets(managed.tools, Place(address=managed.cluster.master_address))
     await change_topic(managed.tools, place, "Orders", {"read_queue_count": 3, "write_queue_count": 2})
     for name in ("%RETRY%G", "%DLQ%G"):
         await managed.cluster.create_topic(name)
@@ -58,7 +58,7 @@ async def test_loads_and_details_count_what_is_stored(managed: ManagedCluster) -
 
 
 async def test_a_topic_keeps_queues_with_unread_messages(managed: ManagedCluster) -> None:
-    place = Place(cluster="DefaultCluster")
+    place = await find_targets(managed.tools, Place(cluster="DefaultCluster"))
     await managed.cluster.create_topic("Orders", queue_count=4)
     await managed.send("Orders", 8)
     fewer = {"read_queue_count": 1, "write_queue_count": 1}
@@ -69,7 +69,7 @@ async def test_a_topic_keeps_queues_with_unread_messages(managed: ManagedCluster
 
 
 async def test_flags_are_bits_of_the_settings(managed: ManagedCluster) -> None:
-    place = Place(cluster="DefaultCluster")
+    place = await find_targets(managed.tools, Place(cluster="DefaultCluster"))
     changes = {"is_unit": True, "has_unit_subscription": True}
     ((_, config),) = await change_topic(managed.tools, place, "Units", changes)
     assert config.sys_flag == 3

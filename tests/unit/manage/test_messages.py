@@ -10,12 +10,12 @@ from tandemmq.errors import BadRequest, BrokerUnreachable, NoRoute
 from tandemmq.manage.messages import (
     describe_sys_flag,
     find_by_key,
-    find_by_offset_id,
     find_by_position,
     find_place,
     find_records,
     read_group_states,
 )
+from tandemmq.manage.tools import Target
 from tandemmq.protocol.message_id import encode_host, encode_message_id
 from tandemmq.testing.cluster import consumer_options
 from waits import until
@@ -39,17 +39,18 @@ async def test_one_message_is_found_in_every_way() -> None:
         assert (found.body, found.queue_offset) == (b"x1", 1)
         assert await find_records(tools, one.unique_key, "orders") == [found]
         assert await find_records(tools, one.message_id, "orders") == [found]
-        assert await find_by_offset_id(tools, one.message_id, is_host_trusted=False) == found
         assert await find_by_position(tools, "orders", one.queue.broker_name, 0, 1) == found
         assert await find_by_position(tools, "orders", one.queue.broker_name, 0, 9) is None
         assert await find_by_key(tools, "orders", "k1", found.stored_at_ms, None, count_max=8) == [found]
         assert await find_by_key(tools, "orders", "k1", None, found.stored_at_ms - 1, count_max=8) == []
         place = await find_place(tools, found)
         assert (place.broker_name, place.address) == (one.queue.broker_name, cluster.master_address)
-        # No server listens at the address in the id, and no broker has that message.
-        with pytest.raises(BrokerUnreachable):
-            await find_by_offset_id(tools, moved)
-        assert await find_by_offset_id(tools, moved, is_host_trusted=False) is None
+        # No server listens at the address in the id, which is not announced: it is not dialled.
+        assert await find_records(tools, moved, "") == []
+        await managed.register(Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1"))
+        assert await find_records(tools, one.message_id, "") == [found]
+        with pytest.raises(BrokerUnreachable, match="no other broker has message"):
+            await find_records(tools, moved, "")
         with pytest.raises(BadRequest):
             await find_records(tools, "no id", "")
         with pytest.raises(NoRoute, match="nobody"):
@@ -63,8 +64,7 @@ async def test_a_message_of_a_lost_master_is_found_at_its_slave() -> None:
         async with cluster.producer() as producer:
             sent = await producer.send(Message("orders", b"kept"))
         await cluster.lose_master()
-        found = await find_by_offset_id(tools, sent.message_id)
-        assert found is not None
+        (found,) = await find_records(tools, sent.message_id, "")
         assert found.body == b"kept"
 
 

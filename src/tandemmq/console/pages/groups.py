@@ -10,19 +10,21 @@ from tandemmq.console.pages.messages import read_time
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import (
     ClusterGroups,
     Group,
     GroupState,
     change_group,
     delete_everywhere,
+    find_group_masters,
     read_groups,
     read_state,
     read_states,
 )
 from tandemmq.manage.progress import read_reports
 from tandemmq.manage.resets import NewPosition, clone_offsets, preview_reset, reset_group
-from tandemmq.manage.tools import Place, require_masters, serving
+from tandemmq.manage.tools import Place, serving
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import check_group
@@ -94,7 +96,8 @@ async def create(view: View) -> Answer:
     check_group(name)
     if name in (await _groups(view)).groups:
         raise PageError(409, f"the group {name} exists already")
-    await change_group(view.tools, Place(cluster=view.form.get("cluster", "")), name, _changes(view.form))
+    masters = await answering_masters(view.tools, Place(cluster=view.form.get("cluster", "")))
+    await change_group(view.tools, masters, name, _changes(view.form))
     return view.redirect(_path_of(name), f"Group {name} is created.")
 
 
@@ -124,8 +127,8 @@ async def ask_change(view: View) -> Answer:
 async def change(view: View) -> Answer:
     """Changes the group at each master that has it."""
     _, group = await _group(view)
-    for master in require_masters(await view.targets(masters_only=True), group.configs):
-        await change_group(view.tools, Place(master.address), group.name, _changes(view.form))
+    masters = await find_group_masters(view.tools, group.name)
+    await change_group(view.tools, masters, group.name, _changes(view.form))
     return view.redirect(_path_of(group.name), f"Group {group.name} is changed.")
 
 
@@ -148,7 +151,7 @@ async def ask_delete(view: View) -> Answer:
 async def delete(view: View) -> Answer:
     """Deletes the group and its offsets at each master that has it."""
     _, group = await _group(view)
-    await delete_everywhere(view.tools, group, await view.targets(masters_only=True))
+    await delete_everywhere(view.tools, group)
     return view.redirect("/groups", f"Group {group.name} is deleted.")
 
 
@@ -159,7 +162,11 @@ async def show_offsets(view: View) -> Answer:
         view.tools, [target.address for target in table.targets], group.name, view.now_ms
     )
     return view.page(
-        "group_offsets.html", group=group.name, topics=state.topics, online=len(state.members.members)
+        "group_offsets.html",
+        group=group.name,
+        topics=state.topics,
+        online=len(state.members.members),
+        problems=[*_problems(table), *state.problems],
     )
 
 
@@ -171,14 +178,19 @@ async def ask_reset(view: View) -> Answer:
         _position(view.query, view.now_ms),
     )
     moves = await preview_reset(view.tools, name, topic, position)
+    fields = {
+        key: view.query[key] for key in ("topic", "to", "time", "queue", "offset") if view.query.get(key)
+    }
+    if position.time_ms > 0:
+        # A time such as `2h` would mean another moment when the move is confirmed.
+        fields["time"] = f"{position.time_ms:09}"
     return view.confirm(
         f"Move group {name} in topic {topic}?",
-        fields={
-            key: view.query[key] for key in ("topic", "to", "time", "queue", "offset") if view.query.get(key)
-        },
+        fields=fields,
         button="Move the offsets",
         back=f"{_path_of(name)}/offsets",
         template="group_reset.html",
+        time_ms=position.time_ms,
         moves=moves[:QUEUES_SHOWN_MAX],
         move_count=len(moves),
         skipped=sum(move.skipped for move in moves),
@@ -200,6 +212,8 @@ async def ask_clone(view: View) -> Answer:
         raise PageError(400, "a topic and the group to copy from must be given")
     table = await _groups(view)
     state = await read_state(view.tools, [target.address for target in table.targets], name, view.now_ms)
+    if state.problems:
+        raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
     if state.members.members:
         raise PageError(409, f"members of {name} are online and would overwrite the offsets: stop them first")
     return view.confirm(

@@ -123,7 +123,7 @@ async def _find_id(view: View) -> FoundMessages:
     """Finds a message by a broker's id, or by its unique key in the topic."""
     text, topic = view.query["id"].strip(), view.query.get("topic", "").strip()
     try:
-        records = await find_records(view.tools, text, topic, is_host_trusted=False)
+        records = await find_records(view.tools, text, topic)
     except BadRequest as error:
         hint = "" if topic else "; a unique key also needs its topic"
         raise PageError(400, f"{error.remark}{hint}") from None

@@ -74,7 +74,7 @@ async def ask_change(view: View) -> Answer:
     value = None if is_secret_setting(key) else view.query.get("value")
     group = [
         other
-        for other in (await view.cluster()).answering
+        for other in (await view.cluster()).brokers
         if other.target.broker_name == one.target.broker_name
     ]
     if value is not None:
@@ -83,7 +83,7 @@ async def ask_change(view: View) -> Answer:
 
 
 async def change(view: View) -> Answer:
-    """Changes a setting at one broker, or at all brokers of its group."""
+    """Changes a setting at one broker, or at all of its group; a silent one is an error."""
     one = await _broker_of(view, view.form.get("broker", ""))
     key, value = view.form.get("key", ""), view.form.get("value", "")
     check_change(key, value, is_tandem=is_tandem(one.facts))
@@ -91,7 +91,7 @@ async def change(view: View) -> Answer:
     if view.form.get("everywhere") == "true":
         addresses = [
             other.address
-            for other in (await view.cluster()).answering
+            for other in (await view.cluster()).brokers
             if other.target.broker_name == one.target.broker_name
         ]
     remarks = await change_setting(view.tools, addresses, key, value)

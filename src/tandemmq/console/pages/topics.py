@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.errors import TopicHasUnread
-from tandemmq.manage.tools import Place, Target, require_masters, serving
+from tandemmq.manage.changes import answering_masters
+from tandemmq.manage.tools import Place, Target, serving
 from tandemmq.manage.topics import (
     MESSAGE_TYPE,
     MESSAGE_TYPES,
@@ -17,6 +17,7 @@ from tandemmq.manage.topics import (
     TopicKind,
     change_topic,
     delete_topic,
+    find_topic_masters,
     permission_text,
     read_load,
     read_topic,
@@ -83,6 +84,7 @@ async def show_new(view: View) -> Answer:
 async def create(view: View) -> Answer:
     """Creates a topic at all masters of a cluster."""
     name, message_type = view.form.get("name", "").strip(), view.form.get("type", "")
+    await answering_masters(view.tools, Place(cluster=view.form.get("cluster", "")))
     await view.tools.cluster_admin.create_topic(
         name,
         queue_count=read_number(view.form, "queues", 1, QUEUES_MAX) or 8,
@@ -123,16 +125,8 @@ async def change(view: View) -> Answer:
     """Changes the topic at each master that has it. Read queues with unread messages stay unless forced."""
     details = await _details(view)
     name, changes = details.topic.name, _changes(view.form)
-    unread: list[str] = []
-    for target in require_masters(await view.targets(masters_only=True), details.topic.configs):
-        try:
-            await change_topic(
-                view.tools, Place(target.address), name, changes, force=view.form.get("force") == "yes"
-            )
-        except TopicHasUnread as error:
-            unread.append(str(error))
-    if unread:
-        raise PageError(409, "; ".join(unread))
+    masters = await find_topic_masters(view.tools, details)
+    await change_topic(view.tools, masters, name, changes, force=view.form.get("force") == "yes")
     return view.redirect(_path_of(name), f"Topic {name} is changed.")
 
 
@@ -150,7 +144,7 @@ async def ask_delete(view: View) -> Answer:
 
 
 async def delete(view: View) -> Answer:
-    """Deletes the topic in each cluster that has it."""
+    """Deletes the topic in each cluster that has it, or nowhere while a broker of them does not answer."""
     details = await _details(view)
     await delete_topic(view.tools, details)
     return view.redirect("/topics", f"Topic {details.topic.name} is deleted.")
