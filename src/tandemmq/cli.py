@@ -28,7 +28,6 @@ from tandemmq.errors import TandemError, install_hint
 
 if TYPE_CHECKING:
     from tandemmq.broker.options import BrokerConfig
-    from tandemmq.config.load import MachineFacts
     from tandemmq.controller.controller import Controller
     from tandemmq.controller.options import ControllerConfig
     from tandemmq.proxy.options import ProxyConfig
@@ -216,9 +215,10 @@ def broker(
 def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
     """Checks the settings; ends with exit code 1 and one sentence when a broker would not start with them."""
     from tandemmq.config.load import load_broker, read_settings
+    from tandemmq.shell.machine import this_machine
 
     try:
-        loaded = load_broker(read_settings(config, overrides), _machine(), config)
+        loaded = load_broker(read_settings(config, overrides), this_machine(), config)
     except TandemError as error:
         _fail(str(error))
     for key in sorted(loaded.inert):
@@ -296,9 +296,10 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.nameserver.nameserver import NameServer
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, TcpNetwork
+    from tandemmq.shell.machine import this_machine
 
     settings = with_saved_settings(read_settings(config, overrides), config)
-    loaded = load_name_server(settings, config, listen_host=_machine().listen_host)
+    loaded = load_name_server(settings, config, listen_host=this_machine().listen_host)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     servers = 1 if loaded.controller is None else 2
@@ -332,8 +333,9 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
 
 async def _controller(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.config.load import load_controller, read_settings
+    from tandemmq.shell.machine import this_machine
 
-    loaded = load_controller(read_settings(config, overrides), config, listen_host=_machine().listen_host)
+    loaded = load_controller(read_settings(config, overrides), config, listen_host=this_machine().listen_host)
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     connections_max = _plan_descriptors().connections_max
@@ -350,8 +352,9 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
 async def _proxy(config: Path | None, overrides: list[str], form: LogForm) -> int:
     from tandemmq.config.load import load_proxy, read_settings
     from tandemmq.runtime.machine import TcpNetwork
+    from tandemmq.shell.machine import this_machine
 
-    loaded = load_proxy(read_settings(config, overrides), _machine())
+    loaded = load_proxy(read_settings(config, overrides), this_machine())
     _warn(loaded.inert, ())
     outcome = ServerEnd()
     if loaded.options.worker_count == 1:
@@ -374,8 +377,9 @@ async def _proxy_worker(config: Path | None, overrides: list[str], number: int, 
     """Runs one worker of a proxy, which gets its connections through the inherited socket `pair`."""
     from tandemmq.config.load import load_proxy, read_settings
     from tandemmq.runtime.shared_port import WorkerNetwork
+    from tandemmq.shell.machine import this_machine
 
-    loaded = load_proxy(read_settings(config, overrides), _machine())
+    loaded = load_proxy(read_settings(config, overrides), this_machine())
     loaded = replace(loaded, options=loaded.options.of_worker(number))
     address = (loaded.options.listen_host, loaded.options.listen_port)
     outcome = ServerEnd()
@@ -472,8 +476,9 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
     from tandemmq.runtime.disk import RealDisk
     from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
     from tandemmq.runtime.ports import Machine
+    from tandemmq.shell.machine import this_machine
 
-    loaded = load_broker(read_settings(config, overrides), _machine(), config)
+    loaded = load_broker(read_settings(config, overrides), this_machine(), config)
     _warn(loaded.inert, loaded.notes)
     plan = _plan_descriptors(loaded.store.open_file_count_max, loaded.replication.connection_count_max)
     servers = 2 if loaded.proxy.is_enabled else 1
@@ -707,21 +712,6 @@ def _warn(inert: tuple[str, ...], notes: tuple[str, ...]) -> None:
         )
     for note in notes:
         log.warning(events.SETTING_CHANGED, extra={"reason": note})
-
-
-def _machine() -> MachineFacts:
-    from tandemmq.config.load import MachineFacts
-    from tandemmq.runtime.machine import local_address, resolve_host
-
-    return MachineFacts(
-        host_name=socket.gethostname(),
-        address=local_address(),
-        memory_bytes=os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-        home=Path.home(),
-        rocketmq_home=Path(os.environ.get("ROCKETMQ_HOME") or "."),
-        name_servers=os.environ.get("NAMESRV_ADDR", ""),
-        resolve=resolve_host,
-    )
 
 
 # --- Commands of other modules

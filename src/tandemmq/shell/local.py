@@ -214,6 +214,18 @@ def make_plan(
     return plans + slaves
 
 
+def require_valid(plans: Iterable[ServerPlan]) -> None:
+    """Raises ConfigError for a setting with which a broker would not start: before the first process starts,
+    because on a busy machine processes need long to start, fail, and stop again.
+    """
+    from tandemmq.config.load import load_broker, read_settings
+    from tandemmq.shell.machine import this_machine
+
+    machine = this_machine()
+    for plan in filter(lambda one: one.is_broker, plans):
+        load_broker(read_settings(plan.directory / "server.properties", []), machine)
+
+
 def _metrics_settings(given: Mapping[str, str], port: int) -> dict[str, object]:
     """Returns the settings of one server's metrics and health, with a port of its own; none unless the user
     asks for them.

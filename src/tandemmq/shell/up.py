@@ -137,6 +137,8 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
                 bind=options.bind,
                 overrides=options.override or (),
             )
+            if options.override:
+                local.require_valid(plans)
             names = plans[0]
             plans += _plan_front("proxy for gRPC clients", local.plan_proxy, folder, names, options.proxy)
             plan_console = partial(local.plan_console, port=options.console_port)
@@ -250,8 +252,9 @@ def _await_ready(folder: Path, supervisor: int, given: Mapping[str, object], *, 
     with suppress(FileNotFoundError):  # the supervisor may run in a terminal
         text = (folder / "up.log").read_text(encoding="utf-8", errors="replace").strip()
     if pid is not None:
+        reason = f" ({text.splitlines()[-1]})" if text else ""
         raise ProcessFailed(
-            f"still not ready after {DETACH_SECONDS_MAX:g} s; left running, see {folder / 'up.log'}"
+            f"still not ready after {DETACH_SECONDS_MAX:g} s{reason}; left running, see {folder / 'up.log'}"
         )
     raise ProcessFailed((text.splitlines() or ["it exited at once"])[-1].removeprefix("tandemmq: "))
 

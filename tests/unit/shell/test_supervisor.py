@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from tandemmq.errors import ConfigError
 from tandemmq.shell import local, restarts, supervisor, up
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
 from tandemmq.shell.supervisor import SupervisedServer, Supervisor
@@ -130,6 +131,22 @@ def test_stop_waits_for_the_time_in_which_a_broker_forwards_sends(tmp_path: Path
     found = {plan.stop_seconds_max for plan in plans if plan.role != local.NAME_SERVER}
     assert found == {local.STOP_SECONDS_MAX + 30}
     assert plans[0].stop_seconds_max == local.STOP_SECONDS_MAX
+
+
+@pytest.mark.parametrize(
+    ("setting", "reason"),
+    [
+        ("maxMessageSize=abc", "maxMessageSize=abc: must be a whole number"),
+        ("maxMesageSize=4", "did you mean maxMessageSize"),
+        ("advertisedAddresses=nonsense", "must be NETWORK=host:port"),
+    ],
+)
+def test_an_invalid_setting_is_refused_before_a_process_starts(
+    tmp_path: Path, setting: str, reason: str
+) -> None:
+    plans = local.make_plan(tmp_path, port_base="auto", overrides=[setting])
+    with pytest.raises(ConfigError, match=reason):
+        local.require_valid(plans)
 
 
 def test_each_server_has_a_port_of_its_own_for_metrics_and_health(tmp_path: Path) -> None:
