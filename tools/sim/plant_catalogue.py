@@ -2851,6 +2851,27 @@ _MANAGE: Final = (
         proofs=("unit/manage/test_bodies_hostile.py",),
     ),
     Plant(
+        name="a changed dead letter is sent twice by one form",
+        path="console/pages/dead_letters.py",
+        sound="    if form in frame.sent_forms:\n",
+        bug="    if False:\n",
+        proofs=("unit/console/test_console_dead_letters.py",),
+    ),
+    Plant(
+        name="a half-done change hides the brokers that have changed",
+        path="client/changes.py",
+        sound="            failed[name] = error\n",
+        bug="            raise\n",
+        proofs=("unit/client/test_changes.py",),
+    ),
+    Plant(
+        name="a group is deleted while a broker is silent",
+        path="manage/changes.py",
+        sound="    if away:\n",
+        bug="    if False:\n",
+        proofs=("unit/manage/test_manage_changes.py",),
+    ),
+    Plant(
         name="a deep body overflows the stack of its reader",
         path="manage/avro.py",
         sound='        if depth > DEPTH_MAX:\n            raise BodyUnreadable(f"no Avro',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
@@ -23,13 +24,15 @@ STATIC: Final = {
     "console.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
+SENT_FORMS_MAX: Final = 10_000
+"""The forms of dead letters that are remembered as sent; the oldest is forgotten."""
 
 
 @dataclass(slots=True)
 class Frame:
     """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
     `pipelines` is the folder with the progress of Spark pipelines. `resending` has the groups whose dead
-    letters are being sent again.
+    letters are being sent again, `sent_forms` the newest forms that sent chosen ones.
     """
 
     sessions: Sessions
@@ -38,6 +41,7 @@ class Frame:
     is_read_only: bool = False
     pipelines: Path | None = None
     resending: set[str] = field(default_factory=set)
+    sent_forms: deque[str] = field(default_factory=lambda: deque(maxlen=SENT_FORMS_MAX))
     environment: Environment = field(init=False, default_factory=make_environment)
     static: Mapping[str, bytes] = field(init=False)
     stamp: str = field(init=False)

@@ -5,6 +5,7 @@ See `tandemmq.console.pages` for how to write a page.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -104,6 +105,9 @@ class PageFrame(Protocol):
 
     @property
     def resending(self) -> set[str]: ...
+
+    @property
+    def sent_forms(self) -> deque[str]: ...
 
     def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator
 from urllib.parse import quote
 
@@ -80,6 +81,33 @@ async def test_a_double_click_sends_the_letters_once(managed: ManagedCluster) ->
         assert sorted(one.status_code for one in answers) == [303, 409]
         assert browser.frame.resending == set()
     assert await bodies_of(managed, "again") == [b"0", b"1", b"2"]
+
+
+async def test_a_form_sends_a_changed_letter_once(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("again", queue_count=1)
+    path = "/dead-letters/readers/letter/broker-a/0/2"
+    chosen = f"{GROUP}/resend?letter=broker-a/0/1&to=topic&topic=again"
+    async with open_browser(managed.cluster.name_servers) as browser:
+
+        async def form_of(page: str) -> str:
+            found = re.search(r'name="form" value="([0-9a-f]{16})"', await text_of(browser, page))
+            assert found is not None
+            return found[1]
+
+        fields = {"to": "topic", "topic": "again", "form": await form_of(path), "csrf": await browser.csrf()}
+        sends = (browser.client.post(f"{path}/send", data=fields) for _ in range(2))
+        assert sorted(one.status_code for one in await asyncio.gather(*sends)) == [303, 409]
+        reloaded = await browser.client.post(f"{path}/send", data=fields)
+        assert reloaded.status_code == 409
+        assert "this form was sent already" in reloaded.text
+        assert await bodies_of(managed, "again") == [b"2"]
+        fields["form"] = await form_of(path)
+        assert (await browser.client.post(f"{path}/send", data=fields)).status_code == 303
+        fields = {"letters": "broker-a/0/1", "to": "again", "form": await form_of(chosen)}
+        answers = [(await browser.post(RESEND, fields)).status_code for _ in range(2)]
+        assert answers == [303, 409]
+        assert browser.frame.resending == set()
+    assert await bodies_of(managed, "again") == [b"2", b"2", b"1"]
 
 
 async def test_one_letter_is_changed_and_sent_to_its_origin(managed: ManagedCluster) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
 
@@ -108,6 +110,7 @@ async def show_letter(view: View) -> Answer:
         resent={topic: await count_resent(view.tools, letter, topic) for topic in _targets(view, origin)},
         printable=make_printable,
         path=view.url.partition("?")[0],
+        form=secrets.token_hex(8),
     )
 
 
@@ -177,7 +180,7 @@ async def ask_resend(view: View) -> Answer:
     where = "the topic of each letter" if to == ORIGIN else to or retry_topic(group)
     return view.confirm(
         f"Send {amount} dead letters of {group} to {where}?",
-        fields={"letters": " ".join(names), "to": to},
+        fields={"letters": " ".join(names), "to": to, "form": secrets.token_hex(8)},
         button=f"Send {amount}",
         back=f"/dead-letters/{quote_part(group)}",
         template="dead_letters_resend.html",
@@ -200,22 +203,33 @@ def _target_of(given: Mapping[str, str]) -> str:
     return topic
 
 
-async def resend(view: View) -> Answer:
-    """Sends the chosen letters, or the next ones of all; one request of a group at a time, so that a double
-    click does not send them twice.
+@contextmanager
+def _sending(view: View) -> Iterator[None]:
+    """Sends once for a form, and for a group one request at a time, so that a double click or a page that is
+    loaded again does not send letters twice. Raises PageError for a second one.
     """
-    group, names, to = view.path["group"], view.form.get("letters", "").split(), view.form.get("to", "")
-    resending = view.frame.resending
-    if group in resending:
+    group, form, frame = view.path["group"], view.form.get("form", ""), view.frame
+    if group in frame.resending:
         raise PageError(409, f"dead letters of {group} are being sent now: wait for the end, then look again")
-    resending.add(group)
+    if form in frame.sent_forms:
+        raise PageError(409, "this form was sent already: open the page again to send once more")
+    frame.resending.add(group)
+    if form:
+        frame.sent_forms.append(form)
     try:
+        yield
+    finally:
+        frame.resending.discard(group)
+
+
+async def resend(view: View) -> Answer:
+    """Sends the chosen letters, or the next ones of all."""
+    group, names, to = view.path["group"], view.form.get("letters", "").split(), view.form.get("to", "")
+    with _sending(view):
         if names:
             outcome = await resend_chosen(view.tools, group, to, await _chosen(view, names))
         else:
             outcome = await resend_all(view.tools, group, to, count_max=RESEND_MAX)
-    finally:
-        resending.discard(group)
     return _answer(view, outcome)
 
 
@@ -247,7 +261,9 @@ async def send_edited(view: View) -> Answer:
         keys=form.get("keys"),
         properties=_properties_of(view),
     )
-    outcome = await resend_chosen(view.tools, view.path["group"], _target_of(form), [letter], edit)
+    target = _target_of(form)
+    with _sending(view):
+        outcome = await resend_chosen(view.tools, view.path["group"], target, [letter], edit)
     return _answer(view, outcome)
 
 
