@@ -46,6 +46,9 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 FIELDS_MAX: Final = 2000
+FIELD_NAMES_MAX: Final = 100
+FIELD_NAME_CHARS_MAX: Final = 100
+"""An entry of the audit list has all names of a form, so they are bounded."""
 THEMES: Final = ("auto", "light", "dark")
 _STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
     (NotPermitted, 403),
@@ -135,16 +138,13 @@ class Console:
                 return self._failed(request, view, error)
             secrets = action.secrets_of(view.form)
             view.secrets = [value for name, value in view.fields if name in secrets]
-            shown = {
-                name: HIDDEN if name in secrets else value
-                for name, value in {
-                    **view.form,
-                    **view.path,
-                }.items()  # a form cannot replace what the path names
-            }
             try:
                 entry = view.audit.begin(
-                    view.audit_name, view.address, action.title, request.scope["path"], shown
+                    view.audit_name,
+                    view.address,
+                    action.title,
+                    request.scope["path"],
+                    _recorded(view, secrets),
                 )
             except OSError as error:
                 text = f"nothing was changed, because the audit log cannot be written: {error.strerror}"
@@ -233,6 +233,11 @@ class Console:
             fields = parse_qsl(bytes(body).decode(), keep_blank_values=True, max_num_fields=FIELDS_MAX)
         except ValueError as error:
             raise PageError(400, f"an invalid form: {error}") from error
+        names = {name for name, _ in fields}
+        if len(names) > FIELD_NAMES_MAX or max(map(len, names), default=0) > FIELD_NAME_CHARS_MAX:
+            raise PageError(
+                400, f"a form has at most {FIELD_NAMES_MAX} names of {FIELD_NAME_CHARS_MAX} characters"
+            )
         tokens = [value for name, value in fields if name == "csrf"]
         if not (tokens and hmac.compare_digest(tokens[-1].encode(), session.csrf.encode())):
             raise PageError(403, "the form is no longer valid: reload the page and repeat")
@@ -355,6 +360,17 @@ def build_app(
     )
     app.router.redirect_slashes = False  # it redirects to http:// behind a proxy that terminates TLS
     return Shield(app, host_names=host_names, is_secure=is_secure)
+
+
+def _recorded(view: View, secrets: Sequence[str]) -> dict[str, str]:
+    """Returns the values of an action for the audit list. Of several with one name the last comes first: it
+    is the one that counts, and long texts are cut at their end. A form cannot replace what the path names.
+    """
+    values: dict[str, list[str]] = {}
+    for name, value in reversed(view.fields):
+        values.setdefault(name, []).append(value)
+    shown = {name: HIDDEN if name in secrets else ", ".join(found) for name, found in values.items()}
+    return {**shown, **view.path}
 
 
 def _reason_of(error: Exception) -> str:

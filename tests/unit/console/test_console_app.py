@@ -79,6 +79,26 @@ async def test_a_form_cannot_replace_the_path_in_the_audit_list(cluster: Cluster
         assert browser.frame.audit.entries[0].values["place"] == "real"
 
 
+async def test_the_audit_list_has_every_value_of_a_name(cluster: Cluster) -> None:
+    async with open_browser(cluster.name_servers, [CHANGE]) as browser:
+        token = await browser.csrf()
+        body = f"csrf={token}&name={'x' * 600}&secret=s3cret&secret=other&name=real"
+        kind = {"content-type": "application/x-www-form-urlencoded"}
+        assert (await browser.client.post("/change", content=body, headers=kind)).status_code == 303
+        values = browser.frame.audit.entries[0].values
+    assert values["name"].startswith("real, xxx")
+    assert values["secret"] == "(hidden)"
+
+
+async def test_a_form_with_too_many_or_too_long_names_is_refused(cluster: Cluster) -> None:
+    many = {f"field-{number}": "" for number in range(101)}
+    async with open_browser(cluster.name_servers, [CHANGE]) as browser:
+        for fields in (many, {"x" * 101: ""}):
+            answer = await browser.post("/change", {"name": "x", **fields})
+            assert (answer.status_code, "at most 100 names" in answer.text) == (400, True)
+        assert browser.frame.audit.entries == []
+
+
 async def test_read_only_console_refuses_actions(cluster: Cluster) -> None:
     async with open_browser(cluster.name_servers, [CHANGE], read_only=True) as browser:
         answer = await browser.post("/change", {"name": "x"})
