@@ -77,6 +77,13 @@ async def test_offsets_are_moved_after_a_preview(managed: ManagedCluster) -> Non
         await text_of(browser, "/groups/billing/reset?topic=Missing&to=end", 404)
 
 
+async def test_a_group_is_missing_only_when_all_brokers_answer(managed: ManagedCluster) -> None:
+    await managed.register(Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1"))
+    async with open_browser(managed.cluster.name_servers) as browser:
+        text = await text_of(browser, "/groups/nobody", 503)
+        assert "no broker that answers has the group nobody, but 127.0.0.1:1 does not answer now" in text
+
+
 async def test_a_broker_that_refuses_is_named(
     managed: ManagedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:

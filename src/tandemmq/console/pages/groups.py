@@ -239,10 +239,17 @@ async def _groups(view: View) -> ClusterGroups:
 
 
 async def _group(view: View) -> tuple[ClusterGroups, Group]:
-    """Returns the group of the path. Raises PageError if no broker that answers has it."""
+    """Returns the group of the path. Raises PageError if no broker that answers has it: 404 only when all
+    brokers answer.
+    """
     table, name = await _groups(view), view.path["group"]
     if name not in table.groups:
-        raise PageError(404, f"no broker that answers has the group {name}")
+        silent = [one.address for one in (await view.cluster()).brokers if one.error and not one.is_denied]
+        silent += [one.address for one in table.failed]
+        if silent:
+            text = f"{', '.join(dict.fromkeys(silent))} does not answer now"
+            raise PageError(503, f"no broker that answers has the group {name}, but {text}")
+        raise PageError(404, f"no broker has the group {name}")
     return table, table.groups[name]
 
 
