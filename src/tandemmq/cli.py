@@ -728,6 +728,8 @@ _OTHERS: Final = {
     "down": (_LOCAL, "tandemmq.shell.up", "", "Stop it."),
     "produce": (_MESSAGES, "tandemmq.shell.send", "", "Send lines as messages."),
     "consume": (_MESSAGES, "tandemmq.shell.read", "", "Read messages as a member of a consumer group."),
+    "request": (_MESSAGES, "tandemmq.shell.requests", "", "Send a request and print the reply."),
+    "reply": (_MESSAGES, "tandemmq.shell.requests", "", "Answer requests."),
     "tail": (_MESSAGES, "tandemmq.shell.read", "", "Show messages as they arrive."),
     "browse": (_MESSAGES, "tandemmq.shell.read", "", "Look up messages by position, time, key, tag or id."),
     "dlq": (_MESSAGES, "tandemmq.shell.dead_letters", "", "List, show, resend and purge dead letters."),

@@ -100,7 +100,7 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     for line in begin:
         words = html.escape(line.partition("  #")[0].strip(), quote=False).replace("'", "&#x27;")
         assert words.replace(" ", "&#160;") in picture, f"record the terminal picture again: {line}"
-    assert len((tmp_path / "rest.jsonl").read_text().splitlines()) == 991
+    assert len((tmp_path / "rest.jsonl").read_text().splitlines()) == 992
     assert "0 problems" in done.stdout
 
 

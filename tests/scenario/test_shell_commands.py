@@ -39,7 +39,7 @@ class Shell:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         clean = {name: text for name, text in os.environ.items() if "NAMESRV" not in name}
-        self.environment = {**clean, local.FOLDER_VARIABLE: str(folder)}
+        self.environment = {**clean, local.FOLDER_VARIABLE: str(folder), "COLUMNS": "200"}
 
     def run(self, *arguments: str, data: bytes = b"", code: int = 0) -> str:
         """Returns standard output, and standard error if the code is not 0."""
@@ -103,6 +103,84 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
     assert len(shell.rows("tail", "Lines", "--no-follow")) == 10
     assert shell.rows("tail", "Lines", "--last", "0", "--no-follow") == []
     assert "no message found" in shell.run("browse", "Lines", "--key", "none", code=1)
+
+
+def test_texts_files_and_generated_messages_are_sent(shell: Shell, tmp_path: Path) -> None:
+    assert shell.run("produce", "Texts", "one", "two") == "2 messages sent to Texts\n"
+    assert shell.run("produce", "Texts", "again", "--count", "3", "--rate", "1000").startswith("3 messages")
+    path = tmp_path / "document"
+    path.write_bytes(b"two\nlines\n")
+    assert shell.run("produce", "Whole", "--file", str(path), "--whole").startswith("1 message ")
+    assert shell.rows("tail", "Whole", "--no-follow")[0]["body"] == "two\nlines\n"
+    assert shell.run("produce", "Load", "--size", "100", "--count", "2500").startswith("2500 messages")
+    sizes = shell.run("tail", "Load", "--no-follow", "--last", "3", "--format", "{size}")
+    assert sizes == "100\n" * 3
+    assert shell.run("produce", "Keyed", "--key-delimiter", ":", data=b"k1:a\nk2:b\n").startswith("2 ")
+    lines = shell.run("tail", "Keyed", "--no-follow", "--format", "{keys}={body}").splitlines()
+    assert sorted(lines) == ["k1=a", "k2=b"]
+    text = shell.run("produce", "Keyed", "--key-delimiter", ":", data=b"none\n", code=1)
+    assert "has no ':'" in text
+    assert "Nothing was sent" in text
+
+
+def test_the_json_of_tail_can_be_sent(shell: Shell) -> None:
+    shell.run("produce", "Origin", "--tag", "red", "--key", "k", "--property", "a=b", data=b"x\n\xff\n")
+    lines = shell.run("tail", "Origin", "--no-follow", "--json")
+    shell.run("produce", "Copied", "--from-json", data=lines.encode())
+    want, has = shell.rows("tail", "Origin", "--no-follow"), shell.rows("tail", "Copied", "--no-follow")
+    for name in ("tags", "keys", "body", "body_base64"):
+        assert [one.get(name) for one in has] == [one.get(name) for one in want]
+    assert {one["properties"]["a"] for one in has} == {"b"}
+
+
+def test_a_new_group_starts_where_it_is_told(shell: Shell) -> None:
+    shell.run("produce", "Started", data=b"".join(b"%d\n" % number for number in range(10)))
+    (queue,) = {row["queue"] for row in shell.rows("tail", "Started", "--no-follow")}
+    ends = ("--wait", "500ms", "--format", "{queue}@{offset}")
+    for group, start, offsets in (
+        ("at-offset", "offset:7", (7, 8, 9)),
+        ("at-end", "latest", ()),
+        ("at-time", "1h", range(10)),
+    ):
+        found = shell.run("consume", "Started", "--group", group, "--from", start, *ends).split()
+        assert found == [f"{queue}@{offset}" for offset in offsets]
+    with shell.start(
+        "consume", "Started", "-g", "at-offset", "--from", "earliest", *ends, stderr=subprocess.PIPE
+    ) as again:
+        assert again.stderr is not None
+        assert b"continues there" in again.stderr.read()
+
+
+def test_a_delayed_message_comes_later(shell: Shell) -> None:
+    shell.run("produce", "Later", "sooner")
+    shell.run("produce", "Later", "late", "--delay", "1s")
+    found = shell.run("consume", "Later", "--group", "later", "--count", "2").split()
+    assert found == ["sooner", "late"]
+
+
+def test_a_request_has_its_reply(shell: Shell) -> None:
+    assert "TEXT" in shell.run("reply", "Ask", "--group", "g", code=2)
+    shell.run("topics", "create", "Ask", "--queues", "1")
+    text = shell.run("request", "Ask", "who", "--timeout", "500ms", code=1)
+    assert "`tandemmq reply`" in text
+    options = ("--exec", "test $(cat) = who && echo me")
+    with shell.start("reply", "Ask", "--group", "oracle", *options, stderr=subprocess.PIPE) as replier:
+
+        def asked() -> bool:
+            done = subprocess.run(
+                [sys.executable, "-m", "tandemmq", "request", "Ask", "who", "--timeout", "2s"],
+                capture_output=True,
+                check=False,
+                env=shell.environment,
+            )
+            return done.stdout == b"me\n\n"
+
+        until_blocking(asked)
+        shell.run("request", "Ask", "what", "--timeout", "500ms", code=1)
+        replier.send_signal(signal.SIGINT)
+        assert replier.wait(PATIENCE_S) == 0
+        assert replier.stderr is not None
+        assert b"exit code 1" in replier.stderr.read()
 
 
 def test_one_line_typed_is_one_message_of_a_topic_of_ours(shell: Shell) -> None:
@@ -281,7 +359,14 @@ def test_errors_name_the_next_step(shell: Shell, tmp_path: Path) -> None:
     assert "`tandemmq up`" in shell.run("topics", "--namesrv", "127.0.0.1:1", code=1)
     assert "with spaces" in shell.run("produce", "with spaces", code=2)
     assert "NAME=VALUE" in shell.run("produce", "T", "--property", "x", code=2)
-    assert "No such file" in shell.run("produce", "T", "--file", str(tmp_path / "none"), code=1)
+    assert "does not exist" in shell.run("produce", "T", "--file", str(tmp_path / "none"), code=2)
+    assert "is a directory" in shell.run("produce", "T", "--file", str(tmp_path), code=2)
+    assert "without '|'" in shell.run("produce", "T", "x", "--tag", "a||b", code=2)
+    assert "'KEYS' is reserved" in shell.run("produce", "T", "x", "--property", "KEYS=x", code=2)
+    assert "exclude each other" in shell.run("produce", "T", "x", "--size", "5", code=2)
+    assert "separate tags by ||" in shell.run("tail", "T", "--tag", "a|b", code=2)
+    assert "exclude each other" in shell.run("tail", "T", "--json", "--format", "x", code=2)
+    assert "the group 'a b'" in shell.run("consume", "T", "--group", "a b", code=2)
     assert "`tandemmq up`" in Shell(tmp_path).run("topics", code=1)
 
 

@@ -12,6 +12,8 @@ from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client.changes import change_each
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import BadRequest, NoRoute, QueueNotFound
+from tandemmq.manage.changes import answering_masters
+from tandemmq.manage.groups import change_group
 from tandemmq.manage.progress import read_members
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
@@ -121,6 +123,16 @@ async def reset_group(tools: Tools, group: str, topic: str, position: NewPositio
         queue_id=queue.queue_id,
         offset=move.new_offset,
     )
+
+
+async def start_group(tools: Tools, group: str, topic: str, offset: int) -> None:
+    """Commits an offset in each queue of the topic for a new group: this one, or the nearest that the queue
+    has. Creates the group, because RocketMQ's brokers from 5.0 on accept offsets only of groups that exist.
+    """
+    await change_group(tools, await answering_masters(tools), group, {})
+    for queue, ends in (await tools.cluster_admin.topic_offsets(topic)).items():
+        at = min(max(offset, ends.min_offset), ends.max_offset)
+        await tools.cluster_admin.set_offset(group, queue, at)
 
 
 async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> list[str]:

@@ -7,25 +7,27 @@ nothing, so these two commands leave no trace.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import Text, grouped
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.errors import TandemError
 from tandemmq.manage.messages import find_records
 from tandemmq.manage.reading import TopicPuller
+from tandemmq.manage.resets import start_group
 from tandemmq.manage.tools import Tools, open_tools, tools_options
 from tandemmq.protocol.record import Record
 from tandemmq.shell import session
-from tandemmq.shell.positions import WHEN
+from tandemmq.shell.positions import FIRST, LAST, POSITION, SECONDS, WHEN, StartPosition
 from tandemmq.units import MASTER_ID
 
 SUSPEND_MS: Final = 15_000
@@ -36,12 +38,37 @@ _LAST: Final = 10
 _RETRY_S: Final = 0.5
 _READER_CHECK_S: Final = 0.5
 
+_SINGLE_BAR: Final = re.compile(r"(?<!\|)\|(?!\|)")
+
+
+def _tags(text: str, option: str) -> str:
+    if _SINGLE_BAR.search(text):
+        raise typer.BadParameter(f"{option} {text}: separate tags by ||")
+    return text
+
+
 Tag = Annotated[
-    str, typer.Option("--tag", help="Only messages with these tags, separated by ||.", metavar="TAGS")
+    str,
+    typer.Option("--tag", help="Only messages with these tags, separated by ||.", metavar="TAGS"),
+    Text(_tags),
 ]
 
 
 # Reading as a group
+
+
+@dataclass(frozen=True, slots=True)
+class EndOptions:
+    """The options that end the reading of a group; by default it runs until Ctrl-C."""
+
+    count: Annotated[
+        int | None, typer.Option("--count", "-c", help="Stop after N messages.", min=1, metavar="N")
+    ] = None
+    wait_s: Annotated[
+        float | None,
+        typer.Option("--wait", help="Stop after this time without a message: 5, 500ms, 2m.", metavar="TIME"),
+        SECONDS,
+    ] = None
 
 
 @grouped
@@ -51,51 +78,78 @@ def consume(
     namesrv: session.NameServers = "",
     tag: Tag = "*",
     start: Annotated[
-        str, typer.Option("--from", help="Where a new group starts: first or last.", metavar="WHERE")
-    ] = "first",
-    count: Annotated[
-        int | None, typer.Option("--count", "-c", help="Stop after N messages.", min=1, metavar="N")
+        StartPosition | None,
+        typer.Option(
+            "--from",
+            help="Where a new group starts: earliest, latest, offset:N, a duration ago (2h) or a time.",
+            metavar="WHERE",
+            show_default="earliest",
+        ),
+        POSITION,
     ] = None,
-    wait: Annotated[
-        float | None,
-        typer.Option("--wait", help="Stop after N idle seconds.", min=0.1, metavar="N"),
-    ] = None,
+    ends: EndOptions = EndOptions(),  # frozen
     form: session.LineForm = session.PLAIN,
 ) -> None:
     """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
     session.check_name(topic)
-    if start not in ("first", "last"):
-        raise typer.BadParameter(f"--from {start}: must be first or last")
+    session.check_group_name(group)
     servers = session.find_name_servers(namesrv)
-    options = ConsumerOptions(
-        client=tools_options(),
-        start_from=StartFrom.FIRST if start == "first" else StartFrom.LAST,
-        auto_ack=False,
-        commit_s=1.0,
-    )
 
     async def work() -> int:
         async with open_tools(servers) as tools:
             await tools.cluster_admin.topic_route(topic)
-        async with Consumer(group, servers, options=options) as consumer:
+            if start is not None:
+                await _place_group(tools, group, topic, start)
+        async with Consumer(group, servers, options=reader_options(start or FIRST)) as consumer:
             consumer.subscribe(topic, tag)
-            left = count
-            last_at = time.monotonic()
-            while left is None or left > 0:
-                most = 256 if left is None else min(left, 256)
-                messages = await consumer.poll(most, timeout_s=min(_READER_CHECK_S, wait or _READER_CHECK_S))
-                if session.is_reader_gone():
-                    break
-                if messages:
-                    session.write_messages(messages, form)
-                    consumer.ack(*messages)
-                    last_at = time.monotonic()
-                    left = None if left is None else left - len(messages)
-                elif wait is not None and time.monotonic() - last_at >= wait:
-                    break
+            async for messages in read_messages(consumer, ends):
+                session.write_messages(messages, form)
+                consumer.ack(*messages)
         return 0
 
     session.run(work)
+
+
+def reader_options(start: StartPosition) -> ConsumerOptions:
+    """Returns the options of a member whose messages are acknowledged one by one."""
+    at_end, at_time = start == LAST, start.time_ms > 0
+    return ConsumerOptions(
+        client=tools_options(),
+        start_from=StartFrom.LAST if at_end else StartFrom.TIMESTAMP if at_time else StartFrom.FIRST,
+        start_time_ms=start.time_ms if at_time else None,
+        auto_ack=False,
+        commit_s=1.0,
+    )
+
+
+async def read_messages(consumer: Consumer, ends: EndOptions) -> AsyncIterator[list[ReceivedMessage]]:
+    """Yields the messages as they arrive, until the options or a closed standard output end it."""
+    left = ends.count
+    last_at = time.monotonic()
+    while left is None or left > 0:
+        most = 256 if left is None else min(left, 256)
+        timeout_s = min(_READER_CHECK_S, ends.wait_s or _READER_CHECK_S)
+        messages = await consumer.poll(most, timeout_s=timeout_s)
+        if session.is_reader_gone():
+            break
+        if messages:
+            yield messages
+            last_at = time.monotonic()
+            left = None if left is None else left - len(messages)
+        elif ends.wait_s is not None and time.monotonic() - last_at >= ends.wait_s:
+            break
+
+
+async def _place_group(tools: Tools, group: str, topic: str, start: StartPosition) -> None:
+    """Stores an offset as the position of a new group; says so if the group is not new."""
+    committed = await tools.cluster_admin.committed_offsets(group, topic)
+    if any(offset is not None for offset in committed.values()):
+        session.note(
+            f"group {group} has read {topic} before and continues there, whatever --from says;"
+            f" `tandemmq groups reset {group}` moves it"
+        )
+    elif start.offset is not None:
+        await start_group(tools, group, topic, start.offset)
 
 
 # Reading without a group

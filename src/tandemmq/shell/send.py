@@ -6,7 +6,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,30 +15,61 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec import structs
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import Text, grouped
 from tandemmq.client import BlockingProducer, Message, ProducerOptions, SendResult
 from tandemmq.errors import MessageIllegal, NoRoute, TandemError
 from tandemmq.manage.tools import tools_options
+from tandemmq.protocol.message import check_message
 from tandemmq.shell import session
 from tandemmq.shell.dead_letters import ResendOptions, Wanted, run_resend
-from tandemmq.units import MIB
+from tandemmq.shell.positions import parse_duration
+from tandemmq.shell.sources import (
+    BODY_BYTES_MAX,
+    Bodies,
+    limit_bodies,
+    pace_bodies,
+    read_json,
+    read_lines,
+    read_whole,
+    repeat_bodies,
+    split_key,
+)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-READ_BYTES: Final = MIB
-LINE_BYTES_MAX: Final = 4 * MIB
 _ROUTE_POLL_S: Final = 0.1
+
+
+def _tag(text: str, option: str) -> str:
+    if "|" in text:
+        raise typer.BadParameter(f"{option} {text}: a message has one tag, without '|'")
+    return _utf8(text, option)
+
+
+def _utf8(text: str, option: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise typer.BadParameter(f"{option} {text!r}: must be UTF-8") from None
+    return text
+
+
+def _delay(text: str, option: str) -> int:
+    delay_ms = parse_duration(text)
+    if not delay_ms:
+        raise typer.BadParameter(f"{option} {text}: expected a duration such as 500ms, 30s, 10m, 2h or 7d")
+    return delay_ms
 
 
 @dataclass(frozen=True, slots=True)
 class MessageOptions:
-    """The options of `produce` that every message gets."""
+    """The options of a message to send."""
 
     key: Annotated[list[str] | None, typer.Option("--key", help="A key for every message; repeatable.")] = (
         None
     )
-    tag: Annotated[str, typer.Option("--tag", help="A tag for every message.")] = ""
+    tag: Annotated[str, typer.Option("--tag", help="A tag for every message."), Text(_tag)] = ""
     properties: Annotated[
         list[str] | None,
         typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
@@ -47,45 +78,156 @@ class MessageOptions:
         int | None,
         typer.Option("--priority", help="A priority for every message; 0 is the lowest.", min=0, metavar="N"),
     ] = None
+    delay_ms: Annotated[
+        int | None,
+        typer.Option("--delay", help="Deliver this much later: 30s, 10m, 2h.", metavar="DURATION"),
+        Text(_delay),
+    ] = None
+
+    def make(self, topic: str) -> Message:
+        """Returns the message without its body. Raises typer.BadParameter for an option."""
+        pairs = dict(_pair(text) for text in self.properties or ())
+        keys = [_utf8(key, "--key") for key in self.key or ()]
+        message = Message(
+            topic,
+            b"x",
+            tags=self.tag,
+            keys=keys,
+            properties=pairs,
+            priority=self.priority,
+            delay_ms=self.delay_ms,
+        )
+        try:
+            check_message(message)
+        except MessageIllegal as error:
+            raise typer.BadParameter(error.remark) from None
+        return message
+
+
+@dataclass(frozen=True, slots=True)
+class BodyOptions:
+    """The options of `produce` for the bodies, and for their pace."""
+
+    file: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--file",
+            "-f",
+            help="Read this file instead of standard input; repeatable.",
+            metavar="FILE",
+            exists=True,
+            dir_okay=False,
+        ),
+    ] = None
+    whole: Annotated[
+        bool, typer.Option("--whole", help="Each file, or all of standard input, is one message.")
+    ] = False
+    from_json: Annotated[
+        bool, typer.Option("--from-json", help="Each line is a message as `tail --json` prints it.")
+    ] = False
+    key_delimiter: Annotated[
+        str,
+        typer.Option("--key-delimiter", help="Each line is a key, this text, and the body.", metavar="TEXT"),
+    ] = ""
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--size", help="Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX, metavar="N"
+        ),
+    ] = None
+    count: Annotated[
+        int | None,
+        typer.Option("--count", "-c", help="Stop after N messages; repeats given texts.", min=1, metavar="N"),
+    ] = None
+    rate: Annotated[
+        float | None,
+        typer.Option("--rate", help="At most N messages per second.", min=0.001, metavar="N"),
+    ] = None
+
+    def check(self, texts: Sequence[str]) -> None:
+        """Raises typer.BadParameter for options that exclude each other."""
+        sources = {"the text": texts, "--file": self.file, "--size": self.size}
+        forms = {"--whole": self.whole, "--from-json": self.from_json, "--key-delimiter": self.key_delimiter}
+        for options in (sources, forms):
+            given = [name for name, value in options.items() if value]
+            if len(given) > 1:
+                raise typer.BadParameter(f"{' and '.join(given)} exclude each other: give only one")
+
+    def open(self, texts: Sequence[str], stack: ExitStack) -> Bodies:
+        """Yields the bodies, until the end of the source."""
+        if texts or self.size:
+            bodies = [text.encode("utf-8", "surrogateescape") for text in texts] or [b"x" * (self.size or 0)]
+            found = repeat_bodies(bodies, self.count or len(bodies))
+        else:
+            found = self._read(stack)
+            if self.count:
+                found = limit_bodies(found, self.count)
+        return pace_bodies(found, self.rate) if self.rate else found
+
+    def _read(self, stack: ExitStack) -> Bodies:
+        inputs = [(sys.stdin.fileno(), "standard input")]
+        if self.file:
+            inputs = [(os.open(path, os.O_RDONLY), str(path)) for path in self.file]
+            for source, _ in inputs:
+                stack.callback(os.close, source)
+        elif os.isatty(inputs[0][0]):
+            session.note("each line that you type becomes a message; Ctrl-D ends the input")
+        for source, name in inputs:
+            yield from read_whole(source, name) if self.whole else read_lines(source)
+
+    @property
+    def is_typed(self) -> bool:
+        """True if the lines are typed at a terminal."""
+        return not (self.file or self.size) and os.isatty(sys.stdin.fileno())
+
+    @property
+    def has_lines(self) -> bool:
+        """True if the bodies are the lines of one input."""
+        return not (self.size or self.whole or len(self.file or ()) > 1)
+
+    def convert(self, body: bytes, every: Message) -> Message:
+        """Returns the message of a body. Raises UnusableInput."""
+        if self.from_json:
+            return read_json(body, every)
+        if self.key_delimiter:
+            return split_key(body, self.key_delimiter.encode("utf-8", "surrogateescape"), every)
+        return structs.replace(every, body=body)
 
 
 @grouped
 def produce(
     topic: session.Topic,
-    namesrv: session.NameServers = "",
-    file: Annotated[
-        Path | None,
-        typer.Option("--file", "-f", help="Read this file instead of standard input.", metavar="FILE"),
+    text: Annotated[
+        list[str] | None, typer.Argument(help="The messages; else lines are read.", metavar="[TEXT]...")
     ] = None,
-    given: MessageOptions = MessageOptions(),
+    namesrv: session.NameServers = "",
+    source: BodyOptions = BodyOptions(),  # frozen
+    given: MessageOptions = MessageOptions(),  # frozen
     batch: Annotated[
         int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
     ] = 1_000,
     as_json: session.AsJson = False,
 ) -> None:
-    """Send each line as one message, without its line end. Empty lines are skipped."""
+    """Send the texts, or each line of the input without its line end. Empty lines are skipped."""
     session.check_name(topic)
-    pairs = dict(_pair(text) for text in given.properties or ())
+    texts = text or ()
+    source.check(texts)
+    every = given.make(topic)
     options = ProducerOptions(client=tools_options(), batch_count_max=batch)
-    every = Message(
-        topic, b"", tags=given.tag, keys=given.key or (), properties=pairs, priority=given.priority
-    )
 
     with session.explained_errors(), ExitStack() as stack:
         producer = stack.enter_context(
             BlockingProducer("TANDEMMQ_PRODUCE", session.find_name_servers(namesrv), options=options)
         )
         _wait_for_route(producer, topic)
-        source = sys.stdin.fileno() if file is None else os.open(file, os.O_RDONLY)
-        if file is not None:
-            stack.callback(os.close, source)
-        if os.isatty(source):
-            session.note("each line that you type becomes a message; Ctrl-D ends the input")
-        sending = Sending(stack.enter_context(_progress(source)))
+        is_typed = not texts and source.is_typed
+        sending = Sending(
+            stack.enter_context(_progress(is_typed=is_typed)), has_lines=not (texts or source.size)
+        )
         try:
-            for lines in read_lines(source):
-                messages = [structs.replace(every, body=line) for line in lines if line]
-                sending.send(producer, messages, len(lines))
+            for bodies in source.open(texts, stack):
+                messages = [source.convert(body, every) for body in bodies if body]
+                sending.send(producer, messages, len(bodies))
         except KeyboardInterrupt:
             session.note("interrupted")
             sending.print_summary(topic, as_json=as_json)
@@ -95,29 +237,12 @@ def produce(
     sending.print_summary(topic, as_json=as_json)
 
 
-def read_lines(source: int) -> Iterator[list[bytes]]:
-    """Yields the available lines as soon as there are some; the last one may lack its line end.
-
-    Raises:  MessageIllegal for a line that is longer than a message may be.
-    """
-    rest = b""
-    while chunk := os.read(source, READ_BYTES):
-        *lines, rest = (rest + chunk).split(b"\n")
-        if len(rest) > LINE_BYTES_MAX:
-            raise MessageIllegal(
-                f"a line is longer than {LINE_BYTES_MAX} bytes, the most that a message can hold"
-            )
-        if lines:
-            yield lines
-    if rest:
-        yield [rest]
-
-
 class Sending:
     """The progress of sending, and the bar that shows it."""
 
-    def __init__(self, progress: Progress | None) -> None:
+    def __init__(self, progress: Progress | None, *, has_lines: bool) -> None:
         self.sent_count = 0
+        self._has_lines = has_lines
         self.alone_count = 0
         self.lines_before = 0
         self._progress = progress
@@ -157,10 +282,14 @@ class Sending:
 
     def explain(self, error: TandemError) -> session.Explained:
         """Returns the error with the way to resume."""
+        if not self.sent_count:
+            return session.Explained(f"{session.explain(error)}. Nothing was sent")
+        stored = f"{session.explain(error)}. {self.sent_count} messages are stored"
+        if not self._has_lines:
+            return session.Explained(stored)
         return session.Explained(
-            f"{session.explain(error)}. {self.sent_count} messages are stored; all lines up to"
-            f" {self.lines_before} are among them, so `tail -n +{self.lines_before + 1}` gives those to send"
-            " again"
+            f"{stored}; all lines up to {self.lines_before} are among them, so"
+            f" `tail -n +{self.lines_before + 1}` gives those to send again"
         )
 
 
@@ -192,7 +321,7 @@ def _wait_for_route(producer: BlockingProducer, topic: str) -> None:
 
 
 def _pair(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
+    name, equals, value = _utf8(text, "--property").partition("=")
     if not (name and equals):
         raise typer.BadParameter(f"--property {text}: must be NAME=VALUE")
     return name, value
@@ -203,14 +332,14 @@ class _progress:  # a context manager
     terminal.
     """
 
-    def __init__(self, source: int) -> None:
+    def __init__(self, *, is_typed: bool) -> None:
         self._progress: Progress | None = None
-        if sys.stderr.isatty() and not os.isatty(source):
+        if sys.stderr.isatty() and not is_typed:
             from rich.console import Console
             from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
             columns = SpinnerColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
-            self._progress = Progress(*columns, console=Console(stderr=True))
+            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
 
     def __enter__(self) -> Progress | None:
         if self._progress is not None:

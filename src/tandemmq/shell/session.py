@@ -30,14 +30,16 @@ from tandemmq.errors import (
     GroupNotFound,
     NoRoute,
     NotPermitted,
+    RequestRejected,
     TandemError,
     TopicExists,
     TopicNotFound,
 )
 from tandemmq.manage.bodies import make_printable
 from tandemmq.protocol.message import ReceivedMessage
-from tandemmq.protocol.topic_names import check_topic
+from tandemmq.protocol.topic_names import check_group, check_topic
 from tandemmq.shell import local
+from tandemmq.shell.line_format import TEMPLATE, LineTemplate
 
 VARIABLES: Final = ("TANDEMMQ_NAMESRV", "NAMESRV_ADDR")
 ROUTE_PATIENCE_S: Final = 5.0
@@ -151,8 +153,16 @@ def check_name(topic: str) -> None:
     """Raises typer.BadParameter for an invalid topic name."""
     try:
         check_topic(topic)
-    except TandemError as error:
-        raise typer.BadParameter(str(error)) from None
+    except RequestRejected as error:
+        raise typer.BadParameter(error.remark) from None
+
+
+def check_group_name(group: str) -> None:
+    """Raises typer.BadParameter for an invalid group name."""
+    try:
+        check_group(group)
+    except RequestRejected as error:
+        raise typer.BadParameter(error.remark) from None
 
 
 # Messages
@@ -164,6 +174,29 @@ class LineForm:
 
     has_meta: Meta = False
     as_json: AsJson = False
+    template: Annotated[
+        LineTemplate | None,
+        typer.Option(
+            "--format", help="The line of a message: '{keys} {body}', see docs/cli.md.", metavar="TEMPLATE"
+        ),
+        TEMPLATE,
+    ] = None
+
+    def __post_init__(self) -> None:
+        if self.as_json and self.template is not None:
+            raise typer.BadParameter("--json and --format exclude each other: give only one")
+
+    def render(self, message: ReceivedMessage, *, is_terminal: bool) -> bytes:
+        """Returns the line of a message, without its line end."""
+        if self.as_json:
+            return json.dumps(message.as_object(), ensure_ascii=False).encode()
+        line = bytes(message.body) if self.template is None else self.template.render(message)
+        if is_terminal:
+            # A terminal interprets control bytes as commands.
+            keeps = "\t" if self.template is None else "\t\n"
+            line = make_printable(line.decode("utf-8", "backslashreplace"), keeps=keeps).encode()
+        # A template shows the facts that it names.
+        return _meta(message).encode() + b"\t" + line if self.has_meta and self.template is None else line
 
 
 PLAIN: Final = LineForm()
@@ -187,16 +220,7 @@ def write_messages(messages: Iterable[ReceivedMessage], form: LineForm) -> None:
         if message.body_fault:
             place = f"{message.broker_name}/{message.queue_id}@{message.queue_offset}"
             note(f"the body of {place} is printed as stored: {message.body_fault}")
-        if form.as_json:
-            line = json.dumps(message.as_object(), ensure_ascii=False).encode()
-        else:
-            line = bytes(message.body)
-            if is_terminal:
-                # A terminal interprets control bytes as commands.
-                line = make_printable(line.decode("utf-8", "backslashreplace"), keeps="\t").encode()
-            if form.has_meta:
-                line = _meta(message).encode() + b"\t" + line
-        out.write(line + b"\n")
+        out.write(form.render(message, is_terminal=is_terminal) + b"\n")
     out.flush()
 
 
