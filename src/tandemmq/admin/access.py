@@ -49,7 +49,7 @@ async def create_user(
 ) -> CommandAnswer:
     """Create a user at one broker or at every broker of a cluster."""
     info = UserInfo(username=user, password=password, user_type=user_type or None)
-    created = await tools.ask(await tools.brokers(place), broker_admin.create_user, info)
+    created = await tools.change(await tools.brokers(place), broker_admin.create_user, info)
     return CommandAnswer.of_rows("changed", "broker user", [(at, user) for at, _ in created])
 
 
@@ -69,7 +69,7 @@ def update_user(
     )
 
     async def work(tools: Tools) -> CommandAnswer:
-        changed = await tools.ask(await tools.brokers(place), broker_admin.update_user, info)
+        changed = await tools.change(await tools.brokers(place), broker_admin.update_user, info)
         return CommandAnswer.of_rows("changed", "broker user", [(at, user) for at, _ in changed])
 
     return work
@@ -78,7 +78,7 @@ def update_user(
 @command(app, "deleteUser")
 async def delete_user(tools: Tools, user: UserName, place: Place) -> CommandAnswer:
     """Delete a user and its policies; an unknown user is not an error."""
-    deleted = await tools.ask(await tools.brokers(place), broker_admin.delete_user, user)
+    deleted = await tools.change(await tools.brokers(place), broker_admin.delete_user, user)
     return CommandAnswer.of_rows("deleted", "broker user", [(at, user) for at, _ in deleted])
 
 
@@ -177,14 +177,14 @@ class PolicyOptions:
 @command(app, "createAcl")
 async def create_acl(tools: Tools, policy: PolicyOptions, place: Place) -> CommandAnswer:
     """Create policies: what a user may do with resources."""
-    changed = await tools.ask(await tools.brokers(place), broker_admin.create_acl, policy.acl())
+    changed = await tools.change(await tools.brokers(place), broker_admin.create_acl, policy.acl())
     return CommandAnswer.of_rows("changed", "broker subject", [(at, policy.subject) for at, _ in changed])
 
 
 @command(app, "updateAcl")
 async def update_acl(tools: Tools, policy: PolicyOptions, place: Place) -> CommandAnswer:
     """Change policies; like createAcl, for a user that already has policies."""
-    changed = await tools.ask(await tools.brokers(place), broker_admin.update_acl, policy.acl())
+    changed = await tools.change(await tools.brokers(place), broker_admin.update_acl, policy.acl())
     return CommandAnswer.of_rows("changed", "broker subject", [(at, policy.subject) for at, _ in changed])
 
 

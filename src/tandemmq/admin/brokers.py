@@ -161,7 +161,7 @@ async def update_broker_config(
 ) -> CommandAnswer:
     """Change a setting of a running broker, or of the masters of a cluster."""
     addresses = await (tools.brokers(place) if has_slaves else tools.masters(place))
-    notes = await tools.ask(addresses, broker_admin.change_broker_config, key, value)
+    notes = await tools.change(addresses, broker_admin.change_broker_config, key, value)
     return opt.settings_changed("broker", key, value, notes)
 
 
@@ -214,7 +214,7 @@ async def delete_expired_log(
 
 
 async def _clean(tools: Tools, place: Place, what: broker_admin.CleanUp) -> CommandAnswer:
-    cleaned = await tools.ask(await tools.brokers(place), what)
+    cleaned = await tools.change(await tools.brokers(place), what)
     return CommandAnswer.of_rows("cleaned", "broker", [(at,) for at, _ in cleaned])
 
 
@@ -258,7 +258,7 @@ async def set_read_ahead_mode(
     place: Place,
 ) -> CommandAnswer:
     """Turn read-ahead of the log by the kernel on or off (dataReadAheadEnable), at a broker or a cluster."""
-    changed = await tools.ask(await tools.brokers(place), broker_admin.set_read_mode, mode)
+    changed = await tools.change(await tools.brokers(place), broker_admin.set_read_mode, mode)
     rows = [(at, mode, answer) for at, answer in changed]
     return CommandAnswer.of_rows("changed", "broker mode answer", rows)
 
@@ -276,7 +276,7 @@ async def get_namesrv_config(tools: Tools) -> CommandAnswer:
 @opt.command(app, "updateNamesrvConfig")
 async def update_namesrv_config(tools: Tools, key: opt.SettingKey, value: opt.NewValue) -> CommandAnswer:
     """Change a setting of every given name server."""
-    notes = await tools.ask(tools.cluster_admin.name_servers, nameserver.change_config, key, value)
+    notes = await tools.change(tools.cluster_admin.name_servers, nameserver.change_config, key, value)
     return opt.settings_changed("name_server", key, value, notes)
 
 
@@ -288,28 +288,28 @@ _KV_COLUMNS: Final = "name_server namespace key value"
 @opt.command(app, "updateKvConfig")
 async def update_kv_config(tools: Tools, namespace: Space, key: KvKey, value: opt.NewValue) -> CommandAnswer:
     """Store a value in the key-value configuration of the name servers."""
-    changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.put_kv, namespace, key, value)
+    changed = await tools.change(tools.cluster_admin.name_servers, nameserver.put_kv, namespace, key, value)
     return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, value) for at, _ in changed])
 
 
 @opt.command(app, "deleteKvConfig")
 async def delete_kv_config(tools: Tools, namespace: Space, key: KvKey) -> CommandAnswer:
     """Delete a value of the key-value configuration of the name servers."""
-    changed = await tools.ask(tools.cluster_admin.name_servers, nameserver.delete_kv, namespace, key)
+    changed = await tools.change(tools.cluster_admin.name_servers, nameserver.delete_kv, namespace, key)
     return CommandAnswer.of_rows("changed", _KV_COLUMNS, [(at, namespace, key, None) for at, _ in changed])
 
 
 @opt.command(app, "wipeWritePerm")
 async def wipe_write_permission(tools: Tools, name: opt.BrokerName) -> CommandAnswer:
     """Make a broker read-only for clients: routes offer its queues to consumers only."""
-    counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.wipe_write_permission, name)
+    counts = await tools.change(tools.cluster_admin.name_servers, nameserver.wipe_write_permission, name)
     return _permission_changed(name, counts)
 
 
 @opt.command(app, "addWritePerm")
 async def add_write_permission(tools: Tools, name: opt.BrokerName) -> CommandAnswer:
     """Undo wipeWritePerm."""
-    counts = await tools.ask(tools.cluster_admin.name_servers, nameserver.add_write_permission, name)
+    counts = await tools.change(tools.cluster_admin.name_servers, nameserver.add_write_permission, name)
     return _permission_changed(name, counts)
 
 
@@ -346,14 +346,16 @@ async def update_cold_threshold(
     place: Place,
 ) -> CommandAnswer:
     """Limit the bytes of old messages that a group may read (coldDataFlowControlEnable)."""
-    changed = await tools.ask(await tools.masters(place), broker_admin.set_cold_threshold, group, threshold)
+    changed = await tools.change(
+        await tools.masters(place), broker_admin.set_cold_threshold, group, threshold
+    )
     return CommandAnswer.of_rows("changed", _THRESHOLD_COLUMNS, [(at, group, threshold) for at, _ in changed])
 
 
 @opt.command(app, "removeColdDataFlowCtrGroupConfig")
 async def remove_cold_threshold(tools: Tools, group: ColdGroup, place: Place) -> CommandAnswer:
     """Remove a group's own limit for old messages; the general limit applies again."""
-    changed = await tools.ask(await tools.masters(place), broker_admin.remove_cold_threshold, group)
+    changed = await tools.change(await tools.masters(place), broker_admin.remove_cold_threshold, group)
     return CommandAnswer.of_rows("changed", _THRESHOLD_COLUMNS, [(at, group, None) for at, _ in changed])
 
 

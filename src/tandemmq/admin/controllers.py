@@ -217,7 +217,7 @@ async def update_controller_config(
 ) -> CommandAnswer:
     """Change a setting of running controllers; name all of them."""
     # Controllers do not forward a change to each other.
-    notes = await tools.ask(addresses, controller.change_config, key, value)
+    notes = await tools.change(addresses, controller.change_config, key, value)
     return opt.settings_changed("controller", key, value, notes)
 
 

@@ -422,7 +422,7 @@ def update_sub_group_list(file: opt.ListFile, place: Place) -> opt.Work:
     configs = opt.read_list(file, SubscriptionGroupConfig)
 
     async def work(tools: Tools) -> CommandAnswer:
-        changed = await tools.ask(await tools.masters(place), broker_admin.create_groups, configs)
+        changed = await tools.change(await tools.masters(place), broker_admin.create_groups, configs)
         rows = [(at, config.name) for at, _ in changed for config in configs]
         return CommandAnswer.of_rows("changed", "broker group", rows)
 
@@ -456,7 +456,7 @@ async def set_consume_mode(
 ) -> CommandAnswer:
     """Set how a group consumes a topic, by pull or pop, when the broker assigns its queues."""
     wanted = RequestMode(group=group, mode=mode, pop_share_queue_count=share_count, topic=topic)
-    changed = await tools.ask(await tools.masters(place), broker_admin.set_request_mode, wanted)
+    changed = await tools.change(await tools.masters(place), broker_admin.set_request_mode, wanted)
     rows = [(at, topic, group, mode, share_count) for at, _ in changed]
     columns = "broker topic group mode pop_share_queues"
     return CommandAnswer.of_rows("changed", columns, rows)

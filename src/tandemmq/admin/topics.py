@@ -185,7 +185,7 @@ def update_topic_list(file: opt.ListFile, place: Place, force: Force = False) ->
         for address in () if force else addresses:
             for config in configs:
                 await _require_read(tools, address, config)
-        changed = await tools.ask(addresses, broker_admin.create_topics, configs)
+        changed = await tools.change(addresses, broker_admin.create_topics, configs)
         rows = [(at, config.name) for at, _ in changed for config in configs]
         return CommandAnswer.of_rows("changed", "broker topic", rows)
 
@@ -222,9 +222,9 @@ def update_order_conf(
     async def work(tools: Tools) -> CommandAnswer:
         servers = tools.cluster_admin.name_servers
         if method == "put":
-            await tools.ask(servers, nameserver.put_kv, ORDER_TOPICS, topic, value)
+            await tools.change(servers, nameserver.put_kv, ORDER_TOPICS, topic, value)
         elif method == "delete":
-            await tools.ask(servers, nameserver.delete_kv, ORDER_TOPICS, topic)
+            await tools.change(servers, nameserver.delete_kv, ORDER_TOPICS, topic)
         known = await tools.ask(servers, nameserver.get_kv, ORDER_TOPICS, topic)
         rows = [(at, topic, order) for at, order in known]
         return CommandAnswer.of_rows("orders", "name_server topic order", rows)

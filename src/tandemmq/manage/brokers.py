@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.api import broker_admin, controller, nameserver, replica
-from tandemmq.client.changes import change_each
 from tandemmq.errors import ConfigError
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading
@@ -307,11 +306,8 @@ async def change_write_permission(tools: Tools, name: str, *, is_writable: bool)
     sentence about the result.
     """
     call = nameserver.add_write_permission if is_writable else nameserver.wipe_write_permission
-    counts = await change_each(
-        {address: address for address in tools.cluster_admin.name_servers},
-        lambda address: call(tools.remoting, address, name),
-    )
-    count = max(counts.values())
+    counts = await tools.change(tools.cluster_admin.name_servers, call, name)
+    count = max(count for _, count in counts)
     return f"{name} is {'writable' if is_writable else 'read-only'} for {count} topics"
 
 

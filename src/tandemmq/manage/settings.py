@@ -14,7 +14,6 @@ from typing import Final
 
 from tandemmq.api import broker_admin
 from tandemmq.broker.admin.settings import CHANGEABLE, parse_change, render_settings
-from tandemmq.client.changes import change_each
 from tandemmq.config.load import MachineFacts, load_broker
 from tandemmq.config.names import BROKER_KEYS
 from tandemmq.errors import ConfigError
@@ -107,11 +106,8 @@ async def change_setting(tools: Tools, addresses: Iterable[str], key: str, value
     """Changes a setting at these brokers; returns the brokers' remarks, such as that the change is not saved.
     Raises the errors of `change_each`.
     """
-    found = await change_each(
-        {address: address for address in addresses},
-        lambda address: broker_admin.change_broker_config(tools.remoting, address, key, value),
-    )
-    return [f"{address}: {remark}" for address, remark in found.items() if remark]
+    found = await tools.change(addresses, broker_admin.change_broker_config, key, value)
+    return [f"{address}: {remark}" for address, remark in found if remark]
 
 
 def _allowed(key: str) -> str:

@@ -18,6 +18,7 @@ from tandemmq.api.calls import Call
 from tandemmq.api.controller import controller_signer
 from tandemmq.broker.access.plain_rules import read_controller_secret, read_tools_credentials
 from tandemmq.client.admin import Admin, known_clusters
+from tandemmq.client.changes import change_each
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError
 from tandemmq.manage.contexts import active_context
@@ -98,6 +99,16 @@ class Tools:
         address. The first error ends the series.
         """
         return [(address, await call(self.remoting, address, *args, **kwargs)) for address in addresses]
+
+    async def change(
+        self, addresses: Iterable[str], call: Call[P, A], *args: P.args, **kwargs: P.kwargs
+    ) -> list[tuple[str, A]]:
+        """Sends a change to each of these servers, also behind one that fails; returns each answer with the
+        address. Raises the errors of `change_each`.
+        """
+        named = {address: address for address in addresses}
+        done = await change_each(named, lambda address: call(self.remoting, address, *args, **kwargs))
+        return list(done.items())
 
     async def brokers(self, place: Place) -> list[str]:
         """Returns the addresses of the brokers of a place. Raises ConfigError as `find_targets` does."""
