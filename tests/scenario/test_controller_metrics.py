@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from controller_rig import CLUSTER, GROUP, Rig
@@ -15,6 +17,7 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.remoting import metrics_port
 from tandemmq.runtime.ports import Address
+from tandemmq.telemetry import events
 from tandemmq.telemetry.controller_metrics import CONTROLLER_TABLE
 from tandemmq.telemetry.export_options import MetricsExporter
 from tandemmq.telemetry.metrics import MetricKind
@@ -125,3 +128,38 @@ async def test_a_controller_alone_of_three_is_no_leader() -> None:
         await until(is_no_leader, "the controller has a role")
     finally:
         await three.close()
+
+
+async def test_controllers_and_name_servers_push_their_metrics(caplog: pytest.LogCaptureFixture) -> None:
+    pytest.importorskip("opentelemetry.proto")
+    caplog.set_level(logging.INFO, "tandemmq")
+    options: dict[str, Any] = {"metrics_exporter": MetricsExporter.LOG, "log_interval_ms": 20}
+    pushing = Rig(**options, metrics_port=6550)
+    server = NameServer(
+        NameServerOptions(
+            listen_host="127.0.0.1",
+            listen_port=9876,
+            kv_config_path=Path("/ns/kv"),
+            config_store_path=Path("/ns/p"),
+            metrics_port=6551,
+            **options,
+        ),
+        network=pushing.network,
+        disk=MemoryDisk(),
+        clock=pushing.clock,
+    )
+
+    def pushed(kind: str, metric: str) -> bool:
+        texts = [vars(one)["otlp"] for one in caplog.records if one.msg == events.METRICS_READ]
+        return any(f'"tandemmq-{kind}"' in text and f'"{metric}"' in text for text in texts)
+
+    try:
+        await pushing.start()
+        await server.start()
+        await until(lambda: pushed("controller", "dledger_op_total"))
+        await until(lambda: pushed("name-server", "tandemmq_nameserver_unmapped_brokers_total"))
+        server.more_metrics = pushing.controllers["n0"].read_metrics
+        await until(lambda: pushed("name-server", "dledger_op_total"))
+    finally:
+        await server.stop()
+        await pushing.close()
