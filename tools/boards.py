@@ -136,6 +136,7 @@ def running_rig(folder: Path) -> Iterator[Rig]:
                 enableControllerMode="true",
                 controllerAddr=controller,
                 transactionTimeOut=5000,
+                enableRemotingMetrics="true",
             )
             for name in ("broker-1", "broker-2")
         )

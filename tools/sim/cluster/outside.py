@@ -80,8 +80,3 @@ def render_alias(alias: tuple[str, int]) -> str:
 def draw_outside(dice: Dice, fabric: Fabric) -> Outside | None:
     """Draws the network of a third of the seeds; None for the others."""
     return Outside(dice, fabric) if dice.happens(DRAWN_PERCENT) else None
-
-
-def draw_nothing(_dice: Dice, _fabric: Fabric) -> Outside | None:
-    """Returns None: all clients are inside."""
-    return None

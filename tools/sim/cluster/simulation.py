@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from sim.cluster import outside
 from sim.cluster.cluster import Cluster
 from sim.cluster.faults import FaultInjector
 from sim.cluster.ledger import Fate
 from sim.cluster.loop import CURRENT_PROCESS, SimLoop, run_simulated, unwind
 from sim.cluster.network import Fabric
-from sim.cluster.outside import Outside, draw_nothing, draw_outside
+from sim.cluster.outside import Outside
 from sim.cluster.settings import Settings, draw_settings
 from sim.cluster.world import Findings, World
 from sim.dice import Dice
@@ -71,10 +72,10 @@ class Kind:
     make_cluster: Callable[[World], Cluster]
     make_injector: Callable[[Any], FaultInjector]
     """Receives the result of `make_cluster`."""
-    draw_outside: Callable[[Dice, Fabric], Outside | None] = draw_nothing
+    draw_outside: Callable[[Dice, Fabric], Outside | None] = outside.draw_outside
 
 
-CLASSIC = Kind(draw_settings, Cluster, FaultInjector, draw_outside)
+CLASSIC = Kind(draw_settings, Cluster, FaultInjector)
 """A master chosen by an operator, and its slaves."""
 
 
