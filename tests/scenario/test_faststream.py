@@ -1,8 +1,12 @@
 """FastStream on a real cluster: failures, dead letters, requests, batches, order, delays, a lost master."""
 
 import asyncio
+import shutil
+import subprocess
+import sys
 import time
 from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +19,7 @@ from tandemmq.integrations.faststream import RocketMQBroker, RocketMQMessage, Te
 from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
 
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fulfilment"
 FAST = ClientOptions(route_refresh_s=0.3, heartbeat_s=1.0)
 FIRST = ConsumerOptions(start_from=StartFrom.FIRST)
 
@@ -251,6 +256,16 @@ async def test_mistakes_and_an_unreachable_cluster_are_named(broker: RocketMQBro
     assert not await lonely.ping(timeout=1.0)
     with pytest.raises(BrokerUnreachable):
         await lonely.start()
+
+
+@pytest.mark.process
+@pytest.mark.long
+def test_the_example_passes(tmp_path: Path) -> None:
+    folder = shutil.copytree(EXAMPLE, tmp_path / EXAMPLE.name)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:asyncio", "."]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=5 * PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "2 passed" in done.stdout
 
 
 async def test_nothing_is_lost_with_a_master() -> None:

@@ -21,8 +21,10 @@ from tandemmq.integrations.faststream import (
     RocketMQRoute,
     RocketMQRouter,
     TestRocketMQBroker,
+    annotations,
 )
 from tandemmq.integrations.faststream.broker import secured
+from tandemmq.integrations.faststream.message import RocketMQMessage as PlainMessage
 
 
 class Order(BaseModel):
@@ -202,6 +204,51 @@ async def test_batches(broker: RocketMQBroker) -> None:
     assert [one for one in seen if isinstance(one, int)] == [1, 2, 3]
     assert [one for one in seen if isinstance(one, tuple)] == [([1, 2], 2, ["1", "1"]), ([3], 1, ["2"])]
     assert doubles == [2, 4, 6]
+
+
+async def test_a_response_may_be_a_batch(broker: RocketMQBroker) -> None:
+    got = []
+
+    @broker.subscriber("Orders")
+    @broker.publisher("Items", batch=True)
+    async def split(number: int) -> RocketMQResponse:
+        return RocketMQResponse([number, number + 1], tag="item")
+
+    @broker.subscriber("Items", tags="item")
+    async def note(number: int) -> None:
+        got.append(number)
+
+    async with TestRocketMQBroker(broker):
+        await broker.publish(1, "Orders")
+    assert got == [1, 2]
+
+
+async def test_a_class_that_cannot_be_injected_is_named_with_its_annotation(broker: RocketMQBroker) -> None:
+    @broker.subscriber("Orders")
+    async def handle(message: PlainMessage) -> None: ...
+
+    with pytest.raises(
+        SetupError, match=r"from tandemmq\.integrations\.faststream\.annotations import RocketMQMessage"
+    ):
+        async with TestRocketMQBroker(broker):
+            pass
+
+
+async def test_the_broker_and_its_client_are_injected(broker: RocketMQBroker) -> None:
+    got: list[Any] = []
+
+    @broker.subscriber("Orders")
+    async def handle(own: annotations.RocketMQBroker, client: annotations.Client) -> None:
+        got.extend((own, client))
+
+    async with TestRocketMQBroker(broker) as started:
+        await broker.publish(1, "Orders")
+        assert got == [broker, started._connection]
+
+
+async def test_a_broker_that_is_not_started_can_be_stopped(broker: RocketMQBroker) -> None:
+    await broker.stop()
+    assert not broker.running
 
 
 async def test_routers_add_prefixes_middlewares_and_dependencies(broker: RocketMQBroker) -> None:

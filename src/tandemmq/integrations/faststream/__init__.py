@@ -19,15 +19,13 @@ try:
 except ImportError:
     raise ImportError(f"this package needs the extra faststream: {install_hint('faststream')}") from None
 
-from tandemmq.integrations.faststream.broker import InjectedBroker, InjectedClient, RocketMQBroker
-from tandemmq.integrations.faststream.broker import InjectedMessage as RocketMQMessage
+from tandemmq.integrations.faststream.annotations import RocketMQMessage
+from tandemmq.integrations.faststream.broker import RocketMQBroker
 from tandemmq.integrations.faststream.registrator import RocketMQPublisher, RocketMQRoute, RocketMQRouter
 from tandemmq.integrations.faststream.response import RocketMQPublishCommand, RocketMQResponse
 from tandemmq.integrations.faststream.testing import TestRocketMQBroker
 
 __all__ = [
-    "InjectedBroker",
-    "InjectedClient",
     "RocketMQBroker",
     "RocketMQMessage",
     "RocketMQPublishCommand",

@@ -267,15 +267,15 @@ def secured(options: ClientOptions, security: BaseSecurity | None) -> ClientOpti
     raise SetupError(f"RocketMQBroker knows BaseSecurity and SASLPlaintext, not {type(security).__name__}")
 
 
-InjectedBroker = Annotated[RocketMQBroker, Context("broker")]
-InjectedMessage = Annotated[RocketMQMessage, Context("message")]
-InjectedClient = Annotated[ClientInstance, Context("broker._connection")]
+def _annotation(driver: type, name: str, context: str) -> UnderlyingDriverAnnotation:
+    hint = Annotated[driver, Context(context)]  # type: ignore[valid-type]
+    return UnderlyingDriverAnnotation(type_hint=hint, module=ANNOTATIONS, name=name)
+
+
+ANNOTATIONS = "tandemmq.integrations.faststream.annotations"
 DRIVER_ANNOTATIONS = {
-    driver: UnderlyingDriverAnnotation(type_hint=hint, module="tandemmq.integrations.faststream", name=name)
-    for driver, hint, name in (
-        (RocketMQBroker, InjectedBroker, "InjectedBroker"),
-        (RocketMQMessage, InjectedMessage, "RocketMQMessage"),
-        (ClientInstance, InjectedClient, "Client"),
-    )
+    RocketMQBroker: _annotation(RocketMQBroker, "RocketMQBroker", "broker"),
+    RocketMQMessage: _annotation(RocketMQMessage, "RocketMQMessage", "message"),
+    ClientInstance: _annotation(ClientInstance, "Client", "broker._connection"),
 }
 """The annotations that handlers use in place of these classes, for FastStream's error texts."""

@@ -75,6 +75,8 @@ class RocketMQPublishCommand(BatchPublishCommand):
         messages.
         """
         if isinstance(cmd, cls):
+            if batch and not cmd.extra_bodies:
+                cmd.body, cmd.extra_bodies = cls._parse_bodies(cmd.body, batch=True)
             return cmd
         body, others = cls._parse_bodies(cmd.body, batch=batch)
         return cls(
