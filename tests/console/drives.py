@@ -28,7 +28,7 @@ def press(reader: Reader, button: str) -> str:
 
 def confirm(reader: Reader, path: str, button: str) -> str:
     """Opens the preview of a change and presses its button; returns the notice of the page that follows."""
-    response = reader.visit(path)
+    response = reader.visit_answered(path)
     assert response.status == 200, f"{path}: {response.status} {reader.page.inner_text('main')}"
     reader.check(f"preview-{path.split('?')[0].strip('/').replace('/', '-')}")
     return notice_after(reader, button)

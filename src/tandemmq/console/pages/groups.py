@@ -244,10 +244,12 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
     """
     table, name = await _groups(view), view.path["group"]
     if name not in table.groups:
-        silent = [one.address for one in (await view.cluster()).brokers if one.error and not one.is_denied]
-        silent += [one.address for one in table.failed]
-        if silent:
-            text = f"{', '.join(dict.fromkeys(silent))} does not answer now"
+        # A broker that answered the latest reading too late is asked, too.
+        registered = [one.target for one in (await view.cluster()).brokers]
+        table = await read_groups(view.tools, serving(registered))
+    if name not in table.groups:
+        if table.failed:
+            text = "; ".join(_problems(table))
             raise PageError(503, f"no broker that answers has the group {name}, but {text}")
         raise PageError(404, f"no broker has the group {name}")
     return table, table.groups[name]
