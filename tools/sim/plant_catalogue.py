@@ -1822,6 +1822,13 @@ _CLIENT: Final = (
         proofs=("scenario/test_client_orderly.py",),
     ),
     Plant(
+        name="a message that comes back after seconds keeps the time of its last delay",
+        path="client/consumer/returning.py",
+        sound="if name not in _NOT_COPIED and not (name.startswith(_TIMER) and names.is_reserved(name))",
+        bug="if name not in _NOT_COPIED",
+        proofs=("unit/client/test_returning.py", "scenario/test_client_settling.py"),
+    ),
+    Plant(
         name="a consumer leaves before its last commit",
         path="client/consumer/membership.py",
         sound="await self.tasks.close()\n            await self.assignment.close()\n",

@@ -374,9 +374,9 @@ clone_offsets = Call(RequestCode.CLONE_GROUP_OFFSET, CloneGroupOffsetRequest, do
 # Membership: heartbeats, leaving, members of a group (spec remoting 9.4), exclusive queues (9.8).
 
 
-send_heartbeat = Call(RequestCode.HEART_BEAT, encode_body, done)
-"""Sends the client's identity and subscriptions (`Heartbeat`); brokers forget a client after 120 s without a
-heartbeat.
+send_heartbeat = Call(RequestCode.HEART_BEAT, encode_body, lambda answer: answer.version)
+"""Sends the client's identity and subscriptions (`Heartbeat`), and returns the broker's version; brokers
+forget a client after 120 s without a heartbeat.
 """
 check_client_config = Call(RequestCode.CHECK_CLIENT_CONFIG, encode_body, done)
 """Checks that the broker understands a subscription. Raises RequestRejected when it does not."""

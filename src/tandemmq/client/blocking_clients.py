@@ -364,6 +364,8 @@ class BlockingConsumer(_BlockingMember[Consumer]):
 
     retry_later = blocking(Consumer.retry_later)
     """Sends a message back for a later delivery."""
+    dead_letter = blocking(Consumer.dead_letter)
+    """Makes a message a dead letter of the group."""
 
     def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
         """Puts a message of an orderly consumer back: its queue pauses for `delay_s` and then resumes with
@@ -460,6 +462,12 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
     """Acknowledges these messages."""
     nack = blocking(PopConsumer.nack)
     """Gives these messages back: they are delivered again `delay_s` from now."""
+    retry_later = blocking(PopConsumer.retry_later)
+    """Gives a message back: it is delivered again `delay_s` from now."""
+    dead_letter = blocking(PopConsumer.dead_letter)
+    """Makes a message a dead letter of the group."""
+    reply = blocking(PopConsumer.reply)
+    """Answers a message that was sent by `Producer.request`."""
     change_invisible = blocking(PopConsumer.change_invisible)
     """Keeps the message invisible to other consumers for `invisible_s` from now on."""
 

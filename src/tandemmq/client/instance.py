@@ -175,6 +175,8 @@ class ClientInstance:
         )
         self.outages = Outages()
         self.client_id = ""
+        self.broker_versions: dict[str, int] = {}
+        """The versions of the brokers, by address, as far as they have answered a heartbeat."""
         self._is_started = False
         self.failure: BaseException | None = None
         self.on_failure: list[Callable[[BaseException], None]] = []
@@ -371,7 +373,7 @@ class ClientInstance:
 
     async def _beat_one(self, address: str, body: Heartbeat) -> None:
         try:
-            await broker_consume.send_heartbeat(self.remoting, address, body)
+            self.broker_versions[address] = await broker_consume.send_heartbeat(self.remoting, address, body)
         except TandemError as error:
             facts = {"address": address, "error": str(error)}
             self.outages.record_failure(log, events.HEARTBEAT_FAILED, address, facts)

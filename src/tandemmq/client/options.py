@@ -193,6 +193,9 @@ class ProducerOptions:
         check_topic(self.trace_topic)
 
 
+DELAY_S_MAX: Final = 3 * 86_400
+"""The longest delay in seconds that a broker accepts by default (`timerMaxDelaySec`)."""
+
 ServerNames = str | Sequence[str]
 """The name servers, as `host:port;host:port` or as a sequence of such texts."""
 NAME_SERVER_PORT: Final = 9876
@@ -313,9 +316,11 @@ class PushOptions(ConsumerOptions):
     consume_timeout_s   a message whose handler takes longer is sent back with delay level 3. An async handler
                         is cancelled then; a plain one continues in its thread, and its result is ignored.
                         None: no limit. An orderly handler has no limit
+    retry_delays_s      the delays of a failed message in seconds, one for each attempt; the last one repeats.
+                        Empty: by retry_delay_level. Brokers of RocketMQ 4 round up to their delay levels
     retry_delay_level   for failed messages; 0: the broker chooses, longer each time; -1: directly to the dead
                         letters
-    orderly_suspend_s   the pause of an orderly queue after a message failed
+    orderly_suspend_s   the pause of an orderly queue after a message failed, without retry_delays_s
     on_consume          called with a ConsumeEvent when a handler has finished, in the event loop: it must not
                         block
     trace               write RocketMQ's message trace of every handled message to `trace_topic`
@@ -326,6 +331,7 @@ class PushOptions(ConsumerOptions):
     batch_count_max: int | None = None
     batch_linger_s: float = 0.0
     consume_timeout_s: float | None = 900.0
+    retry_delays_s: Sequence[float] = ()
     retry_delay_level: int = 0
     orderly_suspend_s: float = 1.0
     on_consume: Callable[[ConsumeEvent], object] | None = None
@@ -343,6 +349,11 @@ class PushOptions(ConsumerOptions):
         if self.consume_timeout_s is not None:
             _check(self, "consume_timeout_s", low=0.01, high=86_400)
         _check(self, "retry_delay_level", low=-1, high=18)
+        if not all(isinstance(one, int | float) and 0 <= one <= DELAY_S_MAX for one in self.retry_delays_s):
+            raise ConfigError(
+                f"PushOptions.retry_delays_s = {self.retry_delays_s!r}: must be numbers from 0 to"
+                f" {DELAY_S_MAX}"
+            )
         _check(self, "orderly_suspend_s", low=0.0, high=3600)
         _check(self, "drain_s", low=0.0, high=3600)
         _check_hook(self, "on_consume")
@@ -356,6 +367,7 @@ class HandlerChanges(TypedDict, total=False):
     batch_count_max: int | None
     batch_linger_s: float
     consume_timeout_s: float | None
+    retry_delays_s: Sequence[float]
     retry_delay_level: int
 
 

@@ -26,6 +26,7 @@ from wrapt import wrap_function_wrapper
 
 from tandemmq.client import span_attributes as conventions
 from tandemmq.client.consumer.consumer import Consumer
+from tandemmq.client.consumer.membership import GroupConsumer
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import PushConsumer
 from tandemmq.client.instance import ClientInstance
@@ -76,9 +77,11 @@ def _wrappers(telemetry: ClientTelemetry) -> list[tuple[type, str, Wrapper]]:
         (PushConsumer, "__init__", reads.make_push_consumer),
         (PushConsumer, "add_handler", reads.add_handler),
         (Consumer, "commit", reads.settle),
-        (Consumer, "retry_later", reads.settle),
+        (GroupConsumer, "retry_later", reads.settle),
+        (GroupConsumer, "dead_letter", reads.settle),
         (PopConsumer, "ack", reads.settle),
         (PopConsumer, "nack", reads.settle),
+        (PopConsumer, "dead_letter", reads.settle),
         (PopConsumer, "change_invisible", reads.settle),
     ]
 

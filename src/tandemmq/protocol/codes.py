@@ -31,6 +31,9 @@ VERSION_STANDARD_JSON = 401
 VERSION_WRAPPED_REGISTER_BODY = 37
 """The first version whose topic table is wrapped in RegisterBrokerBody (3.0.11)."""
 
+VERSION_TIMERS = 413
+"""The first version that delivers messages at a time in milliseconds (5.0.0)."""
+
 VERSION_REGISTER_MAPPING = 413
 """The first version whose compressed register body ends with a mapping section (5.0.0)."""
 

@@ -7,12 +7,12 @@ Source:     spec semantics 1.4, 1.5; spec remoting 12.5.
 from __future__ import annotations
 
 import binascii
-from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, Final, Protocol
 
 import msgspec
 
-from tandemmq.errors import MessageIllegal
+from tandemmq.errors import ClientError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.properties import encode_properties, is_reserved
@@ -188,15 +188,33 @@ def _check_priority(message: Message, priority: int) -> None:
         raise MessageIllegal("a message with a priority must not be delayed or have a sharding key")
 
 
+class MessageSettler(Protocol):
+    """The consumer that delivered a message, for the message's own methods."""
+
+    def ack(self, message: Any) -> Awaitable[None]: ...
+
+    def retry_later(self, message: Any, delay_s: float | None) -> Awaitable[None]: ...
+
+    def dead_letter(self, message: Any, reason: str) -> Awaitable[None]: ...
+
+    def reply(self, message: Any, body: bytes, properties: Mapping[str, str] | None) -> Awaitable[None]: ...
+
+
 class ReceivedMessage:
     """A stored message as received by a consumer, with its body decompressed.
 
     `body_fault`: empty, or the reason why `body` holds the stored bytes: they do not match their sender's
     flag, or the extra for their compression is not installed. `record` holds everything that the broker
     stored, hosts and offsets included.
+
+    `ack`, `retry_later`, `dead_letter` and `reply` do what the methods of the consumer do that delivered it.
+    In the consumer's event loop they are awaited; in any other thread they block until it is done.
     """
 
-    __slots__ = ("body", "body_fault", "broker_name", "record", "topic")
+    __slots__ = ("body", "body_fault", "broker_name", "record", "settler", "topic")
+
+    settler: MessageSettler
+    """The consumer that delivered it; not set for messages of other sources."""
 
     def __init__(self, record: Record, *, topic: str | None = None, broker_name: str = "") -> None:
         """Creates the message. `topic`: the subscribed topic, for a record in a retry topic."""
@@ -207,6 +225,32 @@ class ReceivedMessage:
             self.body, self.body_fault = record.decode_content()
         else:
             self.body, self.body_fault = record.body, ""
+
+    def ack(self) -> Awaitable[None]:
+        """Acknowledges the message."""
+        return self._settler().ack(self)
+
+    def retry_later(self, *, delay_s: float | None = None) -> Awaitable[None]:
+        """Gives the message back: it is delivered again, to any member of the group, after the delay.
+
+        Without `delay_s` the broker of a `Consumer` or `PushConsumer` chooses it, longer each time, and a pop
+        consumer gets the message again at once.
+        """
+        return self._settler().retry_later(self, delay_s)
+
+    def dead_letter(self, *, reason: str) -> Awaitable[None]:
+        """Makes the message a dead letter of the group; `reason` is its property `dead_letter_reason`."""
+        return self._settler().dead_letter(self, reason)
+
+    def reply(self, body: bytes, *, properties: Mapping[str, str] | None = None) -> Awaitable[None]:
+        """Answers a message that was sent by `Producer.request`."""
+        return self._settler().reply(self, body, properties)
+
+    def _settler(self) -> MessageSettler:
+        try:
+            return self.settler
+        except AttributeError:
+            raise ClientError("no consumer has delivered this message") from None
 
     @property
     def body_sys_flag(self) -> int:

@@ -18,7 +18,7 @@ member reads the queue meanwhile. `suspend` puts a failed message back, and its 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Self
 
@@ -70,6 +70,7 @@ class Consumer(GroupConsumer):
                  does not support a SQL92 subscription; ConfigError when the file of offsets of a broadcasting
                  consumer cannot be used. The consumer is closed again then.
         """
+        self._member.settler.open(self)
         await self._member.start()
         return self
 
@@ -136,37 +137,11 @@ class Consumer(GroupConsumer):
         await self._inbox.wait()
         return [delivery.message for delivery in self._take(count_max)]
 
-    def ack(self, *messages: ReceivedMessage) -> None:
-        """Acknowledges these messages: once committed, they are not delivered again.
-
-        A message whose queue has moved to another member is ignored: that member receives it again.
-        """
-        self.ack_all(messages)
-
-    def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
-        """Acknowledges the messages as `ack` does."""
-        for message in messages:
-            self._member.finish(message)
-
     async def commit(self) -> bool:
         """Commits the acknowledged messages now. Returns False when a broker could not store the commit; the
         next commit writes it.
         """
         return await self._assignment.commit()
-
-    async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
-        """Sends a message back: the broker delivers it again after a delay, and it counts as acknowledged
-        here.
-
-        `delay_level` 0 lets the broker choose: 10 s at first, longer each time. After the group's limit (16)
-        the message goes to the group's dead letters. A negative level sends it there at once.
-
-        If the broker's log has another message at this message's offset by now, this client sends the message
-        itself to the group's retry topic.
-
-        Raises:  the error of the call; the message stays unacknowledged then.
-        """
-        await self._member.retry_later(message, delay_level=delay_level)
 
     async def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
         """Puts a message of an orderly consumer back: its queue pauses for the delay and then resumes with

@@ -2,26 +2,26 @@
 
 `Membership` joins the group, reads the member's share of the queues into an inbox, commits, and leaves.
 `Consumer` and `PushConsumer` are each a `GroupConsumer` with such a membership, and take the messages out of
-the inbox. `hand_back` sends a
-message back to the group; `BrokerRequests` answers requests of brokers.
+the inbox. `BrokerRequests` answers requests of brokers.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from tandemmq.api import broker_send
-from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.inbox import Inbox
 from tandemmq.client.consumer.lag import QueueLag, measure_lag
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, received
+from tandemmq.client.consumer.returning import GroupReturns
+from tandemmq.client.consumer.settling import DONE, Settler
 from tandemmq.client.consumer.subscription import (
     ALL,
     Tags,
@@ -41,10 +41,8 @@ from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     ClientError,
     RemoteProtocolError,
-    RequestRejected,
     TandemError,
 )
-from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import (
     ConsumeFromWhere,
@@ -57,11 +55,9 @@ from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_reset_offse
 from tandemmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import ReceivedMessage
-from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
-from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2
-from tandemmq.protocol.topic_names import INNER_PRODUCER_GROUP, check_group, retry_topic
+from tandemmq.protocol.topic_names import check_group, retry_topic
 from tandemmq.remoting.dispatch import Waiting
 from tandemmq.runtime.ports import Disk
 from tandemmq.runtime.tasks import TaskScope
@@ -95,12 +91,19 @@ class Membership:
         class.
         """
         check_group(group)
+        self.returns = GroupReturns(self.instance, group, options.retry_count_max)
         self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
         self.inbox = Inbox(options.cached_bytes_max) if inbox is None else inbox
         self._faulty = FaultyPeers()
+        self.settler = Settler()
         context = ReaderContext(
-            instance=self.instance, group=group, options=options, inbox=self.inbox, faulty=self._faulty
+            instance=self.instance,
+            group=group,
+            options=options,
+            inbox=self.inbox,
+            faulty=self._faulty,
+            settler=self.settler,
         )
         self.assignment = Assignment(context, self._make_offsets, self.tasks)
         self._requests = BrokerRequests(
@@ -109,6 +112,7 @@ class Membership:
             started_at_ms=self.instance.clock.now_ms(),
             namespace=self._namespace,
             is_orderly=options.orderly,
+            settler=self.settler,
             listener=listener,
         )
         self._failure: BaseException | None = None
@@ -195,14 +199,24 @@ class Membership:
 
     async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
         """Sends a message back as `Consumer.retry_later` does."""
-        await hand_back(
-            self.instance,
-            self.group,
-            message,
-            delay_level=delay_level,
-            retry_count_max=self.options.retry_count_max,
-        )
+        await self.returns.retry_at_level(message, delay_level)
         self.finish(message)
+
+    async def retry_after(self, message: ReceivedMessage, delay_s: float) -> None:
+        """Sends a message back as `Consumer.retry_later` with `delay_s`."""
+        await self.returns.retry_after(message, delay_s)
+        self.finish(message)
+
+    async def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
+        """Makes a message a dead letter as `Consumer.dead_letter`."""
+        self.check_returnable()
+        await self.returns.dead_letter(message, reason)
+        self.finish(message)
+
+    def check_returnable(self) -> None:
+        """Raises ClientError if messages of this consumer cannot be sent back."""
+        if self.options.model is not MessageModel.CLUSTERING:
+            raise ClientError("a broadcasting consumer sends no message back: its group shares no messages")
 
     async def suspend(self, message: ReceivedMessage, *, delay_s: float) -> bool:
         """Puts a message back as `Consumer.suspend` does; returns False when the message went to the dead
@@ -323,6 +337,53 @@ class GroupConsumer(Client):
             self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
         )
 
+    def ack(self, *messages: ReceivedMessage) -> Awaitable[None]:
+        """Acknowledges these messages at once: once committed, they are not delivered again. `await` is
+        allowed, as for all consumers, and changes nothing.
+
+        A message whose queue has moved to another member is ignored: that member receives it again.
+        """
+        self.ack_all(messages)
+        return DONE
+
+    def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
+        """Acknowledges the messages as `ack` does."""
+        for message in messages:
+            self._member.finish(message)
+
+    async def retry_later(
+        self, message: ReceivedMessage, *, delay_level: int = 0, delay_s: float | None = None
+    ) -> None:
+        """Sends a message back: the broker delivers it again after a delay, and it counts as acknowledged
+        here. After the group's limit (16) the message goes to the group's dead letters.
+
+        `delay_level` 0 lets the broker choose: 10 s at first, longer each time. A negative level sends the
+        message to the dead letters at once. `delay_s`: after that many seconds, at most three days; brokers
+        of RocketMQ 4 round up to their next delay level, at most 2 h.
+
+        If the broker's log has another message at this message's offset by now, this client sends the message
+        itself to the group's retry topic.
+
+        Raises:  the error of the call; the message stays unacknowledged then. ClientError for `delay_s` when
+                 the consumer is orderly (its queue pauses: `Consumer.suspend`) or broadcasting.
+        """
+        if delay_s is None:
+            await self._member.retry_later(message, delay_level=delay_level)
+            return
+        if self._member.options.orderly:
+            raise ClientError("an orderly consumer does not retry later: `suspend` pauses the queue")
+        self._member.check_returnable()
+        await self._member.retry_after(message, delay_s)
+
+    async def dead_letter(self, message: ReceivedMessage, *, reason: str) -> None:
+        """Makes a message a dead letter of the group, with the reason in its property `dead_letter_reason`;
+        it counts as acknowledged here.
+
+        Raises:  the error of the call; the message stays unacknowledged then. ClientError when the consumer
+                 is broadcasting.
+        """
+        await self._member.dead_letter(message, reason)
+
     @property
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
@@ -350,103 +411,6 @@ def queue_of(message: ReceivedMessage) -> MessageQueue:
     """Returns the queue that a message was read from; for a retried message, a queue of the retry topic."""
     return MessageQueue(
         topic=message.record.topic, broker_name=message.broker_name, queue_id=message.queue_id
-    )
-
-
-# A message that was sent back is delivered again later, or becomes a dead letter (spec semantics 7).
-#
-# The client asks the broker to store the message again, and names it by its log offset. The broker refuses if
-# another message is stored there: its log was truncated, or the message was read from a slave with a longer
-# log. The client then sends the content of the message to the group's retry topic, as RocketMQ's clients do
-# after any rejection.
-
-FIRST_DELAY_LEVEL = 3
-HAND_BACK_TIMEOUT_S = 5.0
-"""The default timeout of a producer for a send with all its attempts."""
-_NOT_COPIED = (
-    names.REAL_TOPIC,
-    names.REAL_QID,
-    names.TRAN_MSG,
-    names.DELAY,
-    "TIMER_DELAY_SEC",
-    names.TIMER_DELAY_MS,
-    names.TIMER_DELIVER_MS,
-)
-
-
-async def hand_back(
-    instance: ClientInstance,
-    group: str,
-    message: ReceivedMessage,
-    *,
-    delay_level: int,
-    retry_count_max: int,
-) -> None:
-    """Sends a message back to the broker; returns once it is stored again. For `delay_level` see
-    `Consumer.retry_later`.
-
-    During a failover it retries until the deadline, as a send does.
-
-    Raises:  NoRoute without a master until the deadline; the error of the last call.
-    """
-    header = SendBackRequest(
-        log_offset=message.record.log_offset,
-        group=group,
-        delay_level=delay_level,
-        original_message_id=message.message_id,
-        original_topic=instance.namespace.wrap(message.topic),
-        retry_count_max=retry_count_max,
-        broker_name=message.broker_name,
-    )
-
-    async def send_back(address: str, remaining_s: float) -> None:
-        try:
-            await broker_send.send_back.within(remaining_s, instance.remoting, address, header)
-        except RequestRejected as error:
-            if error.code != ResponseCode.SYSTEM_ERROR:
-                raise
-            again = _retry_request(message, header)
-            answer = await broker_send.send(
-                instance.remoting, address, again, message.body, timeout_s=remaining_s
-            )
-            if answer.status is not SendStatus.SEND_OK:
-                raise RequestRejected(
-                    f"the message was not stored again: {answer.status.value}", code=ResponseCode.SYSTEM_ERROR
-                ) from error
-
-    await instance.call_master(
-        message.record.topic, message.broker_name, send_back, timeout_s=HAND_BACK_TIMEOUT_S
-    )
-
-
-def _retry_request(message: ReceivedMessage, refused: SendBackRequest) -> SendRequestV2:
-    """Builds the request that sends the message as a new one to the retry topic. A retry limit of -1, below
-    every count, makes it a dead letter.
-    """
-    delay_level, retry_count_max = refused.delay_level, refused.retry_count_max
-    is_dead = delay_level < 0
-    retry_count = message.record.retry_count + 1
-    pairs = {name: value for name, value in message.properties.items() if name not in _NOT_COPIED}
-    pairs.setdefault(names.RETRY_TOPIC, refused.original_topic or message.topic)
-    pairs.setdefault(names.ORIGIN_MESSAGE_ID, message.message_id)
-    pairs[names.RECONSUME_TIME] = str(retry_count)
-    pairs[names.MAX_RECONSUME_TIMES] = str(retry_count_max)
-    pairs[names.WAIT] = "true"
-    if not is_dead:
-        pairs[names.DELAY] = str(delay_level or FIRST_DELAY_LEVEL + message.record.retry_count)
-    return SendRequestV2(
-        producer_group=INNER_PRODUCER_GROUP,
-        topic=retry_topic(refused.group),
-        default_topic="TBW102",
-        default_topic_queue_count=1,
-        queue_id=-1,
-        sys_flag=message.body_sys_flag,
-        born_at_ms=message.record.born_at_ms,
-        flag=message.record.flag,
-        properties=encode_properties(pairs).decode(),
-        retry_count=retry_count,
-        retry_count_max=-1 if is_dead else retry_count_max,
-        broker_name=message.broker_name,
     )
 
 
@@ -498,6 +462,7 @@ class BrokerRequests:
     started_at_ms: int
     namespace: Namespace
     is_orderly: bool
+    settler: Settler
     listener: PushHandler | None
     """None for a consumer whose application polls for messages."""
 
@@ -530,6 +495,7 @@ class BrokerRequests:
             raise RemoteProtocolError(f"expected one message, got {len(records)}")
         broker_name = command.decode(ConsumeDirectlyRequest).broker_name or ""
         message = received(records[0], broker_name, self.namespace)
+        message.settler = self.settler
         outcome = await listener.consume_directly(message)
         answer = DirectlyConsumed(
             result=outcome.name,

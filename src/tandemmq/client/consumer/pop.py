@@ -19,14 +19,17 @@ Source:  spec semantics 14. Needs brokers of RocketMQ 5 or TandemMQ.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self
 
-from tandemmq.api import broker_consume
+from tandemmq.api import broker_consume, broker_send
+from tandemmq.client.consumer.returning import GroupReturns
+from tandemmq.client.consumer.settling import Settler
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settled
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
+from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -81,6 +84,7 @@ class PopConsumer(Client):
         check_group(group)
         self._tasks = TaskScope(f"pop-consumer-{group}", self._on_failure)
         self._subscriptions: dict[str, Subscription] = {}
+        self._settler = Settler()
         self._turn = 0
         self._bells: dict[_Target, asyncio.Task[bool]] = {}
         self._failure: BaseException | None = None
@@ -108,6 +112,7 @@ class PopConsumer(Client):
     async def start(self) -> Self:
         """Joins the group. Raises as `Consumer.start`."""
         await self._use.start()
+        self._settler.open(self)
         self._instance.add_consumer(self)
         self._is_started = True
         try:
@@ -193,6 +198,32 @@ class PopConsumer(Client):
         """
         await self._each(
             messages, lambda message: self._change(message, round(delay_s * 1000), is_suspended=not counts)
+        )
+
+    async def retry_later(self, message: PoppedMessage, *, delay_s: float | None = None) -> None:
+        """Gives a message back as `nack`: it is delivered again `delay_s` from now, or at once."""
+        await self.nack(message, delay_s=delay_s or 0.0)
+
+    async def dead_letter(self, message: PoppedMessage, *, reason: str) -> None:
+        """Makes a message a dead letter of the group, with the reason in its property `dead_letter_reason`,
+        and acknowledges it.
+
+        Raises:  the error of the call; the message is delivered again after its invisible time then.
+        """
+        await GroupReturns(self._instance, self.group, 0).dead_letter(message, reason)
+        await self.ack(message)
+
+    async def reply(
+        self,
+        request: PoppedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = broker_send.SEND_TIMEOUT_S,
+    ) -> None:
+        """Answers a message as `Consumer.reply`."""
+        await send_reply(
+            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
         )
 
     async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
@@ -304,6 +335,7 @@ class PopConsumer(Client):
         self._instance.outages.record_success(events.CLIENT_PULL_FAILED, target.broker_name)
         for message in found:
             message.topic = self._namespace.unwrap(message.topic)
+            message.settler = self._settler
             if message.body_fault:
                 self._instance.report_undecoded(message)
         now = self._subscriptions.get(target.topic, subscription)

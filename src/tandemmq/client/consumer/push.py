@@ -99,6 +99,7 @@ class PushConsumer(GroupConsumer):
 
     async def start(self) -> Self:
         """Joins the group and begins to handle messages. Raises as `Consumer.start`."""
+        self._member.settler.open(self)
         await self._member.start()
         self._is_started = True
         self._handlers.start(self._member)

@@ -28,7 +28,7 @@ from tandemmq.errors import (
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.message import MessageSettler, ReceivedMessage
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest, SeenRecord
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET, PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -57,6 +57,7 @@ class ReaderContext:
     options: ConsumerOptions
     inbox: Inbox
     faulty: FaultyPeers
+    settler: MessageSettler
 
 
 class QueueReader:
@@ -319,6 +320,7 @@ class QueueReader:
 
     def _accept(self, pulled: Pulled) -> None:
         in_flight, subscription = self.in_flight, self.subscription
+        settler = self._context.settler
         namespace = self._context.instance.namespace
         before = in_flight.bytes
         deliveries: list[Received] = []
@@ -329,6 +331,7 @@ class QueueReader:
                 if offset < in_flight.next_offset or not subscription.matches(record.tags):
                     continue
                 message = received(record, self.queue.broker_name, namespace)
+                message.settler = settler
                 if message.body_fault:
                     self._context.instance.report_undecoded(message)
                 in_flight.add(offset, record.size, message)

@@ -323,10 +323,18 @@ class Workers:
         if not delivery.source.holds(message):
             return True  # its queue has another owner now, or was moved: the message is delivered again there
         if self._options.orderly:
-            return not await self._member.suspend(message, delay_s=self._options.orderly_suspend_s)
+            delay_s = self._retry_delay_s(message)
+            return not await self._member.suspend(
+                message, delay_s=self._options.orderly_suspend_s if delay_s is None else delay_s
+            )
         level = TIMED_OUT_LEVEL if isinstance(outcome.error, TimedOut) else self._options.retry_delay_level
         await self._hand_back(delivery, level)
         return True
+
+    def _retry_delay_s(self, message: ReceivedMessage) -> float | None:
+        """Returns the delay by `retry_delays_s`; None without one."""
+        delays_s = self._options.retry_delays_s
+        return delays_s[min(message.retry_count, len(delays_s) - 1)] if delays_s else None
 
     async def _hand_back(self, delivery: Received, delay_level: int) -> None:
         """Sends a failed message back to the group; if no broker accepts it, it is handled again here a
@@ -337,7 +345,11 @@ class Workers:
             delivery.source.finish(message)
             return
         try:
-            await self._member.retry_later(message, delay_level=delay_level)
+            delay_s = self._retry_delay_s(message)
+            if delay_s is None:
+                await self._member.retry_later(message, delay_level=delay_level)
+            else:
+                await self._member.retry_after(message, delay_s)
         except TandemError as error:
             log.warning(
                 events.SEND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)}

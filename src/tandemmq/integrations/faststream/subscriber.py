@@ -174,7 +174,7 @@ class ConsumerAcknowledger:
         while (consumer := self.consumer) is not None:
             if self._is_broadcasting:
                 log.warning("message %s failed; a broadcasting group has no retries", message.message_id)
-                return consumer.ack(message)
+                return await consumer.ack(message)
             try:
                 return await consumer.retry_later(message, delay_level=delay_level)
             except TandemError as error:
