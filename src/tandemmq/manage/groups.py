@@ -17,8 +17,8 @@ from tandemmq.api import broker_admin
 from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters, change_targets
 from tandemmq.manage.progress import GroupLag, OnlineMembers, find_behind_s, read_lags, read_members, sum_lag
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.tools import Target, Tools, find_targets, serving
+from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of
+from tandemmq.manage.tools import CALL_TIMEOUT_S, Target, Tools, find_targets, serving
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, is_system_group
@@ -82,7 +82,9 @@ class GroupState:
         return sorted(name for name in names if not is_retry_topic(name))
 
 
-async def read_groups(tools: Tools, targets: Iterable[Target] | None = None) -> ClusterGroups:
+async def read_groups(
+    tools: Tools, targets: Iterable[Target] | None = None, *, timeout_s: float = READ_TIMEOUT_S
+) -> ClusterGroups:
     """Returns all groups, with one request to one replica of each of these brokers, or of all brokers."""
     if targets is None:
         targets = await find_targets(tools)
@@ -90,7 +92,7 @@ async def read_groups(tools: Tools, targets: Iterable[Target] | None = None) -> 
     async def ask(target: Target) -> SubscriptionGroupTable:
         return await broker_admin.query_group_configs(tools.remoting, target.address)
 
-    reached = await ask_each(serving(targets), ask)
+    reached = await ask_each(serving(targets), ask, timeout_s=timeout_s)
     answers = answers_of(reached)
     configs: dict[str, dict[str, SubscriptionGroupConfig]] = {}
     for target, table in answers:
@@ -124,7 +126,7 @@ async def find_group_masters(tools: Tools, group: str) -> list[Target]:
     Raises:  BrokersAway when a master cannot be asked whether it has the group; GroupNotFound.
     """
     masters = await answering_masters(tools)
-    table = await read_groups(tools, masters)
+    table = await read_groups(tools, masters, timeout_s=CALL_TIMEOUT_S)
     if table.failed:
         away = [f"{target} does not answer: {error}" for target, error in table.failed.items()]
         raise BrokersAway(f"nothing is changed: {'; '.join(away)}")

@@ -24,7 +24,7 @@ from tandemmq.manage.groups import (
 )
 from tandemmq.manage.progress import read_reports
 from tandemmq.manage.resets import NewPosition, clone_offsets, preview_reset, reset_group
-from tandemmq.manage.tools import Place, serving
+from tandemmq.manage.tools import CALL_TIMEOUT_S, Place, serving
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.topic_names import check_group
@@ -246,7 +246,7 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
     if name not in table.groups:
         # A broker that answered the latest reading too late is asked, too.
         registered = [one.target for one in (await view.cluster()).brokers]
-        table = await read_groups(view.tools, serving(registered))
+        table = await read_groups(view.tools, serving(registered), timeout_s=CALL_TIMEOUT_S)
     if name not in table.groups:
         if table.failed:
             text = "; ".join(_problems(table))
