@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,8 @@ for _name in (
 ):
     os.environ.pop(_name, None)
 # The user's `tandemmq contexts` have clusters that tests must not touch.
-os.environ["XDG_CONFIG_HOME"] = "/nonexistent"
+_CONFIG = tempfile.TemporaryDirectory(prefix="tandemmq-config-")
+os.environ["XDG_CONFIG_HOME"] = _CONFIG.name
 
 # A busy machine must not decide whether a property holds, so nothing here is timed. The same examples in
 # every run keep the gate steady; HYPOTHESIS_PROFILE=explore looks for new ones.

@@ -740,6 +740,8 @@ _OTHERS: Final = {
     "contexts": (_CLUSTER, "tandemmq.shell.contexts", "", "Keep the addresses and keys of several clusters."),
     "console": (_CLUSTER, "tandemmq.console.command", "console", "Serve the web console of a cluster."),
     "doctor": (_CLUSTER, "tandemmq.shell.doctor", "", "Find problems in a cluster and suggest fixes."),
+    "check": (_CLUSTER, "tandemmq.shell.doctor", "", "Check whether a cluster is ready for production."),
+    "debug": (_CLUSTER, "tandemmq.shell.debug", "", "Collect what helps to find a fault: one archive."),
     "admin": (
         _CLUSTER,
         "tandemmq.admin.command",

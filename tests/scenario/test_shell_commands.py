@@ -96,6 +96,7 @@ def test_lines_go_in_and_come_out(shell: Shell, tmp_path: Path) -> None:
     assert (one["tags"], one["keys"], one["properties"]["origin"]) == ("red", ["k1"], "a b")
     assert len(shell.rows("browse", "Lines", "--key", "k1")) == 3
     assert [row["body"] for row in shell.rows("browse", "Lines", "--id", one["message_id"])] == ["one"]
+    assert "\tbroker-a/" in shell.run("browse", "Lines", "--id", one["message_id"])
     place = ("--queue", str(one["queue"]), "--offset", str(one["offset"]), "--count", "1")
     assert [row["body"] for row in shell.rows("browse", "Lines", *place)] == ["one"]
     assert "\tred\tk1\tone\n" in shell.run("browse", "Lines", "--time", "10m", "--tag", "red")

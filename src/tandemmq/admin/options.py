@@ -58,9 +58,10 @@ NameServers = Annotated[
     typer.Option(
         "-n",
         "--namesrvAddr",
+        "--namesrv",
         envvar=["TANDEMMQ_NAMESRV", "NAMESRV_ADDR"],
         help="Name servers, separated by ;",
-        show_default="the running `up`",
+        show_default="those of the context, else the running `up`",
         metavar="HOST:PORT",
     ),
 ]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Annotated, Final
 
 import typer
@@ -31,7 +31,7 @@ from tandemmq.protocol.bodies.codec import (
     SEND_REFUSALS_KEY,
     STORE_REFUSAL_KEY,
 )
-from tandemmq.protocol.bodies.replica import HaStatus, SyncStateData
+from tandemmq.protocol.bodies.replica import SyncStateData
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.properties_file import parse_properties
@@ -43,10 +43,11 @@ from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell import local
 from tandemmq.shell.doctor_addresses import judge_announced
-from tandemmq.shell.doctor_lines import DoctorLine
+from tandemmq.shell.doctor_lines import Checkup, DoctorLine
 from tandemmq.shell.doctor_lines import ok as _ok
 from tandemmq.shell.doctor_lines import problem as _problem
 from tandemmq.shell.doctor_lines import warning as _warning
+from tandemmq.shell.doctor_production import judge_production
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
 
@@ -71,20 +72,6 @@ _MUST_BE_EQUAL: Final = {
 """The settings that must be equal at a master and its slave, and the level of a difference."""
 
 
-@dataclass(frozen=True, slots=True)
-class Checkup:
-    """The answers of one broker."""
-
-    target: Target
-    facts: Mapping[str, str]
-    settings: Mapping[str, str]
-    replication: HaStatus
-
-    @property
-    def label(self) -> str:
-        return f"{self.target.broker_name} ({self.target.address})"
-
-
 FromHere = Annotated[
     bool,
     typer.Option(
@@ -93,8 +80,20 @@ FromHere = Annotated[
 ]
 
 
-def doctor(namesrv: NameServers = "", from_here: FromHere = False, as_json: AsJson = False) -> None:
+Production = Annotated[
+    bool, typer.Option("--production", help="Check also what a cluster needs in production, as `check` does.")
+]
+
+
+def doctor(
+    namesrv: NameServers = "",
+    from_here: FromHere = False,
+    production: Production = False,
+    as_json: AsJson = False,
+) -> None:
     """Look for problems in a cluster and report how to fix them; exit code 1 when there is a problem."""
+    if from_here and production:
+        raise typer.BadParameter("--from-here and --production exclude each other: give only one")
     servers = find_name_servers(namesrv)
 
     async def work() -> int:
@@ -103,11 +102,18 @@ def doctor(namesrv: NameServers = "", from_here: FromHere = False, as_json: AsJs
             if from_here:
                 findings = list(judge_announced(await read_announced(tools, names)))
             else:
-                findings = await examine(tools, names)
+                findings = await examine(tools, names, for_production=production)
         _print(findings, as_json=as_json)
         return 1 if any(one.level == "problem" for one in findings) else 0
 
     run(work)
+
+
+def check(namesrv: NameServers = "", as_json: AsJson = False) -> None:
+    """Check whether a cluster is ready for production, as `doctor --production` does: problems, copies,
+    failover, access, metrics; exit code 1 when there is a problem.
+    """
+    doctor(namesrv, production=True, as_json=as_json)
 
 
 def _print(findings: Sequence[DoctorLine], *, as_json: bool) -> None:
@@ -122,7 +128,7 @@ def _print(findings: Sequence[DoctorLine], *, as_json: bool) -> None:
     typer.echo(f"{counts['problem']} problems, {counts['warning']} warnings")
 
 
-async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
+async def examine(tools: Tools, servers: Sequence[str], *, for_production: bool = False) -> list[DoctorLine]:
     """Returns all findings about the cluster; a server that does not answer is a finding, too."""
     findings: list[DoctorLine] = []
     infos: dict[str, ClusterInfo] = {}
@@ -158,6 +164,8 @@ async def examine(tools: Tools, servers: Sequence[str]) -> list[DoctorLine]:
         findings += await _judge_routes(tools, info)
     if infos or checkups:
         findings += await _judge_ports(servers, checkups)
+    if for_production:
+        findings += judge_production(servers, checkups)
     return findings
 
 

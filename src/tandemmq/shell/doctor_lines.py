@@ -1,8 +1,26 @@
-"""A line of the doctor's report."""
+"""The answers of a broker to the doctor, and a line of the doctor's report."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from tandemmq.manage.tools import Target
+from tandemmq.protocol.bodies.replica import HaStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Checkup:
+    """The answers of one broker."""
+
+    target: Target
+    facts: Mapping[str, str]
+    settings: Mapping[str, str]
+    replication: HaStatus
+
+    @property
+    def label(self) -> str:
+        return f"{self.target.broker_name} ({self.target.address})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.errors import TandemError
-from tandemmq.manage.messages import find_records
+from tandemmq.manage.messages import find_place, find_records
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.resets import start_group
 from tandemmq.manage.tools import Tools, open_tools, tools_options
@@ -326,7 +326,9 @@ def browse(
             if position.key or position.message_id:
                 records = await _look_up(tools, topic, position, count)
                 messages = [
-                    ReceivedMessage(one, broker_name="") for one in records if subscription.matches(one.tags)
+                    ReceivedMessage(one, broker_name=(await find_place(tools, one)).broker_name)
+                    for one in records
+                    if subscription.matches(one.tags)
                 ]
             else:
                 reader = TopicPuller(tools, topic, subscription)

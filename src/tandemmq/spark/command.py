@@ -25,7 +25,7 @@ from tandemmq.spark.pipelines.options import (
 )
 from tandemmq.units import MIB
 
-app = typer.Typer(no_args_is_help=True, help="Run a Spark pipeline over topics.")
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Run a Spark pipeline over topics.")
 
 
 @app.callback()

@@ -10,7 +10,8 @@ from tandemmq.manage.tools import Target
 from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection, HaStatus
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
-from tandemmq.shell.doctor import Checkup, judge_broker, judge_groups, judge_name_servers
+from tandemmq.shell.doctor import judge_broker, judge_groups, judge_name_servers
+from tandemmq.shell.doctor_lines import Checkup
 
 NOW_MS = 1_800_000_000_000
 AGE = "[ 0 days, 0 hours, 1 minutes, 40 seconds ]"
