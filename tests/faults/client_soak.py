@@ -2,12 +2,14 @@
 
 Another process publishes numbers. The consumer's connections are cut many times, and some of these times the
 broker is killed and restarted; some messages fail once and are delivered again as retries. The resources of
-the consumer's process must not grow, and none may be left at the end:
+the consumer's process must not grow, and none may be left at the end. At each reconnect another topic appears
+or grows under running consumers of every kind, none of which may skip a message (`growing_topics.py`):
 
-    CLIENT SOAK OK messages=N rate=N reconnects=N duplicates=N memory=1.00 tasks=0 sockets=0 files=0 threads=0
+    CLIENT SOAK OK messages=N rate=N reconnects=N duplicates=N in_new_queues=N memory=1.00 tasks=0 sockets=0
+        files=0 threads=0
 
-or CLIENT SOAK FAILED, exit code 1. `memory`: the private memory of the process in the last fifth of the run,
-relative to the second fifth.
+on one line, or CLIENT SOAK FAILED, exit code 1. `memory`: the private memory of the process in the last
+fifth of the run, relative to the second fifth.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
+
+from growing_topics import GrowingTopics, growing_topics
 
 from ports import free_port
 from tandemmq.bench.process_stats import HOST, private_bytes
@@ -219,7 +223,13 @@ def cut_connections() -> int:
 
 
 async def consume(
-    servers: Servers, publisher: Publisher, handled: Handled, *, reconnects: int, threads: bool
+    servers: Servers,
+    publisher: Publisher,
+    handled: Handled,
+    growing: GrowingTopics,
+    *,
+    reconnects: int,
+    threads: bool,
 ) -> list[int]:
     """Handles all numbers while connections break; returns samples of the process's private memory."""
 
@@ -253,27 +263,34 @@ async def consume(
                 memory.append(private_bytes(os.getpid()))
             if handled.count * reconnects >= (done + 1) * handled.total:
                 done += 1
+                growth = asyncio.create_task(growing.grow())
                 if done % KILL_EVERY == 0:
                     await asyncio.to_thread(servers.restart_broker)
                 else:
                     cut_connections()
+                await growth
+                last_s = time.monotonic()
                 print(f"reconnect {done}: handled {handled.count}, {memory[-1] >> 10} KiB", flush=True)
 
         async def is_committed() -> bool:
             return await admin.lag(GROUP, TOPIC) == 0
 
         await until(is_committed, "all is committed", not_yet=(TandemError,))
+        await growing.check()
     return memory
 
 
-async def run(servers: Servers, publisher: Publisher, total: int, *, reconnects: int, threads: bool) -> bool:
+async def run(
+    root: Path, servers: Servers, publisher: Publisher, total: int, *, reconnects: int, threads: bool
+) -> bool:
     """Runs the soak, prints the last line and returns True if all is well."""
     async with Admin(servers.name_server) as admin:
         await admin.create_topic(TOPIC, queue_count=QUEUE_COUNT)
     handled = Handled(total)
     before = Held.now()
     began_s = time.monotonic()
-    memory = await consume(servers, publisher, handled, reconnects=reconnects, threads=threads)
+    async with growing_topics(servers.name_server, CLIENT, root) as growing:
+        memory = await consume(servers, publisher, handled, growing, reconnects=reconnects, threads=threads)
     lasted_s = time.monotonic() - began_s
     await until(lambda: not Held.now().threads, "the threads of the handlers end")
     gc.collect()
@@ -283,7 +300,8 @@ async def run(servers: Servers, publisher: Publisher, total: int, *, reconnects:
     is_good = growth <= GROWTH_MAX and not any(left.values()) and handled.count == total
     print(
         f"CLIENT SOAK {'OK' if is_good else 'FAILED'} messages={handled.count} rate={total / lasted_s:.0f}"
-        f" reconnects={reconnects} duplicates={handled.duplicates} memory={growth:.2f}",
+        f" reconnects={reconnects} duplicates={handled.duplicates}"
+        f" in_new_queues={len(growing.sent)} memory={growth:.2f}",
         *(f"{name}={count}" for name, count in left.items()),
     )
     return is_good
@@ -294,7 +312,7 @@ def soak(root: Path, *, total: int, reconnects: int = RECONNECTS, threads: bool)
     with ExitStack() as stack:
         servers = Servers(root, stack)
         publisher = stack.enter_context(Publisher(servers.name_server))
-        is_good = asyncio.run(run(servers, publisher, total, reconnects=reconnects, threads=threads))
+        is_good = asyncio.run(run(root, servers, publisher, total, reconnects=reconnects, threads=threads))
     return 0 if is_good else 1
 
 

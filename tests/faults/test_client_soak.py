@@ -18,8 +18,8 @@ def test_some_thousand_messages_and_eight_reconnects(
     code = soak(tmp_path, total=20_000, reconnects=8, threads=threads)
     last = capsys.readouterr().out.splitlines()[-1]
     assert re.fullmatch(
-        r"CLIENT SOAK OK messages=20000 rate=\d+ reconnects=8 duplicates=\d+ memory=\d\.\d\d"
-        r" tasks=0 sockets=0 files=0 threads=0",
+        r"CLIENT SOAK OK messages=20000 rate=\d+ reconnects=8 duplicates=\d+ in_new_queues=\d+"
+        r" memory=\d\.\d\d tasks=0 sockets=0 files=0 threads=0",
         last,
     )
     assert code == 0

@@ -18,6 +18,7 @@ from functools import update_wrapper
 from types import TracebackType
 from typing import Any, Concatenate, Final, Generic, ParamSpec, Protocol, Self, TypeVar
 
+from tandemmq.client.instance import FORKED
 from tandemmq.errors import ClientError
 
 T = TypeVar("T")
@@ -64,7 +65,9 @@ class LoopThread:
                 if not self._is_ending:
                     return asyncio.run_coroutine_threadsafe(work, self._loop)
         work.close()
-        raise ClientError("the client's thread has ended: the client was closed, or the process has forked")
+        if self._pid != os.getpid():
+            raise ClientError(FORKED)
+        raise ClientError("the client's thread has ended: the client was closed")
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Runs a coroutine in the loop and waits for it; an interrupt of the caller cancels the coroutine."""
@@ -148,6 +151,11 @@ class SharedThread:
             self._users += 1
             return self._thread
 
+    def reset(self) -> None:
+        """Forgets the thread of the parent, in the child of a fork."""
+        self._lock = threading.Lock()
+        self._thread, self._users = None, 0
+
     def release(self, thread: LoopThread) -> None:
         with self._lock:
             if thread is not self._thread:
@@ -161,6 +169,10 @@ class SharedThread:
 
 shared_thread: Final = SharedThread()
 """The client thread of the process: the first facade starts it, and the last one stops it."""
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    # Another thread may hold the lock while the process forks; in the child nothing would release it.
+    os.register_at_fork(after_in_child=shared_thread.reset)
 
 
 class AsyncClient(Protocol):

@@ -12,7 +12,8 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Protocol, Self, TypeVar, cast
+from typing import Final, Protocol, Self, TypeVar, cast
+from weakref import WeakSet
 
 from tandemmq.api import broker_consume, nameserver
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
@@ -197,6 +198,7 @@ class ClientInstance:
         if self._is_started:
             raise ClientError("clients are single-use: create a new one instead of starting this one again")
         self._is_started = True
+        _started.add(self)
         try:
             ip = self.options.client_ip or await self._local_ip()
         except BaseException:
@@ -415,6 +417,21 @@ class ClientInstance:
         self.failure = error
         for callback in self.on_failure:
             callback(error)
+
+
+FORKED: Final = "the process has forked since the client was started: start a client in each process"
+
+_started: Final[WeakSet[ClientInstance]] = WeakSet()
+
+
+def _fail_after_fork() -> None:
+    """Makes the clients of the parent unusable in a child: both would write to the same connections."""
+    for instance in _started:
+        instance.failure = ClientError(FORKED)
+
+
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_fail_after_fork)
 
 
 async def settled(asking: Awaitable[T]) -> tuple[T | None, TandemError | None]:

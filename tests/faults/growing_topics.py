@@ -1,0 +1,151 @@
+"""Topics that appear and grow under running consumers of every kind, and a ledger of what each consumer got.
+
+The consumers have the default options, so they begin at the end of what existed before them; nothing did. A
+message that was acknowledged is owed to each of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Any, Final
+
+from tandemmq.client import (
+    Admin,
+    ClientOptions,
+    Consumer,
+    ConsumerOptions,
+    Message,
+    MessageModel,
+    PopConsumer,
+    PopOptions,
+    Producer,
+    ProducerOptions,
+    PushConsumer,
+    PushOptions,
+    ReceivedMessage,
+)
+from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies import MessageQueue
+from waits import until
+
+TOPICS: Final = tuple(f"Growing{number}" for number in range(4))
+KINDS: Final = ("pull", "orderly", "broadcasting", "push", "pop")
+QUEUE_COUNT_MAX: Final = 32
+RETRY_S: Final = 0.2
+RESTART_S_MAX: Final = 300.0
+"""The time within which a killed broker answers again, on a busy machine."""
+
+
+class GrowingTopics:
+    """The ledger, and the operator that creates topics and adds queues. `grow` may run under faults."""
+
+    def __init__(self, admin: Admin, producer: Producer) -> None:
+        self._admin = admin
+        self._producer = producer
+        self._round = 0
+        self.sent: set[str] = set()
+        self.got: dict[str, set[str]] = defaultdict(set)
+
+    async def grow(self) -> None:
+        """Creates the next topic, or doubles the queues of one, and sends to each queue that is new."""
+        number, self._round = self._round, self._round + 1
+        topic, is_new = TOPICS[number % len(TOPICS)], number < len(TOPICS)
+        if is_new and number % 2:
+            await self._send(topic, None)  # the first send creates the topic
+        old = 0 if is_new else await self._insist(lambda: self._queue_count(topic))
+        if old < QUEUE_COUNT_MAX:
+            await self._insist(lambda: self._admin.ensure_topic(topic, queue_count=max(2, 2 * old)))
+        for queue_id in range(await self._insist(lambda: self._queue_count(topic))):
+            await self._send(topic, queue_id)
+
+    async def check(self) -> None:
+        """Waits until every consumer has every acknowledged message."""
+        await until(
+            lambda: all(self.sent <= self.got[kind] for kind in KINDS),
+            "consumers of all kinds have all messages of topics that appeared and grew",
+        )
+
+    async def _queue_count(self, topic: str) -> int:
+        return len(await self._admin.topic_offsets(topic))
+
+    async def _send(self, topic: str, queue_id: int | None) -> None:
+        text = f"{topic}/{queue_id}/{self._round}"
+        queue = None if queue_id is None else MessageQueue(topic, "soak", queue_id)
+        message = Message(topic, text.encode())
+        await self._insist(lambda: self._producer.send(message, queue=queue))
+        self.sent.add(text)
+
+    async def _insist(self, action: Callable[[], Awaitable[Any]]) -> Any:
+        found: list[Any] = []
+
+        async def is_done() -> bool:
+            found.append(await action())
+            return True
+
+        await until(is_done, "the broker answers", RESTART_S_MAX, not_yet=(TandemError,))
+        return found[-1]
+
+    def note(self, kind: str, message: ReceivedMessage) -> None:
+        """Records that the consumer of this kind got the message."""
+        self.got[kind].add(message.body.decode())
+
+
+@asynccontextmanager
+async def growing_topics(name_server: str, client: ClientOptions, root: Path) -> AsyncIterator[GrowingTopics]:
+    """Runs one consumer of each kind, which waits for all topics, before any of them exists."""
+    async with AsyncExitStack() as stack:
+        admin = await stack.enter_async_context(Admin(name_server))
+        options = ProducerOptions(client=client, timeout_s=10.0)
+        producer = await stack.enter_async_context(Producer("growing", name_server, options=options))
+        topics = GrowingTopics(admin, producer)
+        changes: dict[str, dict[str, Any]] = {
+            "pull": {},
+            "orderly": {"orderly": True},
+            "broadcasting": {"model": MessageModel.BROADCASTING, "offsets_dir": str(root / "offsets")},
+        }
+        tasks: list[asyncio.Task[None]] = []
+        for kind, change in changes.items():
+            pull = Consumer(f"growing-{kind}", name_server, options=ConsumerOptions(client=client, **change))
+            for topic in TOPICS:
+                pull.subscribe(topic)
+            await stack.enter_async_context(pull)
+            tasks.append(asyncio.create_task(_poll(pull, kind, topics)))
+
+        async def handle(message: ReceivedMessage) -> None:
+            topics.note("push", message)
+
+        push = PushConsumer("growing-push", name_server, handle, options=PushOptions(client=client))
+        pop = PopConsumer("growing-pop", name_server, options=PopOptions(client=client))
+        for topic in TOPICS:
+            push.subscribe(topic)
+            pop.subscribe(topic)
+        await stack.enter_async_context(push)
+        await stack.enter_async_context(pop)
+        tasks.append(asyncio.create_task(_pop(pop, topics)))
+        try:
+            yield topics
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _poll(consumer: Consumer, kind: str, topics: GrowingTopics) -> None:
+    while True:
+        for message in await consumer.poll(timeout_s=1.0):
+            topics.note(kind, message)
+
+
+async def _pop(consumer: PopConsumer, topics: GrowingTopics) -> None:
+    while True:
+        try:
+            found = await consumer.receive(timeout_s=1.0)
+            for message in found:
+                topics.note("pop", message)
+            await consumer.ack(*found)
+        except TandemError:
+            await asyncio.sleep(RETRY_S)
