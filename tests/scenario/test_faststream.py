@@ -1,21 +1,27 @@
 """FastStream on a real cluster: failures, dead letters, requests, batches, order, delays, a lost master."""
 
 import asyncio
+import os
 import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from client_rig import running_rig
 from faststream import AckPolicy
 from faststream.exceptions import NackMessage, RejectMessage, SetupError, StopConsume
+from faststream.security import SASLPlaintext
 
+from tandemmq.broker.options import AccessOptions
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, Message, Producer, StartFrom
 from tandemmq.errors import BrokerUnreachable, RequestTimeout, TandemError
 from tandemmq.integrations.faststream import RocketMQBroker, RocketMQMessage, TestRocketMQBroker
+from tandemmq.protocol.signature import Credentials
 from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
 
@@ -256,6 +262,69 @@ async def test_mistakes_and_an_unreachable_cluster_are_named(broker: RocketMQBro
     assert not await lonely.ping(timeout=1.0)
     with pytest.raises(BrokerUnreachable):
         await lonely.start()
+
+
+async def test_requests_are_signed(tmp_path: Path) -> None:
+    access = AccessOptions(authentication_enabled=True, first_user=Credentials("root", "password"))
+    async with running_rig(tmp_path) as rig:
+        await rig.start_broker(access=access)
+        known = SASLPlaintext(username="root", password="password")
+        broker = RocketMQBroker(rig.namesrv, client=FAST, logger=None, security=known)
+        handled: asyncio.Queue[str] = asyncio.Queue()
+
+        @broker.subscriber("Orders")
+        async def handle(body: str) -> None:
+            await handled.put(body)
+
+        async with broker:
+            await broker.start()
+            await broker.publish("signed", "Orders")
+            assert await take(handled) == ["signed"]
+        stranger = SASLPlaintext(username="root", password="wrong")
+        async with RocketMQBroker(rig.namesrv, client=FAST, logger=None, security=stranger) as refused:
+            with pytest.raises(TandemError, match=r"signature|password|authenticat"):
+                await refused.publish("unsigned", "Orders")
+
+
+@contextmanager
+def running_process(cluster: Cluster, folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Runs the example as its users do; its log is in `folder`."""
+    command = [sys.executable, "-m", "faststream", "run", "fulfilment:app"]
+    environment = {**os.environ, "NAMESRV": cluster.name_servers}
+    with (folder / "application.log").open("ab") as output:
+        process = subprocess.Popen(command, cwd=EXAMPLE, env=environment, stdout=output, stderr=output)
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@pytest.mark.process
+@pytest.mark.long
+async def test_other_processes_handle_what_a_killed_one_left(
+    cluster: Cluster, broker: RocketMQBroker, tmp_path: Path
+) -> None:
+    shipped: set[int] = set()
+
+    @broker.subscriber("Shipments", group="accounting")
+    async def note(shipment: dict[str, int]) -> None:
+        shipped.add(shipment["order"])
+
+    async def publish(numbers: range) -> None:
+        for number in numbers:
+            await broker.publish({"number": number, "customer": "c", "quantity": 1}, "Orders", tag="paid")
+
+    await broker.start()
+    with running_process(cluster, tmp_path) as victim, running_process(cluster, tmp_path) as heir:
+        await publish(range(50))
+        await until(lambda: len(shipped) > 10)
+        publishing = asyncio.ensure_future(publish(range(50, 200)))
+        victim.kill()
+        await publishing
+        await until(lambda: shipped == set(range(200)), timeout_s=3 * PATIENCE_S)
+        heir.terminate()
+        assert await asyncio.to_thread(heir.wait, PATIENCE_S) == 0
 
 
 @pytest.mark.process

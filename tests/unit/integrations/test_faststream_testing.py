@@ -1,11 +1,13 @@
 """A FastStream application on the test broker: filters, groups, answers, batches, routers, middlewares."""
 
+import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
-from faststream import AckPolicy, BaseMiddleware, Context, Response
+from faststream import AckPolicy, BaseMiddleware, Context, FastStream, Response, TestApp
 from faststream._internal.parser import DefaultCodec
-from faststream.exceptions import IncorrectState, SetupError, SubscriberNotFound
+from faststream.exceptions import IncorrectState, NackMessage, RejectMessage, SetupError, SubscriberNotFound
 from faststream.security import BaseSecurity, SASLPlaintext, SASLScram512
 from faststream.specification import AsyncAPI
 from pydantic import BaseModel
@@ -249,6 +251,93 @@ async def test_the_broker_and_its_client_are_injected(broker: RocketMQBroker) ->
 async def test_a_broker_that_is_not_started_can_be_stopped(broker: RocketMQBroker) -> None:
     await broker.stop()
     assert not broker.running
+
+
+async def test_subscribers_and_routers_may_come_after_the_start(broker: RocketMQBroker) -> None:
+    got = []
+    inner = RocketMQRouter("inner_")
+    broker.include_router(RocketMQRouter("outer_", routers=[inner]))
+
+    async with TestRocketMQBroker(broker):
+        late = [broker.subscriber("Orders"), inner.subscriber("Orders")]
+
+        async def note(number: int) -> None:
+            got.append(number)
+
+        for subscriber in late:
+            subscriber(note)
+            await subscriber.start()
+        await broker.publish(1, "Orders")
+        await inner.publisher("Orders").publish(2)
+        for subscriber in late:
+            await subscriber.stop()
+    assert got == [1, 2]
+
+
+async def test_an_application_may_have_several_brokers() -> None:
+    one, other = RocketMQBroker(), RocketMQBroker()
+    got = []
+
+    @one.subscriber("Orders")
+    @other.publisher("Invoices")
+    async def bill(number: int) -> int:
+        return number + 1
+
+    @one.subscriber("Invoices")
+    async def note(number: int) -> None:
+        got.append(number)
+
+    events = []
+    app = FastStream(one, other)
+    app.on_startup(lambda: events.append("starts"))
+    app.after_shutdown(lambda: events.append("is stopped"))
+    async with TestRocketMQBroker(one, other), TestApp(app):
+        await one.publish(1, "Orders")
+    assert (got, events) == ([2], ["starts", "is stopped"])
+
+
+async def test_a_cancelled_handler_acknowledges_nothing(broker: RocketMQBroker) -> None:
+    messages = []
+
+    @broker.subscriber("Orders")
+    async def handle(message: RocketMQMessage) -> None:
+        messages.append(message)
+        raise asyncio.CancelledError
+
+    async with TestRocketMQBroker(broker):
+        with pytest.raises(asyncio.CancelledError):
+            await broker.publish(1, "Orders")
+    assert [one.committed for one in messages] == [None]
+
+
+@pytest.mark.parametrize(
+    ("policy", "error", "status"),
+    [
+        (AckPolicy.NACK_ON_ERROR, None, "ACKED"),
+        (AckPolicy.NACK_ON_ERROR, ValueError, "NACKED"),
+        (AckPolicy.REJECT_ON_ERROR, ValueError, "REJECTED"),
+        (AckPolicy.ACK, ValueError, "ACKED"),
+        (AckPolicy.ACK_FIRST, ValueError, "ACKED"),
+        (AckPolicy.MANUAL, ValueError, None),
+        (AckPolicy.ACK, NackMessage, "NACKED"),
+        (AckPolicy.ACK, RejectMessage, "REJECTED"),
+    ],
+)
+async def test_policies_decide_what_happens_to_a_message(
+    broker: RocketMQBroker, policy: AckPolicy, error: type[Exception] | None, status: str | None
+) -> None:
+    messages = []
+
+    @broker.subscriber("Orders", ack_policy=policy)
+    async def handle(message: RocketMQMessage) -> None:
+        messages.append(message)
+        if error is not None:
+            raise error
+
+    async with TestRocketMQBroker(broker):
+        with suppress(ValueError):
+            await broker.publish(1, "Orders")
+    assert [one.committed for one in messages] == [status]
 
 
 async def test_routers_add_prefixes_middlewares_and_dependencies(broker: RocketMQBroker) -> None:

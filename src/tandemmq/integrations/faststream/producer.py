@@ -32,6 +32,9 @@ REQUEST_S = 3.0
 class RocketMQProducer(ProducerProto[RocketMQPublishCommand]):
     """Sends what applications publish."""
 
+    is_in_memory = False
+    """True in place of a cluster: subscribers get their messages from the producer."""
+
     def __init__(self, parser: CustomCallable | None = None, decoder: CustomCallable | None = None) -> None:
         default = MessageParser()
         self._parser = ParserComposition(parser, default.parse_message)

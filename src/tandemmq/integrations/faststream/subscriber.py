@@ -217,13 +217,17 @@ class RocketMQSubscriber(TasksMixin):
     async def start(self) -> None:
         """Joins the group and begins to handle messages. Raises as `Consumer.start`."""
         await super().start()
+        if not self._outer_config.producer.is_in_memory:
+            await self._join()
+        self._post_start()
+
+    async def _join(self) -> None:
         options = self.config.consumer_options
         consumer = Consumer(self.group, options=options, instance=self._outer_config.connected)
         if self._outer_config.create_topics:
             await create_missing(consumer, self.topic)
         consumer.subscribe(self.topic, self.config.tags, sql=self.config.sql)
         self._acknowledger.consumer = await consumer.start()
-        self._post_start()
         if self.calls:
             for _ in range(self.config.max_workers):
                 self.add_task(self._handle_messages, (consumer,), restart_on_failure=False)

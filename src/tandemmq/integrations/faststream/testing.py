@@ -57,6 +57,8 @@ class TestRocketMQBroker(TestBroker[RocketMQBroker, EnterType], broker=RocketMQB
 class InMemoryProducer(RocketMQProducer):
     """Hands messages to the subscribers of their topic."""
 
+    is_in_memory = True
+
     def __init__(self, broker: RocketMQBroker, brokers: Sequence[RocketMQBroker]) -> None:
         super().__init__(broker._parser, broker._decoder)
         self._brokers = brokers
