@@ -341,3 +341,19 @@ def test_an_answer_without_a_place_for_its_message_is_refused() -> None:
     answer = question.reply(0, PopResponse(start_offset_info="0 0", message_offset_info=""))
     with pytest.raises(RemoteProtocolError):
         read_popped(answer, "PG", "T", "a")
+
+
+async def test_ordered_pops_close_a_queue_until_its_messages_are_done(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.fill("T", 6)
+        async with pops(rig, ordered=True) as one, pops(rig, ordered=True) as other:
+            first, second = await receive(one, 2, count_max=2, invisible_s=30)
+            assert [first.body, second.body] == [b"0", b"1"]
+            assert await other.receive(timeout_s=0.2) == []
+            await first.ack()
+            await second.retry_later(delay_s=0.1)
+            again, third = await receive(other, 2, count_max=2, invisible_s=30)
+            assert [again.body, third.body] == [b"1", b"2"]
+            assert again.retry_count == 1
+            await other.ack(again, third)
+            assert [message.body for message in await receive(one, 3)] == [b"3", b"4", b"5"]

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         BlockingTransactionProducer,
     )
     from tandemmq.client.consumer.consumer import Consumer
+    from tandemmq.client.consumer.key_workers import message_key
     from tandemmq.client.consumer.lag import QueueLag
     from tandemmq.client.consumer.pop import PopConsumer
     from tandemmq.client.consumer.push import PushConsumer
@@ -53,6 +54,7 @@ if TYPE_CHECKING:
         TransactionResult,
         TransactionState,
     )
+    from tandemmq.client.serializers import Json, MsgPack, Serializer
     from tandemmq.errors import (
         BadRequest,
         BrokerUnreachable,
@@ -102,10 +104,12 @@ __all__ = [
     "Consumer",
     "ConsumerOptions",
     "GroupNotFound",
+    "Json",
     "Message",
     "MessageIllegal",
     "MessageModel",
     "MessageQueue",
+    "MsgPack",
     "NoRoute",
     "NotPermitted",
     "OffsetOutOfRange",
@@ -127,6 +131,7 @@ __all__ = [
     "SendResult",
     "SendStatus",
     "SendSummary",
+    "Serializer",
     "ServiceNotAvailable",
     "StartFrom",
     "TandemError",
@@ -139,6 +144,7 @@ __all__ = [
     "TransactionState",
     "allocate_averagely",
     "allocate_by_circle",
+    "message_key",
 ]
 
 __getattr__, __dir__ = names_on_demand(
@@ -154,6 +160,7 @@ __getattr__, __dir__ = names_on_demand(
             "BlockingTransactionProducer",
         ),
         "consumer.consumer": ("Consumer",),
+        "consumer.key_workers": ("message_key",),
         "consumer.lag": ("QueueLag",),
         "consumer.pop": ("PopConsumer",),
         "consumer.push": ("PushConsumer",),
@@ -178,6 +185,7 @@ __getattr__, __dir__ = names_on_demand(
             "ReadFrom",
             "StartFrom",
         ),
+        "serializers": ("Json", "MsgPack", "Serializer"),
         "producer.producer": ("Producer", "SendSummary"),
         "producer.results": ("SendResult", "SendStatus"),
         "producer.transactions": ("TransactionProducer", "TransactionResult", "TransactionState"),

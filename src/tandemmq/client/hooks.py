@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable
+from typing import Any, NamedTuple
 
 from tandemmq.client.producer.results import SendResult
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -33,6 +33,9 @@ class ConsumeEvent(NamedTuple):
     took_s: float
 
 
+CallHandler = Callable[[Any], Awaitable[object]]
+HandleMiddleware = Callable[[Any, CallHandler], Awaitable[object]]
+"""An async function of what the handler gets, a message or a list, and of the next one to call."""
 OnSend = Callable[[SendEvent], object]
 OnConsume = Callable[[ConsumeEvent], object]
 

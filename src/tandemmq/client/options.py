@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import TYPE_CHECKING, Final, TypedDict
@@ -23,8 +23,9 @@ from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from tandemmq.client.hooks import ConsumeEvent, SendEvent
-    from tandemmq.protocol.message import Message
+    from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware, SendEvent
+    from tandemmq.client.serializers import Serializer
+    from tandemmq.protocol.message import Message, ReceivedMessage
 
 __all__ = [
     "ClientOptions",
@@ -74,6 +75,14 @@ def _check_hook(owner: object, *names: str) -> None:
             raise ConfigError(
                 f"{type(owner).__name__}.{name} = {value!r}: must be a plain function, not an async one"
             )
+
+
+def _check_serializer(owner: ConsumerOptions | PopOptions) -> None:
+    found = owner.serializer
+    if found is not None and (isinstance(found, type) or not callable(getattr(found, "decode", None))):
+        raise ConfigError(
+            f"{type(owner).__name__}.serializer = {found!r}: must have a method decode, such as Json(Order)"
+        )
 
 
 class ReadFrom(Enum):
@@ -247,6 +256,8 @@ class ConsumerOptions:
     server_assignment       the brokers assign the queues, by allocate_averagely or allocate_by_circle
                             (`clientRebalance=false` in Java). RocketMQ 5 and TandemMQ brokers support this;
                             with older brokers the members share the queues themselves
+    serializer              decodes the bodies: `message.value` is the result. A message whose body it refuses
+                            becomes a dead letter with the reason, and is not delivered
     offsets_dir             the folder of a broadcasting consumer's offsets; None: ~/.rocketmq_offsets
     """
 
@@ -272,10 +283,12 @@ class ConsumerOptions:
     span_max: int | None = None
     allocate: Allocate = allocate_averagely
     server_assignment: bool = False
+    serializer: Serializer | None = None
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self, client=ClientOptions, model=MessageModel, start_from=StartFrom, read_from=ReadFrom)
+        _check_serializer(self)
         _check(self, "pull_count_max", low=1, high=1024)
         _check(self, "cached_count_max", low=1, high=1 << 20)
         _check(self, "cached_bytes_max", low=1, high=1 << 40)
@@ -313,6 +326,12 @@ class PushOptions(ConsumerOptions):
                         at most orderly_batch_count_max
     batch_linger_s      the time for which a worker waits for more messages when fewer than batch_count_max
                         are available
+    order_key           None: messages are handled beside each other. A function of a message, such as
+                        `message_key`: messages with an equal key are handled one after the other. A failed
+                        one is tried again in its place after retry_delays_s, by default orderly_suspend_s,
+                        and becomes a dead letter after retry_count_max retries. None as key: no order
+    middleware          async functions of a message (or the list of a batch) and of `call_next`, which the
+                        handler is called through, the first one first; a plain handler still runs in threads
     consume_timeout_s   a message whose handler takes longer is sent back with delay level 3. An async handler
                         is cancelled then; a plain one continues in its thread, and its result is ignored.
                         None: no limit. An orderly handler has no limit
@@ -330,6 +349,8 @@ class PushOptions(ConsumerOptions):
     worker_count: int = 20
     batch_count_max: int | None = None
     batch_linger_s: float = 0.0
+    order_key: Callable[[ReceivedMessage], Hashable] | None = None
+    middleware: Sequence[HandleMiddleware] = ()
     consume_timeout_s: float | None = 900.0
     retry_delays_s: Sequence[float] = ()
     retry_delay_level: int = 0
@@ -346,6 +367,12 @@ class PushOptions(ConsumerOptions):
         if self.batch_count_max is not None:
             _check(self, "batch_count_max", low=1, high=1 << 20)
         _check(self, "batch_linger_s", low=0.0, high=60.0)
+        _check_hook(self, "order_key")
+        for one in self.middleware:
+            if not callable(one):
+                raise ConfigError(f"PushOptions.middleware: {one!r:.64} must be an async function")
+        if self.order_key is not None and (self.orderly or self.batch_count_max is not None):
+            raise ConfigError("PushOptions.order_key: not with orderly or batch_count_max")
         if self.consume_timeout_s is not None:
             _check(self, "consume_timeout_s", low=0.01, high=86_400)
         _check(self, "retry_delay_level", low=-1, high=18)
@@ -366,6 +393,9 @@ class HandlerChanges(TypedDict, total=False):
     worker_count: int
     batch_count_max: int | None
     batch_linger_s: float
+    order_key: Callable[[ReceivedMessage], Hashable] | None
+    serializer: Serializer | None
+    middleware: Sequence[HandleMiddleware]
     consume_timeout_s: float | None
     retry_delays_s: Sequence[float]
     retry_delay_level: int
@@ -377,14 +407,20 @@ class PopOptions:
 
     start_from   FIRST or LAST, for queues that the group has never read
     invisible_s  the time for which other members of the group do not get a received message
+    ordered      the messages of a queue come in order: its next ones come when the received ones are
+                 acknowledged, or their time is over
+    serializer   as for ConsumerOptions
     """
 
     client: ClientOptions = field(default_factory=ClientOptions)
     start_from: StartFrom = StartFrom.LAST
     invisible_s: float = 60.0
+    ordered: bool = False
+    serializer: Serializer | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self, client=ClientOptions, start_from=StartFrom)
+        _check_serializer(self)
         _check(self, "invisible_s", low=0.1, high=86_400)
         if self.start_from is StartFrom.TIMESTAMP:
             raise ConfigError("PopOptions.start_from = TIMESTAMP: brokers serve pops from FIRST or LAST only")

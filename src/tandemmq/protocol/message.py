@@ -211,10 +211,12 @@ class ReceivedMessage:
     In the consumer's event loop they are awaited; in any other thread they block until it is done.
     """
 
-    __slots__ = ("body", "body_fault", "broker_name", "record", "settler", "topic")
+    __slots__ = ("body", "body_fault", "broker_name", "record", "settler", "topic", "value")
 
     settler: MessageSettler
     """The consumer that delivered it; not set for messages of other sources."""
+    value: Any
+    """The decoded body; only set by a consumer with a `serializer`."""
 
     def __init__(self, record: Record, *, topic: str | None = None, broker_name: str = "") -> None:
         """Creates the message. `topic`: the subscribed topic, for a record in a retry topic."""

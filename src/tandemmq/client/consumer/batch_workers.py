@@ -6,13 +6,12 @@ acknowledged, or put to the dead letters.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Sequence
-from typing import cast
+from collections.abc import Sequence
+from functools import partial
 
 from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import DirectResult
-from tandemmq.client.consumer.workers import HandlerOutcome, TimedOut, Workers, run_in_thread
+from tandemmq.client.consumer.workers import HandlerOutcome, Workers
 from tandemmq.protocol.message import ReceivedMessage
 
 
@@ -22,25 +21,11 @@ class BatchWorkers(Workers):
     async def work_in_loop(self) -> None:
         """Handles messages until the inbox is closed."""
         while deliveries := await self._take_batch():
-            await self._settle_all(deliveries, await self._await(self._call_with(deliveries)))
+            messages = [delivery.message for delivery in deliveries]
+            await self._run(messages, partial(self._settle_all, deliveries))
             await self._clock.sleep(0)
 
-    async def work_in_thread(self) -> None:
-        """Handles messages until the inbox is closed. A thread that takes too long keeps its worker until it
-        ends, and its messages are sent back before.
-        """
-        assert self._threads is not None
-        limit_s = None if self._options.orderly else self._options.consume_timeout_s
-        while deliveries := await self._take_batch():
-            messages = [delivery.message for delivery in deliveries]
-            run = self._threads.start(run_in_thread, self._handler, messages, self._clock)
-            await asyncio.wait((run,), timeout=limit_s)
-            if run.done():
-                await self._settle_all(deliveries, await self._complete(run.result()))
-            else:
-                assert limit_s is not None
-                await self._settle_all(deliveries, HandlerOutcome(None, TimedOut(), limit_s))
-                await run
+    work_in_thread = work_in_loop
 
     async def _take_batch(self) -> list[Received]:
         options = self._options
@@ -50,9 +35,6 @@ class BatchWorkers(Workers):
             if len(self._inbox) < options.batch_count_max:
                 await self._clock.sleep(options.batch_linger_s)
         return await self._take(options.batch_count_max)
-
-    def _call_with(self, deliveries: Sequence[Received]) -> Awaitable[object]:
-        return cast(Awaitable[object], self._handler([delivery.message for delivery in deliveries]))
 
     async def _settle_all(self, deliveries: Sequence[Received], outcome: HandlerOutcome) -> None:
         for number, delivery in enumerate(deliveries):

@@ -26,9 +26,11 @@ from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import GroupConsumer, Membership, queue_of
 from tandemmq.client.consumer.offsets import find_offset
 from tandemmq.client.consumer.subscription import ALL, make_subscription
+from tandemmq.client.consumer.typed_bodies import decode_value
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.options import ConsumerOptions, ServerNames, StartFrom
-from tandemmq.errors import ClientError, OffsetOutOfRange
+from tandemmq.client.options import ConsumerOptions, MessageModel, ServerNames, StartFrom
+from tandemmq.client.serializers import Serializer
+from tandemmq.errors import ClientError, OffsetOutOfRange, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import retry_topic
@@ -38,6 +40,10 @@ YIELD_EVERY = 256
 """The number of messages that an iteration delivers before it yields to the loop: heartbeats and pulls must
 not starve.
 """
+
+
+DECODE_AGAIN_S = 5.0
+"""The time before a message with an invalid body is tried again that could not become a dead letter."""
 
 
 class Consumer(GroupConsumer):
@@ -96,7 +102,10 @@ class Consumer(GroupConsumer):
             self._member.check_reading()
             delivery = self._inbox.take()
             if delivery is not None:
-                break
+                serializer = self.options.serializer
+                if serializer is None or await self._is_decoded(delivery, serializer):
+                    break
+                continue
             if self._inbox.is_closed:
                 raise StopAsyncIteration
             self._since_yield = 0
@@ -121,7 +130,7 @@ class Consumer(GroupConsumer):
             with suppress(TimeoutError):
                 async with asyncio.timeout(timeout_s):
                     await self._inbox.wait()
-        deliveries = self._take(count_max)
+        deliveries = await self._take(count_max)
         if self.options.auto_ack:
             self._handed_out = deliveries
         return [delivery.message for delivery in deliveries]
@@ -135,7 +144,7 @@ class Consumer(GroupConsumer):
         self._finish_handed_out()
         self._member.check_reading()
         await self._inbox.wait()
-        return [delivery.message for delivery in self._take(count_max)]
+        return [delivery.message for delivery in await self._take(count_max)]
 
     async def commit(self) -> bool:
         """Commits the acknowledged messages now. Returns False when a broker could not store the commit; the
@@ -213,9 +222,34 @@ class Consumer(GroupConsumer):
 
     # Inside
 
-    def _take(self, count_max: int) -> list[Received]:
+    async def _take(self, count_max: int) -> list[Received]:
         self._member.check_alive()
-        return self._inbox.take_some(count_max)
+        taken = self._inbox.take_some(count_max)
+        serializer = self.options.serializer
+        if serializer is None:
+            return taken
+        return [delivery for delivery in taken if await self._is_decoded(delivery, serializer)]
+
+    async def _is_decoded(self, delivery: Received, serializer: Serializer) -> bool:
+        """Returns True if the body of the message is valid. Otherwise the message becomes a dead letter; if
+        that fails, it is decoded again a little later.
+        """
+        message = delivery.message
+        reason = decode_value(message, serializer)
+        if reason is None:
+            return True
+        if self.options.model is not MessageModel.CLUSTERING:
+            delivery.source.finish(message)
+            return False
+        try:
+            await self.dead_letter(message, reason=reason)
+        except TandemError:
+            self._instance.clock.call_later(DECODE_AGAIN_S, self._put_back, delivery)
+        return False
+
+    def _put_back(self, delivery: Received) -> None:
+        if delivery.source.holds(delivery.message):
+            self._inbox.put_back((delivery,))
 
     def _finish_handed_out(self) -> None:
         if self._handed_out:

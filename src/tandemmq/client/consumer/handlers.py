@@ -15,6 +15,7 @@ from typing import Unpack
 
 from tandemmq.client.consumer.batch_workers import BatchWorkers
 from tandemmq.client.consumer.inbox import Inbox, MessageSource, Received
+from tandemmq.client.consumer.key_workers import KeyWorkers
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.consumer.workers import AnyHandler, Workers
 from tandemmq.client.options import HandlerChanges, PushOptions
@@ -173,8 +174,9 @@ def make_workers(handler: AnyHandler, options: PushOptions) -> Workers:
     """Returns the workers for a handler. Raises ClientError if it is not a function."""
     if not callable(handler):
         raise ClientError(f"the handler must be a function of one message, not {handler!r:.64}")
-    kind = Workers if options.batch_count_max is None else BatchWorkers
-    return kind(handler, options)
+    if options.batch_count_max is not None:
+        return BatchWorkers(handler, options)
+    return Workers(handler, options) if options.order_key is None else KeyWorkers(handler, options)
 
 
 async def _refuse(message: ReceivedMessage) -> None:

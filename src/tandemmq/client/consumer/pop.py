@@ -27,9 +27,11 @@ from tandemmq.api import broker_consume, broker_send
 from tandemmq.client.consumer.returning import GroupReturns
 from tandemmq.client.consumer.settling import Settler
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
+from tandemmq.client.consumer.typed_bodies import decode_value
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settled
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.client.producer.request_reply import send_reply
+from tandemmq.client.serializers import Serializer
 from tandemmq.errors import ClientError, NoRoute, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -168,6 +170,8 @@ class PopConsumer(Client):
             targets = await self._targets(only)
             for target in targets:
                 found = await self._pop(target, count_max, invisible_ms)
+                if self.options.serializer is not None:
+                    found = await self._decode(found, self.options.serializer)
                 if found:
                     return found
             remaining_s = ends_s - clock.monotonic()
@@ -286,6 +290,20 @@ class PopConsumer(Client):
         if failure is not None:
             raise failure
 
+    async def _decode(self, found: list[PoppedMessage], serializer: Serializer) -> list[PoppedMessage]:
+        """Returns the messages with a valid body; the others become dead letters, or come again later when
+        that fails.
+        """
+        decoded: list[PoppedMessage] = []
+        for message in found:
+            reason = decode_value(message, serializer)
+            if reason is None:
+                decoded.append(message)
+                continue
+            with suppress(TandemError):
+                await self.dead_letter(message, reason=reason)
+        return decoded
+
     def _topics(self, only: str | None) -> set[str]:
         return self._subscriptions.keys() & {only} if only is not None else set(self._subscriptions)
 
@@ -324,7 +342,7 @@ class PopConsumer(Client):
             init_mode=INIT_MIN if self.options.start_from is StartFrom.FIRST else INIT_MAX,
             expression_type=subscription.expression_type,
             expression=subscription.expression,
-            is_ordered=False,
+            is_ordered=self.options.ordered,
         )
         try:
             address = self._address(*target)
@@ -398,7 +416,7 @@ class PopConsumer(Client):
             queue_id=ANY_QUEUE,
             poll_ms=round(POLL_S_MAX * 1000),
             born_at_ms=self._instance.clock.now_ms(),
-            is_ordered=False,
+            is_ordered=self.options.ordered,
             expression_type=subscription.expression_type,
             expression=subscription.expression,
         )

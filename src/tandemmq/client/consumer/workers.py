@@ -14,12 +14,13 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from enum import Enum
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 from tandemmq.client.blocking import WorkerThreads
 from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
-from tandemmq.client.hooks import ConsumeEvent
+from tandemmq.client.consumer.typed_bodies import decoding
+from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware
 from tandemmq.client.options import MessageModel, PushOptions
 from tandemmq.client.tracing import (
     EXCEPTION,
@@ -75,9 +76,11 @@ class HandlerOutcome(NamedTuple):
         return self.error is None and (self.result is None or self.result is ConsumeResult.SUCCESS)
 
 
+T = TypeVar("T")
 Handler = Callable[[ReceivedMessage], object | Awaitable[object]]
 BatchHandler = Callable[[list[ReceivedMessage]], object | Awaitable[object]]
 AnyHandler = Handler | BatchHandler
+AsyncHandler = Callable[[Any], Awaitable[object]]
 
 
 def is_async_handler(handler: AnyHandler) -> bool:
@@ -143,10 +146,13 @@ class Workers:
     """The workers of one handler."""
 
     def __init__(self, handler: AnyHandler, options: PushOptions) -> None:
-        self._handler: Callable[[Any], object] = handler
+        self._handler: Callable[[Any], object] = decoding(handler, options.serializer)
         self._options = options
-        self._runs_in_loop = is_async_handler(handler)
-        self._call = cast(Callable[[Any], Awaitable[object]], handler)
+        self._is_plain = not is_async_handler(handler)
+        self._runs_in_loop = bool(options.middleware) or not self._is_plain
+        self._call = self._call_in_thread if self._is_plain else cast(AsyncHandler, self._handler)
+        for middleware in reversed(options.middleware):
+            self._call = _bind(middleware, self._call)
         self._threads: WorkerThreads | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
@@ -167,7 +173,7 @@ class Workers:
         if self._tracer is not None or options.on_consume is not None:
             self._observer = ConsumeObserver(member.instance, member.group, options.on_consume, self._tracer)
         self._member, self._inbox, self._clock = member, inbox, member.instance.clock
-        if not self._runs_in_loop:
+        if self._is_plain:
             self._threads = WorkerThreads(self._options.worker_count)
         if options.consume_timeout_s is not None and not options.orderly:
             member.tasks.start("overdue", self._watch(options.consume_timeout_s))
@@ -187,6 +193,16 @@ class Workers:
             self._threads.close()
 
     # Handling
+
+    async def _call_in_thread(self, argument: object) -> object:
+        """Calls a plain handler that middleware surrounds."""
+        assert self._threads is not None
+        outcome = await self._threads.start(run_in_thread, self._handler, argument, self._clock)
+        if outcome.error is None:
+            return await outcome.result if inspect.isawaitable(outcome.result) else outcome.result
+        if isinstance(outcome.error, Exception):
+            raise outcome.error
+        raise ClientError(f"the handler raised {outcome.error!r}") from outcome.error
 
     async def work_in_loop(self) -> None:
         """Handles messages until the inbox is closed."""
@@ -290,6 +306,23 @@ class Workers:
                 error = None if error is None else TimedOut()
         return HandlerOutcome(result, error, self._clock.monotonic() - began_s)
 
+    async def _run(self, argument: object, settle: Callable[[HandlerOutcome], Awaitable[T]]) -> T:
+        """Calls the handler once, and returns the answer of `settle` for the outcome.
+
+        A thread that takes too long keeps its worker until it ends; its outcome is settled before.
+        """
+        if self._runs_in_loop:
+            return await settle(await self._await(self._call(argument)))
+        assert self._threads is not None
+        limit_s = None if self._options.orderly else self._options.consume_timeout_s
+        run = self._threads.start(run_in_thread, self._handler, argument, self._clock)
+        await asyncio.wait((run,), timeout=limit_s)
+        if limit_s is None or run.done():
+            return await settle(await self._complete(await run))
+        settled = await settle(HandlerOutcome(None, TimedOut(), limit_s))
+        await run
+        return settled
+
     def _begin(self, message: ReceivedMessage, ago_s: float = 0.0) -> str:
         """Returns the trace id for a handler call that begins now, or began some time ago."""
         return "" if self._observer is None else self._observer.begin(message, ago_s)
@@ -322,6 +355,11 @@ class Workers:
             self._log_failure(message, outcome)
         if not delivery.source.holds(message):
             return True  # its queue has another owner now, or was moved: the message is delivered again there
+        return await self._settle_failure(delivery, outcome)
+
+    async def _settle_failure(self, delivery: Received, outcome: HandlerOutcome) -> bool:
+        """Sends a failed message back, or puts it back into its queue; returns as `_settle`."""
+        message = delivery.message
         if self._options.orderly:
             delay_s = self._retry_delay_s(message)
             return not await self._member.suspend(
@@ -351,11 +389,12 @@ class Workers:
             else:
                 await self._member.retry_after(message, delay_s)
         except TandemError as error:
-            log.warning(
-                events.SEND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)}
-            )
+            self._log_unreturned(message, error)
             message.note_retry()
             self._clock.call_later(HAND_BACK_AGAIN_S, self._handle_again, delivery)
+
+    def _log_unreturned(self, message: ReceivedMessage, error: TandemError) -> None:
+        log.warning(events.SEND_BACK_FAILED, extra={"unique_key": message.message_id, "error": str(error)})
 
     def _handle_again(self, delivery: Received) -> None:
         if delivery.source.holds(delivery.message):
@@ -408,6 +447,10 @@ class Workers:
         if tally is None:
             tally = self._tally[topic] = _TopicTally()
         tally.add(self._clock.monotonic(), outcome)
+
+
+def _bind(middleware: HandleMiddleware, call_next: AsyncHandler) -> AsyncHandler:
+    return lambda argument: middleware(argument, call_next)
 
 
 class TimedOut(Exception):
