@@ -19,7 +19,7 @@ from tandemmq.testing import Cluster
 
 TESTS: Final = Path(__file__).resolve().parents[1]
 FRAMEWORKS: Final = {
-    "faststream": ("scenario/test_faststream.py",),
+    "faststream": ("scenario/test_faststream.py", "frameworks/test_faststream_cases.py"),
     "kombu": ("scenario/test_kombu.py", "frameworks/test_kombu_suite.py"),
     "celery": ("scenario/test_celery.py",),
     "taskiq": ("scenario/test_taskiq.py",),
