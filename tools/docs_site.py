@@ -65,7 +65,10 @@ SECTIONS: Final = {
 
 API: Final = {
     "api/client": ("Client", ("tandemmq.client.*", "tandemmq.client.otel")),
-    "api/testing": ("Tests", ("tandemmq.testing.*", "tandemmq.pytest_plugin")),
+    "api/testing": (
+        "Tests",
+        ("tandemmq.testing.*", "tandemmq.pytest_plugin", "tandemmq.pytest_async_fixtures"),
+    ),
     "api/errors": ("Errors", ("tandemmq.errors",)),
     "api/spark": (
         "Spark",

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from tandemmq.api import controller
-from tandemmq.client import Message, SendStatus
+from tandemmq.client import BlockingAdmin, Message, SendStatus
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.requests.controller import ElectMasterRequest
 from tandemmq.remoting.client import RemotingClient
@@ -209,7 +209,36 @@ def test_the_tests_of_the_document_pass(tmp_path: Path) -> None:
     plugins = ("-p", "tandemmq.pytest_plugin", "-p", "pytest_asyncio.plugin")
     done = run("-m", "pytest", *plugins, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "8 passed" in done.stdout
+    assert "11 passed" in done.stdout
+
+
+@pytest.mark.process
+def test_a_running_cluster_is_used_and_left_as_it_was(tmp_path: Path) -> None:
+    (tmp_path / "test_outside.py").write_text(
+        """
+import pytest
+from tandemmq.client import Message
+from tandemmq.testing import ClusterFailed
+
+def test_send(topic, producer, consumer, published):
+    producer.send(Message(topic, b"order 1"))
+    assert consumer.poll(1, timeout_s=10)[0].body == published(topic)[0].body == b"order 1"
+
+def test_faults(tandemmq_cluster):
+    for fault in ("lose_master", "cut_connections", "fill_disk"):
+        with pytest.raises(ClusterFailed, match="runs outside of this test"):
+            getattr(tandemmq_cluster, fault)()
+    with pytest.raises(ClusterFailed, match="runs outside of this test"):
+        tandemmq_cluster.travel(1)
+"""
+    )
+    with BlockingCluster() as cluster, BlockingAdmin(cluster.name_servers) as admin:
+        before = admin.topics()
+        options = ("-p", "tandemmq.pytest_plugin", "--tandemmq-url", cluster.name_servers)
+        done = run("-m", "pytest", *options, cwd=tmp_path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        assert "2 passed" in done.stdout
+        assert {one for one in admin.topics() if not one.startswith("%RETRY%")} <= set(before)
 
 
 @pytest.mark.process

@@ -6,5 +6,6 @@
 
 from tandemmq.testing.blocking import BlockingCluster
 from tandemmq.testing.cluster import Cluster, ClusterFailed
+from tandemmq.testing.outside import OutsideCluster
 
-__all__ = ["BlockingCluster", "Cluster", "ClusterFailed"]
+__all__ = ["BlockingCluster", "Cluster", "ClusterFailed", "OutsideCluster"]

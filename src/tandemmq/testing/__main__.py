@@ -26,7 +26,7 @@ PLAIN: Final = (
     "free_disk",
     "heal",
 )
-WITH_SECONDS: Final = ("delay_acks", "delay_answers")
+WITH_SECONDS: Final = ("delay_acks", "delay_answers", "travel")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -11,10 +11,12 @@ threads may share it. The methods behave as those of `Cluster`.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
 
 from tandemmq.client import BlockingConsumer, BlockingProducer, ConsumerOptions, ProducerOptions
 from tandemmq.client.blocking import Facade, blocking
-from tandemmq.testing.cluster import CLIENT, Cluster, consumer_options
+from tandemmq.testing.cluster import Cluster, consumer_options, producer_options
+from tandemmq.testing.outside import OutsideCluster
 
 
 class BlockingCluster(Facade[Cluster]):
@@ -29,6 +31,13 @@ class BlockingCluster(Facade[Cluster]):
         port: int = 0,
     ) -> None:
         super().__init__(lambda: Cluster(slave=slave, elected=elected, settings=settings, port=port))
+
+    @classmethod
+    def outside(cls, name_servers: str) -> Self:
+        """Returns the cluster that runs at `name_servers`, see `OutsideCluster`."""
+        cluster = cls()
+        cluster._make = lambda: OutsideCluster(name_servers)
+        return cluster
 
     @property
     def name_servers(self) -> str:
@@ -54,7 +63,7 @@ class BlockingCluster(Facade[Cluster]):
         self, group: str = "test-producer", *, options: ProducerOptions | None = None
     ) -> BlockingProducer:
         """Returns a producer of this cluster, not started: `with` starts it."""
-        return BlockingProducer(group, self.name_servers, options=options or ProducerOptions(client=CLIENT))
+        return BlockingProducer(group, self.name_servers, options=options or producer_options())
 
     def consumer(
         self, topic: str, group: str = "test-consumer", *, options: ConsumerOptions | None = None
@@ -66,6 +75,10 @@ class BlockingCluster(Facade[Cluster]):
 
     create_topic = blocking(Cluster.create_topic)
     """Creates a topic; returns once it is in the routes, and on the slave if that runs."""
+    published = blocking(Cluster.published)
+    """Returns the messages that the topic has now, in the order in which they were stored."""
+    travel = blocking(Cluster.travel)
+    """Sets the clocks of the brokers ahead by `seconds`."""
     lose_master = blocking(Cluster.lose_master)
     """Ends the master as SIGKILL would."""
     restart_master = blocking(Cluster.restart_master)

@@ -35,6 +35,7 @@ from tandemmq.client import (
     ConsumerOptions,
     Producer,
     ProducerOptions,
+    ReceivedMessage,
     StartFrom,
 )
 from tandemmq.config.load import MachineFacts, load_broker
@@ -49,7 +50,8 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
-from tandemmq.testing.member import HOST, POLL_S, ClusterMember
+from tandemmq.testing.member import HOST, POLL_S, ClusterMember, TravelClock
+from tandemmq.testing.published import read_published
 from tandemmq.units import GIB, MASTER_ID, MIB
 
 BROKER_NAME: Final = "broker-a"
@@ -114,6 +116,7 @@ class Cluster:
         self.name_servers = ""
         self._port = port
         self._clock = LoopClock()
+        self._broker_clock = TravelClock()
         self._stack = AsyncExitStack()
         self._failure: BaseException | None = None
         self._names = SwitchedNetwork()
@@ -162,7 +165,8 @@ class Cluster:
                 f"elected-{broker_id}" if self._is_elected else "slave" if broker_id else "master"
             )
             ports = self._fixed_ports(self._reserve_port)
-            member = ClusterMember(self._load(broker_id, root, self.name_servers, ports), self._on_fatal)
+            config = self._load(broker_id, root, self.name_servers, ports)
+            member = ClusterMember(config, self._on_fatal, self._broker_clock)
             self._stack.push_async_callback(member.stop)
             await member.start()
             if broker_id:
@@ -255,7 +259,7 @@ class Cluster:
 
     def producer(self, group: str = "test-producer", *, options: ProducerOptions | None = None) -> Producer:
         """Returns a producer of this cluster, not started: `async with` starts it."""
-        return Producer(group, self.name_servers, options=options or ProducerOptions(client=CLIENT))
+        return Producer(group, self.name_servers, options=options or producer_options())
 
     def consumer(
         self, topic: str, group: str = "test-consumer", *, options: ConsumerOptions | None = None
@@ -274,6 +278,12 @@ class Cluster:
             await admin.create_topic(topic, queue_count=queue_count)
         if self._slave is not None and self._slave.is_running:
             await self._slave_has(topic)
+
+    async def published(self, topic: str) -> list[ReceivedMessage]:
+        """Returns the messages that the topic has now, in the order in which they were stored; none if it
+        does not exist. Messages that wait for their time are not among them.
+        """
+        return await read_published(self.name_servers, topic, CLIENT)
 
     async def _slave_has(self, topic: str) -> None:
         client = RemotingClient(network=TcpNetwork(), clock=self._clock)
@@ -303,6 +313,17 @@ class Cluster:
         if self._controller is None:
             raise ClusterFailed("this cluster has no controller: make it with Cluster(elected=True)")
         return self._controller_address
+
+    # Time
+
+    async def travel(self, seconds: float) -> None:
+        """Sets the clocks of the brokers ahead. What was due within `seconds` is due now, and happens within
+        a second or two: delayed messages arrive, popped ones are visible again. Restarts keep the time.
+        """
+        self._require_master()
+        if seconds < 0:
+            raise ClusterFailed(f"travel({seconds:g}): must be 0 or more")
+        self._broker_clock.ahead_ms += round(seconds * 1000)
 
     # Faults
 
@@ -481,6 +502,11 @@ class Cluster:
                     await self._clock.sleep(POLL_S)
         except TimeoutError:
             raise ClusterFailed(f"not within {READY_S_MAX:g} s: {what}") from None
+
+
+def producer_options() -> ProducerOptions:
+    """Returns the options of the producers that a cluster creates."""
+    return ProducerOptions(client=CLIENT)
 
 
 def consumer_options() -> ConsumerOptions:
