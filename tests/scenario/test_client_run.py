@@ -12,6 +12,7 @@ from client_rig import numbers, running_cluster, take
 
 from waits import PATIENCE_S
 
+# A line is one write, so that lines of several threads do not mix.
 PROGRAM = """
 import asyncio, sys, time
 from tandemmq.client import BlockingPushConsumer, PushConsumer, PushOptions, StartFrom
@@ -25,9 +26,9 @@ consumer = PushConsumer("CG", sys.argv[1], options=options)
 
 @consumer.subscriber("T", worker_count=3)
 async def handle(message):
-    print("begun", message.body.decode(), flush=True)
+    print(f"begun {message.body.decode()}\\n", end="", flush=True)
     await asyncio.sleep(0.2)
-    print("done", message.body.decode(), flush=True)
+    print(f"done {message.body.decode()}\\n", end="", flush=True)
 
 with asyncio.Runner(loop_factory=LOOP) as runner:
     runner.run(consumer.run())
@@ -43,10 +44,10 @@ consumer = BlockingPushConsumer("CG", sys.argv[1], options=options)
 @consumer.subscriber("T", worker_count=3, batch_count_max=4)
 def handle(messages):
     for message in messages:
-        print("begun", message.body.decode(), flush=True)
+        print(f"begun {message.body.decode()}\\n", end="", flush=True)
     time.sleep(0.2)
     for message in messages:
-        print("done", message.body.decode(), flush=True)
+        print(f"done {message.body.decode()}\\n", end="", flush=True)
 
 consumer.run()
 """,
