@@ -769,7 +769,7 @@ _OTHERS: Final = {
     ),
     "pipeline": (_SPARK, "tandemmq.spark.command", "spark", "Run a Spark pipeline over topics."),
     "bench": (_STORE, "tandemmq.bench.command", "", "Measure the broker's cost per message."),
-    "store": (_STORE, "tandemmq.store_command", "", "Check or repair a store directory."),
+    "store": (_STORE, "tandemmq.store_command", "", "Check, repair, back up or restore a store."),
 }
 """The other commands, as command -> group, module, the extra that it needs ("" for none), and its line of
 help.

@@ -398,7 +398,16 @@ def sync_tree(directory: Path) -> None:
 
 def sync_directory(directory: Path) -> None:
     """Makes the names in one directory durable."""
-    descriptor = _open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+
+
+def sync_file(path: Path) -> None:
+    """Makes the content of one file durable."""
+    _sync(path, os.O_RDONLY)
+
+
+def _sync(path: Path, flags: int) -> None:
+    descriptor = _open(path, flags)
     try:
         os.fsync(descriptor)
     finally:

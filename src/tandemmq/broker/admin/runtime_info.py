@@ -207,6 +207,7 @@ class RuntimeInfoHandlers:
         return {
             "commitLogMinOffset": str(store.min_log_offset),
             "commitLogMaxOffset": str(store.max_log_offset),
+            codec.CONFIRMED_KEY: str(store.confirmed_log_offset),
             "commitLogDiskRatio": used_ratio,
             f"commitLogDiskRatio_{store.options.log_dir}": used_ratio,
             "consumeQueueDiskRatio": used_ratio,

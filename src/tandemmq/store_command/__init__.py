@@ -1,5 +1,5 @@
 """`tandemmq store`: checks a store directory that no broker uses, rebuilds its derived files, or shows the
-messages that an election cut from it.
+messages that an election cut from it; backs up the store of a running broker, and restores it.
 
 Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 the directory cannot be read.
 """
@@ -7,63 +7,49 @@ Exit codes: 0 clean or repaired, 1 damaged (repair: refused because of it), 2 th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn
 from rich.table import Table
 
-from tandemmq.errors import StoreError, TandemError
+from tandemmq.errors import TandemError
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.store_command.backups import backup, restore
+from tandemmq.store_command.frame import (
+    EXIT_DAMAGED,
+    AsJson,
+    BrokerFile,
+    CommitLogDir,
+    Root,
+    broker_settings,
+    fail,
+    guarded,
+    inspect_options,
+)
 
 if TYPE_CHECKING:
     from tandemmq.protocol.record import Record
-    from tandemmq.store.inspect import Finding, InspectOptions, RepairReport, StoreReport
-    from tandemmq.store.options import StoreOptions
+    from tandemmq.store.inspect import Finding, RepairReport, StoreReport
     from tandemmq.store.truncation import KeptTail
 
-T = TypeVar("T")
-
-EXIT_DAMAGED = 1
-EXIT_UNREADABLE = 2
 FINDINGS_SHOWN = 200
 """The most findings printed; `--json` has all that were kept."""
 
 app = typer.Typer(
     name="store",
-    help="Check or repair a store directory.",
+    help="Check or repair a store directory; back a running broker up, and restore it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
 
-Root = Annotated[Path, typer.Argument(help="The store's directory.", metavar="DIR")]
-CommitLogDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--commitlog",
-        help="The CommitLog's directory.",
-        show_default="commitlog in the store's directory",
-        metavar="DIR",
-    ),
-]
-BrokerFile = Annotated[
-    Path | None,
-    typer.Option(
-        "-c",
-        "--config",
-        help="The broker's properties file; needed for index sizes and delay levels other than the defaults.",
-        metavar="FILE",
-    ),
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+app.command()(backup)
+app.command()(restore)
 
 
 @app.command()
@@ -79,9 +65,9 @@ def check(
 
     clock = LoopClock()
     begun = clock.monotonic()
-    settings = _settings(config)
-    options = _inspect_options(directory, commit_log, settings, check_crc=crc)
-    report = _guarded(lambda on_progress: check_store(options, on_progress))
+    settings = broker_settings(config)
+    options = inspect_options(directory, commit_log, settings, check_crc=crc)
+    report = guarded(lambda on_progress: check_store(options, on_progress))
     seconds = max(clock.monotonic() - begun, 1e-9)
     if as_json:
         typer.echo(json.dumps(_check_values(report, seconds), indent=2))
@@ -118,17 +104,17 @@ def repair(
     from tandemmq.telemetry.log_lines import show_warnings
 
     show_warnings()
-    settings = _settings(config)
+    settings = broker_settings(config)
     if index is None and settings is not None and not settings.key_index_enable:
         index = False
     options = RepairOptions(
-        inspect=_inspect_options(directory, commit_log, settings, check_crc=True),
+        inspect=inspect_options(directory, commit_log, settings, check_crc=True),
         accepts_damage=accept_damage,
         skips_damaged=skip_damaged,
         has_index=index,
         queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
     )
-    report = _guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
+    report = guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
     if as_json:
         typer.echo(json.dumps(_repair_values(report), indent=2))
     else:
@@ -161,7 +147,7 @@ def divergent(
     disk = RealDisk()
     kept = directory / "divergent"
     if not directory.is_dir():
-        _fail(f"{directory} is not a directory")
+        fail(f"{directory} is not a directory")
     wanted = frozenset(topic or ())
 
     def read(_on_progress: object) -> list[tuple[KeptTail, list[Record]]]:
@@ -171,7 +157,7 @@ def divergent(
             for tail in tails
         ]
 
-    found = _guarded(read)
+    found = guarded(read)
     sent = _send_again(resend, [record for _, records in found for record in records]) if resend else None
     if as_json:
         values: dict[str, Any] = {"files": [_tail_values(tail, records) for tail, records in found]}
@@ -250,82 +236,12 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
                 producer.send(message)
                 sent += 1
     except TandemError as error:
-        _fail(f"{error}; {sent} messages were already sent")
+        fail(f"{error}; {sent} messages were already sent")
     if left:
         typer.echo(f"tandemmq: skipped {left} messages of system topics", err=True)
     if undecoded:
         typer.echo(f"tandemmq: skipped {undecoded} messages whose body cannot be decoded", err=True)
     return sent
-
-
-# Options
-
-
-def _settings(config: Path | None) -> StoreOptions | None:
-    """Returns the store options of the broker's file."""
-    if config is None:
-        return None
-    from tandemmq.config.load import MachineFacts, load_broker, read_settings
-
-    machine = MachineFacts(
-        host_name="broker", address="127.0.0.1", memory_bytes=1 << 30, home=Path.home(), name_servers=""
-    )
-    try:
-        return load_broker(read_settings(config, []), machine).store
-    except TandemError as error:
-        _fail(str(error))
-
-
-def _inspect_options(
-    root: Path, commit_log: Path | None, settings: StoreOptions | None, *, check_crc: bool
-) -> InspectOptions:
-    from tandemmq.store.inspect import IndexLayout, InspectOptions
-
-    if settings is None:
-        return InspectOptions(root=root, commit_log_dir=commit_log, check_crc=check_crc)
-    return InspectOptions(
-        root=root,
-        commit_log_dir=commit_log or settings.commit_log_dir,
-        check_crc=check_crc,
-        delays_ms=settings.delay_levels_ms,
-        index_layout=IndexLayout(settings.key_index_slot_count, settings.key_index_entry_count),
-    )
-
-
-# Running
-
-
-def _guarded(work: Callable[[Callable[[str, int, int], None]], T]) -> T:
-    """Returns the result, with a progress bar on a terminal; prints one sentence and exits with code 2 when
-    the store cannot be read.
-    """
-    try:
-        with _progress_bar() as on_progress:
-            return work(on_progress)
-    except StoreError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error))
-
-
-def _fail(sentence: str) -> NoReturn:
-    typer.echo(f"tandemmq: {sentence}", err=True)
-    raise typer.Exit(EXIT_UNREADABLE)
-
-
-@contextmanager
-def _progress_bar() -> Iterator[Callable[[str, int, int], None]]:
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        tasks: dict[str, Any] = {}
-
-        def show(what: str, done: int, total: int) -> None:
-            if what not in tasks:
-                tasks[what] = progress.add_task(what, total=total)
-            progress.update(tasks[what], completed=done)
-
-        yield show
 
 
 # Printing

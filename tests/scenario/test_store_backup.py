@@ -1,0 +1,214 @@
+"""`tandemmq store backup` and `restore`: a drill with a slave that keeps running, and the backups' faults."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from tandemmq.cli import app
+from tandemmq.client import Admin, Consumer, Message, Producer
+from tandemmq.config.load import MachineFacts, load_broker
+from tandemmq.errors import StoreError
+from tandemmq.manage.tools import open_tools
+from tandemmq.protocol.bodies.codec import CONFIRMED_KEY
+from tandemmq.protocol.properties_file import Setting
+from tandemmq.store_command.backup_files import back_up, copy_back, read_manifest
+from tandemmq.testing import Cluster
+from tandemmq.testing.cluster import consumer_options
+from tandemmq.testing.member import HOST, ClusterMember
+from waits import until
+
+LOG_FILE_BYTES = 65_536
+SMALL = {"mappedFileSizeCommitLog": LOG_FILE_BYTES}
+
+
+async def store(*words: object, code: int = 0) -> str:
+    done = await asyncio.to_thread(CliRunner().invoke, app, ["store", *map(str, words)])
+    assert done.exit_code == code, done.output
+    return done.output
+
+
+async def bodies(cluster: Cluster, topic: str, group: str, count: int) -> list[bytes]:
+    """Returns the next `count` messages of a group."""
+    found: list[bytes] = []
+    async with Consumer(group, cluster.name_servers, options=consumer_options()) as consumer:
+        consumer.subscribe(topic)
+
+        async def are_there() -> bool:
+            for message in await consumer.poll(32, timeout_s=0.1):
+                found.append(bytes(message.body))
+                consumer.ack(message)
+            return len(found) >= count
+
+        await until(are_there)
+        await consumer.commit()
+    return found
+
+
+@pytest.mark.parametrize("elected", [False, True])
+async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: bool) -> None:
+    backup, restored = tmp_path / "backup", tmp_path / "restored"
+    async with Cluster(slave=True, elected=elected, settings=SMALL) as cluster:
+        await cluster.create_topic("orders", queue_count=1)
+        async with cluster.producer() as producer:
+            for number in range(50):
+                await producer.send(Message("orders", b"%03d" % number + os.urandom(5_000)))
+            await producer.send(Message("orders", b"later", delay_ms=5_000))
+            assert len(await bodies(cluster, "orders", "billing", 10)) >= 10
+            address = await slave_of(cluster)
+            await store("backup", backup, "-b", address)
+            first = read_manifest(backup)
+            sending = asyncio.create_task(send_more(producer))
+            try:
+                told = json.loads(await store("backup", backup, "-b", address, "--json"))
+            finally:
+                sending.cancel()
+                await asyncio.gather(sending, return_exceptions=True)
+        assert told["end"] >= first.end
+        assert len(list((backup / "commitlog").iterdir())) >= 4
+    output = json.loads(await store("restore", backup, restored, "--json"))
+    assert output["is_whole"]
+    assert output["end"] == told["end"]
+    for name in ("brokerIdentity", "brokerGroup"):  # a backup is looked into as another broker
+        (restored / name).unlink(missing_ok=True)
+    async with Cluster() as again, broker_of(restored, again.name_servers):
+        async with open_tools(again.name_servers) as tools:
+            committed = await tools.cluster_admin.committed_offsets("billing", "orders")
+        found = await bodies(again, "orders", "new", 50)
+        while b"later" not in found:  # delivered by the cluster, or by the restored broker
+            found += await bodies(again, "orders", "new", 1)
+    assert [body[:3] for body in found[:50]] == [b"%03d" % number for number in range(50)]
+    assert set(committed.values()) <= {None, *range(10, 51)}
+
+
+async def slave_of(cluster: Cluster) -> str:
+    """Returns the address of the slave, once it is registered and has confirmed the messages."""
+    found: list[str] = []
+
+    async def is_known() -> bool:
+        async with Admin(cluster.name_servers) as admin:
+            for broker in (await admin.cluster_info()).brokers.values():
+                found[:] = [address for number, address in broker.addresses.items() if number]
+            facts = await admin.runtime_info(found[0]) if found else {}
+        return int(facts.get(CONFIRMED_KEY, "0")) > 50 * 5_000
+
+    await until(is_known)
+    return found[0]
+
+
+async def send_more(producer: Producer) -> None:
+    while True:
+        await producer.send(Message("orders", os.urandom(5_000)))
+
+
+@asynccontextmanager
+async def broker_of(root: Path, name_servers: str) -> AsyncIterator[None]:
+    """Runs a broker with another name on a restored store."""
+    settings = {
+        **{key: str(value) for key, value in SMALL.items()},
+        "brokerName": "look",
+        "brokerIP1": HOST,
+        "bindAddress": HOST,
+        "listenPort": "0",
+        "haListenPort": "0",
+        "storePathRootDir": str(root),
+        "namesrvAddr": name_servers,
+    }
+    machine = MachineFacts(host_name="look", address=HOST, memory_bytes=1 << 32, home=root)
+    config = load_broker({key: Setting(text, "test") for key, text in settings.items()}, machine)
+    failures: list[BaseException] = []
+    member = ClusterMember(config, failures.append)
+    await member.start()
+    try:
+        yield
+    finally:
+        await member.stop()
+    assert failures == []
+
+
+# Faults
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A store with three files of log, of which the last is not full."""
+    found = tmp_path / "root"
+    (found / "commitlog").mkdir(parents=True)
+    for number in range(3):
+        (found / "commitlog" / f"{number * 100:020}").write_bytes(bytes([number + 1]) * 100)
+    (found / "config").mkdir()
+    (found / "config" / "topics.json").write_text("{}")
+    (found / "config" / "topics.json.bak").write_text("old")
+    (found / "abort").touch()
+    return found
+
+
+def make(root: Path, target: Path, end: int) -> list[int]:
+    """Makes a backup; returns the sizes of the copied parts."""
+    copied: list[int] = []
+    log = root / "commitlog"
+    back_up(root, log, target, lambda: end, copied.append, made_at_ms=1, version="1")
+    return copied
+
+
+def test_a_backup_has_the_log_below_the_end_and_only_its_own_files(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backup"
+    assert make(root, target, 250) == [100, 100, 50]
+    names = {path.name for path in target.rglob("*") if path.is_file()}
+    assert names == {"backup.json", "topics.json", *(f"{number:020}" for number in (0, 100, 200))}
+    assert (target / "commitlog" / f"{200:020}").read_bytes() == b"\3" * 50 + bytes(50)
+    assert all(path.stat().st_mode & 0o077 == 0 for path in target.rglob("*") if path.is_file())
+
+
+def test_an_update_copies_only_what_is_new_and_drops_what_has_expired(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backup"
+    make(root, target, 250)
+    (root / "commitlog" / f"{0:020}").unlink()
+    assert make(root, target, 300) == [100]
+    assert (read_manifest(target).begin, read_manifest(target).end) == (100, 300)
+    assert sorted(path.name for path in (target / "commitlog").iterdir()) == [f"{100:020}", f"{200:020}"]
+
+
+def test_an_interrupted_backup_is_no_backup(root: Path, tmp_path: Path) -> None:
+    target, copied = tmp_path / "backup", list[int]()
+
+    def stop(count: int) -> None:
+        copied.append(count)
+        if len(copied) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        back_up(root, root / "commitlog", target, lambda: 250, stop, made_at_ms=1, version="1")
+    with pytest.raises(StoreError, match="interrupted"):
+        copy_back(target, tmp_path / "new", copied.append)
+    assert make(root, target, 250) == [100, 100, 50]
+
+
+def test_what_is_no_backup_or_another_store_is_refused(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backup"
+    make(root, target, 250)
+    with pytest.raises(StoreError, match="is not empty"):
+        copy_back(target, root, lambda _: None)
+    (root / "commitlog" / f"{0:020}").write_bytes(b"z" * 100)
+    with pytest.raises(StoreError, match="another store"):
+        make(root, target, 250)
+    with pytest.raises(StoreError, match="which no backup has"):
+        make(root, tmp_path, 250)
+    (root / "truncate.pending").touch()
+    with pytest.raises(StoreError, match="about to be cut"):
+        make(root, target, 250)
+    (root / "truncate.pending").unlink()
+    with pytest.raises(StoreError, match="no log below"):
+        make(root, tmp_path / "empty", 0)
+
+
+async def test_the_command_refuses_a_store_that_is_not_here(tmp_path: Path) -> None:
+    assert "cannot connect" in await store("backup", tmp_path / "b", "-b", "127.0.0.1:1", code=2)
+    assert "no backup.json" in await store("restore", tmp_path, tmp_path / "new", code=2)
