@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from tandemmq.client.consumer.workers import ConsumeResult
     from tandemmq.client.hooks import ConsumeEvent, SendEvent
     from tandemmq.client.instance import ClientInstance
+    from tandemmq.client.metrics import ClientMetrics
     from tandemmq.client.options import (
         ClientOptions,
         Compression,
@@ -96,6 +97,7 @@ __all__ = [
     "Busy",
     "ClientError",
     "ClientInstance",
+    "ClientMetrics",
     "ClientOptions",
     "Compression",
     "ConfigError",
@@ -174,6 +176,7 @@ __getattr__, __dir__ = names_on_demand(
         ),
         "consumer.workers": ("ConsumeResult",),
         "instance": ("ClientInstance",),
+        "metrics": ("ClientMetrics",),
         "options": (
             "ClientOptions",
             "Compression",

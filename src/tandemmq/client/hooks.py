@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple
 
 from tandemmq.client.producer.results import SendResult
+from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import event_logger
@@ -40,9 +41,35 @@ OnSend = Callable[[SendEvent], object]
 OnConsume = Callable[[ConsumeEvent], object]
 
 
-def call_hook(hook: Callable[[object], object] | OnSend | OnConsume, event: SendEvent | ConsumeEvent) -> None:
+OnQueues = Callable[[tuple[MessageQueue, ...]], object]
+OnAddress = Callable[[str], object]
+
+
+def call_hook(hook: Callable[[Any], object], event: object) -> None:
     """Calls the application's hook; an exception is logged and has no other effect."""
     try:
-        hook(event)  # type: ignore[arg-type]  # each hook gets the event of its own kind
+        hook(event)
     except Exception as error:  # the user's code
         log.warning(events.HOOK_FAILED, extra={"hook": repr(hook)}, exc_info=error)
+
+
+class ConnectionEvents:
+    """Reports lost connections, and their return, to the hooks of an application."""
+
+    def __init__(self, on_disconnected: OnAddress | None, on_reconnected: OnAddress | None) -> None:
+        self._on_disconnected = on_disconnected
+        self._on_reconnected = on_reconnected
+        self._lost: set[str] = set()
+
+    def lost(self, address: str) -> None:
+        """Records that the connection to the address was lost."""
+        self._lost.add(address)
+        if self._on_disconnected is not None:
+            call_hook(self._on_disconnected, address)
+
+    def opened(self, address: str) -> None:
+        """Records a new connection to the address."""
+        if address in self._lost:
+            self._lost.discard(address)
+            if self._on_reconnected is not None:
+                call_hook(self._on_reconnected, address)

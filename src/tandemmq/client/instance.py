@@ -16,6 +16,7 @@ from typing import Final, Protocol, Self, TypeVar, cast
 from weakref import WeakSet
 
 from tandemmq.api import broker_consume, nameserver
+from tandemmq.client.hooks import ConnectionEvents
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.client.options import ClientOptions, ServerNames, parse_name_servers
 from tandemmq.client.route_cache import NameServers, RouteCache
@@ -166,6 +167,9 @@ class ClientInstance:
             signer=request_mark(options),
             tls=make_client_tls(options.tls),
         )
+        if options.on_disconnected is not None or options.on_reconnected is not None:
+            connections = ConnectionEvents(options.on_disconnected, options.on_reconnected)
+            self.remoting.on_open, self.remoting.on_lost = connections.opened, connections.lost
         first = self.chance.below(len(addresses))
         self.name_servers = NameServers(self.remoting, addresses, first=first)
         self.routes = RouteCache(

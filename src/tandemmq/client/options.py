@@ -24,7 +24,9 @@ from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:
     from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware, SendEvent
+    from tandemmq.client.metrics import ClientMetrics
     from tandemmq.client.serializers import Serializer
+    from tandemmq.protocol.bodies import MessageQueue
     from tandemmq.protocol.message import Message, ReceivedMessage
 
 __all__ = [
@@ -108,6 +110,9 @@ class ClientOptions:
                     names and names of other namespaces stay the same. Producers and consumers translate
                     names; Admin expects full names
     namespace_v2    the newer kind, of RocketMQ 5: requests name it, and the servers must support it
+    on_disconnected called with the address of a name server or broker to which the connection was lost, in
+                    the event loop: it must not block
+    on_reconnected  likewise, when it is connected again
     """
 
     client_ip: str | None = None
@@ -122,8 +127,11 @@ class ClientOptions:
     tls: TlsClientOptions | None = None
     namespace: str = ""
     namespace_v2: str = ""
+    on_disconnected: Callable[[str], object] | None = None
+    on_reconnected: Callable[[str], object] | None = None
 
     def __post_init__(self) -> None:
+        _check_hook(self, "on_disconnected", "on_reconnected")
         _check_namespace(self, "namespace", "namespace_v2")
         if bool(self.access_key) != bool(self.secret_key):
             raise ConfigError("ClientOptions.access_key and secret_key must be given together")
@@ -166,6 +174,7 @@ class ProducerOptions:
                               sender
     on_send                   called with a SendEvent when the outcome of a message is known, in the event
                               loop: it must not block
+    metrics                   counts the sends of this producer
     trace                     write RocketMQ's message trace of every sent message to `trace_topic`
     """
 
@@ -183,6 +192,7 @@ class ProducerOptions:
     batch_count_max: int = 1024
     before_send: Callable[[Message], Message] | None = None
     on_send: Callable[[SendEvent], object] | None = None
+    metrics: ClientMetrics | None = None
     trace: bool = False
     trace_topic: str = TRACE_TOPIC
     default_topic: str = "TBW102"
@@ -258,6 +268,12 @@ class ConsumerOptions:
                             with older brokers the members share the queues themselves
     serializer              decodes the bodies: `message.value` is the result. A message whose body it refuses
                             becomes a dead letter with the reason, and is not delivered
+    on_assigned             called with a tuple of queues that are read here from now on, in the loop: it
+                            must not block
+    on_revoked              likewise, before these queues are committed and released: to another member, or at
+                            the close. `ack` still counts
+    on_lost                 likewise, when another member has the lock of these queues of an orderly consumer:
+                            unacknowledged messages are delivered there
     offsets_dir             the folder of a broadcasting consumer's offsets; None: ~/.rocketmq_offsets
     """
 
@@ -284,11 +300,15 @@ class ConsumerOptions:
     allocate: Allocate = allocate_averagely
     server_assignment: bool = False
     serializer: Serializer | None = None
+    on_assigned: Callable[[tuple[MessageQueue, ...]], object] | None = None
+    on_revoked: Callable[[tuple[MessageQueue, ...]], object] | None = None
+    on_lost: Callable[[tuple[MessageQueue, ...]], object] | None = None
     offsets_dir: str | None = None
 
     def __post_init__(self) -> None:
         _check_kind(self, client=ClientOptions, model=MessageModel, start_from=StartFrom, read_from=ReadFrom)
         _check_serializer(self)
+        _check_hook(self, "on_assigned", "on_revoked", "on_lost")
         _check(self, "pull_count_max", low=1, high=1024)
         _check(self, "cached_count_max", low=1, high=1 << 20)
         _check(self, "cached_bytes_max", low=1, high=1 << 40)
@@ -342,6 +362,7 @@ class PushOptions(ConsumerOptions):
     orderly_suspend_s   the pause of an orderly queue after a message failed, without retry_delays_s
     on_consume          called with a ConsumeEvent when a handler has finished, in the event loop: it must not
                         block
+    metrics             counts the calls of the handlers of this consumer
     trace               write RocketMQ's message trace of every handled message to `trace_topic`
     drain_s             the time for which `close` waits for running handlers
     """
@@ -356,6 +377,7 @@ class PushOptions(ConsumerOptions):
     retry_delay_level: int = 0
     orderly_suspend_s: float = 1.0
     on_consume: Callable[[ConsumeEvent], object] | None = None
+    metrics: ClientMetrics | None = None
     trace: bool = False
     trace_topic: str = TRACE_TOPIC
     drain_s: float = 30.0

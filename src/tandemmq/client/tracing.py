@@ -163,12 +163,12 @@ class SendObserver:
     """Reports the sends of one producer to its hook and its trace."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, hook: OnSend | None, tracer: Tracer | None
+        self, instance: ClientInstance, group: str, hooks: Sequence[OnSend], tracer: Tracer | None
     ) -> None:
         self._instance = instance
         self._clock = instance.clock
         self._group = instance.namespace.unwrap(group)
-        self._hook = hook
+        self._hooks = hooks
         self._tracer = tracer
 
     def watch(
@@ -198,8 +198,8 @@ class SendObserver:
         results = found if isinstance(found, list | tuple) else (found,)
         for index, message in enumerate(messages):
             result = results[index] if index < len(results) else None
-            if self._hook is not None:
-                call_hook(self._hook, SendEvent(message, result, error, took_s))
+            for hook in self._hooks:
+                call_hook(hook, SendEvent(message, result, error, took_s))
             if self._tracer is not None and result is not None and message.topic != self._tracer.trace_topic:
                 self._trace(self._tracer, message, result, began_ms, took_s, is_half=is_half)
 
@@ -245,11 +245,11 @@ class ConsumeObserver:
     """Reports the messages that one push consumer has handled to its hook and its trace."""
 
     def __init__(
-        self, instance: ClientInstance, group: str, hook: OnConsume | None, tracer: Tracer | None
+        self, instance: ClientInstance, group: str, hooks: Sequence[OnConsume], tracer: Tracer | None
     ) -> None:
         self._instance = instance
         self._group = instance.namespace.unwrap(group)
-        self._hook = hook
+        self._hooks = hooks
         self._tracer = tracer
 
     def begin(self, message: ReceivedMessage, ago_s: float) -> str:
@@ -278,8 +278,8 @@ class ConsumeObserver:
 
     def end(self, request_id: str, event: ConsumeEvent, code: str) -> None:
         """Records the outcome of the call; `code` is the trace's code for it."""
-        if self._hook is not None:
-            call_hook(self._hook, event)
+        for hook in self._hooks:
+            call_hook(hook, event)
         if self._tracer is None or not request_id:
             return
         message = event.message

@@ -218,6 +218,11 @@ class Channel(asyncio.Protocol):
         """The number of our requests that wait for an answer."""
         return len(self._outstanding)
 
+    @property
+    def was_closed_here(self) -> bool:
+        """True after `close`; False after a loss of the connection, and after `abort`."""
+        return self._close_timer is not None
+
     def close(self, reason: str = "") -> None:
         """Sends queued bytes, then closes; the connection is gone within `close_linger_s`."""
         if self.is_closed:

@@ -48,6 +48,11 @@ class RemotingClient:
         self._idle = IdleSweep(clock, self._alive, self.options.idle_close_s)
         self._none_left = asyncio.Event()
         self._is_closed = False
+        self.on_open: Callable[[str], object] | None = None
+        self.on_lost: Callable[[str], object] | None = None
+        """The functions to call with the address of a connection that was opened, or lost without a `close`
+        of this client.
+        """
 
     @property
     def is_signing(self) -> bool:
@@ -199,11 +204,15 @@ class RemotingClient:
         self._channels[address] = channel
         self._alive[channel] = address
         channel.on_close.append(self._forget)
+        if self.on_open is not None:
+            self.on_open(address)
 
     def _forget(self, channel: Channel) -> None:
         address = self._alive.pop(channel)
         if self._channels.get(address) is channel:
             del self._channels[address]
+            if self.on_lost is not None and not channel.was_closed_here:
+                self.on_lost(address)
         if not self._alive:
             self._idle.stop()
             self._none_left.set()

@@ -16,6 +16,7 @@ from tandemmq.client.consumer.offsets import OffsetStore, StartOffsets
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, queue_facts
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
+from tandemmq.client.hooks import OnQueues, call_hook
 from tandemmq.client.options import MessageModel
 from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import ClientError, RequestRejected, TandemError
@@ -69,6 +70,8 @@ class Assignment:
         self._is_paused = False
         self._fixed: dict[str, set[MessageQueue]] = {}
         self._without_route: set[str] = set()
+        self._announced: set[MessageQueue] = set()
+        """The queues that `on_assigned` has named, and `on_revoked` has not named since."""
         self._stale: set[MessageQueue] = set()
         """The queues whose pull in flight names an outdated subscription; the broker may hold such a pull for
         long.
@@ -216,6 +219,9 @@ class Assignment:
         await self._release(releasable)
         gained = await self._lock(change.gained)
         started_count = await self._start_all(gained)
+        started = [queue for queue in gained if queue in self.readers]
+        self._announced.update(started)
+        self._report(self._context.options.on_assigned, started)
         return len(releasable) == len(change.lost) and started_count == len(change.gained)
 
     def _check_route(self, topic: str, *, is_known: bool) -> None:
@@ -377,6 +383,10 @@ class Assignment:
         """Stops reading the queues and commits their offsets. Delivered but unacknowledged messages go to the
         next owner.
         """
+        queues = list(queues)
+        announced = [queue for queue in queues if queue in self._announced]
+        self._announced.difference_update(announced)
+        self._report(self._context.options.on_revoked, announced)
         for queue in queues:
             reader = self.readers.pop(queue)
             task = self._pull_tasks.pop(queue)
@@ -395,7 +405,16 @@ class Assignment:
             self._lost_locks.discard(queue)
         await self._flush()
         if self._locks is not None:
-            await self._locks.unlock(list(queues))
+            await self._locks.unlock(queues)
+
+    def _report(self, hook: OnQueues | None, queues: Iterable[MessageQueue]) -> None:
+        """Calls a hook with the application's queues among these; those of the retry topic are not named."""
+        if hook is None:
+            return
+        unwrap = self._context.instance.namespace.unwrap_queue
+        named = tuple(unwrap(queue) for queue in sorted(queues) if not is_retry_topic(queue.topic))
+        if named:
+            call_hook(hook, named)
 
     # Locks of an orderly consumer
 
@@ -464,6 +483,7 @@ class Assignment:
                     self._lost_locks.add(queue)
                 if reader.gate.is_locked or not reader.gate.is_lock_lost:
                     log.warning(events.QUEUE_LOCK_LOST, extra=queue_facts(queue))
+                    self._report(self._context.options.on_lost, [queue])
                 reader.gate.on_lock_lost()
                 reader.gate.requeue()
 

@@ -65,6 +65,8 @@ class PushConsumer(GroupConsumer):
                 listener=self._handlers,
             )
         )
+        if self.options.metrics is not None:
+            self.options.metrics.add_consumer(self)
         self._is_started = False
         self._closed = asyncio.Event()
 
@@ -144,6 +146,11 @@ class PushConsumer(GroupConsumer):
             await self._leave()
             raise
         await self._leave()
+
+    @property
+    def unfinished_count(self) -> int:
+        """The number of received messages that are not acknowledged yet."""
+        return sum(len(reader.in_flight) for reader in list(self._assignment.readers.values()))
 
     async def _leave(self) -> None:
         try:

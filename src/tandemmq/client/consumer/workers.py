@@ -170,8 +170,10 @@ class Workers:
         if options.trace:
             self._tracer = Tracer(member.instance, member.group, "CONSUME", options.trace_topic)
             self._tracer.start()
-        if self._tracer is not None or options.on_consume is not None:
-            self._observer = ConsumeObserver(member.instance, member.group, options.on_consume, self._tracer)
+        metrics = None if options.metrics is None else options.metrics.on_consume
+        hooks = tuple(filter(None, (options.on_consume, metrics)))
+        if self._tracer is not None or hooks:
+            self._observer = ConsumeObserver(member.instance, member.group, hooks, self._tracer)
         self._member, self._inbox, self._clock = member, inbox, member.instance.clock
         if self._is_plain:
             self._threads = WorkerThreads(self._options.worker_count)

@@ -264,6 +264,11 @@ class Outbox:
         self.is_open = False
         self.abandon(ClientError("the producer is closed"))
 
+    @property
+    def retried_count(self) -> int:
+        """The number of requests that were sent again, or to another broker."""
+        return self._sender.retried_count
+
     def abandon(self, error: ClientError) -> None:
         """Fails the messages that wait for a route or a connection, because neither will come."""
         self._sender.abandon(error)

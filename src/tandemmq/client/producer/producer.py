@@ -20,6 +20,7 @@ from typing import Self
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
+from tandemmq.client.hooks import OnSend
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions, ServerNames
 from tandemmq.client.producer.outbox import Outbox
@@ -66,8 +67,9 @@ class Producer(Client):
         self._requests = Requests(self._instance, self._outbox)
         trace = self.options.trace
         self._tracer = Tracer(self._instance, group, "PRODUCE", self.options.trace_topic) if trace else None
-        if self._tracer is not None or self.options.on_send is not None:
-            self._outbox.observer = SendObserver(self._instance, group, self.options.on_send, self._tracer)
+        hooks = tuple(filter(None, (self.options.on_send, *self._metrics_hooks())))
+        if self._tracer is not None or hooks:
+            self._outbox.observer = SendObserver(self._instance, group, hooks, self._tracer)
 
     async def start(self) -> Self:
         """Connects to a name server. Raises BrokerUnreachable when no name server accepts a connection."""
@@ -282,7 +284,19 @@ class Producer(Client):
         """The number of messages without a result yet; a batch of `send_batch` counts once."""
         return self._window.count
 
+    @property
+    def retried_count(self) -> int:
+        """The number of requests that were sent again, or to another broker."""
+        return self._outbox.retried_count
+
     # Inside
+
+    def _metrics_hooks(self) -> tuple[OnSend, ...]:
+        metrics = self.options.metrics
+        if metrics is None:
+            return ()
+        metrics.add_producer(self)
+        return (metrics.on_send,)
 
     def _on_failure(self, error: BaseException) -> None:
         """Fails the messages that wait for a route or a connection: they would wait for ever."""

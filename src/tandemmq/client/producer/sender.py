@@ -80,6 +80,8 @@ class Sender:
         outcome.
         """
         self._on_settled = on_settled
+        self.retried_count = 0
+        """The number of requests that were sent again, or to another broker."""
         self._instance = instance
         self._remoting = instance.remoting
         self._routes = instance.routes
@@ -281,6 +283,7 @@ class Sender:
 
     def _retry(self, shipment: Shipment) -> None:
         """Retries at another broker at once, or at the same one after a pause."""
+        self.retried_count += 1
         failed = shipment.queue.broker_name if shipment.queue is not None else ""
         shipment.avoid = failed
         view = self._routes.get(shipment.topic)
