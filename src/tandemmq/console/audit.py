@@ -6,6 +6,7 @@ recorded, too. If the file cannot be written, no change is made.
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections import deque
@@ -49,6 +50,7 @@ class AuditLog:
         self._entries: deque[AuditEntry] = deque(maxlen=ENTRIES_MAX)
         self._count = 0
         self._file = -1
+        self._is_torn = False
         if path is not None:
             try:
                 self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -84,9 +86,13 @@ class AuditLog:
             os.close(file)
 
     def _write(self, entry: AuditEntry) -> None:
-        if self._file >= 0:
-            line = json.dumps(asdict(entry)) + "\n"
-            os.write(self._file, line.encode())
+        if self._file < 0:
+            return
+        # A full disk accepts the beginning of a line; the next entry begins a line of its own.
+        line = ("\n" if self._is_torn else "") + json.dumps(asdict(entry)) + "\n"
+        self._is_torn = os.write(self._file, line.encode()) < len(line)
+        if self._is_torn:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _shorten(text: str) -> str:

@@ -21,6 +21,7 @@ from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.mcp.confirm import LIFETIME_S, Confirmations
 from tandemmq.mcp.reads import GroupName, TopicName, as_milliseconds, read_now_ms
+from tandemmq.protocol.topic_names import check_topic, is_system_group
 from tandemmq.telemetry import events
 
 QUEUES_MAX: Final = 100
@@ -65,6 +66,7 @@ class ClusterChanges:
         arguments = {"topic": topic, "queues": queues, "cluster": cluster}
 
         async def preview() -> Facts:
+            check_topic(topic)
             masters = [one.address for one in await answering_masters(self.cluster, Place(cluster=cluster))]
             known = topic in await admin.topics()
             return {
@@ -88,6 +90,8 @@ class ClusterChanges:
 
         async def preview() -> Facts:
             found = await topics.read_topic(self.cluster, topic, read_now_ms())
+            if found.topic.kind is topics.TopicKind.SYSTEM:
+                raise BadRequest(f"{topic} is a topic of the brokers themselves")
             return {
                 "deletes": topic,
                 "kind": str(found.topic.kind),
@@ -161,17 +165,21 @@ class ClusterChanges:
         """Deletes a consumer group at every master. Needs a confirmation."""
 
         async def preview() -> Facts:
-            addresses = await self.cluster.masters()
+            if is_system_group(group):
+                raise BadRequest(f"{group} is a group of the brokers or of tools")
+            masters = await groups.find_group_masters(self.cluster, group)
+            addresses = [one.address for one in masters]
             state = await groups.read_state(self.cluster, addresses, group, read_now_ms())
             return {
                 "deletes": group,
+                "brokers": addresses,
                 "members_online": len(state.members.members),
                 "lag": state.lag,
                 "deletes_offsets": removes_offsets,
             }
 
         async def act() -> Facts:
-            masters = await answering_masters(self.cluster)
+            masters = await groups.find_group_masters(self.cluster, group)
             at = await groups.delete_group(self.cluster, masters, group, removes_offsets=removes_offsets)
             return {"deleted_at": [one.address for one in at]}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import signal
 from pathlib import Path
 from typing import Annotated
@@ -15,6 +14,7 @@ from tandemmq.manage.tools import open_tools
 from tandemmq.mcp.http import McpHttpOptions, read_token, serve_http
 from tandemmq.mcp.server import build_server
 from tandemmq.shell.session import NameServers, explained_errors, find_name_servers
+from tandemmq.telemetry.log_lines import configure_logging
 
 
 def mcp(
@@ -64,7 +64,8 @@ def mcp(
             options = McpHttpOptions(listen, read_token(token_file), names, tls_cert, tls_key)
         elif token_file or host_name or tls_cert or tls_key:
             raise ConfigError("--token-file, --host-name, --tls-cert and --tls-key need --listen")
-        logging.getLogger("tandemmq").addHandler(logging.NullHandler())
+        # Before the SDK configures its own handler, which leaves out the arguments of changes.
+        configure_logging("WARNING")
         for number in (signal.SIGINT, signal.SIGTERM):
             # The thread that reads stdin cannot be interrupted, and nothing is left to write at the end.
             signal.signal(number, signal.SIG_DFL)

@@ -246,11 +246,14 @@ class ClusterReads:
         """
         if sum(map(bool, (key, message_id, since))) != 1:
             raise BadRequest("give exactly one of key, message_id and since")
+        if message_id and until:
+            raise BadRequest("give `until` with key or since only")
         if message_id:
             # An id names a host; only brokers of this cluster are asked.
             found = await messages.find_records(self.cluster, message_id, topic)
         elif key:
-            found = await messages.find_by_key(self.cluster, topic, key, None, None, count_max=limit)
+            until_ms = as_milliseconds(until)
+            found = await messages.find_by_key(self.cluster, topic, key, None, until_ms, count_max=limit)
         else:
             return await self._scan(topic, since, until, limit)
         return _untrusted(found[:limit])
@@ -313,17 +316,28 @@ def _failures(failed: Mapping[Target, str]) -> list[Facts]:
 
 
 def _time(at_ms: int | None) -> str | None:
-    """Returns the time as ISO 8601 in UTC; None for no time."""
+    """Returns the time as ISO 8601 in UTC; None for no time. Clients may write any number as the birth of a
+    message: one beyond the calendar is returned as milliseconds since 1970.
+    """
     if not at_ms or at_ms < 0:
         return None
-    return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    try:
+        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds")
+    except (OverflowError, ValueError, OSError):
+        return str(at_ms)
 
 
 def as_milliseconds(moment: datetime | None) -> int | None:
-    """Returns milliseconds since 1970 of a time, which is in UTC unless it has a zone."""
+    """Returns milliseconds since 1970 of a time, which is in UTC unless it has a zone.
+
+    Raises:  BadRequest for a time before 1970, because brokers read -1 as the end of a queue.
+    """
     if moment is None:
         return None
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    at_ms = int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    if at_ms < 0:
+        raise BadRequest(f"the time {moment.isoformat()} is before 1970")
+    return at_ms
 
 
 def read_now_ms() -> int:

@@ -81,6 +81,25 @@ def test_audit_list_is_bounded_and_its_file_is_not(tmp_path: Path) -> None:
         AuditLog(LoopClock(), tmp_path / "none" / "audit.jsonl")
 
 
+def test_entry_that_a_full_disk_cuts_is_refused_and_harms_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "audit.jsonl"
+    audit = AuditLog(LoopClock(), path)
+    assert path.stat().st_mode & 0o077 == 0
+    write = os.write
+    with monkeypatch.context() as full:
+        full.setattr(os, "write", lambda file, data: write(file, data[:20]))
+        with pytest.raises(OSError, match="No space left"):
+            audit.begin("eve", "127.0.0.1", "Change", "/c", {})
+    for _ in range(2):
+        audit.begin("eve", "127.0.0.1", "Change", "/c", {})
+    audit.close()
+    torn, *entries = path.read_text().splitlines()
+    assert len(torn) == 20
+    assert [json.loads(line)["number"] for line in entries] == [2, 3]
+
+
 async def test_nothing_changes_when_the_audit_file_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "audit.jsonl"
     async with Cluster() as cluster, open_browser(cluster.name_servers, audit_log=path) as browser:

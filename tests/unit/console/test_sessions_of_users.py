@@ -8,9 +8,11 @@ import pytest
 
 from tandemmq.api import broker_admin
 from tandemmq.console.sessions import (
+    AGE_S_MAX,
     IDLE_S_MAX,
     AttemptLimit,
     PasswordFile,
+    Session,
     hash_password,
     verify_password,
 )
@@ -129,6 +131,12 @@ async def test_idle_session_ends_though_its_page_refreshes(monkeypatch: pytest.M
         assert (await browser.client.get("/", headers={"X-Refresh": "1"})).status_code == 200
         session.used_at -= 10
         assert (await browser.get("/")).status_code == 303
+
+
+def test_session_in_use_ends_after_twelve_hours() -> None:
+    session = Session("id", "csrf", "eve", True, None, begun_at=0.0, used_at=AGE_S_MAX - 2)
+    assert not session.is_expired(AGE_S_MAX - 1)
+    assert session.is_expired(AGE_S_MAX)
 
 
 async def test_expired_session_is_swept_with_its_secret() -> None:

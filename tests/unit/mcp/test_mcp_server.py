@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 from mcp.client import Client
-from mcp.client.stdio import StdioServerParameters
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.server.mcpserver.exceptions import ToolError
 
 from tandemmq.client import Admin, ConsumerOptions, StartFrom
 from tandemmq.errors import ClientError, RequestTimeout
 from tandemmq.manage.tools import open_tools
-from tandemmq.mcp.reads import BODY_CHARS_MAX, UNTRUSTED
-from tandemmq.mcp.server import _bounded, build_server
+from tandemmq.mcp.reads import BODY_CHARS_MAX, UNTRUSTED, _message
+from tandemmq.mcp.server import ANSWER_BYTES_MAX, _bounded, build_server
 from tandemmq.protocol.message import Message
+from tandemmq.protocol.record import Record
 from tandemmq.testing import Cluster
 from waits import until
 
@@ -230,3 +231,65 @@ async def test_a_time_out_of_a_request_is_answered_with_its_own_text() -> None:
 
     with pytest.raises(ToolError, match="no answer within 7 s"):
         await _bounded(read)()
+
+
+async def test_too_large_an_answer_asks_for_less() -> None:
+    async def read() -> dict[str, Any]:
+        return {"body": "x" * ANSWER_BYTES_MAX}
+
+    with pytest.raises(ToolError, match="lower `limit`"):
+        await _bounded(read)()
+
+
+@pytest.mark.parametrize("at_ms", [2**62, 253402300800000])
+def test_a_birth_beyond_the_calendar_is_shown_as_a_number(at_ms: int) -> None:
+    host = bytes(8)
+    record = Record("Orders", 0, 0, 0, 0, b"", 0, 0, 0, at_ms, host, 1, host, 0, 0, b"")
+    assert _message(record)["born_at"] == str(at_ms)
+
+
+async def test_a_search_by_key_ends_at_the_time(cluster: Cluster) -> None:
+    found = await ask(cluster, "find_messages", topic="Orders", key="evil", until="2000-01-01T00:00:00Z")
+    assert found["count"] == 0
+    refused = await ask(
+        cluster, "find_messages", topic="Orders", message_id="x", until="2000-01-01T00:00:00Z"
+    )
+    assert "give `until` with key or since only" in refused
+
+
+async def test_a_time_before_1970_is_not_the_end_of_the_queue(cluster: Cluster) -> None:
+    refused = await ask(
+        cluster,
+        "reset_offsets",
+        allows_changes=True,
+        group="billing",
+        topic="Orders",
+        to="time",
+        time="1969-12-31T23:59:59.999Z",
+    )
+    assert "is before 1970" in refused
+
+
+async def test_a_preview_refuses_what_cannot_be_changed(cluster: Cluster) -> None:
+    for tool, arguments, reason in (
+        ("delete_group", {"group": "nobody"}, "no broker has the group 'nobody'"),
+        ("delete_group", {"group": "CID_RMQ_SYS_TRANS"}, "is a group of the brokers or of tools"),
+        ("delete_topic", {"topic": "TBW102"}, "is a topic of the brokers themselves"),
+        ("create_topic", {"topic": "bad topic!"}, "holds characters other than"),
+    ):
+        assert reason in await ask(cluster, tool, allows_changes=True, **arguments)
+
+
+async def test_the_log_of_a_change_has_its_arguments(cluster: Cluster, tmp_path: Path) -> None:
+    path = tmp_path / "stderr"
+    arguments = ["-m", "tandemmq", "mcp", "--namesrv", cluster.name_servers, "--allow-changes"]
+    with path.open("w") as stderr:
+        server = stdio_client(StdioServerParameters(command=sys.executable, args=arguments), errlog=stderr)
+        async with Client(server) as client:
+            first = (await client.call_tool("create_topic", {"topic": "Payments"})).structured_content
+            assert first is not None
+            token = first["confirmation_token"]
+            await client.call_tool("create_topic", {"topic": "Payments", "confirmation_token": token})
+    begun = next(line for line in path.read_text().splitlines() if "mcp_change.begun" in line)
+    assert "tool=create_topic topic=Payments queues=8" in begun
+    assert token not in begun
