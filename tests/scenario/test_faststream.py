@@ -65,11 +65,11 @@ async def test_failed_messages_are_retried_rejected_ones_are_dead_letters(
     async def fail_once(body: str, message: RocketMQMessage) -> None:
         await handled.put((body, message.raw_message.retry_count))
         if message.raw_message.retry_count == 0:
-            raise NackMessage(delay_level=1) if body == "nack" else ValueError("on purpose")
+            raise NackMessage(delay_s=1) if body == "nack" else ValueError("on purpose")
 
     @broker.subscriber("Orders", group="rejects", tags="reject", ack_policy=AckPolicy.REJECT_ON_ERROR)
     async def reject(body: str) -> None:
-        raise RejectMessage if body == "asked" else ValueError("on purpose")
+        raise RejectMessage(reason="asked") if body == "asked" else ValueError("on purpose")
 
     @broker.subscriber("Orders", group="ignored", tags="ignore", ack_policy=AckPolicy.ACK)
     async def ignore(body: str) -> None:
@@ -352,7 +352,7 @@ async def test_nothing_is_lost_with_a_master() -> None:
         async def work(number: int, message: RocketMQMessage) -> int:
             handled.add(number)
             if number % 5 == 0 and message.raw_message.retry_count == 0:
-                raise NackMessage(delay_level=1)
+                raise NackMessage(delay_s=1)
             return number
 
         @broker.subscriber("Results", batch=True)

@@ -21,17 +21,19 @@ class StubConsumer:
         self.calls: CALLS = []
         self._errors = list(errors)
 
-    def ack(self, message: ReceivedMessage) -> None:
-        self.calls.append(("ack", message))
-
     def ack_all(self, messages: tuple[ReceivedMessage, ...]) -> None:
         self.calls.append(("ack", *messages))
 
-    async def suspend(self, message: ReceivedMessage) -> None:
-        self.calls.append(("suspend", message))
+    async def suspend(self, message: ReceivedMessage, *, delay_s: float) -> None:
+        self.calls.append(("suspend", message, delay_s))
 
-    async def retry_later(self, message: ReceivedMessage, *, delay_level: int) -> None:
-        self.calls.append(("retry", message, delay_level))
+    async def retry_later(self, message: ReceivedMessage, *, delay_s: float | None) -> None:
+        self.calls.append(("retry", message, delay_s))
+        if self._errors:
+            raise self._errors.pop(0)
+
+    async def dead_letter(self, message: ReceivedMessage, *, reason: str) -> None:
+        self.calls.append(("dead", message, reason))
         if self._errors:
             raise self._errors.pop(0)
 
@@ -58,21 +60,21 @@ async def test_a_failed_message_is_sent_back_until_a_broker_accepts_it(
 ) -> None:
     made, calls = acknowledger(BrokerUnreachable("gone"), NotPermitted("read-only"))
     message = received()
-    await made.nack([message], 3)
-    assert calls == [("retry", message, 3)] * 3
+    await made.nack([message], 3.0)
+    assert calls == [("retry", message, 3.0)] * 3
     assert "message K cannot be sent back now: gone" in caplog.text
 
 
 async def test_a_rejection_is_raised() -> None:
     made, calls = acknowledger(BadRequest("no such group"))
     with pytest.raises(BadRequest):
-        await made.reject([received()])
-    assert [call[2] for call in calls] == [-1]
+        await made.reject([received()], "invalid")
+    assert [call[2] for call in calls] == ["invalid"]
 
 
 async def test_sending_back_ends_with_the_consumer() -> None:
     made, calls = acknowledger(*[BrokerUnreachable("gone")] * 1000)
-    sending = asyncio.ensure_future(made.nack([received()], 0))
+    sending = asyncio.ensure_future(made.nack([received()], None))
     while not calls:  # noqa: ASYNC110  # the stub has no event
         await asyncio.sleep(0)
     made.consumer = None
@@ -84,15 +86,16 @@ async def test_sending_back_ends_with_the_consumer() -> None:
 async def test_an_ordered_message_goes_back_into_its_queue() -> None:
     made, calls = acknowledger(orderly=True)
     message = received()
-    await made.nack([message], 0)
-    await made.reject([message])
-    assert calls == [("suspend", message), ("retry", message, -1)]
+    await made.nack([message], None)
+    await made.nack([message], 0.1)
+    await made.reject([message], "")
+    assert calls == [("suspend", message, 1.0), ("suspend", message, 0.1), ("dead", message, "")]
 
 
 async def test_a_broadcasting_group_has_no_retries(caplog: pytest.LogCaptureFixture) -> None:
     made, calls = acknowledger(model=MessageModel.BROADCASTING)
     message = received()
-    await made.nack([message], 0)
+    await made.nack([message], None)
     assert calls == [("ack", message)]
     assert "a broadcasting group has no retries" in caplog.text
 

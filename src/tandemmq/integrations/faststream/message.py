@@ -28,8 +28,8 @@ class Acknowledger(Protocol):
     """The consumer of a message, which acknowledges it."""
 
     async def ack(self, messages: Iterable[ReceivedMessage]) -> None: ...
-    async def nack(self, messages: Iterable[ReceivedMessage], delay_level: int) -> None: ...
-    async def reject(self, messages: Iterable[ReceivedMessage]) -> None: ...
+    async def nack(self, messages: Iterable[ReceivedMessage], delay_s: float | None) -> None: ...
+    async def reject(self, messages: Iterable[ReceivedMessage], reason: str) -> None: ...
 
 
 class RocketMQMessage(StreamMessage[Raw]):
@@ -57,20 +57,22 @@ class RocketMQMessage(StreamMessage[Raw]):
             await self.acknowledger.ack(self.raw_messages)
         await super().ack()
 
-    async def nack(self, delay_level: int = 0) -> None:
-        """Has the message delivered again after a delay: 10 s at first, longer each time, or that of
-        `delay_level`. In an ordered subscriber its queue waits for it.
+    async def nack(self, delay_s: float | None = None) -> None:
+        """Has the message delivered again after `delay_s`, or after 10 s at first and longer each time. In an
+        ordered subscriber its queue waits for it.
 
         Raises:  the rejection of the broker; the message stays unacknowledged then.
         """
         if self.committed is None and self.acknowledger is not None:
-            await self.acknowledger.nack(self.raw_messages, delay_level)
+            await self.acknowledger.nack(self.raw_messages, delay_s)
         await super().nack()
 
-    async def reject(self) -> None:
-        """Moves the message to the dead letters of the group. Raises as `nack`."""
+    async def reject(self, reason: str = "") -> None:
+        """Moves the message to the dead letters of the group, with the reason in its property
+        `dead_letter_reason`. Raises as `nack`.
+        """
         if self.committed is None and self.acknowledger is not None:
-            await self.acknowledger.reject(self.raw_messages)
+            await self.acknowledger.reject(self.raw_messages, reason)
         await super().reject()
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, cast
@@ -42,6 +42,8 @@ log = logging.getLogger(__name__)
 
 PAUSE_S = 1.0
 """The pause before a failed message is sent back once more, while no broker accepts it."""
+ORDERLY_PAUSE_S = 1.0
+"""The pause of an ordered queue after a message failed, if the handler names none."""
 
 
 @dataclass(kw_only=True)
@@ -153,20 +155,22 @@ class ConsumerAcknowledger:
         if self.consumer is not None:
             self.consumer.ack_all(messages)
 
-    async def nack(self, messages: Iterable[ReceivedMessage], delay_level: int) -> None:
+    async def nack(self, messages: Iterable[ReceivedMessage], delay_s: float | None) -> None:
         """Sends the messages back, or puts them back into their ordered queue."""
         for message in messages:
             if self.consumer is not None and self._is_orderly:
-                await self.consumer.suspend(message)
+                await self.consumer.suspend(message, delay_s=ORDERLY_PAUSE_S if delay_s is None else delay_s)
             else:
-                await self._send_back(message, delay_level)
+                await self._send_back(message, lambda one: one.retry_later, delay_s=delay_s)
 
-    async def reject(self, messages: Iterable[ReceivedMessage]) -> None:
+    async def reject(self, messages: Iterable[ReceivedMessage], reason: str) -> None:
         """Sends the messages to the dead letters."""
         for message in messages:
-            await self._send_back(message, -1)
+            await self._send_back(message, lambda one: one.dead_letter, reason=reason)
 
-    async def _send_back(self, message: ReceivedMessage, delay_level: int) -> None:
+    async def _send_back(
+        self, message: ReceivedMessage, choose: Callable[[Consumer], Callable[..., Any]], **options: Any
+    ) -> None:
         """Sends the message back, again until a broker accepts it or the consumer is closed.
 
         A message that is neither acknowledged nor sent back is delivered again only after its consumer's end.
@@ -174,9 +178,10 @@ class ConsumerAcknowledger:
         while (consumer := self.consumer) is not None:
             if self._is_broadcasting:
                 log.warning("message %s failed; a broadcasting group has no retries", message.message_id)
-                return await consumer.ack(message)
+                return consumer.ack_all((message,))
             try:
-                return await consumer.retry_later(message, delay_level=delay_level)
+                await choose(consumer)(message, **options)
+                return None
             except TandemError as error:
                 if not (error.retriable or error.refresh_route):
                     raise
@@ -217,7 +222,7 @@ class RocketMQSubscriber(TasksMixin):
     async def start(self) -> None:
         """Joins the group and begins to handle messages. Raises as `Consumer.start`."""
         await super().start()
-        if not self._outer_config.producer.is_in_memory:
+        if not self._outer_config.producer.is_in_memory and self._acknowledger.consumer is None:
             await self._join()
         self._post_start()
 
