@@ -212,6 +212,25 @@ async def test_pops_are_acknowledged_and_given_back_once(rig: Rig, recorded: Rec
     assert ack.links
 
 
+async def test_handlers_of_lists_and_messages_that_settle_themselves(rig: Rig, recorded: Recorded) -> None:
+    options = PushOptions(client=FAST, start_from=StartFrom.FIRST)
+    consumer = PushConsumer("lists", rig.namesrv, options=options)
+
+    @consumer.subscriber("T", batch_count_max=8, worker_count=1, batch_linger_s=0.2)
+    async def handle(messages: list[ReceivedMessage]) -> None:
+        await messages[0].dead_letter(reason="the test")
+
+    async with Producer("P", rig.namesrv) as producer, consumer:
+        await producer.send_batch([Message("T", b"one"), Message("T", b"two")])
+        process, dead_letter = await recorded.span("process T"), await recorded.span("dead_letter T")
+    assert (process.kind, dead_letter.kind) == (SpanKind.CONSUMER, SpanKind.CLIENT)
+    assert process.attributes is not None
+    assert process.attributes["messaging.batch.message_count"] == 2
+    assert len(process.links) == 2
+    assert dead_letter.parent is not None
+    assert dead_letter.parent.span_id == process.context.span_id
+
+
 async def test_a_transaction_has_a_send_and_an_end(rig: Rig, recorded: Recorded) -> None:
     async def commit(_: Message) -> TransactionState:
         return TransactionState.COMMIT

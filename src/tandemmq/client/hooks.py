@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NamedTuple
 
 from tandemmq.client.producer.results import SendResult
@@ -37,6 +37,9 @@ class ConsumeEvent(NamedTuple):
 CallHandler = Callable[[Any], Awaitable[object]]
 HandleMiddleware = Callable[[Any, CallHandler], Awaitable[object]]
 """An async function of what the handler gets, a message or a list, and of the next one to call."""
+CallSend = Callable[[Sequence[Message]], Awaitable[list[SendResult]]]
+SendMiddleware = Callable[[Sequence[Message], CallSend], Awaitable[list[SendResult]]]
+"""An async function of the messages of one request, and of the next one to call."""
 OnSend = Callable[[SendEvent], object]
 OnConsume = Callable[[ConsumeEvent], object]
 

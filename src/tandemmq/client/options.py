@@ -23,7 +23,7 @@ from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.units import KIB, MIB
 
 if TYPE_CHECKING:
-    from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware, SendEvent
+    from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware, SendEvent, SendMiddleware
     from tandemmq.client.metrics import ClientMetrics
     from tandemmq.client.serializers import Serializer
     from tandemmq.protocol.bodies import MessageQueue
@@ -77,6 +77,12 @@ def _check_hook(owner: object, *names: str) -> None:
             raise ConfigError(
                 f"{type(owner).__name__}.{name} = {value!r}: must be a plain function, not an async one"
             )
+
+
+def _check_middleware(owner: ProducerOptions | PushOptions) -> None:
+    for one in owner.middleware:
+        if not callable(one):
+            raise ConfigError(f"{type(owner).__name__}.middleware: {one!r:.64} must be an async function")
 
 
 def _check_serializer(owner: ConsumerOptions | PopOptions) -> None:
@@ -172,6 +178,8 @@ class ProducerOptions:
     before_send               called with each message in the context of the sender, in the event loop; the
                               returned message is sent instead. An error that it raises is raised to the
                               sender
+    middleware                async functions of the messages of a request and of `call_next`, through which
+                              `send`, `send_batch` and their like are called, the first one first
     on_send                   called with a SendEvent when the outcome of a message is known, in the event
                               loop: it must not block
     metrics                   counts the sends of this producer
@@ -191,6 +199,7 @@ class ProducerOptions:
     batch_bytes_max: int = 128 * KIB
     batch_count_max: int = 1024
     before_send: Callable[[Message], Message] | None = None
+    middleware: Sequence[SendMiddleware] = ()
     on_send: Callable[[SendEvent], object] | None = None
     metrics: ClientMetrics | None = None
     trace: bool = False
@@ -209,6 +218,7 @@ class ProducerOptions:
             _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
         _check_hook(self, "before_send", "on_send")
+        _check_middleware(self)
         check_topic(self.trace_topic)
 
 
@@ -390,9 +400,7 @@ class PushOptions(ConsumerOptions):
             _check(self, "batch_count_max", low=1, high=1 << 20)
         _check(self, "batch_linger_s", low=0.0, high=60.0)
         _check_hook(self, "order_key")
-        for one in self.middleware:
-            if not callable(one):
-                raise ConfigError(f"PushOptions.middleware: {one!r:.64} must be an async function")
+        _check_middleware(self)
         if self.order_key is not None and (self.orderly or self.batch_count_max is not None):
             raise ConfigError("PushOptions.order_key: not with orderly or batch_count_max")
         if self.consume_timeout_s is not None:

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Self
+from typing import Self, TypeVar
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
@@ -27,6 +27,7 @@ from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
 from tandemmq.client.producer.request_reply import Requests, send_reply
 from tandemmq.client.producer.results import SendResult, broker_of_handle
+from tandemmq.client.producer.send_chain import SendChain
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
 from tandemmq.client.tracing import SendObserver, Tracer
@@ -36,6 +37,7 @@ from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
 from tandemmq.protocol.topic_names import check_group
 
+T = TypeVar("T")
 Outcome = SendResult | TandemError
 OnResult = Callable[[Message, Outcome], object]
 Results = asyncio.Future[list[SendResult]]
@@ -65,6 +67,9 @@ class Producer(Client):
         self._outbox = Outbox(self._instance, self.group, self.options, self._namespace)
         self._window = self._outbox.window
         self._requests = Requests(self._instance, self._outbox)
+        self._middleware = (
+            SendChain(self.options.middleware, self._outbox) if self.options.middleware else None
+        )
         trace = self.options.trace
         self._tracer = Tracer(self._instance, group, "PRODUCE", self.options.trace_topic) if trace else None
         hooks = tuple(filter(None, (self.options.on_send, *self._metrics_hooks())))
@@ -116,6 +121,8 @@ class Producer(Client):
         Raises:  MessageIllegal (too large, bad names), NoRoute, BrokerUnreachable, RequestTimeout, or the
                  RequestRejected class of the broker's last answer.
         """
+        if self._middleware is not None:
+            return (await self._middleware.send([message], queue, timeout_s))[0]
         room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
@@ -124,7 +131,12 @@ class Producer(Client):
     async def start_send(
         self, message: Message, *, queue: MessageQueue | None = None, timeout_s: float | None = None
     ) -> asyncio.Future[SendResult]:
-        """Sends as `send`, but returns as soon as the message is on its way; the future has the result."""
+        """Sends as `send`, but returns as soon as the message is on its way; the future has the result. With
+        middleware it returns when the result is there.
+        """
+        if self._middleware is not None:
+            (result,) = await self._middleware.send([message], queue, timeout_s)
+            return _ended(result)
         room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
@@ -154,8 +166,11 @@ class Producer(Client):
     ) -> asyncio.Future[list[SendResult]]:
         """Sends as `send_batch`, but returns as soon as the batch is on its way; the future has the results.
 
-        A list of one message is sent as a plain message, so it may be delayed or large.
+        A list of one message is sent as a plain message, so it may be delayed or large. With middleware the
+        call returns when the results are there.
         """
+        if self._middleware is not None:
+            return _ended(await self._middleware.send(messages, queue, timeout_s))
         return await self._outbox.start_batch(messages, queue, timeout_s)
 
     async def send_many(
@@ -309,6 +324,13 @@ class Producer(Client):
             template_topic=self.options.default_topic,
             template_queue_count=self.options.default_topic_queue_count,
         )
+
+
+def _ended(result: T) -> asyncio.Future[T]:
+    """Returns a future that has the result already."""
+    future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+    future.set_result(result)
+    return future
 
 
 # Many messages at once: they are cut into batches, which is pure, and several batches are in flight.
