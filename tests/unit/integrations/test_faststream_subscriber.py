@@ -27,8 +27,10 @@ class StubConsumer:
     async def suspend(self, message: ReceivedMessage, *, delay_s: float) -> None:
         self.calls.append(("suspend", message, delay_s))
 
-    async def retry_later(self, message: ReceivedMessage, *, delay_s: float | None) -> None:
-        self.calls.append(("retry", message, delay_s))
+    async def retry_later(
+        self, message: ReceivedMessage, *, delay_s: float | None = None, delay_level: int = 0
+    ) -> None:
+        self.calls.append(("retry", message, delay_level or delay_s))
         if self._errors:
             raise self._errors.pop(0)
 
@@ -89,7 +91,7 @@ async def test_an_ordered_message_goes_back_into_its_queue() -> None:
     await made.nack([message], None)
     await made.nack([message], 0.1)
     await made.reject([message], "")
-    assert calls == [("suspend", message, 1.0), ("suspend", message, 0.1), ("dead", message, "")]
+    assert calls == [("suspend", message, 1.0), ("suspend", message, 0.1), ("retry", message, -1)]
 
 
 async def test_a_broadcasting_group_has_no_retries(caplog: pytest.LogCaptureFixture) -> None:

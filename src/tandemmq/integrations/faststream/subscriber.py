@@ -166,7 +166,10 @@ class ConsumerAcknowledger:
     async def reject(self, messages: Iterable[ReceivedMessage], reason: str) -> None:
         """Sends the messages to the dead letters."""
         for message in messages:
-            await self._send_back(message, lambda one: one.dead_letter, reason=reason)
+            if reason:
+                await self._send_back(message, lambda one: one.dead_letter, reason=reason)
+            else:  # the broker itself moves the message: its body does not travel once more
+                await self._send_back(message, lambda one: one.retry_later, delay_level=-1)
 
     async def _send_back(
         self, message: ReceivedMessage, choose: Callable[[Consumer], Callable[..., Any]], **options: Any
