@@ -726,7 +726,7 @@ _OTHERS: Final = {
     "up": (_LOCAL, "tandemmq.shell.up", "", "Start a whole cluster on this machine and keep it running."),
     "status": (_LOCAL, "tandemmq.shell.up", "", "Show its processes and the lag of its slaves."),
     "down": (_LOCAL, "tandemmq.shell.up", "", "Stop it."),
-    "produce": (_MESSAGES, "tandemmq.shell.send", "", "Send lines as messages."),
+    "produce": (_MESSAGES, "tandemmq.shell.send", "", "Send texts, lines or files as messages."),
     "consume": (_MESSAGES, "tandemmq.shell.read", "", "Read messages as a member of a consumer group."),
     "request": (_MESSAGES, "tandemmq.shell.requests", "", "Send a request and print the reply."),
     "reply": (_MESSAGES, "tandemmq.shell.requests", "", "Answer requests."),

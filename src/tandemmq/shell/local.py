@@ -455,6 +455,16 @@ def _choose_ports(
     return chosen
 
 
+def is_own_address(host: str) -> bool:
+    """Returns True if an interface of this machine has the address."""
+    with socket.socket() as one:
+        try:
+            one.bind((host, 0))
+        except OSError as error:
+            return error.errno != errno.EADDRNOTAVAIL
+    return True
+
+
 def _is_free(host: str, port: int) -> bool:
     with socket.socket() as one:
         # The servers set this option too: a port with connections in TIME_WAIT counts as free.

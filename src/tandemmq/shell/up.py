@@ -118,6 +118,12 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
     """Start a cluster on this machine: name server, controller, master, slave, proxy, web console."""
     folder = _folder(store)
     given = {name: value for name, value in context.params.items() if _is_given(context, name)}
+    if not local.is_own_address(options.host):
+        typer.echo(
+            f"tandemmq: no interface of this machine has the address --host {options.host}; the servers"
+            " connect to each other there, so its packets must lead back here",
+            err=True,
+        )
     if options.detach and _is_parent(folder, given):
         return
     from tandemmq.shell.supervisor import Supervisor
