@@ -10,10 +10,12 @@ import pytest
 from pipeline_recorder import Recorder
 from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 
+from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, list_live_files
 from tandemmq.spark.lake.home import find_files
-from tandemmq.spark.lake.upkeep import check_lake, compact_lake
+from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.pipelines.audit import Audit
+from tandemmq.spark.pipelines.events import SideJudged
 from tandemmq.spark.pipelines.history import FROM_COLUMN, history
 from tandemmq.spark.pipelines.options import AuditOptions, ReplayOptions
 from tandemmq.spark.pipelines.replay import Replay, load_state
@@ -38,6 +40,7 @@ def test_a_replayed_batch_is_in_the_table_once(
     assert (out / "data").exists() is not is_elsewhere
     compact_lake(out)
     check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
+    check_damage(lake_spark, cluster, topic, LakeFormat(kind), out)
     check_pipelines(lake_spark, cluster, topic, out, sent)
 
 
@@ -66,3 +69,20 @@ def check_pipelines(spark: Any, cluster: Any, topic: str, out: Path, sent: list[
     for _ in range(2):
         assert Replay(place, again, load_state(again.state_path, again.plan())).run() == 0
     assert count_offsets(cluster.namesrv, again.to_topic) == len(sent) // 2
+
+
+def check_damage(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path) -> None:
+    """Tests that audit and check both find a row that is doubled and one that is missing."""
+    path = Path(find_files(out).path(min(list_live_files(kind, out))))
+    before = path.read_bytes()
+    with pq.ParquetFile(path) as file:
+        table = file.read()
+    options = AuditOptions(topic=topic, name_servers=cluster.namesrv, lakes=(out,), count_repeated_keys=False)
+    for rows, counts in [([0, *range(len(table))], (0, 1)), (range(1, len(table)), (1, 0))]:
+        pq.write_table(table.take(list(rows)), path)
+        assert [fault for fault in check_lake(out).faults if path.name in fault]
+        reported = Recorder()
+        assert not Audit(Workplace(spark, reported, StopFlag()), options).run()
+        (found,) = [event for event in reported.of(SideJudged) if event.side == f"lake {out}"]
+        assert (found.missing + found.behind, found.repeated) == counts
+    path.write_bytes(before)

@@ -20,9 +20,10 @@ from pipeline_process import running_pipeline
 from spark_cluster import Cluster
 from spark_lakes import forget_last_commit
 
+from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.formats import LakeFormat, list_live_files
 from tandemmq.spark.lake.home import find_files
-from tandemmq.spark.lake.upkeep import check_lake, compact_lake
+from tandemmq.spark.lake.upkeep import compact_lake
 from waits import until_blocking
 
 SERVER: Final = Path(__file__).parents[2] / ".venv-s3" / "bin" / "moto_server"

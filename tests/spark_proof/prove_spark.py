@@ -38,8 +38,8 @@ from proof_publisher import Publisher
 from proof_silence import SilenceProof
 
 from bench.spark_read import fill_topic
+from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import CONTROL_DIR
-from tandemmq.spark.lake.upkeep import check_lake
 from tandemmq.spark.pipelines.lake_job import LOG_FILE
 from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session

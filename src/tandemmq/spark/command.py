@@ -155,7 +155,7 @@ def expire(
 @lake_app.command()
 def check(directory: Directory) -> None:
     """Compare all files with the committed batches; exit code 1 if something is missing."""
-    from tandemmq.spark.lake.upkeep import check_lake
+    from tandemmq.spark.lake.check import check_lake
 
     state = _refuse_wrong(lambda: check_lake(directory))
     typer.echo(f"lake        {directory}")

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Summary
 from tandemmq.spark.lake.formats import (
     LakeFormat,
@@ -31,7 +32,7 @@ from tandemmq.spark.lake.formats import (
 )
 from tandemmq.spark.lake.home import DataFiles, TableHome, hold_directory, save_home
 from tandemmq.spark.lake.parquet import ParquetStager
-from tandemmq.spark.lake.upkeep import check_lake, compact_lake
+from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.lake.view import view_lake
 
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}

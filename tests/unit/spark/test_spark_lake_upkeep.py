@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -10,60 +10,21 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from typer.testing import CliRunner
+from lake_samples import ALL, NOW, write_batch
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.command import app
 from tandemmq.spark.lake import merge
+from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
-from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files, plan_files
+from tandemmq.spark.lake.formats import LakeFormat, list_live_files
 from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.lake.merge import merge_batches
-from tandemmq.spark.lake.parquet import ParquetStager
-from tandemmq.spark.lake.upkeep import check_lake, compact_lake, expire_lake
+from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.lake.view import view_lake
-
-NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)
-_PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
-
-
-def _param(kind: LakeFormat) -> Any:
-    package = _PACKAGES.get(kind, "pyarrow")
-    return pytest.param(kind, marks=pytest.mark.skipif(find_spec(package) is None, reason=f"no {package}"))
-
-
-ALL = [_param(kind) for kind in LakeFormat]
 
 
 class Killed(Exception):
     """A stand-in for a process that ends at this step."""
-
-
-def write_batch(
-    kind: LakeFormat, root: Path, batch_id: int, count: int = 6, *, tasks: int = 2
-) -> CommitOutcome:
-    """Returns rows of the last three days, numbered across all batches and tasks."""
-    files = []
-    for task in range(tasks):
-        first = (batch_id * tasks + task) * count
-        numbers = range(first, first + count)
-        rows = pa.record_batch(
-            {
-                "topic": pa.array(["Orders" for _ in numbers]),
-                "queueOffset": pa.array(numbers, pa.int64()),
-                "storeTimestamp": pa.array(
-                    [NOW - timedelta(days=n % 3) for n in numbers], pa.timestamp("us", "UTC")
-                ),
-            }
-        )
-        partition_by = ("dt",) if kind is LakeFormat.PARQUET else ()
-        options = plan_files(kind, rows.schema.names, partition_by, "zstd")
-        stager = ParquetStager(
-            root, batch_id=batch_id, partition_id=task, schema=rows.schema, options=options
-        )
-        stager.write(rows)
-        files += stager.finish()
-    return commit_files(kind, root, batch_id, "q", files)
 
 
 def offsets(kind: LakeFormat, root: Path) -> list[int]:
@@ -197,22 +158,6 @@ def _lock_from_another_process(root: Path) -> str:
 
     command = [sys.executable, "-m", "tandemmq", "pipeline", "lake", "compact", str(root)]
     return subprocess.run(command, capture_output=True, text=True, check=False).stderr
-
-
-def test_the_check_finds_what_is_missing(tmp_path: Path) -> None:
-    root = tmp_path / "lake"
-    for batch in range(2):
-        write_batch(LakeFormat.PARQUET, root, batch)
-    run = CliRunner().invoke
-    good = run(app, ["lake", "check", str(root)])
-    assert (good.exit_code, "rows        24" in good.output) == (0, True)
-    next(batch_dir(root, 0).rglob("*.parquet")).unlink()
-    bad = run(app, ["lake", "check", str(root)])
-    assert bad.exit_code == 1
-    assert "of 12 rows are missing" in bad.output
-    assert run(app, ["lake", "compact", str(root), "--target-mib", "1"]).exit_code == 0
-    assert run(app, ["lake", "expire", str(root), "--days", "1"]).exit_code == 0
-    assert run(app, ["lake", "check", str(tmp_path)]).exit_code == 2
 
 
 @pytest.mark.parametrize("kind", ALL[1:])

@@ -22,7 +22,7 @@ from deltalake.schema import ArrayType, StructType
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
 from tandemmq.spark.lake.home import DataFiles, Partitions, find_files
 from tandemmq.spark.lake.parquet import NULL_PARTITION
 
@@ -137,13 +137,17 @@ def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions,
     return table.transaction_version(query_id), partitions, paths
 
 
-def list_table_files(root: Path) -> set[str]:
-    """Returns the names of the files in the current version of the table."""
+def list_table_files(root: Path) -> list[CommittedFile]:
+    """Returns the files in the current version of the table."""
     table = open_delta(root)
     if table is None:
-        return set()
+        return []
     data = find_files(root)
-    return {data.name_of(uri) for uri in table.file_uris()}
+    files = pa.table(table.get_add_actions(flatten=True)).to_pylist()
+    return [
+        CommittedFile(data.name_of(unquote(file["path"])), file.get("num_records"), file["size_bytes"])
+        for file in files
+    ]
 
 
 def _add_columns(table: DeltaTable, schema: pa.Schema) -> None:

@@ -40,6 +40,8 @@ BAD_RECORDS_DIR = "_bad_records"
 OWNER_FILE = "owner.json"
 SUMMARY_FILE = "_summary.json"
 LAYOUT_VERSION = 1
+AFTER = "after"
+"""The key of a summary under which a batch names the batch that was committed before it."""
 
 _BATCH_NAME = re.compile(r"batch=(\d{8,})")
 _STAGED_NAME = re.compile(r"(\d{8,})-.*")
@@ -70,6 +72,17 @@ class Summary:
     """The rows and bytes of Parquet files."""
 
     rows: int
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommittedFile:
+    """A file of a table: `name` below the table's home, and its size as the table's log has it; `rows` is
+    None if the log has no count.
+    """
+
+    name: str
+    rows: int | None
     size_bytes: int
 
 
@@ -107,7 +120,9 @@ def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
         place = prepared / file.target
         place.parent.mkdir(parents=True, exist_ok=True)
         os.rename(root / file.staged, place)
-    write_document(prepared / SUMMARY_FILE, summarize(files))
+    # The chain of predecessors shows later if a whole directory is missing.
+    last = max(list_batches(root), default=None)
+    write_document(prepared / SUMMARY_FILE, {**summarize(files), **({} if last is None else {AFTER: last})})
     for directory, _, _ in os.walk(prepared):
         sync_directory(Path(directory))
     outcome = _rename_into_place(prepared, target)

@@ -23,6 +23,7 @@ from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import (
     CONTROL_DIR,
     CommitOutcome,
+    CommittedFile,
     Crash,
     StagedFile,
     Summary,
@@ -62,12 +63,16 @@ class LakeFormat(Enum):
 
 
 class LakeTable(Protocol):
-    """The functions that both modules of tables have, `delta` and `iceberg`."""
+    """The functions that both modules of tables have, `delta` and `iceberg`.
+
+    `list_table_files`: the files of the current version, with the sizes that its log has of them. A file that
+    the log names twice is there twice.
+    """
 
     def commit_table(
         self, root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]
     ) -> CommitOutcome: ...
-    def list_table_files(self, root: Path) -> set[str]: ...
+    def list_table_files(self, root: Path) -> list[CommittedFile]: ...
     def read_table_state(self, root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]: ...
     def compact_table(self, root: Path, target_bytes: int) -> None: ...
     def expire_table(self, root: Path, before: datetime) -> None: ...
@@ -177,7 +182,7 @@ def commit_files(
 
 def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
     """Returns the files under `data/` in the current version of a table, by their names below its home."""
-    return find_table(kind).list_table_files(root)
+    return {file.name for file in find_table(kind).list_table_files(root)}
 
 
 def _check_same(root: Path, found: LakeFormat | None, kind: LakeFormat) -> None:

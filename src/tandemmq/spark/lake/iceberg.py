@@ -25,7 +25,7 @@ from pyiceberg.transforms import DayTransform, IdentityTransform
 from sqlalchemy import NullPool, create_engine
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
 from tandemmq.spark.lake.home import DataFiles, Partitions, TableHome, find_files, find_home, s3_settings
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
@@ -92,13 +92,15 @@ def read_table_state(root: Path, query_id: str) -> tuple[int | None, Partitions,
     return None if last is None else int(last), {}, [data.name_of(path) for path in paths]
 
 
-def list_table_files(root: Path) -> set[str]:
-    """Returns the names of the files in the current version of the table."""
+def list_table_files(root: Path) -> list[CommittedFile]:
+    """Returns the files in the current version of the table."""
     table = open_iceberg(root)
     if table is None:
-        return set()
+        return []
     data = find_files(root)
-    return {data.name_of(path) for path in table.inspect.data_files()["file_path"].to_pylist()}
+    columns = ["file_path", "record_count", "file_size_in_bytes"]
+    files = table.inspect.data_files().select(columns).to_pylist()
+    return [CommittedFile(data.name_of(path), rows, size) for path, rows, size in (f.values() for f in files)]
 
 
 def find_location(catalog: str, table: str) -> str | None:

@@ -24,8 +24,9 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.documents import sync_directory, sync_file
+from tandemmq.spark.documents import read_document, sync_directory, sync_file
 from tandemmq.spark.lake.files import (
+    AFTER,
     SUMMARY_FILE,
     Crash,
     batch_dir,
@@ -132,7 +133,9 @@ def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
         merge_files(paths, target / place / f"merged-{group[-1]:08d}.parquet")
     summaries = [read_summary(root, batch) for batch in group]
     size = sum(path.stat().st_size for path in target.rglob("*.parquet"))
+    first = read_document(batch_dir(root, group[0]) / SUMMARY_FILE) or {}
     document = {"rows": sum(s.rows for s in summaries), "bytes": size, "batches": [group[0], group[-1]]}
+    document |= {AFTER: first[AFTER]} if AFTER in first else {}
     (target / SUMMARY_FILE).write_text(json.dumps(document) + "\n")
     if any((batch_dir(root, batch) / EXPIRED_MARK).exists() for batch in group):
         (target / EXPIRED_MARK).touch()

@@ -1,4 +1,4 @@
-"""Maintenance of a lake of any kind: compaction, expiry of old rows, and a check for missing files.
+"""Maintenance of a lake of any kind: compaction, and expiry of old rows and of orphans.
 
 Parquet and Iceberg lakes are locked during the change, so no landing writes to them meanwhile; a Delta table
 accepts a landing's appends during maintenance. Must not know Spark.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -19,34 +18,17 @@ from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     batch_dir,
     list_batches,
-    read_owner,
-    read_summary,
     staging_dir,
 )
 from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_live_files
 from tandemmq.spark.lake.home import DataFiles, find_files, hold_directory
-from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, data_files, merge_batches
+from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
-SMALL_BYTES = 16 * 1024 * 1024
 ORPHAN_AGE_S = 24 * 3600
 """The minimum age of an orphan, in seconds: a younger file that no log names may belong to a running
 batch.
 """
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LakeState:
-    """The result of a check. `faults`: sentences; empty if the lake is intact."""
-
-    kind: LakeFormat
-    owner: str | None
-    rows: int
-    files: int
-    size_bytes: int
-    small_files: int
-    orphans: int
-    faults: tuple[str, ...] = ()
 
 
 def require_kind(root: Path) -> LakeFormat:
@@ -84,56 +66,6 @@ def expire_lake(root: Path, days: int, *, now: datetime | None = None) -> int:
         count = len(list_live_files(kind, root))
         find_table(kind).expire_table(root, before)
         return gone + count - len(list_live_files(kind, root)) + _remove_orphans(kind, root)
-
-
-def check_lake(root: Path) -> LakeState:
-    """Reads the footers of all files and compares them with the committed batches."""
-    kind = require_kind(root)
-    faults: list[str] = []
-    data = find_files(root)
-    live = _live_names(kind, root)
-    rows = size = small = 0
-    for name in live:
-        try:
-            rows += pq.read_metadata(data.path(name), filesystem=data.system).num_rows
-            bytes_there = data.size(name)
-        except (OSError, ValueError) as error:
-            faults.append(f"{name}: {error}")
-            continue
-        size += bytes_there
-        small += bytes_there < SMALL_BYTES
-    if kind is LakeFormat.PARQUET:
-        faults += _compare_summaries(root)
-    return LakeState(
-        kind=kind,
-        owner=read_owner(root),
-        rows=rows,
-        files=len(live),
-        size_bytes=size,
-        small_files=small,
-        orphans=len(_find_orphans(kind, root, data)),
-        faults=tuple(faults),
-    )
-
-
-def _live_names(kind: LakeFormat, root: Path) -> list[str]:
-    if kind is LakeFormat.PARQUET:
-        return [str(path.relative_to(root)) for path in data_files(root)]
-    return sorted(list_live_files(kind, root))
-
-
-def _compare_summaries(root: Path) -> list[str]:
-    faults = []
-    for batch in list_batches(root):
-        directory = batch_dir(root, batch)
-        said = read_summary(root, batch).rows
-        found = sum(pq.read_metadata(path).num_rows for path in directory.rglob("*.parquet"))
-        # Expired rows are missing on purpose; the summary keeps the number that was landed.
-        if found > said:
-            faults.append(f"{directory.name}: {found} rows, {said} were committed")
-        elif found < said and not (directory / EXPIRED_MARK).exists():
-            faults.append(f"{directory.name}: {said - found} of {said} rows are missing")
-    return faults
 
 
 def _expire_files(root: Path, before: datetime) -> int:
@@ -174,7 +106,7 @@ def _newest_row(path: Path) -> datetime | None:
     return max(newest)
 
 
-def _find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
+def find_orphans(kind: LakeFormat, root: Path, data: DataFiles) -> list[str]:
     """Returns the files that no snapshot names."""
     if kind is LakeFormat.PARQUET:
         return [str(path.relative_to(root)) for path in sorted(staging_dir(root).glob("*.staged"))]
@@ -192,7 +124,7 @@ def _remove_orphans(kind: LakeFormat, root: Path) -> int:
         return 0  # Delta's vacuum did that, and knows which files older versions still need
     data = find_files(root)
     limit_ns = (time.time() - ORPHAN_AGE_S) * 1e9
-    old = [name for name in _find_orphans(kind, root, data) if data.modified_ns(name) < limit_ns]
+    old = [name for name in find_orphans(kind, root, data) if data.modified_ns(name) < limit_ns]
     for name in old:
         data.delete(name)
     return len(old)

@@ -74,7 +74,7 @@ def view_lake(root: Path) -> LakeView:
     if kind is LakeFormat.PARQUET:
         batches = list_batches(root)
         last = max([*known, *batches], default=None)
-        ranges = {batch: _read_range(root, batch) for batch in batches}
+        ranges = {batch: read_range(root, batch) for batch in batches}
         good = {batch: (batch_dir(root, batch),) for batch in batches if _has_files(batch_dir(root, batch))}
         return LakeView(
             root=root, kind=kind, pieces=_add_bad_records(root, good, ranges, last), last_batch=last
@@ -133,7 +133,7 @@ def _add_bad_records(
     )
 
 
-def _read_range(root: Path, batch: int) -> range:
+def read_range(root: Path, batch: int) -> range:
     """Returns the batches that a directory contains: more than one after a compaction."""
     document = read_document(batch_dir(root, batch) / SUMMARY_FILE) or {}
     first, last = document.get("batches", (batch, batch))
