@@ -32,6 +32,7 @@ from tandemmq.errors import (
     BrokersAway,
     BrokerUnreachable,
     ConfigError,
+    GroupNotFound,
     NotPermitted,
     PartlyChanged,
     RequestTimeout,
@@ -53,6 +54,7 @@ THEMES: Final = ("auto", "light", "dark")
 _STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
     (NotPermitted, 403),
     (TopicNotFound, 404),
+    (GroupNotFound, 404),
     (BadRequest, 400),
     (ConfigError, 400),
     (BrokersAway, 409),

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.errors import NotPermitted, TandemError
-from tandemmq.manage.cluster import ClusterReading, LagReading, read_cluster, read_lag
+from tandemmq.manage.cluster import BrokerReading, ClusterReading, LagReading, read_cluster, read_lag
+from tandemmq.manage.settings import is_tandem
 from tandemmq.manage.tools import Tools
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope, TimedEvent
@@ -159,7 +160,7 @@ def _changes(
             add(name, f"does not answer: {one.error}", is_bad=True)
         elif earlier.error and not one.error:
             add(name, "answers again", is_bad=False)
-        elif one.started_at_ms != earlier.started_at_ms and not one.error:
+        elif _is_restarted(earlier, one):
             add(name, "restarted", is_bad=False)
     left = {one.address for one in after.brokers}
     for one in before.brokers:
@@ -176,9 +177,18 @@ def _reason(old: str | None, before: ClusterReading, after: ClusterReading) -> s
     now = next((one for one in after.brokers if one.address == old), None)
     if now is None or now.error:
         return f": {old} does not answer"
-    if earlier is not None and not earlier.error and now.started_at_ms != earlier.started_at_ms:
+    if earlier is not None and not earlier.error and _is_restarted(earlier, now):
         return f": {old} was restarted"
     return f": {old} is a slave now and answers, so it handed over, was restarted or lost its lease"
+
+
+def _is_restarted(before: BrokerReading, after: BrokerReading) -> bool:
+    """Returns True if the broker has surely been started anew: our brokers also begin anew, in the same
+    process, when their role changes.
+    """
+    if after.error or after.started_at_ms == before.started_at_ms:
+        return False
+    return after.is_master == before.is_master or not is_tandem(after.facts)
 
 
 def _masters(reading: ClusterReading) -> dict[str, str]:

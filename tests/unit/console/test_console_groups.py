@@ -118,6 +118,10 @@ async def test_a_group_is_created_changed_copied_and_deleted(managed: ManagedClu
         assert answer.status_code == 303
         assert "Consumption is not allowed" in await text_of(browser, "/groups/audit")
         await text_of(browser, "/groups/audit/clone?source=billing", 400)
+        refused = await text_of(browser, "/groups/audit/clone?source=nobody&topic=Orders", 404)
+        assert "group nobody has no offset in topic Orders" in refused
+        unknown = await browser.post("/groups/nobody/reset", {"topic": "Orders", "to": "end"})
+        assert unknown.status_code == 404
         await text_of(browser, "/groups/audit/clone?source=billing&topic=Orders")
         assert (
             await browser.post("/groups/audit/clone", {"source": "billing", "topic": "Orders"})

@@ -6,8 +6,10 @@ import pytest
 
 from managed_cluster import ManagedCluster
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client import ConsumerOptions, StartFrom
 from tandemmq.errors import BadRequest, Busy, GroupNotFound, NotPermitted, QueueNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters
+from tandemmq.manage.cluster import read_lag
 from tandemmq.manage.groups import (
     change_group,
     delete_group,
@@ -108,6 +110,24 @@ async def test_offsets_are_cloned(managed: ManagedCluster) -> None:
     await change_group(managed.tools, await answering_masters(managed.tools), "audit", {})
     await clone_offsets(managed.tools, "billing", "audit", "Orders")
     assert await lag_of(managed, "audit") == 2
+
+
+async def test_retries_are_no_lag_of_the_cluster(managed: ManagedCluster) -> None:
+    await managed.cluster.create_topic("Orders", queue_count=1)
+    await managed.send("Orders", 3)
+    options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
+    async with managed.cluster.consumer("Orders", "billing", options=options) as consumer:
+        [message] = await consumer.poll(count_max=1, timeout_s=20)
+        await consumer.retry_later(message)
+        await consumer.commit()
+    masters = await answering_masters(managed.tools)
+
+    async def is_stored() -> bool:  # the retry is another message of the broker
+        return (await read_state(managed.tools, [masters[0].address], "billing", NOW_MS)).retry_count == 1
+
+    await until(is_stored)
+    found = await read_lag(managed.tools, masters, NOW_MS)
+    assert (found.total, found.worst) == (2, (("billing", 2),))
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,9 @@ async def ask_clone(view: View) -> Answer:
         raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
     if state.members.members:
         raise PageError(409, f"members of {name} are online and would overwrite the offsets: stop them first")
+    committed = await view.tools.cluster_admin.committed_offsets(source, topic)
+    if all(offset is None for offset in committed.values()):
+        raise PageError(404, f"group {source} has no offset in topic {topic}")
     return view.confirm(
         f"Replace the offsets of group {name} in topic {topic} with those of group {source}?",
         fields={"source": source, "topic": topic},
