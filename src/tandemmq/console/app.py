@@ -50,6 +50,7 @@ FIELDS_MAX: Final = 2000
 FIELD_NAMES_MAX: Final = 100
 FIELD_NAME_CHARS_MAX: Final = 100
 """An entry of the audit list has all names of a form, so they are bounded."""
+OUTCOME_UNKNOWN: Final = "the change may have been made, or may still be made; check before you repeat it"
 THEMES: Final = ("auto", "light", "dark")
 _STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
     (NotPermitted, 403),
@@ -180,16 +181,17 @@ class Console:
                 exc_info=view.conceal(text) == text,
             )
             error = PageError(500, f"an internal error: {text}")
+        if request.method == "POST" and _status_of(error) == 504:
+            error = PageError(504, f"{_reason_of(error)}: {OUTCOME_UNKNOWN}")
         return self._failed(request, view, error), view.conceal(_reason_of(error))
 
     def _failed(self, request: Request, view: View, error: Exception) -> Response:
         """Returns the page of an error, or of the log-in if a visitor lacks a right."""
         if isinstance(error, NotPermitted) and not view.user and view.session.viewer is not None:
             return self._to_login(request, view)
-        status = error.status if isinstance(error, PageError) else 502
-        status = next((number for kind, number in _STATUS if isinstance(error, kind)), status)
-        reason = view.conceal(_reason_of(error))
-        answer = view.page("error.html", status, reason=reason, code=status, title="Not possible")
+        status, reason = _status_of(error), view.conceal(_reason_of(error))
+        title = "No answer" if status == 504 else "Not possible"
+        answer = view.page("error.html", status, reason=reason, code=status, title=title)
         return self._with_cookie(request, view.session, answer)
 
     def _read_only_reason(self) -> str:
@@ -373,6 +375,12 @@ def _recorded(view: View, secrets: Sequence[str]) -> dict[str, str]:
         values.setdefault(name, []).append(value)
     shown = {name: HIDDEN if name in secrets else ", ".join(found) for name, found in values.items()}
     return {**shown, **view.path}
+
+
+def _status_of(error: Exception) -> int:
+    if isinstance(error, PageError):
+        return error.status
+    return next((number for kind, number in _STATUS if isinstance(error, kind)), 502)
 
 
 def _reason_of(error: Exception) -> str:

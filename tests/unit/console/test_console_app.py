@@ -116,6 +116,19 @@ async def test_a_time_out_of_a_request_is_shown_with_its_own_text(cluster: Clust
     assert "127.0.0.1:10911: no answer within 7 s" in answer.text
 
 
+async def test_a_change_without_an_answer_may_have_been_made(cluster: Cluster) -> None:
+    async def change(_: View) -> Answer:
+        raise RequestTimeout("127.0.0.1:10911: no answer within 7 s")
+
+    async with open_browser(cluster.name_servers, [Action("/slow", "Slow", change)]) as browser:
+        answer = await browser.post("/slow", {})
+        assert answer.status_code == 504
+        assert "<h1>No answer</h1>" in answer.text
+        text = "127.0.0.1:10911: no answer within 7 s: the change may have been made, or may still be made"
+        assert text in answer.text
+        assert text in browser.frame.audit.entries[0].outcome
+
+
 async def test_text_of_the_cluster_is_escaped(cluster: Cluster) -> None:
     async with open_browser(cluster.name_servers, [Page("/x", "<i>", show_nothing)]) as browser:
         text = (await browser.get("/x")).text
