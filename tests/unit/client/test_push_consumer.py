@@ -28,6 +28,7 @@ from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
+from tandemmq.remoting.shared_bounds import LINES_MAX
 from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=0.2, route_refresh_s=0.2)
@@ -369,3 +370,16 @@ def test_the_blocking_twin_handles_in_threads() -> None:
 def test_options_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         push_options(**wrong)
+
+
+async def test_a_flood_of_failures_is_not_a_flood_of_log_lines(caplog: pytest.LogCaptureFixture) -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        raise ValueError("not now")
+
+    async with running_cluster(T=1) as cluster:
+        fill(cluster[0], 60)
+        async with push(cluster, handle) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 60)
+        assert len(cluster[0].handed_back) == 60
+    lines = [record for record in caplog.records if str(record.msg).startswith("consume.failed")]
+    assert len(lines) == LINES_MAX

@@ -32,6 +32,7 @@ from tandemmq.client.tracing import (
 )
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.remoting.shared_bounds import LineLimit
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import event_logger
@@ -175,6 +176,7 @@ class Workers:
         if self._tracer is not None or hooks:
             self._observer = ConsumeObserver(member.instance, member.group, hooks, self._tracer)
         self._member, self._inbox, self._clock = member, inbox, member.instance.clock
+        self._line_limit = LineLimit(self._clock)
         if self._is_plain:
             self._threads = WorkerThreads(self._options.worker_count)
         if options.consume_timeout_s is not None and not options.orderly:
@@ -403,6 +405,10 @@ class Workers:
             self._inbox.put_back((delivery,))
 
     def _log_failure(self, message: ReceivedMessage, outcome: HandlerOutcome) -> None:
+        """Logs a failed call; during a flood of failures only some of them, with the number of the others."""
+        suppressed = self._line_limit.admit()
+        if suppressed is None:
+            return
         error = outcome.error or ClientError(
             f"a handler must return None or a ConsumeResult, not {outcome.result!r:.64}"
         )
@@ -414,6 +420,7 @@ class Workers:
                 "queue_offset": int(message.queue_offset),
                 "unique_key": message.message_id,
                 "retry_count": message.retry_count,
+                **suppressed,
             },
             exc_info=None if isinstance(error, TimedOut) else error,
         )
