@@ -40,10 +40,10 @@ _GROUP_SIZE: Final = (
 CONSUMERS: Final = (
     Alert(
         "TandemMQConsumerLate",
-        f'max by ({_PAIR}) (rocketmq_consumer_lag_latency_milliseconds{{is_system="false"}}) > 300000',
+        f'max by ({_PAIR}) (rocketmq_consumer_lag_latency_milliseconds{{is_system="false"}}) / 1000 > 300',
         "5m",
         PAGE,
-        f'{_GROUP} has not consumed a message for {{{{ $value | printf "%.0f" }}}} ms',
+        f"{_GROUP} is {{{{ $value | humanizeDuration }}}} behind",
         "a-consumer-group-falls-behind",
     ),
     Alert(
