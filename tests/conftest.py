@@ -49,6 +49,7 @@ LONG = (
     "faults/test_soak.py",
     "scenario/test_celery.py",
     "scenario/test_cli_document.py",
+    "scenario/test_example_applications.py",
     "simulation/test_reconnect_for_ever.py",
     "spark/test_spark_audit.py",
     "spark/test_spark_bench.py",

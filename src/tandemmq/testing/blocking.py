@@ -78,7 +78,7 @@ class BlockingCluster(Facade[Cluster]):
     published = blocking(Cluster.published)
     """Returns the messages that the topic has now, in the order in which they were stored."""
     travel = blocking(Cluster.travel)
-    """Sets the clocks of the brokers ahead by `seconds`."""
+    """Sets the clocks of this process' servers and clients ahead by `seconds`."""
     lose_master = blocking(Cluster.lose_master)
     """Ends the master as SIGKILL would."""
     restart_master = blocking(Cluster.restart_master)

@@ -50,8 +50,9 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork, reserve_port
 from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
-from tandemmq.testing.member import HOST, POLL_S, ClusterMember, TravelClock
+from tandemmq.testing.member import HOST, POLL_S, ClusterMember
 from tandemmq.testing.published import read_published
+from tandemmq.testing.time_travel import process_time
 from tandemmq.units import GIB, MASTER_ID, MIB
 
 BROKER_NAME: Final = "broker-a"
@@ -116,7 +117,7 @@ class Cluster:
         self.name_servers = ""
         self._port = port
         self._clock = LoopClock()
-        self._broker_clock = TravelClock()
+        self._ahead_ms = 0
         self._stack = AsyncExitStack()
         self._failure: BaseException | None = None
         self._names = SwitchedNetwork()
@@ -165,8 +166,7 @@ class Cluster:
                 f"elected-{broker_id}" if self._is_elected else "slave" if broker_id else "master"
             )
             ports = self._fixed_ports(self._reserve_port)
-            config = self._load(broker_id, root, self.name_servers, ports)
-            member = ClusterMember(config, self._on_fatal, self._broker_clock)
+            member = ClusterMember(self._load(broker_id, root, self.name_servers, ports), self._on_fatal)
             self._stack.push_async_callback(member.stop)
             await member.start()
             if broker_id:
@@ -244,6 +244,8 @@ class Cluster:
         Raises:  ClusterFailed when a server had failed by itself.
         """
         await self._stack.aclose()
+        process_time.shift(-self._ahead_ms)
+        self._ahead_ms = 0
         self._master = self._slave = None
         self._raise_failure()
 
@@ -317,13 +319,16 @@ class Cluster:
     # Time
 
     async def travel(self, seconds: float) -> None:
-        """Sets the clocks of the brokers ahead. What was due within `seconds` is due now, and happens within
-        a second or two: delayed messages arrive, popped ones are visible again. Restarts keep the time.
+        """Sets the clocks of this process' servers and clients ahead, until `close`. What was due within
+        `seconds` is due now, and happens within a second or two: delayed messages arrive, popped ones are
+        visible again.
         """
         self._require_master()
         if seconds < 0:
             raise ClusterFailed(f"travel({seconds:g}): must be 0 or more")
-        self._broker_clock.ahead_ms += round(seconds * 1000)
+        ahead_ms = round(seconds * 1000)
+        self._ahead_ms += ahead_ms
+        process_time.shift(ahead_ms)
 
     # Faults
 

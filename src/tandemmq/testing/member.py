@@ -14,29 +14,16 @@ from tandemmq.broker.options import BrokerConfig
 from tandemmq.runtime.machine import LoopClock, SystemRandom
 from tandemmq.runtime.ports import Address, Machine
 from tandemmq.testing.faults import SwitchedDisk, SwitchedNetwork
-from tandemmq.units import EpochMs
 
 HOST: Final = "127.0.0.1"
 POLL_S: Final = 0.002
 COPY_TRIES: Final = 100
 
 
-class TravelClock(LoopClock):
-    """The system's clock, whose wall time is ahead by `ahead_ms`."""
-
-    ahead_ms = 0
-
-    def now_ms(self) -> EpochMs:
-        return EpochMs(super().now_ms() + self.ahead_ms)
-
-
 class ClusterMember:
     """One broker across restarts: at the same address, with the same files."""
 
-    def __init__(
-        self, config: BrokerConfig, on_fatal: Callable[[BaseException], None], clock: TravelClock
-    ) -> None:
-        self._clock = clock
+    def __init__(self, config: BrokerConfig, on_fatal: Callable[[BaseException], None]) -> None:
         self.network = SwitchedNetwork()
         self._config = config
         self._disk = SwitchedDisk()
@@ -89,7 +76,7 @@ class ClusterMember:
                 config,
                 network=self.network,
                 disk=self._disk,
-                clock=self._clock,
+                clock=LoopClock(),
                 chance=SystemRandom(),
                 on_fatal=self._on_fatal,
             )
@@ -97,7 +84,7 @@ class ClusterMember:
             config.broker,
             config.store,
             config.replication,
-            machine=Machine(self.network, self._disk, self._clock, SystemRandom()),
+            machine=Machine(self.network, self._disk, LoopClock(), SystemRandom()),
             on_fatal=self._on_fatal,
             access=config.access,
             tls=config.tls,
