@@ -7,6 +7,9 @@ even if its own tests pass.
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -138,3 +141,25 @@ def test_java_leaves_out_what_spark_has_checked_beside_what_the_user_sets(spark:
     ):
         assert system.getProperty(name) == value
     assert "log4j2.properties" in system.getProperty("log4j2.configurationFile")
+
+
+def test_settings_of_the_user_win_over_the_file_and_the_file_over_ours(tmp_path: Path) -> None:
+    (tmp_path / "spark-defaults.conf").write_text(
+        "spark.master local[1]\nspark.driver.memory 700m\nspark.sql.shuffle.partitions 9\n"
+        "spark.driver.extraJavaOptions -Dmine=1 -XX:+UseParallelGC\n"
+    )
+    script = """
+from tandemmq.spark.pipelines.runner import open_session
+with open_session("settings", "", settings=(("spark.sql.shuffle.partitions", "11"),)) as (spark, _):
+    system, conf = spark._jvm.java.lang.System, spark.conf
+    print(conf.get("spark.master"), conf.get("spark.driver.memory"), conf.get("spark.sql.shuffle.partitions"))
+    print(conf.get("spark.ui.enabled"), system.getProperty("mine"))
+    print("log4j2.properties" in system.getProperty("log4j2.configurationFile"))
+"""
+    # The file counts when Java starts, so the session is one of another process.
+    environment = {**os.environ, "SPARK_CONF_DIR": str(tmp_path)}
+    environment.pop("JAVA_TOOL_OPTIONS", None)
+    done = subprocess.run(
+        [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == ["local[1]", "700m", "11", "false", "1", "True"]

@@ -40,7 +40,9 @@ def make_reporter(kind: ProgressKind) -> Reporter:
 
 EXIT_REFUSED = 2
 
-_SECRET = re.compile(r"^([\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*$", re.IGNORECASE | re.DOTALL)
+_SECRET = re.compile(
+    r"^((?:--?[\w-]+=)?[\w.-]*(?:secret|password|token|access_?key)[\w.-]*)=.*$", re.IGNORECASE | re.DOTALL
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,8 @@
 worker.
 
 The defaults suit the pipelines (spec spark SP-5, SP-64): no web interface, few shuffle partitions, reused
-Python workers, UTC. `settings` overrides any of them.
+Python workers, UTC. The caller's arguments and `settings` override `spark-defaults.conf`, and both override
+the defaults.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.spark.java import archive_options, find_java
+from tandemmq.spark.user_settings import find_settings, merge_settings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 DRIVER_MEMORY = "1g"
+SHUFFLE_PARTITIONS = 4
 
 _JVM_OPTIONS = ("-XX:+UseSerialGC", "-Xshare:auto")
 
@@ -40,10 +43,10 @@ checked both already. A row of 18 columns then costs Java 1.3 instead of 1.8 us.
 
 def build_session(
     app: str,
-    master: str = "local[*]",
+    master: str = "",
     *,
-    driver_memory: str = DRIVER_MEMORY,
-    shuffle_partitions: int = 4,
+    driver_memory: str = "",
+    shuffle_partitions: int = 0,
     is_long: bool = False,
     log_file: Path | None = None,
     settings: Mapping[str, str] | None = None,
@@ -51,6 +54,8 @@ def build_session(
 ) -> SparkSession:
     """Returns a Spark session of this process; the running one if there is one already.
 
+    `master`, `driver_memory`, `shuffle_partitions`: empty or 0 for those of `spark-defaults.conf`, else
+    `local[*]`, 1 GiB and 4.
     `is_long`: use the better compiler, which starts more slowly and costs less per row; it pays off after
     minutes of work.
     `log_file` receives the standard error of Java and of Spark's workers, also for later sessions of this
@@ -67,15 +72,19 @@ def build_session(
     # Importing pyspark takes 0.2 s, too long for `--help`.
     from pyspark.sql import SparkSession
 
-    builder = SparkSession.builder.appName(app).master(master)
+    outside = find_settings()
+    given = {
+        "spark.master": master,
+        "spark.driver.memory": driver_memory,
+        "spark.sql.shuffle.partitions": str(shuffle_partitions or ""),
+    }
+    user = {**outside, **(settings or {}), **{name: value for name, value in given.items() if value}}
     machine = (*_JVM_OPTIONS, *(() if is_long else _QUICK_JVM_OPTIONS))
     archive = archive_options(java_home) if java_options is None else java_options
-    defaults = {
-        "spark.driver.memory": driver_memory,
-        "spark.sql.shuffle.partitions": str(shuffle_partitions),
-        **_default_settings(master, root, (*machine, *archive)),
-    }
-    for key, value in {**defaults, **(settings or {})}.items():
+    master = user.get("spark.master", "local[*]")
+    ours = _default_settings(master, root, (*machine, *archive))
+    builder = SparkSession.builder.appName(app)
+    for key, value in merge_settings(ours, user).items():
         builder = builder.config(key, value)
     with _errors_into(log_file):
         return builder.getOrCreate()
@@ -84,6 +93,9 @@ def build_session(
 def _default_settings(master: str, python_path: str, java_options: Sequence[str]) -> dict[str, str]:
     log_settings = files("tandemmq.spark").joinpath("log4j2.properties")
     defaults = {
+        "spark.master": master,
+        "spark.driver.memory": DRIVER_MEMORY,
+        "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
         "spark.driver.extraJavaOptions": " ".join(
             [*java_options, f"-Dlog4j2.configurationFile=file:{log_settings}"]
         ),

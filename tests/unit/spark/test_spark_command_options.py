@@ -48,6 +48,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (REPLAY, ["--state", "/s.json"], {"state": Path("/s.json")}),
         (REPLAY, ["--continuous", "--every-seconds", "7"], {"is_continuous": True, "every_s": 7.0}),
         (REPLAY, ["--master", "spark://h:1"], {"master": "spark://h:1"}),
+        (REPLAY, ["--conf", "spark.ui.enabled=true"], {"settings": (("spark.ui.enabled", "true"),)}),
         (REPLAY, ["--option", "retries=3"], {"sink": (("retries", "3"),)}),
         (DEAD_LETTERS, ["--from-time", "1000"], {"begin_ms": 1000}),
         (DEAD_LETTERS, ["--until-time", "2000"], {"end_ms": 2000}),
@@ -85,3 +86,9 @@ def test_a_flag_changes_what_it_names(
         if getattr(reported, field.name) != getattr(plain, field.name)
     }
     assert different == changed
+
+
+def test_a_setting_that_spark_would_ignore_is_refused() -> None:
+    result = CliRunner().invoke(app, [*LANDING, "--conf", "driver.memory=4g"])
+    assert result.exit_code == 2
+    assert "begin with" in result.output

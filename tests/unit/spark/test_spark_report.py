@@ -139,6 +139,8 @@ def test_metrics_are_served_while_the_pipeline_runs() -> None:
 def test_report_hides_secret_options() -> None:
     shown = _render_command(["landing", "--option", "secretKey=abc", "--option", "accessKey=d e", "--x=1"])
     assert shown == "landing --option secretKey=... --option accessKey=... --x=1"
+    shown = _render_command(["audit", "--conf=spark.hadoop.fs.s3a.secret.key=abc", "--option=secretKey=abc"])
+    assert shown == "audit --conf=spark.hadoop.fs.s3a.secret.key=... --option=secretKey=..."
 
 
 def test_a_report_that_cannot_be_drawn_is_refused_before_anything_starts(

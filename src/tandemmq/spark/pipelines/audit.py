@@ -77,7 +77,9 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
         return rounds[-1]
 
     name, is_long = f"audit {options.topic}", options.is_continuous
-    with open_session(name, options.master, options.spark_log, is_long=is_long) as (spark, stop):
+    with open_session(
+        name, options.master, options.spark_log, is_long=is_long, settings=options.settings
+    ) as (spark, stop):
         place = Workplace(spark, reporter, stop)
         reason, error = place.repeat(judge, options.every_s if options.is_continuous else None)
     reporter.report(AuditDone(reason=reason, error=error))

@@ -100,7 +100,8 @@ def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
     parse_options(options.source_options(), is_streaming=False)
     parse_sink_options({**options.sink_options(), "topic": "any"})
     state = load_state(options.state, options.plan()) if options.state is not None else None
-    with open_session(f"deadletters {options.group}", options.master) as (spark, stop):
+    name = f"deadletters {options.group}"
+    with open_session(name, options.master, settings=options.settings) as (spark, stop):
         return DeadLetters(Workplace(spark, reporter, stop), options, state).run()
 
 

@@ -195,7 +195,8 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
         nonlocal total
         total = _export(place, options)
 
-    with open_session(f"history {options.lake}", options.master) as (spark, stop):
+    name = f"history {options.lake}"
+    with open_session(name, options.master, settings=options.settings) as (spark, stop):
         place = Workplace(spark, reporter, stop)
         report_start(reporter, str(options.lake), str(options.out), total)
         reason, error = attempt(export, refused=(TandemError,))

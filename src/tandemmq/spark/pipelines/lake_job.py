@@ -50,8 +50,8 @@ Measure = Callable[[Path, int], Summary]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LakeTarget:
-    """The target of a stream. `name`, `topic`: of the job, for people. `sink`: further options of the lake's
-    sink.
+    """The target of a stream. `name`, `topic`: of the job, for people. `settings`: of Spark; `sink`: further
+    options of the lake's sink.
     """
 
     name: str
@@ -61,6 +61,7 @@ class LakeTarget:
     checkpoint_dir: Path
     is_continuous: bool
     trigger_s: float
+    settings: Sequence[tuple[str, str]] = ()
     sink: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -80,7 +81,9 @@ def run_lake_job(
     with hold_directory(target.out):
         check_checkpoint(target)
         name, log_file = f"{target.name} {target.topic}", target.out / CONTROL_DIR / LOG_FILE
-        with open_session(name, target.master, log_file, is_long=target.is_continuous) as (spark, stop):
+        with open_session(
+            name, target.master, log_file, is_long=target.is_continuous, settings=target.settings
+        ) as (spark, stop):
             warm_up(spark)
             # The first stream is made at once, so that an unusable one is rejected early.
             streams = chain([make_stream(spark)], (make_stream(spark) for _ in count()))

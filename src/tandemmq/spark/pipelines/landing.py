@@ -93,6 +93,7 @@ class Landing:
             name="landing",
             topic=options.topic,
             master=options.master,
+            settings=options.settings,
             out=options.out,
             checkpoint_dir=options.checkpoint or options.out / CHECKPOINT_DIR,
             is_continuous=options.is_continuous,

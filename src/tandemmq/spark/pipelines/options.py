@@ -55,6 +55,17 @@ def parse_pairs(flag: str, texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
     return tuple(pairs)
 
 
+def parse_settings(flag: str, texts: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Returns the names and values of Spark's settings; raises as `parse_pairs`, and for other names, which
+    Spark would ignore.
+    """
+    pairs = parse_pairs(flag, texts)
+    wrong = [name for name, _ in pairs if not name.startswith("spark.")]
+    if wrong:
+        raise typer.BadParameter(f"settings of Spark begin with 'spark.', got {wrong[0]!r}", param_hint=flag)
+    return pairs
+
+
 def parse_paths(flag: str, texts: Sequence[str]) -> tuple[tuple[str, Path], ...]:
     """Returns the names and paths of `name=path` texts; raises as `parse_pairs`."""
     return tuple((name, Path(value)) for name, value in parse_pairs(flag, texts))
@@ -116,7 +127,14 @@ _IS_ONCE = Typed(bool, False, lambda _, is_once: not is_once)
 _KEEPS_KEYS = Typed(bool, False, lambda _, keeps: Keys.KEEP if keeps else Keys.NEW)
 
 NameServers = Annotated[str, flag("Name servers: host:port[;host:port].", "--namesrv")]
-Master = Annotated[str, flag("Spark master: local[*] or spark://host:port.")]
+Master = Annotated[
+    str, flag("Spark master, such as spark://host:port; default: that of spark-defaults.conf, or local[*].")
+]
+Settings = Annotated[
+    Pairs,
+    flag("A setting of Spark, as spark.name=value; wins over spark-defaults.conf; repeatable.", "--conf"),
+    _PAIRS._replace(parse=parse_settings),
+]
 EverySeconds = Annotated[float, flag("With --continuous: pause between rounds.", "--every-seconds", min=0.1)]
 Replica = Annotated[ReadPreference, flag("Replica to read from.")]
 BatchRows = Annotated[int, flag("Largest number of messages per batch.", "--batch-rows", min=1)]
@@ -151,7 +169,8 @@ class LandingOptions:
     name_servers: NameServers
     topic: Annotated[str, flag("The topic to land; separate several by commas.")]
     out: Annotated[Path, flag("Directory for the Parquet files; created if missing.")]
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
     is_continuous: Annotated[
         bool, flag("Stop at the current end of the topic, or keep running.", "--once/--continuous"), _IS_ONCE
     ] = True
@@ -284,7 +303,8 @@ class ReplayOptions:
         bool, flag("Keep running and send newly landed messages, or stop at the end.", "--continuous/--once")
     ] = False
     every_s: EverySeconds = 5.0
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
     sink: Sink = ()
 
     @property
@@ -353,7 +373,8 @@ class DeadLetterOptions:
     source: Annotated[
         Pairs, flag("Any option of the source, as name=value; repeatable.", "--source-option"), _PAIRS
     ] = ()
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
 
     def __post_init__(self) -> None:
         if self.resend and self.state is None:
@@ -395,7 +416,8 @@ class RollupOptions:
     batch_records_max: BatchRows = 1_000_000
     trigger_s: TriggerSeconds = 10.0
     source: Source = ()
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
 
     def __post_init__(self) -> None:
         if bool(self.topic) == bool(self.pattern):
@@ -429,7 +451,8 @@ class HistoryOptions:
     columns: Annotated[tuple[str, ...], flag("Columns to write, separated by commas."), _NAMES] = ()
     checkpoint: Annotated[Path | None, flag("The landing's checkpoint; default LAKE/_checkpoint.")] = None
     source: Source = ()
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
 
     @property
     def subject(self) -> str:
@@ -457,7 +480,8 @@ class AuditOptions:
     is_continuous: Annotated[bool, flag("Audit repeatedly, or once.", "--continuous/--once")] = False
     every_s: EverySeconds = 60.0
     source: Source = ()
-    master: Master = "local[*]"
+    master: Master = ""
+    settings: Settings = ()
     piece_size: Annotated[int, flag("Number of queue offsets per digest.", min=1)] = 100_000
     settle_s: Annotated[
         float,

@@ -43,7 +43,8 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
     state = load_state(options.state_path, options.plan())
     log = options.lake / CONTROL_DIR / "replay.log"
     name, is_long = f"replay {options.to_topic}", options.is_continuous
-    with open_session(name, options.master, log, is_long=is_long) as (spark, stop):
+    settings = options.settings
+    with open_session(name, options.master, log, is_long=is_long, settings=settings) as (spark, stop):
         return Replay(Workplace(spark, reporter, stop), options, state).run()
 
 

@@ -439,6 +439,7 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
         name="rollup",
         topic=options.subject,
         master=options.master,
+        settings=options.settings,
         out=options.out,
         checkpoint_dir=options.out / CHECKPOINT_DIR,
         is_continuous=options.is_continuous,

@@ -37,17 +37,23 @@ POLL_S = 0.1
 
 @contextmanager
 def open_session(
-    app: str, master: str, log_file: Path | None = None, *, is_long: bool = False
+    app: str,
+    master: str,
+    log_file: Path | None = None,
+    *,
+    is_long: bool = False,
+    settings: Sequence[tuple[str, str]] = (),
 ) -> Iterator[tuple[SparkSession, StopFlag]]:
     """Opens a session with our sources and sinks registered, and yields it with the flag that SIGTERM and
     SIGINT set.
 
-    `is_long`: it runs until a signal. Both signals are handled from before Java starts until after it has
-    ended.
+    `is_long`: it runs until a signal. `settings`: the user's own of Spark. Both signals are handled from
+    before Java starts until after it has ended.
     """
     stop = StopFlag()
     with stop.listening():
-        spark = build_session(app, master, log_file=log_file or NO_LOG, is_long=is_long)
+        log = log_file or NO_LOG
+        spark = build_session(app, master, log_file=log, is_long=is_long, settings=dict(settings))
         register_formats(spark)
         try:
             # Spark installs its own SIGINT handler when the session begins.
