@@ -46,7 +46,13 @@ async def test_overview_shows_the_brokers(cluster: Cluster) -> None:
 
 async def test_foreign_host_name_is_refused(cluster: Cluster) -> None:
     async with open_browser(cluster.name_servers) as browser:
-        assert (await browser.get("/", Host="evil.example:8088")).status_code == 421
+        for foreign in (
+            "evil.example:8088",
+            "evil-localhost:8088",
+            "evil.localhost",
+            "localhost.evil.example",
+        ):
+            assert (await browser.get("/", Host=foreign)).status_code == 421
         assert (await browser.get("/", Host="localhost:8088")).status_code == 200
         assert (await browser.get("/", Host="[::1]:8088")).status_code == 200
 

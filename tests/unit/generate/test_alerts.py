@@ -140,6 +140,24 @@ CASES = (
         **HERE,
     ),
     fires(
+        "TandemMQFewFilesLeft",
+        "9m",
+        {
+            own("tandemmq_process_open_fds", "m:1"): "95x40",
+            own("tandemmq_process_max_fds", "m:1"): "100x40",
+        },
+        job="tandemmq",
+        instance="m:1",
+    ),
+    is_quiet(
+        "TandemMQFewFilesLeft",
+        "9m",
+        {
+            own("tandemmq_process_open_fds", "m:1"): "80x40",
+            own("tandemmq_process_max_fds", "m:1"): "100x40",
+        },
+    ),
+    fires(
         "TandemMQScrapeFailed",
         "5m",
         {own("up", "m:1"): "1x8 0x40"},

@@ -13,12 +13,14 @@ from tandemmq.manage.topics import (
     Topic,
     TopicDetails,
     TopicKind,
+    _sum_series,
     change_topic,
     read_load,
     read_topic,
     read_topics,
 )
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo
+from tandemmq.protocol.bodies.stats import BrokerStatsAnswer, BrokerStatsItem
 
 NOW_MS = 1_900_000_000_000
 
@@ -106,3 +108,11 @@ def test_skew_compares_the_fullest_queue_with_the_average() -> None:
     assert skew(4, 4) == 1.0
     assert skew(6, 2) == 1.5
     assert skew(0, 0) == skew() == 1.0
+
+
+def test_a_young_series_counts_with_its_longest_time_span() -> None:
+    of_minute = BrokerStatsItem(sum=3, tps=0.5)
+    old = BrokerStatsAnswer(day=BrokerStatsItem(sum=500), hour=BrokerStatsItem(sum=40), minute=of_minute)
+    in_first_day = BrokerStatsAnswer(hour=BrokerStatsItem(sum=40), minute=of_minute)
+    in_first_hour = BrokerStatsAnswer(minute=of_minute)
+    assert _sum_series([old, in_first_day, in_first_hour]) == (1.5, 543)
