@@ -204,6 +204,20 @@ def test_a_requeued_message_never_becomes_a_dead_letter(connect: Callable[..., A
         rest(one)
 
 
+@pytest.mark.parametrize("settle", ["ack", "requeue", "reject"])
+def test_a_message_settled_after_its_visibility_timeout_is_delivered_again(
+    connect: Callable[..., Any], settle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = connect(visibility_timeout=1)
+    queue, found = Queue(f"late-{settle}"), Found(acks=False)
+    with Consumer(one.channel(), [queue], callbacks=[found]):
+        Producer(one.channel()).publish("x", exchange="", routing_key=queue.name, declare=[queue])
+        drain(one, lambda: len(found.messages) == 2)
+        getattr(found.messages[0], settle)()
+        assert ("settled too late" in caplog.text) is (settle == "requeue")
+        found.messages[1].ack()
+
+
 def test_one_message_in_two_queues_of_a_channel_is_acknowledged_in_both(connect: Callable[..., Any]) -> None:
     one = connect(visibility_timeout=2)
     exchange, found, channel = Exchange("both", type="fanout"), Found(), one.channel()

@@ -14,7 +14,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -26,9 +26,17 @@ from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
 from tandemmq.client.producer.producer import Producer
-from tandemmq.errors import BrokerUnreachable, GroupNotFound, TandemError, TopicExists, TopicNotFound
+from tandemmq.errors import (
+    BrokerUnreachable,
+    GroupNotFound,
+    RequestRejected,
+    TandemError,
+    TopicExists,
+    TopicNotFound,
+)
 from tandemmq.integrations.exchanges import Binding, Names, tag_of, tags_of
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 from tandemmq.runtime.tasks import TaskScope
 
@@ -355,12 +363,21 @@ class KombuSession:
 
     async def acknowledge(self, queue: str, message: PoppedMessage) -> None:
         """Acknowledges a message of a durable queue."""
-        await self._consumers[queue].ack(message)
+        await self._settle(queue, self._consumers[queue].ack(message))
 
     async def give_back(self, queue: str, *messages: PoppedMessage) -> None:
         """Lets messages of a durable queue be delivered again at once."""
         if messages:
-            await self._consumers[queue].nack(*messages, counts=False)
+            await self._settle(queue, self._consumers[queue].nack(*messages, counts=False))
+
+    async def _settle(self, queue: str, work: Awaitable[None]) -> None:
+        try:
+            await work
+        except RequestRejected as error:
+            if error.code != ResponseCode.NO_MESSAGE:
+                raise
+            # It is delivered again, as its visibility timeout has passed; an error would end the worker.
+            log.warning("queue %s: settled too late: %s", queue, error)
 
     async def count(self, queue: str, bindings: Collection[Binding]) -> int:
         """Returns the number of messages that are not acknowledged."""
