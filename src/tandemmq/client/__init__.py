@@ -78,6 +78,7 @@ if TYPE_CHECKING:
     )
     from tandemmq.protocol.bodies import MessageQueue
     from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+    from tandemmq.protocol.topic_names import decode_name, encode_name
     from tandemmq.remoting.options import TlsClientOptions
 
 __all__ = [
@@ -146,6 +147,8 @@ __all__ = [
     "TransactionState",
     "allocate_averagely",
     "allocate_by_circle",
+    "decode_name",
+    "encode_name",
     "message_key",
 ]
 
@@ -215,6 +218,7 @@ __getattr__, __dir__ = names_on_demand(
         ),
         "tandemmq.protocol.bodies": ("MessageQueue",),
         "tandemmq.protocol.message": ("Message", "PoppedMessage", "ReceivedMessage"),
+        "tandemmq.protocol.topic_names": ("decode_name", "encode_name"),
         "tandemmq.remoting.options": ("TlsClientOptions",),
     },
 )
