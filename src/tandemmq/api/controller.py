@@ -18,7 +18,7 @@ from tandemmq.api.calls import (
     text,
     value,
 )
-from tandemmq.errors import ClientError, NotLeader, RequestRejected
+from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
 from tandemmq.protocol.bodies import replica
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -296,7 +296,8 @@ async def hand_over_group(
     before and after.
 
     Raises:  RequestRejected when the group, its master or the member does not exist, when the master rejects,
-             or when the master is unchanged after HAND_OVER_S_MAX; the errors of `Call`.
+             or when the master is unchanged after HAND_OVER_S_MAX; the errors of `Call`, after the handover
+             only those that are not retriable, or that last until then.
     """
     leader = await find_leader(client, controller)
     before = (await read_sync_states(client, leader, [name])).get(name)
@@ -317,11 +318,17 @@ async def hand_over_group(
         pass  # the old master closes its connections when it changes its role
     ends_at_s = clock.monotonic() + (HAND_OVER_S_MAX if refusal is None else 0.0)
     while True:
-        after = (await read_sync_states(client, await find_leader(client, controller), [name])).get(name)
+        unread: TandemError | None = None
+        try:
+            after = (await read_sync_states(client, await find_leader(client, controller), [name])).get(name)
+        except TandemError as error:
+            if not error.retriable:
+                raise
+            after, unread = None, error  # the controllers may be electing a leader meanwhile
         if after is not None and after.master_epoch > before.master_epoch:
             return before, after
         if clock.monotonic() > ends_at_s:
-            raise refusal or RequestRejected(f"broker {before.master_id} is still the master")
+            raise refusal or unread or RequestRejected(f"broker {before.master_id} is still the master")
         await clock.sleep(HAND_OVER_POLL_S)
 
 
