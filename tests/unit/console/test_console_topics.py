@@ -69,6 +69,19 @@ async def test_a_topic_is_created_shown_changed_and_deleted(cluster: Cluster) ->
 
 
 @pytest.mark.parametrize(
+    ("given", "shown"),
+    [({}, "read and write"), ({"permission": ""}, "read and write"), ({"permission": "0"}, "none")],
+)
+async def test_a_new_topic_is_readable_and_writable_unless_the_form_says_otherwise(
+    cluster: Cluster, given: dict[str, str], shown: str
+) -> None:
+    async with open_browser(cluster.name_servers) as browser:
+        answer = await browser.post("/new-topic", {"name": "Orders", "cluster": "DefaultCluster", **given})
+        assert answer.status_code == 303, answer.text
+        assert f"<td>{shown}</td>" in await text_of(browser, "/topics/Orders")
+
+
+@pytest.mark.parametrize(
     "given",
     [{"name": "bad name"}, {"name": "T", "queues": "0"}, {"name": "T", "queues": "many"}, {"name": ""}],
 )

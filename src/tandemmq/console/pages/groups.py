@@ -207,18 +207,8 @@ async def reset(view: View) -> Answer:
 
 async def ask_clone(view: View) -> Answer:
     """Asks before the offsets of another group replace those of this one."""
-    name, source, topic = view.path["group"], view.query.get("source", ""), view.query.get("topic", "")
-    if not source or not topic:
-        raise PageError(400, "a topic and the group to copy from must be given")
-    table = await _groups(view)
-    state = await read_state(view.tools, [target.address for target in table.targets], name, view.now_ms)
-    if state.problems:
-        raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
-    if state.members.members:
-        raise PageError(409, f"members of {name} are online and would overwrite the offsets: stop them first")
-    committed = await view.tools.cluster_admin.committed_offsets(source, topic)
-    if all(offset is None for offset in committed.values()):
-        raise PageError(404, f"group {source} has no offset in topic {topic}")
+    name = view.path["group"]
+    source, topic = await _find_copy(view, view.query)
     return view.confirm(
         f"Replace the offsets of group {name} in topic {topic} with those of group {source}?",
         fields={"source": source, "topic": topic},
@@ -229,7 +219,8 @@ async def ask_clone(view: View) -> Answer:
 
 async def clone(view: View) -> Answer:
     """Copies the offsets of another group in one topic."""
-    name, source, topic = view.path["group"], view.form.get("source", ""), view.form.get("topic", "")
+    name = view.path["group"]
+    source, topic = await _find_copy(view, view.form)
     await clone_offsets(view.tools, source, name, topic)
     return view.redirect(_path_of(name), f"The offsets of {source} in {topic} are copied to {name}.")
 
@@ -256,6 +247,25 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
             raise PageError(503, f"no broker that answers has the group {name}, but {text}")
         raise PageError(404, f"no broker has the group {name}")
     return table, table.groups[name]
+
+
+async def _find_copy(view: View, given: Mapping[str, str]) -> tuple[str, str]:
+    """Returns the source and the topic of a copy of offsets. Raises PageError if members of the group would
+    overwrite the copy, or if there is nothing to copy.
+    """
+    name, source, topic = view.path["group"], given.get("source", ""), given.get("topic", "")
+    if not source or not topic:
+        raise PageError(400, "a topic and the group to copy from must be given")
+    table = await _groups(view)
+    state = await read_state(view.tools, [target.address for target in table.targets], name, view.now_ms)
+    if state.problems:
+        raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
+    if state.members.members:
+        raise PageError(409, f"members of {name} are online and would overwrite the offsets: stop them first")
+    committed = await view.tools.cluster_admin.committed_offsets(source, topic)
+    if all(offset is None for offset in committed.values()):
+        raise PageError(404, f"group {source} has no offset in topic {topic}")
+    return source, topic
 
 
 def _position(given: Mapping[str, str], now_ms: int) -> NewPosition:

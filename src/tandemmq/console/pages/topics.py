@@ -23,6 +23,7 @@ from tandemmq.manage.topics import (
     read_topic,
     read_topics,
 )
+from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
 
 KINDS: Final = ("all", *(kind.value for kind in TopicKind))
 PERMISSIONS: Final = ((6, "read and write"), (4, "read only"), (2, "write only"), (0, "none"))
@@ -84,11 +85,12 @@ async def show_new(view: View) -> Answer:
 async def create(view: View) -> Answer:
     """Creates a topic at all masters of a cluster."""
     name, message_type = view.form.get("name", "").strip(), view.form.get("type", "")
+    permission = _permission(view.form)
     await answering_masters(view.tools, Place(cluster=view.form.get("cluster", "")))
     await view.tools.cluster_admin.create_topic(
         name,
         queue_count=read_number(view.form, "queues", 1, QUEUES_MAX) or 8,
-        permission=_permission(view.form) or 0,
+        permission=PERMISSION_DEFAULT if permission is None else permission,
         cluster=view.form.get("cluster") or None,
         attributes={MESSAGE_TYPE: message_type} if message_type in MESSAGE_TYPES else None,
     )
