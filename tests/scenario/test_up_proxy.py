@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
+import urllib.request
 from pathlib import Path
 
 import grpc
@@ -27,12 +29,26 @@ def is_serving(address: str) -> bool:
     return answer == b"\x08\x01"
 
 
+def is_ready(address: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://{address}/health/ready", timeout=10) as answer:
+            return bool(answer.status == 200)
+    except OSError:
+        return False
+
+
 def test_a_proxy_runs_is_restarted_and_stops_with_the_cluster(tmp_path: Path) -> None:
     folder = tmp_path / "up"
     try:
-        began = run(folder, "up", "--minimal", "--detach", "--no-console", "--port-base", "auto", "--proxy")
+        metrics = ("--set", "metricsExporterType=PROM")
+        began = run(
+            folder, "up", "--minimal", "--detach", "--no-console", "--port-base", "auto", "--proxy", *metrics
+        )
         assert began.returncode == 0, began.stderr
         proxy = servers(folder)["proxy"]
+        pages = re.findall(r"^(\S.*?)  .*http://(\S+)/health/ready$", began.stdout, re.MULTILINE)
+        assert [name for name, _ in pages] == ["name server", "broker-a master", "proxy"]
+        until_blocking(lambda: is_ready(pages[-1][1]))
         assert f"clients of RocketMQ 5 (gRPC) to the proxy {proxy['address']}." in began.stdout
         assert is_serving(proxy["address"])
         os.kill(proxy["process"], signal.SIGKILL)

@@ -140,6 +140,7 @@ async def _serve(name_servers: str, options: ConsoleOptions) -> None:
             app,
             listener,
             f"console ready on {scheme}://{render_address((host, port))}",
+            name_servers=name_servers,
             requests_max=REQUESTS_AT_ONCE_MAX,
             tls_cert=options.tls_cert,
             tls_key=options.tls_key,

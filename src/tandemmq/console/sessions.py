@@ -30,7 +30,7 @@ from tandemmq.console.sampler import Sampler
 from tandemmq.errors import BrokerUnreachable, ConfigError, NotPermitted, RequestTimeout, TandemError
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.reach import READ_TIMEOUT_S
-from tandemmq.manage.tools import Tools, find_targets, open_tools
+from tandemmq.manage.tools import UNSIGNED, Tools, find_targets, open_tools
 from tandemmq.protocol.signature import Credentials
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope
@@ -42,8 +42,6 @@ AGE_S_MAX: Final = 12 * 3600.0
 SWEEP_S: Final = 60.0
 VISITOR: Final = ""
 """The user name of a visitor who is not logged in."""
-UNSIGNED: Final = Credentials("", "")
-"""Keys that sign nothing; without them the tools would use their own file."""
 VIEWER: Final = "viewer"
 OPERATOR: Final = "operator"
 _TRIED_BROKERS_MAX: Final = 3

@@ -36,6 +36,8 @@ A = TypeVar("A")
 
 CALL_TIMEOUT_S = 5.0
 TRUST_VARIABLE = "TANDEMMQ_TLS_CA"
+UNSIGNED: Final = Credentials("", "")
+"""Keys that sign nothing; without them the tools would use their own file."""
 
 
 def tools_options(credentials: Credentials | None = None) -> ClientOptions:

@@ -78,4 +78,4 @@ async def _serve(name_servers: str, options: McpHttpOptions | None, *, allows_ch
         if options is None:
             await server.run_stdio_async()
             return
-        await serve_http(server, options)
+        await serve_http(server, options, name_servers)

@@ -1,8 +1,8 @@
 """The MCP server over streamable HTTP: a bearer token for every request, and checked Host and Origin headers.
 
-Invariants: a request without the token reaches nothing, whatever else it carries. A page of a browser cannot
-            use the server through a name that resolves to a loopback address: its Host and Origin headers
-            must name this server.
+Invariants: a request without the token reaches nothing but the pages of health, whatever else it carries.
+            A page of a browser cannot use the server through a name that resolves to a loopback address: its
+            Host and Origin headers must name this server.
 
 At a bound: REQUESTS_MAX requests run at once; further ones are answered with status 503.
 """
@@ -118,14 +118,18 @@ def build_app(server: MCPServer[Any], options: McpHttpOptions, port: int) -> ASG
     return TokenGuard(app, options.token)
 
 
-async def serve_http(server: MCPServer[Any], options: McpHttpOptions) -> None:
-    """Serves requests until SIGINT or SIGTERM. Raises ConfigError when the address cannot be used."""
+async def serve_http(server: MCPServer[Any], options: McpHttpOptions, name_servers: str) -> None:
+    """Serves requests until SIGINT or SIGTERM; ready while a name server answers.
+
+    Raises:  ConfigError when the address cannot be used.
+    """
     with contextlib.closing(listen(options.listen)) as listener:
         port = int(listener.getsockname()[1])
         await serve_app(
             build_app(server, options, port),
             listener,
             f"MCP server ready on {options.scheme}://{render_address((options.host, port))}{PATH}",
+            name_servers=name_servers,
             requests_max=REQUESTS_MAX,
             tls_cert=options.certificate,
             tls_key=options.key,

@@ -58,6 +58,8 @@ METRICS_DISTANCE: Final = 3
 """The distance from a broker's port to that of its metrics and health, if they are wanted."""
 NAME_SERVER_METRICS_DISTANCE: Final = 5
 """The distance from the first broker's port to the same port of the name server."""
+PROXY_METRICS_DISTANCE: Final = 1
+"""The distance from that port to the same port of the proxy."""
 PROXY: Final = "proxy"
 """The name, and the role, of the gRPC proxy."""
 PROXY_PORT: Final = 8081
@@ -301,16 +303,21 @@ def plan_proxy(folder: Path, name_server: ServerPlan) -> ServerPlan:
     """
     _require_modules(PROXY, PROXY_MODULES)
     host, _, names = name_server.address.rpartition(":")
-    bind = _read_settings(name_server.directory / "server.properties")["bindAddress"]
+    given = _read_settings(name_server.directory / "server.properties")
+    bind = given["bindAddress"]
     port = PROXY_PORT if int(names) == NAMESRV_PORT else int(names) + PROXY_DISTANCE
-    if not _is_free(bind, port):
-        raise ConfigError(f"the proxy's port {port} at {bind} is in use by another program")
+    metrics_port = int(given.get("metricsPromExporterPort", 0)) + PROXY_METRICS_DISTANCE
+    metrics = _metrics_settings(given, metrics_port)
+    for wanted in (port, *([metrics_port] if metrics else [])):
+        if not _is_free(bind, wanted):
+            raise ConfigError(f"the proxy's port {wanted} at {bind} is in use by another program")
     directory = folder / "proxy"
     settings = {
         "namesrvAddr": name_server.address,
         "bindAddress": bind,
         "grpcServerPort": port,
         "proxyStorePath": directory / "store",
+        **metrics,
     }
     return _write_plan(PROXY, PROXY, f"{host}:{port}", "proxy", directory, settings)
 

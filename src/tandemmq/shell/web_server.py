@@ -20,7 +20,9 @@ from tandemmq.remoting.options import TlsMode, TlsOptions, parse_address
 from tandemmq.remoting.tls import TlsAcceptor
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.runtime.tasks import TaskScope
 from tandemmq.shell.web_connections import ConnectionTable, WebConnection, WebTlsConnection
+from tandemmq.shell.web_health import ClusterProbe, HealthPages
 
 STOP_S_MAX: Final = 3
 """The longest wait for requests that are running when the server ends."""
@@ -52,21 +54,30 @@ async def serve_app(
     listener: socket.socket,
     ready_line: str,
     *,
+    name_servers: str,
     requests_max: int,
     tls_cert: Path | None = None,
     tls_key: Path | None = None,
 ) -> None:
-    """Serves the application until SIGTERM or SIGINT; prints the ready line once requests are answered. Above
-    `requests_max` requests at once, further ones are answered with status 503.
+    """Serves the application and the pages of health until SIGTERM or SIGINT; prints the ready line once
+    requests are answered. The server is ready while one of the name servers answers. Above `requests_max`
+    requests at once, further ones are answered with status 503.
 
     Raises:  ConfigError if the application does not start; its log has the reason. Or for a certificate that
              cannot be used.
     """
-    server = WebServer(app, ready_line, requests_max=requests_max, tls_cert=tls_cert, tls_key=tls_key)
+    probe = ClusterProbe(name_servers, clock=LoopClock())
+    pages = HealthPages(app, lambda: (probe.condition,))
+    server = WebServer(pages, ready_line, requests_max=requests_max, tls_cert=tls_cert, tls_key=tls_key)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, server.end)
-    await server.serve(sockets=[listener])
+    scope = TaskScope("web server")
+    scope.start("probe", probe.run())
+    try:
+        await server.serve(sockets=[listener])
+    finally:
+        await scope.close()
     if not server.started:
         raise ConfigError("the server did not start")
 

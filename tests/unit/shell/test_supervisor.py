@@ -154,14 +154,17 @@ def test_each_server_has_a_port_of_its_own_for_metrics_and_health(tmp_path: Path
     assert {plan.health for plan in plain} == {""}
     wanted = ["metricsExporterType=PROM", "metricsLabel=zone:a"]
     plans = local.make_plan(tmp_path / "up", port_base="auto", groups=2, is_elected=True, overrides=wanted)
-    ports = [int(plan.health.rpartition(":")[2]) for plan in plans]
+    proxy = local.plan_proxy(tmp_path / "up", plans[0])
+    ports = [int(plan.health.rpartition(":")[2]) for plan in (*plans, proxy)]
     taken = [int(plan.address.rpartition(":")[2]) + distance for plan in plans for distance in (-2, 0, 1, 2)]
     assert len({*ports, *taken}) == len(ports) + len(taken), "no port is given twice"
-    for plan in plans:
+    assert int(proxy.address.rpartition(":")[2]) not in ports
+    for plan in (*plans, proxy):
         text = (plan.directory / "server.properties").read_text()
         assert "metricsExporterType=PROM" in text
         assert "metricsLabel=zone:a" in text
     own = local.make_plan(
         tmp_path / "own", port_base="auto", overrides=[*wanted, "metricsPromExporterPort=0"]
     )
+    assert local.plan_proxy(tmp_path / "plain", plain[0]).health == ""
     assert [plan.health for plan in own if plan.is_broker] == ["", ""], "which only the broker knows"
