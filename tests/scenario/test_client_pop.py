@@ -265,6 +265,17 @@ async def test_a_wait_that_is_cancelled_takes_no_message(tmp_path: Path) -> None
         assert message.retry_count == 0
 
 
+async def test_a_wait_for_a_message_receives_none(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, pops(rig) as consumer:
+        assert not await consumer.wait_for_message(timeout_s=0.1)
+        async with Producer("P", rig.namesrv, options=ProducerOptions(client=FAST)) as producer:
+            await producer.send(Message("T", b"x"))
+        async with asyncio.timeout(PATIENCE_S):
+            while not await consumer.wait_for_message():
+                pass
+        assert bodies(await receive(consumer, 1)) == [b"x"]
+
+
 async def test_tags_change_while_several_receive(tmp_path: Path) -> None:
     count = 300
     seen: set[int] = set()

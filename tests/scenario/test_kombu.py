@@ -189,6 +189,18 @@ def test_an_idle_queue_leaves_room_for_the_other_queues(
         drain(one, lambda: sorted(found.bodies) == list(range(9)))
 
 
+def test_idle_queues_do_not_slow_down_a_busy_one(connect: Callable[..., Any]) -> None:
+    one, found = connect(), Found()
+    queues = [Queue(f"quiet-{number}") for number in range(5)]
+    producer = Producer(connect().channel())
+    for number in range(20):
+        producer.publish(number, exchange="", routing_key="quiet-0", declare=[queues[0]])
+    began_s = time.monotonic()
+    with Consumer(one.channel(), queues, callbacks=[found], prefetch_count=1):
+        drain(one, lambda: found.bodies == list(range(20)))
+    assert time.monotonic() - began_s < 10.0  # each turn of an idle queue once took half a second
+
+
 def test_a_requeued_message_never_becomes_a_dead_letter(connect: Callable[..., Any]) -> None:
     one = connect()
     seen: list[bool] = []

@@ -22,7 +22,7 @@ from tandemmq.api import broker_admin
 from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.membership import queue_of
-from tandemmq.client.consumer.pop import PopConsumer
+from tandemmq.client.consumer.pop import PopConsumer, longer_pause_s
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
 from tandemmq.client.producer.producer import Producer
@@ -47,8 +47,6 @@ ROUTING_KEY: Final = "ROUTING_KEY_"
 POP_MAX: Final = 32
 TRANSIENT_MAX: Final = 10_000
 POLL_S: Final = 0.01
-READ_S: Final = 0.5
-"""The time for which a read waits for messages."""
 PAUSE_S: Final = 1.0
 """The pause after a failed read."""
 
@@ -315,18 +313,20 @@ class KombuSession:
     async def _pop(
         self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
     ) -> None:
+        pause_s = 0.0
         while True:
-            count = await credit.reserve(POP_MAX)
-            found: list[PoppedMessage] = []
             unwanted: list[PoppedMessage] = []
             try:
-                # An idle queue must not keep what it reserved from the channel's other queues.
-                found = await consumer.receive(count, timeout_s=READ_S)
+                found = await self._receive(consumer, credit)
+                if found:
+                    pause_s = 0.0
+                else:
+                    await asyncio.sleep(pause_s)
+                    pause_s = longer_pause_s(pause_s) if await consumer.wait_for_message() else 0.0
             except TandemError as error:
                 log.warning("queue %s cannot be read now: %s", queue, error)
                 await asyncio.sleep(PAUSE_S)
-            finally:
-                credit.release(count - len(found))
+                continue
             for message in found:
                 if self._is_wanted(message, queue, bindings):
                     self.arrivals.put(Delivery.of_popped(queue, message))
@@ -338,6 +338,18 @@ class KombuSession:
                     await consumer.ack(*unwanted)
                 except TandemError as error:  # delivered again after the visibility timeout
                     log.warning("queue %s: messages of other keys stay: %s", queue, error)
+
+    async def _receive(self, consumer: PopConsumer, credit: Credit) -> list[PoppedMessage]:
+        """Returns the available messages. An idle queue reserves nothing while it waits: the channel's other
+        queues need it.
+        """
+        count = await credit.reserve(POP_MAX)
+        found: list[PoppedMessage] = []
+        try:
+            found = await consumer.receive(count, timeout_s=0.0)
+        finally:
+            credit.release(count - len(found))
+        return found
 
     def _is_wanted(self, message: PoppedMessage, queue: str, bindings: Collection[Binding]) -> bool:
         names = self.options.names

@@ -56,6 +56,11 @@ faster, or the broker delivers none now. The pause doubles each time.
 ACKS_AT_ONCE = 64
 
 
+def longer_pause_s(pause_s: float) -> float:
+    """Returns the pause after one more announcement in vain."""
+    return min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX)
+
+
 class _Target(NamedTuple):
     """A topic at one broker."""
 
@@ -182,7 +187,14 @@ class PopConsumer(Client):
             is_announced = await self._wait_for_bell(
                 targets, self._topics(only), max(0.0, ends_s - clock.monotonic())
             )
-            pause_s = min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX) if is_announced else 0.0
+            pause_s = longer_pause_s(pause_s) if is_announced else 0.0
+
+    async def wait_for_message(self, timeout_s: float = POLL_S_MAX) -> bool:
+        """Waits until a broker announces a message, without receiving it; returns False after the timeout.
+        Another member may get the message first.
+        """
+        self._check_alive()
+        return await self._wait_for_bell(await self._targets(None), self._topics(None), timeout_s)
 
     async def ack(self, *messages: PoppedMessage) -> None:
         """Acknowledges these messages.
