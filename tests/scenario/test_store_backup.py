@@ -8,6 +8,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from typer.testing import CliRunner
@@ -15,11 +16,11 @@ from typer.testing import CliRunner
 from tandemmq.cli import app
 from tandemmq.client import Admin, Consumer, Message, Producer
 from tandemmq.config.load import MachineFacts, load_broker
-from tandemmq.errors import StoreError
+from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.bodies.codec import CONFIRMED_KEY
 from tandemmq.protocol.properties_file import Setting
-from tandemmq.store_command.backup_files import back_up, copy_back, read_manifest
+from tandemmq.store_command.backup_files import back_up, copy_back, damaged_files, read_manifest
 from tandemmq.testing import Cluster
 from tandemmq.testing.cluster import consumer_options
 from tandemmq.testing.member import HOST, ClusterMember
@@ -161,19 +162,21 @@ def make(root: Path, target: Path, end: int) -> list[int]:
 def test_a_backup_has_the_log_below_the_end_and_only_its_own_files(root: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     assert make(root, target, 250) == [100, 100, 50]
-    names = {path.name for path in target.rglob("*") if path.is_file()}
+    files = [path for path in target.rglob("*") if path.is_file() and path.name != "lock"]
+    names = {path.name for path in files}
     assert names == {"backup.json", "topics.json", *(f"{number:020}" for number in (0, 100, 200))}
     assert (target / "commitlog" / f"{200:020}").read_bytes() == b"\3" * 50 + bytes(50)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in target.rglob("*") if path.is_file())
+    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
 
 
 def test_an_update_copies_only_what_is_new_and_drops_what_has_expired(root: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     make(root, target, 250)
     (root / "commitlog" / f"{0:020}").unlink()
-    assert make(root, target, 300) == [100]
+    assert make(root, target, 300) == [50]
     assert (read_manifest(target).begin, read_manifest(target).end) == (100, 300)
     assert sorted(path.name for path in (target / "commitlog").iterdir()) == [f"{100:020}", f"{200:020}"]
+    assert (target / "commitlog" / f"{200:020}").read_bytes() == b"\3" * 100
 
 
 def test_an_interrupted_backup_is_no_backup(root: Path, tmp_path: Path) -> None:
@@ -189,6 +192,67 @@ def test_an_interrupted_backup_is_no_backup(root: Path, tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="interrupted"):
         copy_back(target, tmp_path / "new", copied.append)
     assert make(root, target, 250) == [100, 100, 50]
+
+
+def test_an_update_that_fails_leaves_the_earlier_backup_whole(root: Path, tmp_path: Path) -> None:
+    target, log = tmp_path / "backup", root / "commitlog"
+    make(root, target, 250)
+    before = files_of_backup(target)
+
+    def stop(*_: object) -> NoReturn:
+        raise StoreError("the broker has stopped")
+
+    (root / "config" / "topics.json").write_text('{"new": 1}')
+    for read_end, on_copied in ((stop, print), (lambda: 300, stop)):
+        with pytest.raises(StoreError, match="has stopped"):
+            back_up(root, log, target, read_end, on_copied, made_at_ms=2, version="1")
+        assert files_of_backup(target) == before
+    with pytest.raises(StoreError, match="is confirmed up to 240, but"):
+        make(root, target, 240)
+    for number in (0, 200):
+        path = log / f"{number:020}"
+        held = path.read_bytes()
+        path.write_bytes(b"z" * 100)
+        with pytest.raises(StoreError, match="another store"):
+            make(root, target, 300)
+        path.write_bytes(held)
+    assert files_of_backup(target) == before
+    assert make(root, target, 300) == [50]
+
+
+def files_of_backup(target: Path) -> list[bytes]:
+    """Returns the manifest, the table and the log of a backup, without what it does not count on."""
+    copied = target.parent / f"look{len(list(target.parent.iterdir()))}"
+    copy_back(target, copied, lambda _: None)
+    log = [path.read_bytes() for path in sorted((copied / "commitlog").iterdir())]
+    return [(target / "backup.json").read_bytes(), (copied / "config" / "topics.json").read_bytes(), *log]
+
+
+def test_two_backups_to_one_directory_exclude_each_other(root: Path, tmp_path: Path) -> None:
+    target = tmp_path / "backup"
+
+    def read_end() -> int:
+        with pytest.raises(StoreLocked):
+            make(root, target, 250)
+        return 250
+
+    back_up(root, root / "commitlog", target, read_end, lambda _: None, made_at_ms=1, version="1")
+
+
+async def test_a_restore_names_damaged_tables_and_a_missing_first_log_file(
+    root: Path, tmp_path: Path
+) -> None:
+    target = tmp_path / "backup"
+    make(root, target, 250)
+    copy_back(target, tmp_path / "whole", lambda _: None)
+    assert damaged_files(tmp_path / "whole", read_manifest(target)) == []
+    (target / "config" / "topics.json").write_text("[]")
+    (target / "commitlog" / f"{0:020}").unlink()
+    copy_back(target, tmp_path / "new", lambda _: None)
+    damaged = ["config/topics.json", f"commitlog/{0:020}"]
+    assert damaged_files(tmp_path / "new", read_manifest(target)) == damaged
+    output = await store("restore", target, tmp_path / "again", code=1)
+    assert all(f"{target}/{name} is missing, or not as it was copied" in output for name in damaged)
 
 
 def test_what_is_no_backup_or_another_store_is_refused(root: Path, tmp_path: Path) -> None:

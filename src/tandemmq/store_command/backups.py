@@ -84,7 +84,7 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
     Exit code 1 if the backup is damaged.
     """
     from tandemmq.store.inspect import RepairOptions, check_store, repair_store
-    from tandemmq.store_command.backup_files import copy_back, read_manifest
+    from tandemmq.store_command.backup_files import copy_back, damaged_files, read_manifest
 
     settings = broker_settings(config)
     inspect = inspect_options(directory, directory / "commitlog", settings, check_crc=True)
@@ -99,15 +99,20 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
         return copy_back(backup, directory, _counter(show, manifest.end - manifest.begin))
 
     manifest = guarded(copy)
+    damaged = guarded(lambda _: damaged_files(directory, manifest))
     repaired = guarded(lambda show: repair_store(options, RealDisk(), show))
     report = guarded(lambda show: check_store(inspect, show))
-    is_whole = report.is_clean and not repaired.is_refused and report.log_end == manifest.end
+    is_log_whole = report.is_clean and not repaired.is_refused and report.log_end == manifest.end
+    is_whole = is_log_whole and not damaged
     values = {"store": str(directory), "records": report.record_count, "end": report.log_end}
     sentence = f"{directory} has {report.record_count:,} records in {report.queue_count} queues"
     typer.echo(json.dumps(values | {"is_whole": is_whole}) if as_json else sentence)
-    if not is_whole:
+    for name in damaged:
+        typer.echo(f"tandemmq: {backup / name} is missing, or not as it was copied", err=True)
+    if not is_log_whole:
         text = f"the log ends at {report.log_end:,} instead of {manifest.end:,}, or is damaged"
         typer.echo(f"tandemmq: {text}: `tandemmq store check {directory}`", err=True)
+    if not is_whole:
         raise typer.Exit(EXIT_DAMAGED)
 
 
