@@ -18,6 +18,7 @@ import msgspec
 from tandemmq.api import broker_admin
 from tandemmq.broker.access.auth_table import (
     ENABLE,
+    NORMAL,
     POLICY_TYPES,
     SUBJECT_PREFIX,
     SUPER,
@@ -34,7 +35,14 @@ from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.changes import change_targets
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
-from tandemmq.protocol.bodies.tables import AccountInfo, AccountsInfo, AclInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.bodies.tables import (
+    AccountInfo,
+    AccountsInfo,
+    AclInfo,
+    EntryInfo,
+    PolicyInfo,
+    UserInfo,
+)
 from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.client import RemotingClient
 
@@ -92,6 +100,26 @@ class Verdict:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class UserRow:
+    """One user with the brokers that have it in this state."""
+
+    name: str
+    user_type: str
+    status: str
+    brokers: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyRow:
+    """One entry of a policy with the brokers that have it."""
+
+    subject: str
+    policy_type: str
+    entry: EntryInfo
+    brokers: tuple[str, ...]
+
+
 async def read_access(tools: Tools, targets: Iterable[Target], capabilities: Capabilities) -> ClusterAccess:
     """Returns the rules of these brokers; a broker that lacks a kind of access control has no rules of it."""
 
@@ -119,6 +147,49 @@ def judge(access: ClusterAccess, kind: str, name: str, host: str = "") -> list[V
 def policies_of(acls: Iterable[AclInfo], user: str) -> list[PolicyInfo]:
     """Returns the policies of one user."""
     return [one for acl in acls if acl.subject == SUBJECT_PREFIX + user for one in acl.policies]
+
+
+def rows_of_users(access: ClusterAccess) -> list[UserRow]:
+    """Returns the users by name."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for target, broker in access.brokers.items():
+        for user in broker.users:
+            key = (user.username or "", user.user_type or NORMAL, user.status or ENABLE)
+            found.setdefault(key, []).append(target.address)
+    return [UserRow(*key, tuple(brokers)) for key, brokers in sorted(found.items())]
+
+
+def rows_of_policies(access: ClusterAccess) -> list[PolicyRow]:
+    """Returns the entries of all policies, by subject and resource."""
+    found: dict[tuple[str, str, EntryInfo], list[str]] = {}
+    for target, broker in access.brokers.items():
+        for acl in broker.acls:
+            for policy in acl.policies:
+                for entry in policy.entries:
+                    key = (acl.subject or "", policy.policy_type or "Custom", entry)
+                    found.setdefault(key, []).append(target.address)
+    rows = [PolicyRow(*key, tuple(brokers)) for key, brokers in found.items()]
+    return sorted(rows, key=lambda row: (row.subject, row.policy_type, row.entry.resource))
+
+
+def rows_of_accounts(access: ClusterAccess) -> list[tuple[AccountInfo, list[str]]]:
+    """Returns the accounts by access key, each with the brokers that have it in this form."""
+    found: dict[AccountInfo, list[str]] = {}
+    for target, broker in access.brokers.items():
+        for account in () if broker.accounts is None else broker.accounts.accounts:
+            found.setdefault(account, []).append(target.address)
+    return sorted(found.items(), key=lambda item: item[0].access_key)
+
+
+def problems_of(access: ClusterAccess) -> list[str]:
+    """Names the brokers whose rules are missing, each with the reason."""
+    return [
+        f"{one.broker_name} ({one.address}) does not answer: {error}" for one, error in access.failed.items()
+    ] + [
+        f"{one.broker_name} ({one.address}) does not show its rules: {broker.error}"
+        for one, broker in access.brokers.items()
+        if broker.error
+    ]
 
 
 async def change_everywhere(

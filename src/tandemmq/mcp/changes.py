@@ -10,7 +10,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -19,8 +19,8 @@ from tandemmq.errors import BadRequest
 from tandemmq.manage import dead_letters, groups, resets, topics
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.tools import Place, Tools
+from tandemmq.mcp.answers import Facts, GroupName, TopicName, as_milliseconds, read_now_ms
 from tandemmq.mcp.confirm import LIFETIME_S, Confirmations
-from tandemmq.mcp.reads import GroupName, TopicName, as_milliseconds, read_now_ms
 from tandemmq.protocol.topic_names import check_topic, is_system_group
 from tandemmq.telemetry import events
 
@@ -30,7 +30,6 @@ RESENT_MAX: Final = 10_000
 
 log = logging.getLogger(__name__)
 
-Facts = dict[str, Any]
 Token = Annotated[
     str, Field(max_length=100, description="Empty for the preview; then the token that the preview returned.")
 ]

@@ -16,6 +16,15 @@ from tandemmq.mcp.server import build_server
 from tandemmq.shell.session import NameServers, explained_errors, find_name_servers
 from tandemmq.telemetry.log_lines import configure_logging
 
+Pipelines = Annotated[
+    Path | None,
+    typer.Option(
+        "--pipelines",
+        help="The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
+        metavar="DIR",
+    ),
+]
+
 
 def mcp(
     namesrv: NameServers = "",
@@ -25,6 +34,7 @@ def mcp(
             "--allow-changes", help="Include tools that change the cluster, each with a confirmation."
         ),
     ] = False,
+    pipelines: Pipelines = None,
     listen: Annotated[
         str,
         typer.Option(
@@ -69,12 +79,15 @@ def mcp(
         for number in (signal.SIGINT, signal.SIGTERM):
             # The thread that reads stdin cannot be interrupted, and nothing is left to write at the end.
             signal.signal(number, signal.SIG_DFL)
-        asyncio.run(_serve(find_name_servers(namesrv), options, allows_changes=allow_changes))
+        name_servers = find_name_servers(namesrv)
+        asyncio.run(_serve(name_servers, options, allows_changes=allow_changes, pipelines=pipelines))
 
 
-async def _serve(name_servers: str, options: McpHttpOptions | None, *, allows_changes: bool) -> None:
+async def _serve(
+    name_servers: str, options: McpHttpOptions | None, *, allows_changes: bool, pipelines: Path | None
+) -> None:
     async with open_tools(name_servers) as tools:
-        server = build_server(tools, allows_changes=allows_changes)
+        server = build_server(tools, allows_changes=allows_changes, pipelines=pipelines)
         if options is None:
             await server.run_stdio_async()
             return

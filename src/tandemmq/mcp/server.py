@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from pathlib import Path
 from typing import Any, Final
 
 from mcp.server.mcpserver import MCPServer
@@ -21,17 +22,20 @@ from mcp_types import ToolAnnotations
 
 from tandemmq import __version__
 from tandemmq.errors import TandemError
+from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.tools import Tools
+from tandemmq.mcp.answers import Facts
+from tandemmq.mcp.broker_reads import BrokerReads
 from tandemmq.mcp.changes import ClusterChanges
 from tandemmq.mcp.confirm import Confirmations
+from tandemmq.mcp.message_reads import MessageReads
+from tandemmq.mcp.pipeline_reads import PipelineReads
 from tandemmq.mcp.reads import ClusterReads
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell.session import explain
 
 CALL_S_MAX: Final = 30.0
 ANSWER_BYTES_MAX: Final = 256 * 1024
-
-Facts = dict[str, Any]
 
 INSTRUCTIONS: Final = """\
 Tools that read the state of a RocketMQ-compatible message cluster. Start with `cluster_overview`.
@@ -44,8 +48,12 @@ Tools that change the cluster first return a preview and a confirmation token. S
 operator, and call again with the token only after the operator has agreed."""
 
 
-def build_server(tools: Tools, *, allows_changes: bool = False) -> MCPServer[Any]:
-    """Returns a server of the tools; those that change the cluster are left out unless allowed."""
+def build_server(
+    tools: Tools, *, allows_changes: bool = False, pipelines: Path | None = None
+) -> MCPServer[Any]:
+    """Returns a server of the tools. Those that change the cluster are left out unless allowed, those that
+    read pipelines without their folder.
+    """
     server: MCPServer[Any] = MCPServer(
         "tandemmq",
         title="TandemMQ",
@@ -54,7 +62,13 @@ def build_server(tools: Tools, *, allows_changes: bool = False) -> MCPServer[Any
         log_level="WARNING",
         subscriptions=False,
     )
-    for read in ClusterReads(tools).tools():
+    reads = [
+        *ClusterReads(tools).tools(),
+        *BrokerReads(tools, Capabilities(LoopClock())).tools(),
+        *MessageReads(tools).tools(),
+        *(PipelineReads(pipelines).tools() if pipelines else ()),
+    ]
+    for read in reads:
         server.add_tool(
             _bounded(read), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from tandemmq.api import broker_admin
@@ -11,44 +10,35 @@ from tandemmq.broker.access.auth_table import ALLOW, DENY, DISABLE, ENABLE, NORM
 from tandemmq.broker.access.needs import GROUP, NAMES, TOPIC
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.manage.access import ACTIONS, ClusterAccess, change_everywhere, judge, policies_of, read_access
+from tandemmq.manage.access import (
+    ACTIONS,
+    ClusterAccess,
+    change_everywhere,
+    judge,
+    policies_of,
+    problems_of,
+    read_access,
+    rows_of_accounts,
+    rows_of_policies,
+    rows_of_users,
+)
 from tandemmq.manage.tools import Target
-from tandemmq.protocol.bodies.tables import AccountInfo, AclInfo, EntryInfo, PolicyInfo, UserInfo
+from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 ROWS_MAX: Final = 1000
 """The most users, policies or accounts on one page; the page says so."""
 PERMISSIONS: Final = ("DENY", "PUB", "SUB", "PUB|SUB")
 
 
-@dataclass(frozen=True, slots=True)
-class UserRow:
-    """One user with the brokers that have it in this state."""
-
-    name: str
-    user_type: str
-    status: str
-    brokers: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class PolicyRow:
-    """One entry of a policy with the brokers that have it."""
-
-    subject: str
-    policy_type: str
-    entry: EntryInfo
-    brokers: tuple[str, ...]
-
-
 async def show_access(view: View) -> Answer:
     """Shows who exists, what the rules are, and which brokers check them."""
     access = await _access(view)
     listing = view.listing(
-        _users(access),
+        rows_of_users(access),
         search=lambda user: user.name,
         sorts={"name": lambda user: user.name, "type": lambda user: user.user_type},
     )
-    policies, accounts = _policies(access), _accounts(access)
+    policies, accounts = rows_of_policies(access), rows_of_accounts(access)
     return view.page(
         "access.html",
         access=access,
@@ -57,7 +47,7 @@ async def show_access(view: View) -> Answer:
         policy_count=len(policies),
         accounts=accounts[:ROWS_MAX],
         account_count=len(accounts),
-        problems=_problems(access),
+        problems=problems_of(access),
     )
 
 
@@ -75,7 +65,7 @@ async def show_check(view: View) -> Answer:
         verdicts=verdicts[:ROWS_MAX],
         verdict_count=len(verdicts),
         actions=[label for label, _ in ACTIONS],
-        problems=_problems(access),
+        problems=problems_of(access),
     )
 
 
@@ -83,7 +73,7 @@ async def show_user(view: View) -> Answer:
     """Shows one user: its state, its policies, and the forms that change them."""
     name = view.path["user"]
     access = await _access(view)
-    users = [user for user in _users(access) if user.name == name]
+    users = [user for user in rows_of_users(access) if user.name == name]
     if not users:
         raise PageError(404, f"no broker that answers has the user {name}")
     return view.page(
@@ -91,9 +81,9 @@ async def show_user(view: View) -> Answer:
         title=name,
         name=name,
         users=users,
-        policies=[row for row in _policies(access) if row.subject == SUBJECT_PREFIX + name],
+        policies=[row for row in rows_of_policies(access) if row.subject == SUBJECT_PREFIX + name],
         actions=list(NAMES),
-        problems=_problems(access),
+        problems=problems_of(access),
     )
 
 
@@ -305,45 +295,6 @@ def _entry_of(given: Mapping[str, str], actions: Sequence[str]) -> EntryInfo:
 def _entry_text(entry: EntryInfo) -> str:
     where = f" from {', '.join(entry.source_ips)}" if entry.source_ips else ""
     return f"{entry.decision} {', '.join(entry.actions)} on {entry.resource}{where}"
-
-
-def _users(access: ClusterAccess) -> list[UserRow]:
-    found: dict[tuple[str, str, str], list[str]] = {}
-    for target, broker in access.brokers.items():
-        for user in broker.users:
-            key = (user.username or "", user.user_type or NORMAL, user.status or ENABLE)
-            found.setdefault(key, []).append(target.address)
-    return [UserRow(*key, tuple(brokers)) for key, brokers in sorted(found.items())]
-
-
-def _policies(access: ClusterAccess) -> list[PolicyRow]:
-    found: dict[tuple[str, str, EntryInfo], list[str]] = {}
-    for target, broker in access.brokers.items():
-        for acl in broker.acls:
-            for policy in acl.policies:
-                for entry in policy.entries:
-                    key = (acl.subject or "", policy.policy_type or "Custom", entry)
-                    found.setdefault(key, []).append(target.address)
-    rows = [PolicyRow(*key, tuple(brokers)) for key, brokers in found.items()]
-    return sorted(rows, key=lambda row: (row.subject, row.policy_type, row.entry.resource))
-
-
-def _accounts(access: ClusterAccess) -> list[tuple[AccountInfo, list[str]]]:
-    found: dict[AccountInfo, list[str]] = {}
-    for target, broker in access.brokers.items():
-        for account in () if broker.accounts is None else broker.accounts.accounts:
-            found.setdefault(account, []).append(target.address)
-    return sorted(found.items(), key=lambda item: item[0].access_key)
-
-
-def _problems(access: ClusterAccess) -> list[str]:
-    return [
-        f"{one.broker_name} ({one.address}) does not answer: {error}" for one, error in access.failed.items()
-    ] + [
-        f"{one.broker_name} ({one.address}) does not show its rules: {broker.error}"
-        for one, broker in access.brokers.items()
-        if broker.error
-    ]
 
 
 def _path_of(user: str) -> str:

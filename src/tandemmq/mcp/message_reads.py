@@ -1,0 +1,259 @@
+"""The tools that read waiting messages, transactions and traces. A method's docstring is what an assistant
+reads about the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Final
+
+from pydantic import Field
+
+from tandemmq.errors import BadRequest
+from tandemmq.manage.cluster import read_cluster
+from tandemmq.manage.delayed import WaitingMessage, read_waiting
+from tandemmq.manage.messages import GROUPS_MAX, find_records, read_group_states
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.tools import Target, Tools
+from tandemmq.manage.traces import TracedHandling, TracedSend, read_trace
+from tandemmq.manage.transactions import (
+    OpenTransaction,
+    read_discarded_transactions,
+    read_open_transactions,
+)
+from tandemmq.mcp.answers import (
+    UNTRUSTED,
+    Facts,
+    Limit,
+    Search,
+    TopicName,
+    as_time,
+    cut,
+    matching,
+    name_failures,
+    name_silent,
+    read_now_ms,
+)
+
+READ_TIMEOUT_S: Final = 5.0
+"""The time for a broker's answers: up to some thousand messages are read."""
+
+
+@dataclass(frozen=True, slots=True)
+class MessageReads:
+    """The reads of messages that brokers hold back, and of traces, with the rights of the credentials that
+    their requests are signed with.
+    """
+
+    cluster: Tools
+
+    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
+        """Returns the methods that are tools."""
+        return (
+            self.list_waiting_messages,
+            self.list_transactions,
+            self.trace_message,
+            self.list_groups_of_message,
+        )
+
+    async def list_waiting_messages(self, search: Search = "", limit: Limit = 50) -> Facts:
+        """Lists messages that wait on delay levels or for a time of their own, the first due first, and the
+        number that waits by level and topic. `is_cut`: more wait than are listed and counted by topic.
+        """
+        masters, missing = await self._masters()
+        now_ms = read_now_ms()
+        reached = await ask_each(
+            masters, lambda one: read_waiting(self.cluster, one, now_ms), timeout_s=READ_TIMEOUT_S
+        )
+        found = answers_of(reached)
+        messages = sorted((one for _, held in found for one in held.messages), key=lambda one: one.due_at_ms)
+        topics = Counter(one.topic for one in messages)
+        counted: Counter[str] = Counter()
+        for _, held in found:
+            counted.update(held.timer_counts)
+        levels = [
+            {
+                "broker": target.broker_name,
+                "level": one.level,
+                "delay_seconds": one.delay_ms / 1000,
+                "waiting": one.waiting,
+                "next_at": as_time(one.next_at_ms),
+            }
+            for target, held in found
+            for one in held.levels
+        ]
+        return {
+            **cut("levels", levels, limit),
+            "is_cut": any(held.is_cut for _, held in found),
+            "incomplete": [*missing, *name_failures(errors_of(reached))],
+            "note": UNTRUSTED,
+            "untrusted": {
+                **cut("messages", matching(map(_waiting, messages), search), limit),
+                "messages_by_topic": dict(topics.most_common(limit)),
+                "timers_counted_by_brokers": dict(counted.most_common(limit)),
+            },
+        }
+
+    async def list_transactions(self, search: Search = "", limit: Limit = 50) -> Facts:
+        """Lists open transactions, the oldest first, and those that brokers gave up because no producer
+        reported the outcome, the newest first. `is_cut`: more are open than are read, and some of those
+        listed may have ended.
+        """
+        masters, missing = await self._masters()
+        opened, given_up = await asyncio.gather(
+            ask_each(
+                masters, lambda one: read_open_transactions(self.cluster, one), timeout_s=READ_TIMEOUT_S
+            ),
+            ask_each(
+                masters, lambda one: read_discarded_transactions(self.cluster, one), timeout_s=READ_TIMEOUT_S
+            ),
+        )
+        found = answers_of(opened)
+        rows = sorted((one for _, held in found for one in held.transactions), key=lambda one: one.born_at_ms)
+        discarded = sorted(
+            (one for _, held in answers_of(given_up) for one in held), key=lambda one: -one.stored_at_ms
+        )
+        return {
+            "is_cut": any(held.is_cut for _, held in found),
+            "incomplete": [*missing, *name_failures({**errors_of(opened), **errors_of(given_up)})],
+            "note": UNTRUSTED,
+            "untrusted": {
+                **cut("open", matching(map(_transaction, rows), search), limit),
+                **cut("given_up", matching(map(_transaction, discarded), search), limit),
+            },
+        }
+
+    async def trace_message(
+        self,
+        unique_key: Annotated[
+            str, Field(min_length=1, max_length=1000, description="The unique key of the message.")
+        ],
+        limit: Limit = 50,
+    ) -> Facts:
+        """Shows the trace of a message, also of a deleted one: its sends, the deliveries to consumers, the
+        outcome of its transaction, and cancellations. Only clients with tracing write traces.
+        """
+        found = await read_trace(self.cluster, unique_key)
+        outcomes = [
+            {
+                "group": one.group,
+                "client": one.client,
+                "ended_at": as_time(one.ended_at_ms),
+                "state": one.state,
+                "is_from_check": one.is_from_check,
+            }
+            for one in found.ends
+        ]
+        recalls = [
+            {
+                "group": one.group,
+                "client": one.client,
+                "recalled_at": as_time(one.recalled_at_ms),
+                "is_ok": one.is_ok,
+            }
+            for one in found.recalls
+        ]
+        return {
+            "is_traced": bool(found),
+            "note": UNTRUSTED,
+            "untrusted": {
+                **cut("sends", [_send(one) for one in found.sends], limit),
+                **cut("deliveries", [_delivery(one) for one in found.handlings], limit),
+                **cut("transaction_outcomes", outcomes, limit),
+                **cut("cancellations", recalls, limit),
+            },
+        }
+
+    async def list_groups_of_message(
+        self,
+        topic: TopicName,
+        message_id: Annotated[
+            str, Field(min_length=1, max_length=1000, description="Its message id, or its unique key.")
+        ],
+        limit: Annotated[int, Field(ge=1, le=GROUPS_MAX, description="The most groups in the answer.")] = 50,
+    ) -> Facts:
+        """Shows for each consumer group of the topic whether it has consumed a message: done, waits, skipped
+        because of its tag, or unknown with the reason.
+        """
+        found = await find_records(self.cluster, message_id, topic)
+        if not found:
+            raise BadRequest(f"topic {topic!r} has no message {message_id!r}")
+        record = found[0]
+        states = await read_group_states(self.cluster, record, groups_max=limit + 1)
+        rows = [
+            {"group": one.group, "state": one.state, "members": one.members, "mode": one.mode}
+            for one in states[:limit]
+        ]
+        return {
+            "queue": record.queue_id,
+            "queue_offset": record.queue_offset,
+            "stored_at": as_time(record.stored_at_ms),
+            "groups": rows,
+            "has_more": len(states) > limit,
+        }
+
+    async def _masters(self) -> tuple[list[Target], list[str]]:
+        """Returns the masters that answer, and the names of brokers whose part is missing."""
+        reading = await read_cluster(self.cluster, read_now_ms())
+        led = {one.target.broker_name for one in reading.brokers if one.is_master}
+        without = sorted({one.target.broker_name for one in reading.brokers} - led)
+        missing = [*name_silent(reading.brokers), *(f"{name}: has no master" for name in without)]
+        return [one.target for one in reading.answering if one.is_master], missing
+
+
+def _waiting(message: WaitingMessage) -> Facts:
+    return {
+        "broker": message.broker_name,
+        "topic": message.topic,
+        "message_id": message.message_id,
+        "unique_key": message.unique_key,
+        "keys": message.keys,
+        "tags": message.tags,
+        "stored_at": as_time(message.stored_at_ms),
+        "due_at": as_time(message.due_at_ms),
+        "level": message.level,
+    }
+
+
+def _transaction(one: OpenTransaction) -> Facts:
+    return {
+        "broker": one.broker_name,
+        "topic": one.topic,
+        "producer_group": one.producer_group,
+        "message_id": one.message_id,
+        "unique_key": one.unique_key,
+        "keys": one.keys,
+        "tags": one.tags,
+        "born_at": as_time(one.born_at_ms),
+        "stored_at": as_time(one.stored_at_ms),
+        "checks": one.checks,
+    }
+
+
+def _send(one: TracedSend) -> Facts:
+    return {
+        "group": one.group,
+        "client": one.client,
+        "topic": one.topic,
+        "kind": one.kind,
+        "sent_at": as_time(one.sent_at_ms),
+        "took_ms": one.took_ms,
+        "is_ok": one.is_ok,
+        "broker": one.broker,
+    }
+
+
+def _delivery(one: TracedHandling) -> Facts:
+    return {
+        "group": one.group,
+        "client": one.client,
+        "begun_at": as_time(one.begun_at_ms),
+        "ended_at": as_time(one.ended_at_ms),
+        "took_ms": one.took_ms,
+        "retries": one.retry_count,
+        "is_ok": one.is_ok,
+        "outcome": one.outcome,
+    }

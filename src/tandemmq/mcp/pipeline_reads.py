@@ -1,0 +1,72 @@
+"""The tools that read Spark pipelines from the folder with their progress. A method's docstring is what an
+assistant reads about the tool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
+
+from tandemmq.errors import BadRequest
+from tandemmq.manage.pipelines import PipelineState, read_pipelines
+from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, as_time, cut, matching
+from tandemmq.runtime.disk import RealDisk
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReads:
+    """The reads of the pipelines of one folder."""
+
+    folder: Path
+
+    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
+        """Returns the methods that are tools."""
+        return self.list_pipelines, self.describe_pipeline
+
+    async def list_pipelines(self, search: Search = "", limit: Limit = 50) -> Facts:
+        """Lists Spark pipelines with state, topic, rows, lag and error."""
+        rows = [_summary(one) for one in await self._read()]
+        return {"note": UNTRUSTED, "untrusted": cut("pipelines", matching(rows, search), limit)}
+
+    async def describe_pipeline(
+        self,
+        pipeline: Annotated[str, Field(min_length=1, max_length=255, description="The pipeline.")],
+        limit: Limit = 20,
+    ) -> Facts:
+        """Shows one Spark pipeline with its last batches, and the results of an audit, the newest first."""
+        found = next((one for one in await self._read() if one.name == pipeline), None)
+        if found is None:
+            raise BadRequest(f"there is no pipeline {pipeline!r}")
+        return {
+            "note": UNTRUSTED,
+            "untrusted": {
+                **_summary(found),
+                **cut("batches", [dict(one) for one in found.batches[::-1]], limit),
+                **cut("results", [dict(one) for one in found.results[::-1]], limit),
+            },
+        }
+
+    async def _read(self) -> list[PipelineState]:
+        return await RealDisk().offload(partial(read_pipelines, self.folder))
+
+
+def _summary(pipeline: PipelineState) -> Facts:
+    return {
+        "pipeline": pipeline.name,
+        "state": pipeline.state,
+        "topic": pipeline.topic,
+        "out": pipeline.out,
+        "error": pipeline.error,
+        "rows": pipeline.rows_total,
+        "bad_rows": pipeline.bad_total,
+        "bytes": pipeline.bytes_total,
+        "lag": pipeline.lag,
+        "rows_per_second": pipeline.rate,
+        "restarts": pipeline.restarts,
+        "updated_at": as_time(pipeline.updated_at_ms),
+    }
