@@ -3,7 +3,7 @@ publishing, routers, middlewares, parsers, codecs, requests.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -83,9 +83,16 @@ class Stage:
             await self.heard.put(body)
 
 
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[BlockingCluster]:
+    # Not that of the session: other tests of this process count the threads of clients.
+    with BlockingCluster() as cluster:
+        yield cluster
+
+
 @pytest.fixture(params=["memory", "cluster"])
 def stage(request: pytest.FixtureRequest) -> Stage:
-    return Stage(request.getfixturevalue("tandemmq_cluster") if request.param == "cluster" else None)
+    return Stage(request.getfixturevalue("cluster") if request.param == "cluster" else None)
 
 
 # Consuming
