@@ -17,6 +17,7 @@ from tandemmq.api.broker_consume import read_popped
 from tandemmq.client import (
     Admin,
     BlockingPopConsumer,
+    Json,
     Message,
     PopConsumer,
     PopOptions,
@@ -274,6 +275,30 @@ async def test_a_wait_for_a_message_receives_none(tmp_path: Path) -> None:
             while not await consumer.wait_for_message():
                 pass
         assert bodies(await receive(consumer, 1)) == [b"x"]
+
+
+async def test_a_receive_that_is_cancelled_at_an_invalid_body_gives_the_others_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(tmp_path) as rig, pops(rig, serializer=Json(int)) as consumer:
+        async with Producer("P", rig.namesrv, options=ProducerOptions(client=FAST)) as producer:
+            (queue, *_) = await producer.queues("T")
+            await producer.send_batch([Message("T", body) for body in (b"1", b"x", b"2")], queue=queue)
+        asking = asyncio.Event()
+
+        async def ask_forever(message: PoppedMessage, *, reason: str) -> None:
+            asking.set()
+            await asyncio.Event().wait()
+
+        with monkeypatch.context() as patch:
+            patch.setattr(consumer, "dead_letter", ask_forever)
+            receiving = asyncio.ensure_future(consumer.receive())
+            await asking.wait()
+            receiving.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await receiving
+        found = await receive(consumer, 2)
+        assert sorted(message.value for message in found) == [1, 2]
 
 
 async def test_tags_change_while_several_receive(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -209,6 +209,23 @@ async def test_messages_are_read_without_a_handler(broker: RocketMQBroker) -> No
     batch = await batches.get_one(timeout=PATIENCE_S)
     assert batch is not None
     assert await batch.decode() == ["a", "b"]
+
+
+async def test_a_message_that_is_parsed_slowly_is_not_lost(broker: RocketMQBroker) -> None:
+    timeout_s = 0.5
+
+    async def parse(message: Any, parse_by_default: Callable[[Any], Awaitable[Any]]) -> Any:
+        await asyncio.sleep(timeout_s * 1.2)
+        return await parse_by_default(message)
+
+    one = broker.subscriber("Orders", group="slow", parser=parse)
+    await broker.start()
+    await broker.publish("a", topic="Orders")
+    found = None
+    async with asyncio.timeout(PATIENCE_S):
+        while found is None:
+            found = await one.get_one(timeout=timeout_s)
+    assert await found.decode() == "a"
 
 
 async def test_a_handler_may_stop_its_subscriber(broker: RocketMQBroker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from client_fakes import FakeCluster, running_cluster
 from test_push_consumer import QUEUE, push, push_options
 from test_returning import returned
 
-from tandemmq.client import Consumer, ConsumerOptions, Json, MsgPack, ReceivedMessage
+from tandemmq.client import Consumer, ConsumerOptions, Json, MsgPack, ReceivedMessage, StartFrom
 from tandemmq.errors import ConfigError
 from waits import until
 
@@ -116,6 +117,44 @@ async def test_a_reader_gets_only_valid_messages() -> None:
             await consumer.poll(timeout_s=0)
             assert consumer.positions[QUEUE] == 8
         assert len(returned(cluster)) == 4
+
+
+@pytest.mark.parametrize("reads_one", [True, False])
+async def test_a_cancelled_read_loses_no_message_to_a_dead_letter(
+    reads_one: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        fill(cluster)
+        options = ConsumerOptions(client=push_options().client, start_from=StartFrom.FIRST, serializer=ORDERS)
+        consumer = Consumer("g", cluster.namesrv, options=options)
+        consumer.subscribe("T")
+
+        async def read() -> list[Order]:
+            if reads_one:
+                return [(await anext(consumer)).value]
+            return [message.value for message in await consumer.poll()]
+
+        async with consumer:
+            values = await read() if reads_one else []
+            asking = asyncio.Event()
+
+            async def ask_forever(message: ReceivedMessage, *, reason: str) -> None:
+                asking.set()
+                await asyncio.Event().wait()
+
+            with monkeypatch.context() as patch:
+                patch.setattr(consumer, "dead_letter", ask_forever)
+                reading = asyncio.ensure_future(read())
+                await asking.wait()
+                reading.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await reading
+            while len(values) < 2:
+                values += await read()
+            await consumer.poll(timeout_s=0)
+            assert values == [Order(1), Order(2)]
+            assert consumer.positions[QUEUE] == 4
+        assert len(returned(cluster)) == 2
 
 
 def test_serializers_are_checked() -> None:

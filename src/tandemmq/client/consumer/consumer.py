@@ -228,11 +228,19 @@ class Consumer(GroupConsumer):
         serializer = self.options.serializer
         if serializer is None:
             return taken
-        return [delivery for delivery in taken if await self._is_decoded(delivery, serializer)]
+        decoded: list[Received] = []
+        for number, delivery in enumerate(taken):
+            try:
+                if await self._is_decoded(delivery, serializer):
+                    decoded.append(delivery)
+            except BaseException:  # a cancelled call loses no message
+                self._put_back(*decoded, *taken[number + 1 :])
+                raise
+        return decoded
 
     async def _is_decoded(self, delivery: Received, serializer: Serializer) -> bool:
         """Returns True if the body of the message is valid. Otherwise the message becomes a dead letter; if
-        that fails, it is decoded again a little later.
+        that fails, it is decoded again a little later, and after a cancelled call at once.
         """
         message = delivery.message
         reason = decode_value(message, serializer)
@@ -245,11 +253,13 @@ class Consumer(GroupConsumer):
             await self.dead_letter(message, reason=reason)
         except TandemError:
             self._instance.clock.call_later(DECODE_AGAIN_S, self._put_back, delivery)
+        except BaseException:
+            self._put_back(delivery)
+            raise
         return False
 
-    def _put_back(self, delivery: Received) -> None:
-        if delivery.source.holds(delivery.message):
-            self._inbox.put_back((delivery,))
+    def _put_back(self, *deliveries: Received) -> None:
+        self._inbox.put_back([one for one in deliveries if one.source.holds(one.message)])
 
     def _finish_handed_out(self) -> None:
         if self._handed_out:

@@ -307,13 +307,18 @@ class PopConsumer(Client):
         that fails.
         """
         decoded: list[PoppedMessage] = []
-        for message in found:
+        for number, message in enumerate(found):
             reason = decode_value(message, serializer)
             if reason is None:
                 decoded.append(message)
                 continue
-            with suppress(TandemError):
-                await self.dead_letter(message, reason=reason)
+            try:
+                with suppress(TandemError):
+                    await self.dead_letter(message, reason=reason)
+            except asyncio.CancelledError:
+                with suppress(TandemError):
+                    await self.nack(*decoded, *found[number:], counts=False)
+                raise
         return decoded
 
     def _topics(self, only: str | None) -> set[str]:
@@ -373,7 +378,8 @@ class PopConsumer(Client):
         if len(matching) < len(found):
             # The broker compared only hashes: the other messages do not match, and are acknowledged.
             kept = {id(message) for message in matching}
-            await self.ack(*(message for message in found if id(message) not in kept))
+            with suppress(TandemError):  # otherwise they come again, and are acknowledged then
+                await self.ack(*(message for message in found if id(message) not in kept))
         return matching
 
     async def _ask(self, address: str, broker_name: str, header: PopRequest) -> list[PoppedMessage]:

@@ -256,11 +256,14 @@ class RocketMQSubscriber(TasksMixin):
         """Returns the next message, or batch, of a subscriber without handlers; None when none came in time.
         The application acknowledges it.
         """
+        found: Raw | None = None
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                found: RocketMQMessage | None = await self._parse(await self._fetch(self._handlerless()))
-                return found
-        return None
+                found = await self._fetch(self._handlerless())
+        if found is None:
+            return None
+        parsed: RocketMQMessage | None = await self._parse(found)
+        return parsed
 
     async def __aiter__(self) -> AsyncIterator[RocketMQMessage]:
         """Yields messages as `get_one` returns them, until the subscriber is stopped."""
