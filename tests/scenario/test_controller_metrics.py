@@ -112,6 +112,7 @@ async def test_a_name_server_in_the_same_process_has_the_metrics_of_the_controll
         found = await scrape(rig, server.metrics_address)
         assert (found["role",], found["active_broker_num", CLUSTER, GROUP]) == (3, 1)
         assert found["tandemmq_nameserver_unmapped_brokers_total",] == 0
+        assert found["tandemmq_nameserver_ready",] == 0, "its first broker has not registered yet"
     finally:
         await server.stop()
 

@@ -226,6 +226,23 @@ SERVERS: Final = (
         "a-server-does-not-answer",
     ),
     Alert(
+        "TandemMQNameServerUnready",
+        'up{job=~".*tandemmq.*"} == 0 and on (job, instance) last_over_time(tandemmq_nameserver_ready[1d])'
+        " or tandemmq_nameserver_ready == 0",
+        "1m",
+        PAGE,
+        "the name server {{ $labels.instance }} is down or not ready",
+        "a-name-server-is-not-ready",
+    ),
+    Alert(
+        "TandemMQControllersLeaderless",
+        'max by (job, group) (role{peer_id!=""}) < 3',
+        "30s",
+        PAGE,
+        "no controller of {{ $labels.group }} leads, so no master can be elected",
+        "the-controllers-have-no-leader",
+    ),
+    Alert(
         "TandemMQFewFilesLeft",
         "tandemmq_process_open_fds / tandemmq_process_max_fds > 0.9",
         "5m",

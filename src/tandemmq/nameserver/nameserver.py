@@ -45,6 +45,7 @@ from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
+from tandemmq.telemetry.controller_metrics import NAMESERVER_READY
 from tandemmq.telemetry.export_options import MetricsExporter
 from tandemmq.telemetry.metrics import Sample
 
@@ -346,7 +347,7 @@ class NameServer:
             MetricsSource(
                 "name-server",
                 self._read_conditions,
-                read_all=self._queries.networks.read_metrics,
+                read_all=self._read_metrics,
                 read_pieces=lambda: iter(self.more_metrics()),
             ),
             options,
@@ -355,6 +356,11 @@ class NameServer:
             clock=self._clock,
             scope=self._scope,
         )
+
+    def _read_metrics(self) -> Iterator[Sample]:
+        """Yields the name server's own readings."""
+        yield from self._queries.networks.read_metrics()
+        yield Sample(NAMESERVER_READY, int(not any(one.fault for one in self._read_conditions())))
 
     def _read_conditions(self) -> Iterator[Condition]:
         """Yields the conditions under which the name server is ready: it has the routes of known brokers, or

@@ -98,5 +98,11 @@ UNMAPPED_BROKERS: Final = Metric(
     " none in the network",
 )
 
-NAMESERVER_TABLE: Final[tuple[Metric, ...]] = (NETWORK_ANSWERS, UNMAPPED_BROKERS)
+NAMESERVER_READY: Final = Metric(
+    "tandemmq_nameserver_ready",
+    MetricKind.GAUGE,
+    "1 while the conditions of `/health/ready` hold, else 0",
+)
+
+NAMESERVER_TABLE: Final[tuple[Metric, ...]] = (NETWORK_ANSWERS, UNMAPPED_BROKERS, NAMESERVER_READY)
 """Every metric of a name server of its own, in the order above."""

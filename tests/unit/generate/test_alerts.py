@@ -23,10 +23,11 @@ GROUP = 'cluster="c", node_type="broker", node_id="b", topic="t", consumer_group
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda alert: alert.name)
 def test_alerts_use_metrics_that_exist(alert: Alert) -> None:
     expression = alert.expression
-    if not expression.startswith("up{"):
-        check_expression(expression)
-        labels = {label for metric in used_metrics(expression).values() for label in metric.labels}
-        assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= labels | {"instance", "job"}
+    used = used_metrics(expression)
+    assert used or expression.startswith("up{")
+    check_expression(expression)
+    labels = {label for metric in used.values() for label in metric.labels}
+    assert set(re.findall(r"\$labels\.(\w+)", alert.summary)) <= labels | {"instance", "job"}
 
 
 def test_alerts_have_sections_in_the_runbooks() -> None:
@@ -88,6 +89,8 @@ LATE = f'rocketmq_consumer_lag_latency_milliseconds{{{GROUP}, is_system="false"}
 SYSTEM = f'rocketmq_consumer_lag_latency_milliseconds{{{GROUP}, is_system="true"}}'
 MASTER, SLAVE = info("m:1", "SYNC_MASTER"), info("s:1", "SLAVE")
 HERE = {"cluster": "c", "broker": "b"}
+NAMES = own("tandemmq_nameserver_ready", "n:1")
+LEADER, FOLLOWER = (own("role", f"{name}:1", f', group="g", peer_id="{name}"') for name in ("n0", "n1"))
 CASES = (
     # A group that stops: its age rises by 15 s per scrape.
     fires("TandemMQConsumerLate", "12m", {LATE: "0+15000x100"}, cluster="c", consumer_group="g", topic="t"),
@@ -164,6 +167,32 @@ CASES = (
         job="tandemmq",
         instance="m:1",
     ),
+    # A name server that dies, and one that has no routes.
+    fires(
+        "TandemMQNameServerUnready",
+        "6m",
+        {own("up", "n:1"): "1x8 0x40", own("up", "m:1"): "1x8 0x40", NAMES: "1x8 stale"},
+        job="tandemmq",
+        instance="n:1",
+    ),
+    fires(
+        "TandemMQNameServerUnready",
+        "6m",
+        {own("up", "n:1"): "1x40", NAMES: "1x8 0x40"},
+        job="tandemmq",
+        instance="n:1",
+    ),
+    # A restart.
+    is_quiet("TandemMQNameServerUnready", "6m", {own("up", "n:1"): "1x40", NAMES: "1x19 0 0 1x40"}),
+    # The leader dies, and a follower cannot replace it without a majority.
+    fires(
+        "TandemMQControllersLeaderless",
+        "5m",
+        {LEADER: "3x8 stale", FOLLOWER: "2x8 1x40"},
+        job="tandemmq",
+        group="g",
+    ),
+    is_quiet("TandemMQControllersLeaderless", "5m", {LEADER: "3x8 stale", FOLLOWER: "2x9 3x40"}),
 )
 
 
