@@ -204,6 +204,10 @@ class TopicExists(ClientError):
     """The topic to create exists with other settings; nothing was changed."""
 
 
+class GroupExists(ClientError):
+    """The consumer group to create exists with other settings; nothing was changed."""
+
+
 class TopicHasUnread(ClientError):
     """The read queues to remove contain messages that a group has not consumed; the read queues stay."""
 

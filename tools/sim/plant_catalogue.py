@@ -786,7 +786,7 @@ _TABLES: Final = (
     ),
     Plant(
         name="a message id finds another broker's message",
-        path="client/admin.py",
+        path="client/admin_messages.py",
         sound="if record is not None and record.store_address == (where.ip, where.port):",
         bug="if record is not None:",
         proofs=("scenario/test_advertised_addresses.py",),
@@ -2817,7 +2817,7 @@ _MANAGE: Final = (
     ),
     Plant(
         name="a message id makes a tool connect to any address",
-        path="client/admin.py",
+        path="client/admin_messages.py",
         sound="        addresses = sorted(known, key",
         bug="        addresses = sorted({*known, stored_at}, key",
         proofs=("unit/manage/test_messages.py",),

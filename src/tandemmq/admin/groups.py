@@ -15,6 +15,7 @@ from tandemmq.admin import options as opt
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, GroupNotFound, RemoteProtocolError
 from tandemmq.manage import resets
 from tandemmq.manage.changes import answering_masters
@@ -24,7 +25,6 @@ from tandemmq.manage.progress import (
     MemberReports,
     read_group_names,
     read_lags,
-    read_members,
     read_reports,
     sum_lag,
 )
@@ -481,7 +481,7 @@ async def show_progress(
         return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
     table, refused = Table("groups", ("group", "members", "lag")), []
     for one in await read_group_names(tools, masters, await tools.cluster_admin.topics()):
-        members = await read_members(tools, masters, one)
+        members = await read_members(tools.remoting, masters, one)
         lags = await read_lags(tools, masters, one, members=members)
         table.rows.append((one, len(members.members), sum_lag(lags)))
         refused += [f"{one}: {address}: {reason}" for address, reason in members.refused.items()]
@@ -492,7 +492,7 @@ async def _progress_of_group(
     tools: Tools, masters: list[str], group: str, topic: str, *, has_clients: bool
 ) -> CommandAnswer:
     table = Table("queues", LAG_COLUMNS)
-    members = await read_members(tools, masters, group)
+    members = await read_members(tools.remoting, masters, group)
     lags = await read_lags(tools, masters, group, topic, members=members)
     if not lags:
         for address, reason in members.refused.items():

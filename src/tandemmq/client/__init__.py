@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 from tandemmq import names_on_demand
 
 if TYPE_CHECKING:
-    from tandemmq.client.admin import Admin, QueueRange
+    from tandemmq.client.admin import Admin
+    from tandemmq.client.admin_base import QueueRange
+    from tandemmq.client.admin_groups import GroupDescription
     from tandemmq.client.blocking_clients import (
         BlockingAdmin,
         BlockingConsumer,
@@ -62,6 +64,7 @@ if TYPE_CHECKING:
         Busy,
         ClientError,
         ConfigError,
+        GroupExists,
         GroupNotFound,
         MessageIllegal,
         NoRoute,
@@ -106,6 +109,8 @@ __all__ = [
     "ConsumeResult",
     "Consumer",
     "ConsumerOptions",
+    "GroupDescription",
+    "GroupExists",
     "GroupNotFound",
     "Json",
     "Message",
@@ -155,7 +160,9 @@ __all__ = [
 __getattr__, __dir__ = names_on_demand(
     __name__,
     {
-        "admin": ("Admin", "QueueRange"),
+        "admin": ("Admin",),
+        "admin_base": ("QueueRange",),
+        "admin_groups": ("GroupDescription",),
         "blocking_clients": (
             "BlockingAdmin",
             "BlockingConsumer",
@@ -202,6 +209,7 @@ __getattr__, __dir__ = names_on_demand(
             "Busy",
             "ClientError",
             "ConfigError",
+            "GroupExists",
             "GroupNotFound",
             "MessageIllegal",
             "NoRoute",

@@ -498,6 +498,8 @@ class BlockingAdmin(ClientFacade[Admin]):
     """
     delete_topic = blocking(Admin.delete_topic)
     """Deletes the topic on every broker of the cluster."""
+    topic_config = blocking(Admin.topic_config)
+    """Returns the settings of a topic at each broker that has it."""
     topic_offsets = blocking(Admin.topic_offsets)
     """Returns the offset range of each queue of the topic."""
     offsets_at = blocking(Admin.offsets_at)
@@ -508,8 +510,24 @@ class BlockingAdmin(ClientFacade[Admin]):
     """Returns the committed offset of the group, per queue."""
     lag = blocking(Admin.lag)
     """Returns the number of messages of the topic that the group has not consumed yet."""
+    groups = blocking(Admin.groups)
+    """Returns the names of all groups."""
+    group_config = blocking(Admin.group_config)
+    """Returns the settings of a group at each broker that has it."""
+    describe_group = blocking(Admin.describe_group)
+    """Returns the members, subscriptions and settings of a group."""
+    create_group = blocking(Admin.create_group)
+    """Creates the group on every master of the cluster that lacks it; returns True if a master lacked it."""
+    update_group = blocking(Admin.update_group)
+    """Changes the given settings of a group; other settings are kept."""
+    delete_group = blocking(Admin.delete_group)
+    """Deletes the group with its offsets on every master of the cluster."""
     set_offset = blocking(Admin.set_offset)
     """Stores the committed offset of one queue. The group must not be running."""
+    set_offsets = blocking(Admin.set_offsets)
+    """Moves a group to the given offsets; returns the new offset per queue."""
+    skip_to_end = blocking(Admin.skip_to_end)
+    """Moves a group to the end of each queue of the topic; returns the new offset per queue."""
     reset_offsets = blocking(Admin.reset_offsets)
     """Moves a group to a time; returns the new offset per queue."""
     find_by_key = blocking(Admin.find_by_key)

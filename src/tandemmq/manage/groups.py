@@ -11,12 +11,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from tandemmq.api import broker_admin
+from tandemmq.client.groups import OnlineMembers, change_at, read_members
 from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters, change_targets
-from tandemmq.manage.progress import GroupLag, OnlineMembers, find_behind_s, read_lags, read_members, sum_lag
+from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, sum_lag
 from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of
 from tandemmq.manage.tools import CALL_TIMEOUT_S, Target, Tools, find_targets, serving
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
@@ -114,7 +113,7 @@ async def read_states(
 
 async def read_state(tools: Tools, masters: list[str], group: str, now_ms: int) -> GroupState:
     """Returns the state of a group, from the brokers at these addresses."""
-    members = await read_members(tools, masters, group)
+    members = await read_members(tools.remoting, masters, group)
     lags = await read_lags(tools, masters, group, members=members)
     dead = await asyncio.gather(*(_count_at(tools, address, dlq_topic(group)) for address in masters))
     return GroupState(members, lags, find_behind_s(lags, now_ms), sum(dead))
@@ -143,13 +142,9 @@ async def change_group(
     """
 
     async def change(target: Target) -> SubscriptionGroupConfig:
-        config = await _read_config(tools.remoting, target.address, group)
-        # A group keeps its attributes; a request contains only changes of them.
-        config = msgspec.structs.replace(
-            config or SubscriptionGroupConfig(name=group), **{"attributes": {}, **changes}
-        )
-        await broker_admin.create_group(tools.remoting, target.address, config)
-        return config
+        held = await _read_config(tools.remoting, target.address, group)
+        held = held or SubscriptionGroupConfig(name=group)
+        return await change_at(tools.remoting, target.address, held, changes)
 
     return await change_targets(targets, change)
 

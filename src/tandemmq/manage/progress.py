@@ -6,16 +6,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
-from typing import Final
+from dataclasses import dataclass
 
 from tandemmq.api import broker_admin
+from tandemmq.client.groups import UNKNOWN_GROUP, OnlineMembers, read_members
 from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import ClientConnection, ConsumerConnections, Refusal, SubscriptionData
 from tandemmq.protocol.bodies.stats import QueueProgress, RunningInfo
-from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import RETRY_PREFIX, is_retry_topic
 
 
@@ -38,21 +36,6 @@ class GroupLag:
     def behind_s(self, now_ms: int) -> int | None:
         """Returns the seconds between the last consumed message and now, if the queue has a lag."""
         return find_behind_s([self], now_ms)
-
-
-@dataclass(frozen=True, slots=True)
-class OnlineMembers:
-    """The online members of a group by client id, each with one of its connections; their subscriptions by
-    topic and broker address; and the requests of the group that brokers refused. `kinds` are the connection
-    lists of the brokers at which members are online. `refused` has the reasons of the brokers, by address,
-    that did not tell members or progress: both may be incomplete then.
-    """
-
-    members: dict[str, ClientConnection] = field(default_factory=dict)
-    subscriptions: dict[str, dict[str, SubscriptionData]] = field(default_factory=dict)
-    refusals: list[tuple[str, Refusal]] = field(default_factory=list)
-    kinds: list[ConsumerConnections] = field(default_factory=list)
-    refused: dict[str, str] = field(default_factory=dict)
 
 
 def sum_lag(lags: Iterable[GroupLag]) -> int:
@@ -79,23 +62,6 @@ async def read_group_names(tools: Tools, masters: list[str], topics: Iterable[st
     return [name for name in names if name in known]
 
 
-async def read_members(tools: Tools, masters: list[str], group: str) -> OnlineMembers:
-    """Returns the members of a group. A member is connected to all brokers and counts once."""
-    members = OnlineMembers()
-    asked = (_connections_at(tools, one, group, members.refused) for one in masters)
-    for address, found in zip(masters, await asyncio.gather(*asked), strict=True):
-        if found is None:
-            continue
-        for connection in found.connections:
-            members.members.setdefault(connection.client_id, connection)
-        for topic, data in found.subscriptions.items():
-            members.subscriptions.setdefault(topic, {})[address] = data
-        members.refusals.extend((address, refusal) for refusal in found.refusals or ())
-        if found.connections:
-            members.kinds.append(found)
-    return members
-
-
 async def read_lags(
     tools: Tools, masters: list[str], group: str, topic: str = "", *, members: OnlineMembers | None = None
 ) -> list[GroupLag]:
@@ -108,7 +74,7 @@ async def read_lags(
     tables = await asyncio.gather(*(_progress_at(tools, one, group, topic, refused) for one in masters))
     found = dict(zip(masters, tables, strict=True))
     if not topic:
-        members = members or await read_members(tools, masters, group)
+        members = members or await read_members(tools.remoting, masters, group)
         topics = set(members.subscriptions).union(*({one.topic for one in queues} for queues in tables))
         for address, queues in found.items():
             for missing in sorted(topics - {queue.topic for queue in queues}):
@@ -164,25 +130,6 @@ async def read_reports(
     return reports
 
 
-_UNKNOWN: Final = (
-    ResponseCode.SUBSCRIPTION_GROUP_NOT_EXIST,
-    ResponseCode.CONSUMER_NOT_ONLINE,
-    ResponseCode.TOPIC_NOT_EXIST,
-)
-"""The codes of a broker that knows no member and no offset of a group."""
-
-
-async def _connections_at(
-    tools: Tools, address: str, group: str, refused: dict[str, str]
-) -> ConsumerConnections | None:
-    try:
-        return await broker_admin.query_consumer_connections(tools.remoting, address, group)
-    except RequestRejected as error:
-        if error.code not in _UNKNOWN:
-            refused[address] = str(error)
-        return None
-
-
 async def _progress_at(
     tools: Tools, address: str, group: str, topic: str, refused: dict[str, str] | None
 ) -> dict[MessageQueue, QueueProgress]:
@@ -192,7 +139,7 @@ async def _progress_at(
     try:
         stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=topic or None)
     except RequestRejected as error:
-        if error.code not in _UNKNOWN:
+        if error.code not in UNKNOWN_GROUP:
             if refused is None:
                 raise
             refused[address] = str(error)

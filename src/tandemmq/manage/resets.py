@@ -7,14 +7,13 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass
 
-from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api import broker_consume
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client.admin_base import require_inside
 from tandemmq.client.changes import change_each
-from tandemmq.client.route_cache import build_view
-from tandemmq.errors import BadRequest, NoRoute, QueueNotFound
+from tandemmq.errors import NoRoute
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import change_group
-from tandemmq.manage.progress import read_members
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.units import MASTER_ID
@@ -63,17 +62,8 @@ async def preview_reset(tools: Tools, group: str, topic: str, position: NewPosit
     admin = tools.cluster_admin
     ends, committed = await asyncio.gather(admin.topic_offsets(topic), admin.committed_offsets(group, topic))
     if position.queue is not None:
-        if position.queue not in ends:
-            raise QueueNotFound(
-                f"topic {topic!r} has no queue {position.queue.queue_id} at {position.queue.broker_name!r}"
-            )
-        one = ends[position.queue]
-        if position.offset is not None and not one.min_offset <= position.offset <= one.max_offset:
-            raise BadRequest(
-                f"offset {position.offset} of queue {position.queue.queue_id} at"
-                f" {position.queue.broker_name!r}: must be from {one.min_offset} to {one.max_offset}"
-            )
-        ends = {position.queue: one}
+        require_inside(ends, position.queue, position.offset)
+        ends = {position.queue: ends[position.queue]}
     found = {} if position.time_ms == END_OF_QUEUE_MS else await admin.offsets_at(topic, position.time_ms)
     return [
         QueueMove(
@@ -90,39 +80,12 @@ async def preview_reset(tools: Tools, group: str, topic: str, position: NewPosit
 async def reset_group(tools: Tools, group: str, topic: str, position: NewPosition) -> dict[MessageQueue, int]:
     """Moves a group, running or not; returns the new offset of each moved queue.
 
-    Brokers of RocketMQ 4.9 move all queues when one is named. There one queue is moved by a commit, which the
-    group's members would overwrite; if any is online, the move is refused.
-    Raises:  TopicNotFound; NoRoute for a broker without a master; BadRequest.
+    Raises:  TopicNotFound; NoRoute for a broker without a master; the errors of `Admin.set_offsets`.
     """
     if position.queue is None:
         return await tools.cluster_admin.reset_offsets(group, topic, position.time_ms)
     (move,) = await preview_reset(tools, group, topic, position)
-    queue = move.queue
-    view = build_view(topic, await tools.cluster_admin.topic_route(topic))
-    address = view.master_address(queue.broker_name)
-    if address is None:
-        raise NoRoute(f"broker {queue.broker_name!r} has no master: offsets cannot be reset there")
-    version = (await broker_admin.query_runtime_info(tools.remoting, address)).get("brokerVersionDesc", "")
-    if version.startswith(("V3", "V4")):
-        members = await read_members(tools, [address], group)
-        if members.refused:
-            raise BadRequest(f"the members of {group!r} are not known: {members.refused[address]}")
-        if members.members:
-            raise BadRequest(
-                f"{queue.broker_name} has RocketMQ {version}, which moves one queue only while no member of"
-                f" {group!r} is online: stop the members, or move all queues to a time"
-            )
-        await tools.cluster_admin.set_offset(group, queue, move.new_offset)
-        return {queue: move.new_offset}
-    return await broker_admin.reset_offsets(
-        tools.remoting,
-        address,
-        group,
-        topic,
-        position.time_ms,
-        queue_id=queue.queue_id,
-        offset=move.new_offset,
-    )
+    return await tools.cluster_admin.set_offsets(group, {move.queue: move.new_offset})
 
 
 async def start_group(tools: Tools, group: str, topic: str, offset: int) -> None:

@@ -17,7 +17,8 @@ from tandemmq.api.broker_admin import query_groups_of_topic
 from tandemmq.api.calls import Call
 from tandemmq.api.controller import controller_signer
 from tandemmq.broker.access.plain_rules import read_controller_secret, read_tools_credentials
-from tandemmq.client.admin import Admin, known_clusters
+from tandemmq.client.admin import Admin
+from tandemmq.client.admin_base import known_clusters
 from tandemmq.client.changes import change_each
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import ConfigError

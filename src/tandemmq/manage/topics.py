@@ -17,9 +17,10 @@ import msgspec
 from tandemmq.api import broker_admin
 from tandemmq.client import admin_topics
 from tandemmq.client.changes import change_each
+from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, BrokersAway
 from tandemmq.manage.changes import answering_masters, change_targets
-from tandemmq.manage.progress import find_behind_s, read_lags, read_members, sum_lag
+from tandemmq.manage.progress import find_behind_s, read_lags, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
@@ -374,7 +375,7 @@ async def _read_load(tools: Tools, asked: list[Target], topic: str, queues: list
 async def _read_consumer(
     tools: Tools, addresses: list[str], group: str, topic: str, now_ms: int
 ) -> TopicConsumer:
-    members = await read_members(tools, addresses, group)
+    members = await read_members(tools.remoting, addresses, group)
     lags = await read_lags(tools, addresses, group, topic, members=members)
     tps, day = await read_series(tools, addresses, "GROUP_GET_NUMS", f"{topic}@{group}")
     return TopicConsumer(

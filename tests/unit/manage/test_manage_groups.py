@@ -7,6 +7,7 @@ import pytest
 from managed_cluster import ManagedCluster
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client import ConsumerOptions, StartFrom
+from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, Busy, GroupNotFound, NotPermitted, QueueNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.cluster import read_lag
@@ -17,7 +18,7 @@ from tandemmq.manage.groups import (
     read_state,
     read_states,
 )
-from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, read_members, read_reports, sum_lag
+from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, read_reports, sum_lag
 from tandemmq.manage.resets import NewPosition, QueueMove, clone_offsets, preview_reset, reset_group
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
@@ -95,7 +96,7 @@ async def test_one_queue_of_an_online_group_is_moved(managed: ManagedCluster) ->
     async with managed.cluster.consumer("Orders", "billing"):
 
         async def is_online() -> bool:
-            return bool((await read_members(managed.tools, master, "billing")).members)
+            return bool((await read_members(managed.tools.remoting, master, "billing")).members)
 
         await until(is_online)
         queue = MessageQueue("Orders", "broker-a", 1)
