@@ -47,6 +47,7 @@ class GroupChanges(TypedDict, total=False):
     retry_policy: GroupRetryPolicy
     consume_timeout_minutes: Count
     notifies_members: bool
+    broker_id: Count
     slow_read_broker_id: Count
     attributes: dict[str, str]
 
