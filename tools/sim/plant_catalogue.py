@@ -2816,6 +2816,13 @@ _MANAGE: Final = (
         proofs=("unit/manage/test_dead_letters.py",),
     ),
     Plant(
+        name="a group is moved outside a queue",
+        path="client/admin_groups.py",
+        sound="require_inside(ends, queue, offset)",
+        bug="pass",
+        proofs=("scenario/test_client_group_admin.py",),
+    ),
+    Plant(
         name="a message id makes a tool connect to any address",
         path="client/admin_messages.py",
         sound="        addresses = sorted(known, key",
