@@ -83,7 +83,7 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
             ["sh", "-eux", "-c", text],
             capture_output=True,
             text=True,
-            timeout=3 * PATIENCE_S,
+            timeout=8 * PATIENCE_S,  # some 90 commands, each a process
             env=environment,
             cwd=tmp_path,
             check=False,
