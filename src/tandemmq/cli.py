@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, NoReturn, Protocol
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from tandemmq.errors import TandemError, install_hint
 
@@ -53,6 +53,14 @@ class _Commands(TyperGroup):
         return sorted(
             names, key=lambda name: _PANELS.index(_OTHERS[name][0] if name in _OTHERS else _SERVERS)
         )
+
+
+class _OtherCommand(TyperCommand):
+    """A command of another module, which parses all its words itself, also `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.args = args
+        return args
 
 
 HELP_OPTIONS: Final[dict[str, Any]] = {"help_option_names": ["-h", "--help"]}
@@ -819,10 +827,9 @@ def _defaults(name: str, found: Any) -> dict[str, Any]:
 def _register_other(name: str) -> None:
     @app.command(
         name,
+        cls=_OtherCommand,
         help=_OTHERS[name][3],
         rich_help_panel=_OTHERS[name][0],
-        add_help_option=False,
-        context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
     )
     def _delegate(context: typer.Context) -> None:
         try:

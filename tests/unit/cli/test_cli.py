@@ -104,6 +104,12 @@ def test_command_of_another_part_gets_its_own_options(monkeypatch: pytest.Monkey
     assert run("bench", "--seconds", "x").exit_code == 2
 
 
+def test_words_after_two_dashes_are_no_options() -> None:
+    result = run("topics", "describe", "-n", "127.0.0.1:1", "--", "--queues")
+    assert "No such option" not in result.output
+    assert "127.0.0.1:1" in result.output
+
+
 def test_app_of_another_part_keeps_its_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     other = typer.Typer()
 
