@@ -77,6 +77,12 @@ async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: 
     output = json.loads(await store("restore", backup, restored, "--json"))
     assert output["is_whole"]
     assert output["end"] == told["end"]
+    last = max((backup / "commitlog").iterdir())
+    for number, damaged in enumerate([backup / "config" / "topics.json", last]):
+        held = damaged.read_bytes()
+        damaged.write_bytes(bytes(len(held)))
+        await store("restore", backup, tmp_path / f"damaged{number}", code=1)
+        damaged.write_bytes(held)
     for name in ("brokerIdentity", "brokerGroup"):  # a backup is looked into as another broker
         (restored / name).unlink(missing_ok=True)
     async with Cluster() as again, broker_of(restored, again.name_servers):
@@ -226,6 +232,17 @@ def files_of_backup(target: Path) -> list[bytes]:
     copy_back(target, copied, lambda _: None)
     log = [path.read_bytes() for path in sorted((copied / "commitlog").iterdir())]
     return [(target / "backup.json").read_bytes(), (copied / "config" / "topics.json").read_bytes(), *log]
+
+
+def test_tables_are_copied_before_the_end_is_read(root: Path, tmp_path: Path) -> None:
+    target, table = tmp_path / "backup", Path("config") / "topics.json"
+
+    def read_end() -> int:
+        (root / table).write_text('{"of": "a later message"}')
+        return 250
+
+    back_up(root, root / "commitlog", target, read_end, lambda _: None, made_at_ms=1, version="1")
+    assert (target / table).read_text() == "{}"
 
 
 def test_two_backups_to_one_directory_exclude_each_other(root: Path, tmp_path: Path) -> None:
