@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import json
 import os
 from collections.abc import AsyncIterator
@@ -20,7 +21,8 @@ from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.bodies.codec import CONFIRMED_KEY
 from tandemmq.protocol.properties_file import Setting
-from tandemmq.store_command.backup_files import back_up, copy_back, damaged_files, read_manifest
+from tandemmq.store_command import backup_files
+from tandemmq.store_command.backup_files import back_up, copy_back, new_store, read_manifest
 from tandemmq.testing import Cluster
 from tandemmq.testing.cluster import consumer_options
 from tandemmq.testing.member import HOST, ClusterMember
@@ -83,6 +85,7 @@ async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: 
         damaged.write_bytes(bytes(len(held)))
         await store("restore", backup, tmp_path / f"damaged{number}", code=1)
         damaged.write_bytes(held)
+    await find_each_flipped_bit(backup, tmp_path)
     for name in ("brokerIdentity", "brokerGroup"):  # a backup is looked into as another broker
         (restored / name).unlink(missing_ok=True)
     async with Cluster() as again, broker_of(restored, again.name_servers):
@@ -93,6 +96,23 @@ async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: 
             found += await bodies(again, "orders", "new", 1)
     assert [body[:3] for body in found[:50]] == [b"%03d" % number for number in range(50)]
     assert set(committed.values()) <= {None, *range(10, 51)}
+
+
+async def find_each_flipped_bit(backup: Path, place: Path) -> None:
+    """Flips a bit in each field of the first record's header, in its body, and in the length before it."""
+    path = min((backup / "commitlog").iterdir())
+    data = path.read_bytes()
+    record_bytes = int.from_bytes(data[:4])
+    for position in (*range(0, 92, 4), 1_000, record_bytes - 1, len(data) - 1):
+        flipped = bytearray(data)
+        flipped[position] ^= 1
+        path.write_bytes(flipped)
+        damaged = copy_back(backup, place / f"flip{position}", lambda _: None)
+        assert damaged == [f"commitlog/{path.name}"], position
+    path.write_bytes(data[:20] + bytes([data[20] ^ 1]) + data[21:])
+    output = await store("restore", backup, place / "flipped", code=1)
+    assert f"{path} is missing, or not as it was copied" in output
+    path.write_bytes(data)
 
 
 async def slave_of(cluster: Cluster) -> str:
@@ -172,7 +192,8 @@ def test_a_backup_has_the_log_below_the_end_and_only_its_own_files(root: Path, t
     names = {path.name for path in files}
     assert names == {"backup.json", "topics.json", *(f"{number:020}" for number in (0, 100, 200))}
     assert (target / "commitlog" / f"{200:020}").read_bytes() == b"\3" * 50 + bytes(50)
-    assert all(path.stat().st_mode & 0o077 == 0 for path in files)
+    found = (path for path in target.rglob("*") if path.name != "lock")
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (target, *found))
 
 
 def test_an_update_copies_only_what_is_new_and_drops_what_has_expired(root: Path, tmp_path: Path) -> None:
@@ -245,6 +266,58 @@ def test_tables_are_copied_before_the_end_is_read(root: Path, tmp_path: Path) ->
     assert (target / table).read_text() == "{}"
 
 
+def test_an_update_does_not_extend_a_damaged_file(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backup_files, "_EDGE_BYTES", 10)  # the damage lies between the compared edges
+    target = tmp_path / "backup"
+    make(root, target, 250)
+    copy = target / "commitlog" / f"{200:020}"
+    copy.write_bytes(b"\3" * 20 + b"\2" + b"\3" * 29 + bytes(50))
+    (root / "commitlog" / copy.name).write_bytes(b"\3" * 100)
+    with pytest.raises(StoreError, match=f"{copy} is not as it was copied: delete"):
+        make(root, target, 300)
+    copy.unlink()
+    assert make(root, target, 300) == [100]
+    assert copy_back(target, tmp_path / "new", print) == []
+
+
+def test_a_restore_that_is_interrupted_leaves_no_store(root: Path, tmp_path: Path) -> None:
+    new, unfinished = tmp_path / "new", tmp_path / "new.restoring"
+    target = tmp_path / "backup"
+    make(root, target, 250)
+    seen: list[bool] = []
+
+    def stop(_: int) -> NoReturn:
+        seen.append(unfinished.exists() and not new.exists())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), new_store(new) as place:
+        copy_back(target, place, stop)
+    assert seen == [True]
+    assert not new.exists()
+    assert not unfinished.exists()
+    unfinished.mkdir()  # as after a kill
+    with pytest.raises(StoreError, match=f"{unfinished} is a restore that runs, or was interrupted"):
+        new_store(new).__enter__()
+    unfinished.rmdir()
+    new.mkdir()
+    with new_store(new) as place:
+        (place / "commitlog").mkdir()
+        assert list(new.iterdir()) == []
+    assert [path.name for path in new.iterdir()] == ["commitlog"]
+
+
+def test_a_full_disk_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fill(_: object) -> NoReturn:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(backup_files, "sync_file", fill)
+    with pytest.raises(OSError, match="No space left") as raised:
+        make(root, tmp_path / "backup", 250)
+    assert raised.value.filename == str(tmp_path / "backup" / "commitlog" / f"{0:020}")
+
+
 def test_two_backups_to_one_directory_exclude_each_other(root: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
 
@@ -261,13 +334,11 @@ async def test_a_restore_names_damaged_tables_and_a_missing_first_log_file(
 ) -> None:
     target = tmp_path / "backup"
     make(root, target, 250)
-    copy_back(target, tmp_path / "whole", lambda _: None)
-    assert damaged_files(tmp_path / "whole", read_manifest(target)) == []
+    assert copy_back(target, tmp_path / "whole", lambda _: None) == []
     (target / "config" / "topics.json").write_text("[]")
     (target / "commitlog" / f"{0:020}").unlink()
-    copy_back(target, tmp_path / "new", lambda _: None)
     damaged = ["config/topics.json", f"commitlog/{0:020}"]
-    assert damaged_files(tmp_path / "new", read_manifest(target)) == damaged
+    assert copy_back(target, tmp_path / "new", lambda _: None) == damaged
     output = await store("restore", target, tmp_path / "again", code=1)
     assert all(f"{target}/{name} is missing, or not as it was copied" in output for name in damaged)
 
@@ -275,8 +346,8 @@ async def test_a_restore_names_damaged_tables_and_a_missing_first_log_file(
 def test_what_is_no_backup_or_another_store_is_refused(root: Path, tmp_path: Path) -> None:
     target = tmp_path / "backup"
     make(root, target, 250)
-    with pytest.raises(StoreError, match="is not empty"):
-        copy_back(target, root, lambda _: None)
+    with pytest.raises(StoreError, match="is not empty"), new_store(root):
+        pass
     (root / "commitlog" / f"{0:020}").write_bytes(b"z" * 100)
     with pytest.raises(StoreError, match="another store"):
         make(root, target, 250)

@@ -6,21 +6,22 @@ ConsumeQueues, key index and checkpoint are not copied: they are built from the 
 
 Invariants: `backup.json` exists only if everything else is whole and on the disk. What an earlier backup has
             of the log is not copied again. An update that fails (the broker stops, the disk is full, it is
-            another store) leaves the earlier backup whole.
+            another store) leaves the earlier backup whole. A restored store appears only when it is complete.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
 
 from tandemmq.errors import StoreError
-from tandemmq.runtime.disk import RealDisk, remove_tree, sync_file, sync_tree
+from tandemmq.runtime.disk import RealDisk, remove_tree, sync_directory, sync_file, sync_tree
 from tandemmq.units import MIB
 
 MANIFEST: Final = "backup.json"
@@ -32,11 +33,19 @@ _PASSING: Final = ("truncate.pending", "tailDoubt")
 _UNFINISHED: Final = (".bak", ".tmp")
 _LOCK: Final = "lock"
 _NEW_TABLES: Final = "tables.tmp"
+_NEW_STORE: Final = ".restoring"
 _NAME_CHARS: Final = 20
 _EDGE_BYTES: Final = 64 * 1024
 
 Copied = Callable[[int], None]
 """Called with the number of log bytes since the last call."""
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """The size of a log file, and the SHA-256 of its part below the end of the backup."""
+
+    bytes: int
+    sha256: str
 
 
 class BackupManifest(msgspec.Struct, frozen=True):
@@ -46,6 +55,7 @@ class BackupManifest(msgspec.Struct, frozen=True):
     end: int
     made_at_ms: int
     version: str
+    logs: dict[str, LogFile]
     tables: dict[str, str] = {}
 
 
@@ -76,7 +86,7 @@ def back_up(
         end = read_end()
         if end < end_before:
             raise StoreError(f"the log is confirmed up to {end}, but {target} has it up to {end_before}")
-        kept = _copy_log(log_dir, target / LOG, end, end_before, on_copied)
+        logs = _copy_log(log_dir, target / LOG, end, before, on_copied)
         sync_tree(target)
         (target / MANIFEST).unlink(missing_ok=True)
         for name in ("config", *_FILES):
@@ -85,11 +95,11 @@ def back_up(
             path.rename(target / path.name)
         new.rmdir()
         for path in (target / LOG).iterdir():
-            if path.name not in kept:
+            if path.name not in logs:
                 path.unlink()
         sync_tree(target)
-        begin = int(kept[0])
-        manifest = msgspec.convert({"begin": begin, "end": end, "tables": tables, **facts}, BackupManifest)
+        found = {"begin": int(min(logs)), "end": end, "logs": logs, "tables": tables}
+        manifest = msgspec.convert({**found, **facts}, BackupManifest)
         _write(target / MANIFEST, msgspec.json.format(msgspec.json.encode(manifest)) + b"\n")
         return manifest
     finally:
@@ -108,28 +118,47 @@ def read_manifest(backup: Path) -> BackupManifest:
         raise StoreError(f"{backup / MANIFEST}: {error}") from None
 
 
-def copy_back(backup: Path, root: Path, on_copied: Copied) -> BackupManifest:
-    """Copies a backup to a new store, without the files that are built from its log. Raises StoreError for
-    an incomplete backup, or a directory that is not empty.
+@contextmanager
+def new_store(root: Path) -> Iterator[Path]:
+    """Provides a directory that becomes `root` at the end, or is removed if the block fails.
+
+    Raises:  StoreError if `root` is not empty or a mount point, or another restore to it has not ended.
     """
-    manifest = read_manifest(backup)
+    root = root.resolve()
     if root.exists() and any(root.iterdir()):
         raise StoreError(f"{root} is not empty: restore to a new directory")
-    root.mkdir(parents=True, exist_ok=True)
-    _copy_tables(backup, root)
-    _copy_log(backup / LOG, root / LOG, manifest.end, 0, on_copied)
-    return manifest
+    if root.is_mount():
+        raise StoreError(f"{root} is a mount point: restore to a new directory in it")
+    unfinished = root.with_name(root.name + _NEW_STORE)
+    root.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        unfinished.mkdir(mode=0o700)
+    except FileExistsError:
+        raise StoreError(f"{unfinished} is a restore that runs, or was interrupted: delete it") from None
+    try:
+        with _named(unfinished):
+            yield unfinished
+            sync_tree(unfinished)
+        unfinished.rename(root)
+        sync_directory(root.parent)
+    except BaseException:
+        remove_tree(unfinished)
+        raise
 
 
-def damaged_files(restored: Path, manifest: BackupManifest) -> list[str]:
-    """Returns the tables that are not those of the manifest, and the first log file if it is missing."""
-    found = [name for name, digest in manifest.tables.items() if _digest(restored / name) != digest]
-    first = Path(LOG) / f"{manifest.begin:0{_NAME_CHARS}}"
-    return found if (restored / first).exists() else [*found, str(first)]
+def copy_back(backup: Path, root: Path, on_copied: Copied) -> list[str]:
+    """Copies a backup to a new store, without the files that are built from its log. Returns the files that
+    are missing or not those of the manifest. Raises StoreError for an incomplete backup.
+    """
+    manifest = read_manifest(backup)
+    tables = _copy_tables(backup, root)
+    logs = _copy_log(backup / LOG, root / LOG, manifest.end, None, on_copied)
+    log_names = _differing(logs, manifest.logs)
+    return [*_differing(tables, manifest.tables), *(f"{LOG}/{name}" for name in log_names)]
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""
+def _differing(found: Mapping[str, object], wanted: Mapping[str, object]) -> list[str]:
+    return sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
 
 
 def _require_backup(target: Path) -> None:
@@ -146,7 +175,7 @@ def _require_backup(target: Path) -> None:
 
 def _copy_tables(root: Path, target: Path) -> dict[str, str]:
     """Copies the tables; returns their digests by name."""
-    (target / "config").mkdir(parents=True, exist_ok=True)
+    (target / "config").mkdir(parents=True, exist_ok=True, mode=0o700)
     digests: dict[str, str] = {}
     for path in _tables(root):
         name = path.relative_to(root)
@@ -171,24 +200,37 @@ def _log_names(directory: Path, end: int) -> list[str]:
     return sorted(path.name for path in directory.iterdir() if _is_log_file(path) and int(path.name) < end)
 
 
-def _copy_log(source: Path, target: Path, end: int, end_before: int, on_copied: Copied) -> list[str]:
-    """Copies the log `[end_before, end)`, and missing files below it. Returns the log's files."""
-    target.mkdir(parents=True, exist_ok=True)
-    kept: list[str] = []
+def _copy_log(
+    source: Path, target: Path, end: int, before: BackupManifest | None, on_copied: Copied
+) -> dict[str, LogFile]:
+    """Copies the log below `end`, without what the target has since `before`. Returns the log's files."""
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    logs: dict[str, LogFile] = {}
     for name in _log_names(source, end):
+        copy, digest, begin = target / name, hashlib.sha256(), 0
+        held = before.logs.get(name) if before is not None and copy.exists() else None
         try:
             size = (source / name).stat().st_size
             count = min(size, end - int(name))
-            begin = max(0, end_before - int(name)) if (target / name).exists() else 0
-            if begin < count:
-                _copy_file(source / name, target / name, range(begin, count), size, on_copied)
+            if before is not None and held is not None:
+                begin = min(count, before.end - int(name))
+                if begin == count:
+                    logs[name] = held
+                    continue
+                for data in _read(copy, range(begin)):
+                    digest.update(data)
+                if digest.hexdigest() != held.sha256:
+                    raise StoreError(
+                        f"{copy} is not as it was copied: delete this file, and repeat the backup"
+                    )
+            _copy_file(source / name, copy, range(begin, count), size, digest, on_copied)
         except FileNotFoundError:  # expired meanwhile, and so have all older ones
-            kept.clear()
+            logs.clear()
             continue
-        kept.append(name)
-    if not kept:
+        logs[name] = LogFile(size, digest.hexdigest())
+    if not logs:
         raise StoreError(f"{source} has no log below {end}")
-    return kept
+    return logs
 
 
 def _require_same_log(source: Path, target: Path, end: int) -> None:
@@ -209,21 +251,43 @@ def _edges(path: Path, count: int) -> tuple[int, bytes, bytes]:
         return path.stat().st_size, begin, file.read(min(count, _EDGE_BYTES))
 
 
-def _copy_file(source: Path, copy: Path, part: range, size: int, on_copied: Copied) -> None:
+def _copy_file(
+    source: Path, copy: Path, part: range, size: int, digest: hashlib._Hash, on_copied: Copied
+) -> None:
     """Copies the part of a file behind what the copy has; the rest of the file is a hole."""
-    private = os.open(copy, os.O_WRONLY | os.O_CREAT | (0 if part.start else os.O_TRUNC), 0o600)
-    with source.open("rb") as read, open(private, "wb") as written:
-        read.seek(part.start)
-        written.seek(part.start)
-        left = len(part)
-        while left and (data := read.read(min(left, CHUNK_BYTES))):
-            written.write(data)
+    with _named(copy):
+        private = os.open(copy, os.O_WRONLY | os.O_CREAT | (0 if part.start else os.O_TRUNC), 0o600)
+        with open(private, "wb") as written:
+            written.seek(part.start)
+            for data in _read(source, part):
+                written.write(data)
+                digest.update(data)
+                on_copied(len(data))
+            written.truncate(size)
+        sync_file(copy)
+
+
+def _read(path: Path, part: range) -> Iterator[bytes]:
+    """Yields a part of a file. Raises StoreError if the file ends before it."""
+    left = len(part)
+    with _named(path), path.open("rb") as file:
+        file.seek(part.start)
+        while left:
+            data = file.read(min(left, CHUNK_BYTES))
+            if not data:
+                raise StoreError(f"{path} ends {left} bytes before the confirmed offset")
             left -= len(data)
-            on_copied(len(data))
-        written.truncate(size)
-    sync_file(copy)
-    if left:
-        raise StoreError(f"{source} ends {left} bytes before the confirmed offset")
+            yield data
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Gives the path to an OSError that names none: that of a full disk, for example."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path)
+        raise
 
 
 def _is_log_file(path: Path) -> bool:
@@ -231,4 +295,5 @@ def _is_log_file(path: Path) -> bool:
 
 
 def _write(path: Path, data: bytes) -> None:
-    RealDisk().write_atomically(path, data, is_private=True)
+    with _named(path):
+        RealDisk().write_atomically(path, data, is_private=True)

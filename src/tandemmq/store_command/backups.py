@@ -83,25 +83,24 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
 
     Exit code 1 if the backup is damaged.
     """
-    from tandemmq.store.inspect import RepairOptions, check_store, repair_store
-    from tandemmq.store_command.backup_files import copy_back, damaged_files, read_manifest
+    from tandemmq.store.inspect import RepairOptions, RepairReport, StoreReport, check_store, repair_store
+    from tandemmq.store_command.backup_files import copy_back, new_store, read_manifest
 
     settings = broker_settings(config)
-    inspect = inspect_options(directory, directory / "commitlog", settings, check_crc=True)
-    options = RepairOptions(
-        inspect=inspect,
-        has_index=settings is None or settings.key_index_enable,
-        queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
-    )
 
-    def copy(show: Show) -> BackupManifest:
+    def work(show: Show) -> tuple[BackupManifest, list[str], RepairReport, StoreReport]:
         manifest = read_manifest(backup)
-        return copy_back(backup, directory, _counter(show, manifest.end - manifest.begin))
+        with new_store(directory) as root:
+            damaged = copy_back(backup, root, _counter(show, manifest.end - manifest.begin))
+            inspect = inspect_options(root, root / "commitlog", settings, check_crc=True)
+            options = RepairOptions(
+                inspect=inspect,
+                has_index=settings is None or settings.key_index_enable,
+                queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
+            )
+            return manifest, damaged, repair_store(options, RealDisk(), show), check_store(inspect, show)
 
-    manifest = guarded(copy)
-    damaged = guarded(lambda _: damaged_files(directory, manifest))
-    repaired = guarded(lambda show: repair_store(options, RealDisk(), show))
-    report = guarded(lambda show: check_store(inspect, show))
+    manifest, damaged, repaired, report = guarded(work)
     is_log_whole = report.is_clean and not repaired.is_refused and report.log_end == manifest.end
     is_whole = is_log_whole and not damaged
     values = {"store": str(directory), "records": report.record_count, "end": report.log_end}
