@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import aclosing, asynccontextmanager, contextmanager
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+from taskiq import TaskiqMessage
 from taskiq.exceptions import ResultGetError, SendTaskError
 
 from tandemmq.errors import BrokerUnreachable
@@ -71,6 +72,22 @@ async def test_results_errors_and_delays(tmp_path: Path, monkeypatch: pytest.Mon
             assert (await later.wait_result(timeout=PATIENCE_S)).return_value >= sent_at + 1
             with pytest.raises(ResultGetError):
                 await tasks.broker.result_backend.get_result("unknown")
+
+
+async def test_tasks_that_were_sent_before_the_first_worker_are_read() -> None:
+    """Without the setting a broker gives a new group all messages of a topic that is still in memory."""
+    settings = {"initPopOffsetByCheckMsgInMem": False}
+    async with Cluster(settings=settings) as cluster, asyncio.timeout(PATIENCE_S):
+        await cluster.create_topic("taskiq", queue_count=1)
+        broker = TandemBroker(cluster.name_servers)
+        await broker.startup()
+        for number in range(3):
+            task = TaskiqMessage(task_id=str(number), task_name="t", labels={}, args=[], kwargs={})
+            await broker.kick(broker.formatter.dumps(task))
+        async with aclosing(broker.listen()) as tasks:
+            found = [broker.formatter.loads((await anext(tasks)).data).task_id for _ in range(3)]
+        assert found == ["0", "1", "2"]
+        await broker.shutdown()
 
 
 @pytest.mark.process

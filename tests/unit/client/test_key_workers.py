@@ -108,6 +108,32 @@ async def test_a_key_continues_when_the_queue_of_its_message_has_moved() -> None
     assert seen == [b"0", b"2", b"3"]
 
 
+async def test_a_key_continues_when_the_queue_moves_before_the_next_attempt() -> None:
+    """The failed message waits in the inbox, as the only worker is busy."""
+    seen: list[bytes] = []
+    begun, release = asyncio.Event(), asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if message.body == b"0":
+            raise ValueError("not now")
+        if message.body == b"1":
+            begun.set()
+            await release.wait()
+
+    async with running_cluster(T=1) as cluster:
+        for number, key in enumerate("aba"):
+            put(cluster[0], key, number)
+        consumer = push(cluster, handle, worker_count=1, order_key=message_key, orderly_suspend_s=0.01)
+        async with consumer:
+            await begun.wait()
+            await until(lambda: len(consumer._member.inbox) == 2)
+            consumer._assignment.readers[QUEUE].move_to(2)
+            release.set()
+            await until(lambda: consumer.positions.get(QUEUE) == 3)
+    assert seen == [b"0", b"1", b"2"]
+
+
 async def test_a_key_function_that_fails_orders_nothing() -> None:
     seen: list[bytes] = []
 

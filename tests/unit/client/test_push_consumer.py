@@ -28,6 +28,7 @@ from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest, RunningInfoRequest
+from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.shared_bounds import LINES_MAX
 from waits import PATIENCE_S, until
 
@@ -190,6 +191,39 @@ async def test_a_message_that_nobody_takes_back_is_handled_again(monkeypatch: py
         async with push(cluster, handle) as consumer:
             await until(lambda: consumer.positions.get(QUEUE) == 1)
     assert counts == [0, 1, 2]
+
+
+class MovingBroker(FakeBroker):
+    """A broker that takes no message back; while a consumer asks for the first time, its queue moves on."""
+
+    consumer: PushConsumer
+
+    def _send_back(self, channel: Channel, command: Command) -> Command | None:
+        reader = self.consumer._member.assignment.readers[QUEUE]
+        if reader.committed_offset == 0:
+            reader.move_to(1)
+        return command.reply(ResponseCode.NO_PERMISSION, remark="refused by the test")
+
+
+async def test_a_message_that_nobody_takes_back_is_not_handled_after_its_queue_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(workers, "HAND_BACK_AGAIN_S", 0.01)
+    seen: list[tuple[int, int]] = []
+
+    async def handle(message: ReceivedMessage) -> ConsumeResult:
+        seen.append((message.queue_offset, len(consumer._member.inbox)))
+        return ConsumeResult.SUCCESS if message.retry_count else ConsumeResult.RETRY
+
+    broker = MovingBroker("a")
+    async with running_cluster(broker, T=1) as cluster:
+        fill(broker, 1)
+        consumer = broker.consumer = push(cluster, handle, worker_count=1)
+        async with consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 1)
+            fill(broker, 1)  # its timer ends after the one of the first message
+            await until(lambda: consumer.positions.get(QUEUE) == 2)
+    assert seen == [(0, 0), (1, 0), (1, 0)]
 
 
 async def test_one_message_that_is_stuck_lets_the_reader_run_so_far_ahead() -> None:

@@ -9,7 +9,9 @@ from client_fakes import FakeCluster, running_cluster
 from test_push_consumer import QUEUE, fill, push
 
 from tandemmq.client import ReceivedMessage
+from tandemmq.client.consumer.returning import REASON_CHARS_MAX
 from tandemmq.protocol.codes import VERSION_TIMERS
+from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import decode_records
 from waits import until
 
@@ -72,3 +74,45 @@ async def test_the_times_of_an_earlier_delay_are_not_sent_again() -> None:
         "TIMER_DELAY_MS": "3000",
         "TIMER_OWN": "7",
     }
+
+
+async def test_a_returned_message_keeps_the_id_of_its_first_delivery() -> None:
+    done = asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        ids.append(message.message_id)
+        await message.retry_later(delay_s=0)
+        if len(ids) == 2:
+            done.set()
+
+    ids: list[str] = []
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        cluster[0].put("T", 0, b"0")
+        cluster[0].put("T", 0, b"1", encode_properties({"ORIGIN_MESSAGE_ID": "first", "RETRY_TOPIC": "T"}))
+        async with push(cluster, handle, worker_count=1):
+            await done.wait()
+        assert [one["ORIGIN_MESSAGE_ID"] for one in returned(cluster)] == [ids[0], "first"]
+
+
+@pytest.mark.parametrize(
+    ("reason", "expected"),
+    [
+        ("x" * REASON_CHARS_MAX, "x" * 1_024),
+        ("x" * REASON_CHARS_MAX + "y", "x" * 1_024),
+        ("no\x01such\x02name\n", "no such name"),
+        (" \n", "unknown"),
+    ],
+)
+async def test_the_reason_of_a_dead_letter_is_bounded(reason: str, expected: str) -> None:
+    done = asyncio.Event()
+
+    async def handle(message: ReceivedMessage) -> None:
+        await message.dead_letter(reason=reason)
+        done.set()
+
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        fill(cluster[0], 1)
+        async with push(cluster, handle):
+            await done.wait()
+        (properties,) = returned(cluster)
+    assert properties["dead_letter_reason"] == expected

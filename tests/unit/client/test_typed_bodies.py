@@ -14,7 +14,7 @@ from test_returning import returned
 
 from tandemmq.client import Consumer, ConsumerOptions, Json, MsgPack, ReceivedMessage, StartFrom
 from tandemmq.errors import ConfigError
-from waits import until
+from waits import PATIENCE_S, until
 
 
 @dataclass
@@ -155,6 +155,47 @@ async def test_a_cancelled_read_loses_no_message_to_a_dead_letter(
             assert values == [Order(1), Order(2)]
             assert consumer.positions[QUEUE] == 4
         assert len(returned(cluster)) == 2
+
+
+async def test_a_cancelled_read_does_not_return_messages_of_a_queue_that_moved(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    options = ConsumerOptions(client=push_options().client, start_from=StartFrom.FIRST, serializer=ORDERS)
+    async with running_cluster(T=1) as cluster:
+        fill(cluster)
+        consumer = Consumer("g", cluster.namesrv, options=options)
+        consumer.subscribe("T")
+        asking = asyncio.Event()
+
+        async def ask_forever(message: ReceivedMessage, *, reason: str) -> None:
+            asking.set()
+            await asyncio.Event().wait()
+
+        monkeypatch.setattr(consumer, "dead_letter", ask_forever)
+        async with consumer:
+            reading = asyncio.ensure_future(consumer.poll(timeout_s=PATIENCE_S))
+            await asking.wait()
+            consumer._assignment.readers[QUEUE].move_to(4)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert len(consumer._inbox) == 0
+
+
+async def test_a_body_that_cannot_be_decompressed_is_not_decoded() -> None:
+    """The body holds the stored bytes then, which may look valid."""
+    seen: list[Order] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.value)
+
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        cluster[0].put("T", 0, b'{"number": 1}', sys_flag=0x301)
+        async with push(cluster, handle, serializer=ORDERS) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 1)
+        (properties,) = returned(cluster)
+    assert properties["dead_letter_reason"].startswith("invalid body: message body is not a zlib stream")
+    assert seen == []
 
 
 def test_serializers_are_checked() -> None:

@@ -1,0 +1,34 @@
+"""The pop consumer's own steps, without a broker that pops."""
+
+from __future__ import annotations
+
+import pytest
+from client_fakes import running_cluster
+from test_returning import returned
+
+from tandemmq.client import PopConsumer
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.record import decode_records
+
+
+async def test_a_dead_letter_is_stored_and_then_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        cluster[0].put("T", 0, b"0")
+        (record,) = decode_records(cluster[0].queue("T", 0).records[0][0])
+        message = PoppedMessage(record, topic="T", broker_name="a", handle="handle")
+        async with PopConsumer("g", cluster.namesrv) as consumer:
+            acked: list[tuple[PoppedMessage, int]] = []
+
+            async def ack(*messages: PoppedMessage) -> None:
+                acked.extend((one, len(returned(cluster))) for one in messages)
+
+            monkeypatch.setattr(consumer, "ack", ack)
+            await consumer.dead_letter(message, reason="never")
+            assert acked == [(message, 1)]
+            monkeypatch.setattr(cluster[0], "refuse", lambda _: ResponseCode.NO_PERMISSION)
+            with pytest.raises(RequestRejected):
+                await consumer.dead_letter(message, reason="never")
+            assert acked == [(message, 1)]
+        assert [one["dead_letter_reason"] for one in returned(cluster)] == ["never"]
