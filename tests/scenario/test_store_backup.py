@@ -21,7 +21,8 @@ from tandemmq.errors import StoreError, StoreLocked
 from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.bodies.codec import CONFIRMED_KEY
 from tandemmq.protocol.properties_file import Setting
-from tandemmq.store_command import backup_files
+from tandemmq.runtime.disk import RealDisk
+from tandemmq.store_command import backup_files, backups
 from tandemmq.store_command.backup_files import back_up, copy_back, new_store, read_manifest
 from tandemmq.testing import Cluster
 from tandemmq.testing.cluster import consumer_options
@@ -68,6 +69,10 @@ async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: 
             address = await slave_of(cluster)
             await store("backup", backup, "-b", address)
             first = read_manifest(backup)
+            with pytest.MonkeyPatch.context() as elsewhere:
+                elsewhere.setattr(backups, "RealDisk", OtherMachine)
+                output = await store("backup", tmp_path / "none", "-b", address, code=2)
+                assert f"{address} runs on another machine: run this command there" in output
             sending = asyncio.create_task(send_more(producer))
             try:
                 told = json.loads(await store("backup", backup, "-b", address, "--json"))
@@ -96,6 +101,13 @@ async def test_a_backup_of_a_running_slave_is_restored(tmp_path: Path, elected: 
             found += await bodies(again, "orders", "new", 1)
     assert [body[:3] for body in found[:50]] == [b"%03d" % number for number in range(50)]
     assert set(committed.values()) <= {None, *range(10, 51)}
+
+
+class OtherMachine(RealDisk):
+    """The disk of a machine on which the broker does not run."""
+
+    def boot_id(self) -> str:
+        return "6ed2a7c0-0000-0000-0000-000000000000"
 
 
 async def find_each_flipped_bit(backup: Path, place: Path) -> None:

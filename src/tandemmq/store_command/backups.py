@@ -16,7 +16,7 @@ from tandemmq.api import broker_admin
 from tandemmq.errors import StoreError, TandemError
 from tandemmq.manage.settings import read_settings_of
 from tandemmq.manage.tools import open_tools
-from tandemmq.protocol.bodies.codec import CONFIRMED_KEY
+from tandemmq.protocol.bodies.codec import BOOT_KEY, CONFIRMED_KEY
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store_command.frame import (
@@ -57,8 +57,10 @@ def backup(
         settings, facts = asyncio.run(_ask(broker))
     except TandemError as error:
         fail(str(error))
-    if CONFIRMED_KEY not in facts:
+    if BOOT_KEY not in facts:
         fail(f"{broker} is not a TandemMQ broker of this version: stop it and copy its directory")
+    if facts[BOOT_KEY] != RealDisk().boot_id():  # a store at the same path would be another broker's
+        fail(f"{broker} runs on another machine: run this command there")
     root, log_dir = Path(settings["storePathRootDir"]), Path(settings["storePathCommitLog"])
 
     def work(show: Show) -> BackupManifest:

@@ -113,6 +113,7 @@ class RuntimeInfoHandlers:
             "brokerVersionDesc": render_version(OUR_VERSION),
             "brokerRole": self.core.store.assigned_role.value,
             "bootTimestamp": str(self.booted_at_ms),
+            codec.BOOT_KEY: self.core.disk.boot_id(),
             "runtime": _render_age(self.core.clock.now_ms() - self.booted_at_ms),
             "startAcceptSendRequestTimeStamp": str(self.core.options.accept_sends_from_ms),
         }
