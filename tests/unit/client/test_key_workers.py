@@ -9,8 +9,9 @@ from collections import defaultdict
 import pytest
 from client_fakes import FakeBroker, running_cluster
 from test_push_consumer import QUEUE, push, push_options
+from test_returning import returned
 
-from tandemmq.client import PushConsumer, ReceivedMessage, message_key
+from tandemmq.client import Json, PushConsumer, ReceivedMessage, message_key
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import encode_properties
@@ -132,6 +133,46 @@ async def test_a_key_continues_when_the_queue_moves_before_the_next_attempt() ->
             release.set()
             await until(lambda: consumer.positions.get(QUEUE) == 3)
     assert seen == [b"0", b"1", b"2"]
+
+
+async def test_a_key_of_the_decoded_body_orders_messages() -> None:
+    seen: list[int] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.value["number"])
+        if message.value["number"] == 0 and message.retry_count == 0:
+            raise ValueError("not now")
+
+    async with running_cluster(T=1, **{"%RETRY%g": 1}) as cluster:
+        for body in (b'{"customer": "a", "number": 0}', b"{", b'{"customer": "a", "number": 1}'):
+            cluster[0].put("T", 0, body)
+        changes = {"serializer": Json(dict), "orderly_suspend_s": 0.01}
+        async with push(cluster, handle, order_key=lambda one: one.value["customer"], **changes) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 3)
+        (properties,) = returned(cluster)
+        assert cluster[0].handed_back == []
+    assert properties["dead_letter_reason"].startswith("invalid body: ")
+    assert seen == [0, 0, 1]
+
+
+@pytest.mark.parametrize("keys", [{0: "a", 1: "b"}, {0: "a"}])
+async def test_a_message_keeps_its_key_when_it_is_tried_again(keys: dict[int, str]) -> None:
+    """Otherwise the later messages of its first key would wait for ever."""
+    seen: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        seen.append(message.body)
+        if message.body == b"0" and message.retry_count < 2:
+            raise ValueError("not now")
+
+    async with running_cluster(T=1) as cluster:
+        for number in range(3):
+            put(cluster[0], "", number)
+        changes = {"order_key": lambda one: keys[one.retry_count], "orderly_suspend_s": 0.01}
+        async with push(cluster, handle, **changes) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 3)
+        assert cluster[0].handed_back == []
+    assert seen == [b"0", b"0", b"0", b"1", b"2"]
 
 
 async def test_a_key_function_that_fails_orders_nothing() -> None:

@@ -17,12 +17,17 @@ from tandemmq.telemetry.log_lines import event_logger
 log = event_logger(__name__)
 
 
+def set_value(message: ReceivedMessage, serializer: Serializer) -> None:
+    """Sets `message.value`. Raises ValueError for a body that is not decompressed; the serializer's error."""
+    if message.body_fault:
+        raise ValueError(message.body_fault)
+    message.value = serializer.decode(bytes(message.body))
+
+
 def decode_value(message: ReceivedMessage, serializer: Serializer) -> str | None:
     """Sets `message.value`; returns None, or the reason why the body is refused, which is logged."""
     try:
-        if message.body_fault:
-            raise ValueError(message.body_fault)
-        message.value = serializer.decode(bytes(message.body))
+        set_value(message, serializer)
     except Exception as error:  # noqa: BLE001  # the user's code; each error refuses the body
         reason = f"invalid body: {error}"
         log.warning(
