@@ -70,9 +70,17 @@ class Site:
             yield admin
 
     def master(self) -> str:
-        """Returns the address of the master now."""
+        """Returns the address of the master; waits while the name server knows none, as during a handover."""
+        found: list[str] = []
+
+        def is_known() -> bool:
+            addresses = admin.cluster_info().brokers["broker-a"].addresses
+            found.extend(address for number, address in addresses.items() if number == MASTER_ID)
+            return bool(found)
+
         with self.admin() as admin:
-            return admin.cluster_info().brokers["broker-a"].addresses[MASTER_ID]
+            until_blocking(is_known, "a master")
+        return found[-1]
 
 
 @contextmanager
