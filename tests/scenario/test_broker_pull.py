@@ -362,6 +362,24 @@ async def test_reset_sends_the_next_pull_to_the_new_offset(peer: Peer) -> None:
     assert len(records_of(await peer.pull("T1", queue_offset=2))) == 2
 
 
+async def test_reset_reaches_queues_that_are_being_removed(peer: Peer) -> None:
+    for queue_id in range(2):
+        await peer.send_ok("T1", queue_id=queue_id)
+        await peer.pull(
+            "T1", queue_id=queue_id, sys_flag=WITH_SUBSCRIPTION | 0x1, committed_offset=1, queue_offset=1
+        )
+    topic = CreateTopicRequest(
+        topic="T1", default_topic="TBW102", read_queue_count=2, write_queue_count=1, permission=6
+    )
+    assert (await peer.ask(RequestCode.UPDATE_AND_CREATE_TOPIC, topic)).code == 0
+    header = ResetOffsetRequest(topic="T1", group="CG", timestamp_ms=0, is_forced=True, queue_id=1, offset=0)
+    answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+    assert [*decode_reset_offsets(answer.body).values()] == [0]
+    header = ResetOffsetRequest(topic="T1", group="CG", timestamp_ms=-1, is_forced=True)
+    answer = await peer.ask(RequestCode.INVOKE_BROKER_TO_RESET_OFFSET, header)
+    assert [*decode_reset_offsets(answer.body).values()] == [1, 1]
+
+
 async def test_reset_ends_the_hold_of_the_groups_pulls(broker: Broker, peer: Peer) -> None:
     for _ in range(4):
         await peer.send_ok("T1")

@@ -388,8 +388,8 @@ class KombuSession:
         except RequestRejected as error:
             if error.code != ResponseCode.NO_MESSAGE:
                 raise
-            # It is delivered again, as its visibility timeout has passed; an error would end the worker.
-            log.warning("queue %s: settled too late: %s", queue, error)
+            # An error would end the worker.
+            log.warning("queue %s: delivered again, as its visibility timeout has passed: %s", queue, error)
 
     async def count(self, queue: str, bindings: Collection[Binding]) -> int:
         """Returns the number of messages that are not acknowledged."""

@@ -24,6 +24,7 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.bodies import progress
 from tandemmq.protocol.bodies.codec import MessageQueue
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import admin, consume
@@ -126,9 +127,13 @@ class OffsetHandlers:
 
     def _check_queue(self, topic: str, queue_id: int) -> None:
         config = self.core.topics.get(topic) or require_topic(self.core.topics, topic)
-        count = max(config.read_queue_count, config.write_queue_count)
-        if not 0 <= queue_id < count:
-            require_queue(config, queue_id, queue_count=count)
+        if not 0 <= queue_id < _queue_count(config):
+            require_queue(config, queue_id, queue_count=_queue_count(config))
+
+
+def _queue_count(config: TopicConfig) -> int:
+    """Returns the number of queues that may hold messages: those being removed are read, but not written."""
+    return max(config.read_queue_count, config.write_queue_count)
 
 
 CLIENTS_TIMEOUT_S: Final = 5.0
@@ -286,9 +291,9 @@ class ResetHandlers:
         if header.queue_id is None or header.queue_id == ALL_QUEUES:
             return {
                 queue_id: self._offset_at(header.topic, queue_id, header.timestamp_ms)
-                for queue_id in range(config.write_queue_count)
+                for queue_id in range(_queue_count(config))
             }
-        require_queue(config, header.queue_id, queue_count=config.write_queue_count)
+        require_queue(config, header.queue_id, queue_count=_queue_count(config))
         return {header.queue_id: self._one_target(header, header.queue_id)}
 
     def _one_target(self, header: admin.ResetOffsetRequest, queue_id: int) -> int:
