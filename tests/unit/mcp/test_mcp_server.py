@@ -99,6 +99,9 @@ async def test_a_topic_shows_its_queues_and_its_groups(cluster: Cluster) -> None
     found = await ask(cluster, "describe_topic", topic="Orders")
     assert sum(one["end_offset"] for one in found["queues"]) == 5
     assert [one["group"] for one in found["groups"]] == ["billing"]
+    assert (found["more_queues"], found["more_groups"]) == (0, 0)
+    found = await ask(cluster, "describe_topic", topic="Orders", limit=1)
+    assert found["more_queues"] == 3
     assert "not registered" in await ask(cluster, "describe_topic", topic="Nowhere")
 
 
