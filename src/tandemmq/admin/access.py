@@ -9,7 +9,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import PARTS, Text, Work, command, parts
+from tandemmq.admin.options import PARTS, Text, Work, command, option, parts
 from tandemmq.admin.render import CommandAnswer, Row
 from tandemmq.api import broker_admin
 from tandemmq.errors import ConfigError
@@ -18,16 +18,12 @@ from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, User
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
-UserName = Annotated[str, typer.Option("-u", "--username", help="The user.")]
-UserType = Annotated[str, typer.Option("-t", "--userType", help="Super or Normal.")]
-Subject = Annotated[
-    str, typer.Option("-s", "--subject", help="The user of the policies.", metavar="User:NAME")
-]
-RESOURCES: Final = typer.Option(
-    "-r", "--resources", help="Resources, separated by commas: Topic:Orders,Group:billing*."
-)
-FromBroker = Annotated[str, typer.Option("-f", "--fromBroker", help="The source.", metavar="HOST:PORT")]
-ToBroker = Annotated[str, typer.Option("-t", "--toBroker", help="The target.", metavar="HOST:PORT")]
+UserName = Annotated[str, option("-u --username", "The user.")]
+UserType = Annotated[str, option("-t --userType", "Super or Normal.")]
+Subject = Annotated[str, option("-s --subject", "The user of the policies.", metavar="User:NAME")]
+RESOURCES: Final = option("-r --resources", "Resources, separated by commas: Topic:Orders,Group:billing*.")
+FromBroker = Annotated[str, option("-f --fromBroker", "The source.", metavar="HOST:PORT")]
+ToBroker = Annotated[str, option("-t --toBroker", "The target.", metavar="HOST:PORT")]
 
 _USER_COLUMNS = "broker user password type status"
 _ACL_COLUMNS = "broker subject policy resource actions source_ips decision"
@@ -41,8 +37,7 @@ async def create_user(
     tools: Tools,
     user: UserName,
     password: Annotated[
-        str,
-        typer.Option("-p", "--password", help="The password; its clients sign with it as their secret key."),
+        str, option("-p --password", "The password; its clients sign with it as their secret key.")
     ],
     place: Place,
     user_type: UserType = "",
@@ -57,9 +52,9 @@ async def create_user(
 def update_user(
     user: UserName,
     place: Place,
-    password: Annotated[str, typer.Option("-p", "--password", help="The new password.")] = "",
+    password: Annotated[str, option("-p --password", "The new password.")] = "",
     user_type: UserType = "",
-    status: Annotated[str, typer.Option("-s", "--userStatus", help="enable or disable.")] = "",
+    status: Annotated[str, option("-s --userStatus", "enable or disable.")] = "",
 ) -> Work:
     """Change the given fields of a user."""
     if not (password or user_type or status):
@@ -94,7 +89,7 @@ async def get_user(tools: Tools, user: UserName, place: Place) -> CommandAnswer:
 async def list_users(
     tools: Tools,
     place: Place,
-    name_part: Annotated[str, typer.Option("-f", "--filter", help="Only names that contain this text.")] = "",
+    name_part: Annotated[str, option("-f --filter", "Only names that contain this text.")] = "",
 ) -> CommandAnswer:
     """List all users, or those whose names contain a text."""
     found = await tools.ask(await tools.brokers(place), broker_admin.query_users, name_part or None)
@@ -108,9 +103,7 @@ async def copy_users(
     source: FromBroker,
     target: ToBroker,
     names: Annotated[
-        tuple[str, ...],
-        typer.Option("-u", "--usernames", help="Users, separated by commas.", show_default="all"),
-        PARTS,
+        tuple[str, ...], option("-u --usernames", "Users, separated by commas.", show_default="all"), PARTS
     ] = (),
 ) -> CommandAnswer:
     """Copy users from one broker to another: new ones are created, existing ones changed."""
@@ -156,12 +149,12 @@ class PolicyOptions:
     subject: Subject
     resources: Annotated[tuple[str, ...], RESOURCES, Text(_resources)]
     actions: Annotated[
-        tuple[str, ...], typer.Option("-a", "--actions", help="Actions, separated by commas: Pub,Sub."), PARTS
+        tuple[str, ...], option("-a --actions", "Actions, separated by commas: Pub,Sub."), PARTS
     ]
-    decision: Annotated[str, typer.Option("-d", "--decision", help="Allow or Deny.")]
+    decision: Annotated[str, option("-d --decision", "Allow or Deny.")]
     source_ips: Annotated[
         tuple[str, ...],
-        typer.Option("-i", "--sourceIp", help="Source addresses, separated by commas.", show_default="all"),
+        option("-i --sourceIp", "Source addresses, separated by commas.", show_default="all"),
         PARTS,
     ] = ()
 
@@ -216,12 +209,8 @@ async def get_acl(tools: Tools, subject: Subject, place: Place) -> CommandAnswer
 async def list_acls(
     tools: Tools,
     place: Place,
-    subject: Annotated[
-        str, typer.Option("-s", "--subject", help="Only subjects that contain this text.")
-    ] = "",
-    resource: Annotated[
-        str, typer.Option("-r", "--resource", help="Only resources that contain this text.")
-    ] = "",
+    subject: Annotated[str, option("-s --subject", "Only subjects that contain this text.")] = "",
+    resource: Annotated[str, option("-r --resource", "Only resources that contain this text.")] = "",
 ) -> CommandAnswer:
     """List all policies, or those whose subjects and resources contain a text."""
     places = await tools.brokers(place)
@@ -236,9 +225,7 @@ async def copy_acls(
     source: FromBroker,
     target: ToBroker,
     subjects: Annotated[
-        tuple[str, ...],
-        typer.Option("-s", "--subjects", help="Subjects, separated by commas.", show_default="all"),
-        PARTS,
+        tuple[str, ...], option("-s --subjects", "Subjects, separated by commas.", show_default="all"), PARTS
     ] = (),
 ) -> CommandAnswer:
     """Copy policies from one broker to another, which keeps its entries for other resources."""

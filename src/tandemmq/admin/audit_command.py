@@ -19,7 +19,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import AsJson, Cluster, NameServers, run
+from tandemmq.admin.options import AsJson, Cluster, NameServers, option, run
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.api.replica import read_history, read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
@@ -196,11 +196,10 @@ _MORE: Final = ("master_end", "slave_end", "lag_bytes", "detail")
 
 def audit(
     namesrv: NameServers = "",
-    broker: Annotated[str, typer.Option("--broker", help="Only the brokers of this name.")] = "",
+    broker: Annotated[str, option("--broker", "Only the brokers of this name.")] = "",
     cluster: Cluster = "",
     last_bytes: Annotated[
-        int | None,
-        typer.Option("--last", min=1, help="Compare only the last N bytes that both hold.", metavar="N"),
+        int | None, option("--last", "Compare only the last N bytes that both hold.", min=1, metavar="N")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -13,6 +13,7 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
@@ -59,8 +60,8 @@ _REPLICATION_TABLES: Final = {
 """The tables of haStatus -> their columns."""
 
 
-ColdGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
-CleanedCluster = Annotated[str, typer.Option("-c", "--cluster", help="The cluster's name.")]
+ColdGroup = Annotated[str, option("-g --consumerGroup", "The consumer group.")]
+CleanedCluster = Annotated[str, option("-c --cluster", "The cluster's name.")]
 
 
 @opt.command(app, "clusterList", interval_s=0)
@@ -68,7 +69,7 @@ async def cluster_list(
     tools: Tools,
     cluster: opt.Cluster = "",
     has_days: Annotated[
-        bool, typer.Option("-m", "--moreStats", help="Show message counts of yesterday and today instead.")
+        bool, option("-m --moreStats", "Show message counts of yesterday and today instead.")
     ] = False,
 ) -> CommandAnswer:
     """List all registered brokers with role, version and rates."""
@@ -156,7 +157,7 @@ async def update_broker_config(
     value: opt.NewValue,
     place: Place,
     has_slaves: Annotated[
-        bool, typer.Option("-a", "--updateAllBroker", help="true: with -c, change the slaves, too."), opt.FLAG
+        bool, option("-a --updateAllBroker", "true: with -c, change the slaves, too."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Change a setting of a running broker, or of the masters of a cluster."""
@@ -168,7 +169,7 @@ async def update_broker_config(
 @opt.command(app, "exportConfigs")
 async def export_configs(
     tools: Tools,
-    cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
+    cluster: Annotated[str, option("-c --clusterName", "The cluster.")],
     directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
 ) -> CommandAnswer:
     """Write the size of a cluster, and the main settings of its masters, to configs.json."""
@@ -223,7 +224,7 @@ async def export_pop_record(
     tools: Tools,
     place: Place,
     only_named: Annotated[
-        bool, typer.Option("-d", "--dryRun", help="true: list the brokers without calling them."), opt.FLAG
+        bool, option("-d --dryRun", "true: list the brokers without calling them."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Make RocketMQ brokers write pop leases from RocksDB to topics; TandemMQ brokers already keep them
@@ -239,7 +240,7 @@ async def export_pop_record(
 async def reset_master_flush_offset(
     tools: Tools,
     broker: opt.BrokerAddress,
-    offset: Annotated[int, typer.Option("-o", "--offset", help="The new offset.", min=0)],
+    offset: Annotated[int, option("-o --offset", "The new offset.", min=0)],
 ) -> CommandAnswer:
     """Reset the flushed offset of its master that a RocketMQ slave remembers; TandemMQ brokers compare logs
     instead.
@@ -252,8 +253,7 @@ async def reset_master_flush_offset(
 async def set_read_ahead_mode(
     tools: Tools,
     mode: Annotated[
-        int,
-        typer.Option("-m", "--commitLogReadAheadMode", help="0: read ahead; 1: random access.", min=0, max=1),
+        int, option("-m --commitLogReadAheadMode", "0: read ahead; 1: random access.", min=0, max=1)
     ],
     place: Place,
 ) -> CommandAnswer:
@@ -280,8 +280,8 @@ async def update_namesrv_config(tools: Tools, key: opt.SettingKey, value: opt.Ne
     return opt.settings_changed("name_server", key, value, notes)
 
 
-Space = Annotated[str, typer.Option("-s", "--namespace", help="The namespace of the key.")]
-KvKey = Annotated[str, typer.Option("-k", "--key", help="The key.")]
+Space = Annotated[str, option("-s --namespace", "The namespace of the key.")]
+KvKey = Annotated[str, option("-k --key", "The key.")]
 _KV_COLUMNS: Final = "name_server namespace key value"
 
 
@@ -342,7 +342,7 @@ _THRESHOLD_COLUMNS: Final = "broker group threshold_bytes"
 async def update_cold_threshold(
     tools: Tools,
     group: ColdGroup,
-    threshold: Annotated[str, typer.Option("-v", "--threshold", help="Most bytes of old messages per 5 s.")],
+    threshold: Annotated[str, option("-v --threshold", "Most bytes of old messages per 5 s.")],
     place: Place,
 ) -> CommandAnswer:
     """Limit the bytes of old messages that a group may read (coldDataFlowControlEnable)."""

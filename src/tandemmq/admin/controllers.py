@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.api import controller
 from tandemmq.manage.tools import Place, Tools, find_targets
@@ -19,7 +20,7 @@ from tandemmq.runtime.machine import LoopClock
 app = typer.Typer()
 
 ControllerAddress = Annotated[
-    str, typer.Option("-a", "--controllerAddress", help="Address of any controller.", metavar="HOST:PORT")
+    str, option("-a --controllerAddress", "Address of any controller.", metavar="HOST:PORT")
 ]
 
 
@@ -32,19 +33,14 @@ def _split(addresses: str, option: str) -> list[str]:
 
 ControllerAddresses = Annotated[
     list[str],
-    typer.Option("-a", "--controllerAddress", help="Controllers, separated by ;", metavar="HOST:PORT"),
+    option("-a --controllerAddress", "Controllers, separated by ;", metavar="HOST:PORT"),
     opt.Text(_split),
 ]
-GroupOfBrokers = Annotated[
-    str, typer.Option("-b", "--brokerName", help="The broker group's name.", metavar="NAME")
-]
+GroupOfBrokers = Annotated[str, option("-b --brokerName", "The broker group's name.", metavar="NAME")]
 GroupOrBroker = Annotated[
-    str,
-    typer.Option(
-        "-b", "--brokerName", help="The broker group's name, or the address of one broker.", metavar="NAME"
-    ),
+    str, option("-b --brokerName", "The broker group's name, or the address of one broker.", metavar="NAME")
 ]
-OneGroup = Annotated[str, typer.Option("-bn", "--brokerName", help="The broker group's name.")]
+OneGroup = Annotated[str, option("-bn --brokerName", "The broker group's name.")]
 
 
 @opt.command(app, "controllers", names=False)
@@ -52,14 +48,10 @@ def controllers(
     address: ControllerAddress,
     add: Annotated[
         str,
-        typer.Option(
-            "--add", help="Add this controller, which runs with controllerJoin=true.", metavar="ID-HOST:PORT"
-        ),
+        option("--add", "Add this controller, which runs with controllerJoin=true.", metavar="ID-HOST:PORT"),
     ] = "",
-    remove: Annotated[str, typer.Option("--remove", help="Remove this controller.", metavar="ID")] = "",
-    hand_over: Annotated[
-        str, typer.Option("--hand-over", help="Make this controller the leader.", metavar="ID")
-    ] = "",
+    remove: Annotated[str, option("--remove", "Remove this controller.", metavar="ID")] = "",
+    hand_over: Annotated[str, option("--hand-over", "Make this controller the leader.", metavar="ID")] = "",
 ) -> opt.Work:
     """List the controllers of a group; add or remove one, or make one the leader."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
@@ -86,9 +78,7 @@ async def handover(
     name: GroupOfBrokers,
     target: Annotated[
         int | None,
-        typer.Option(
-            "--to", help="The broker id of the new master.", show_default="any replica in sync", metavar="ID"
-        ),
+        option("--to", "The broker id of the new master.", show_default="any replica in sync", metavar="ID"),
     ] = None,
 ) -> CommandAnswer:
     """Make another broker of an elected group its master; no send fails."""
@@ -137,9 +127,7 @@ def get_sync_state_set(
 async def elect_master(
     tools: Tools,
     address: ControllerAddress,
-    broker_id: Annotated[
-        int, typer.Option("-b", "--brokerId", help="The broker id of the new master.", min=1)
-    ],
+    broker_id: Annotated[int, option("-b --brokerId", "The broker id of the new master.", min=1)],
     name: OneGroup,
     cluster: opt.Cluster,
 ) -> CommandAnswer:
@@ -164,21 +152,18 @@ def clean_broker_metadata(
     cluster: opt.Cluster = "",
     ids: Annotated[
         str,
-        typer.Option(
-            "-b",
-            "--brokerControllerIdsToClean",
-            help="Only the brokers with these ids, such as 1;2.",
+        option(
+            "-b --brokerControllerIdsToClean",
+            "Only the brokers with these ids, such as 1;2.",
             show_default="all of the group",
         ),
     ] = "",
-    is_forced: Annotated[
-        bool, typer.Option("-l", "--cleanLivingBroker", help="Include slaves that are alive.")
-    ] = False,
+    is_forced: Annotated[bool, option("-l --cleanLivingBroker", "Include slaves that are alive.")] = False,
     forgets_living_master: Annotated[
         bool,
-        typer.Option(
+        option(
             "--living-master",
-            help="Include a master that is alive; the group then has no failover until its brokers restart.",
+            "Include a master that is alive; the group then has no failover until its brokers restart.",
         ),
     ] = False,
 ) -> opt.Work:

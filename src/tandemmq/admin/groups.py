@@ -12,6 +12,7 @@ import typer
 from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
@@ -59,22 +60,18 @@ that the group has consumed.
 """
 
 
-ConsumerGroup = Annotated[str, typer.Option("-g", "--consumerGroup", help="The consumer group.")]
-ResetGroup = Annotated[str, typer.Option("-g", "--group", help="The consumer group.")]
-Force = Annotated[
-    bool, typer.Option("-f", "--force", help="Accepted for mqadmin's scripts; has no effect."), opt.FLAG
-]
+ConsumerGroup = Annotated[str, option("-g --consumerGroup", "The consumer group.")]
+ResetGroup = Annotated[str, option("-g --group", "The consumer group.")]
+Force = Annotated[bool, option("-f --force", "Accepted for mqadmin's scripts; has no effect."), opt.FLAG]
 
 
 @opt.command(app, "consumerProgress")
 async def consumer_progress(
     tools: Tools,
     group: opt.Group = "",
-    topic: Annotated[str, typer.Option("-t", "--topicName", help="Only this topic.")] = "",
+    topic: Annotated[str, option("-t --topicName", "Only this topic.")] = "",
     has_clients: Annotated[
-        bool,
-        typer.Option("-s", "--showClientIP", help="true: with -g, show the consumer of each queue, too."),
-        opt.FLAG,
+        bool, option("-s --showClientIP", "true: with -g, show the consumer of each queue, too."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Show the progress of a group in each queue; without a group, the lag of every group."""
@@ -135,10 +132,8 @@ async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: opt.Ad
 async def consumer_status(
     tools: Tools,
     group: ConsumerGroup,
-    client_id: Annotated[str, typer.Option("-i", "--clientId", help="Only this member.")] = "",
-    has_stack: Annotated[
-        bool, typer.Option("-s", "--jstack", help="Include the thread stacks of Java clients.")
-    ] = False,
+    client_id: Annotated[str, option("-i --clientId", "Only this member.")] = "",
+    has_stack: Annotated[bool, option("-s --jstack", "Include the thread stacks of Java clients.")] = False,
     broker: opt.Address = "",
 ) -> CommandAnswer:
     """Show the state of a group's members, as they report it themselves; exit code 1 when no member is
@@ -174,11 +169,9 @@ async def consumer_status(
 @opt.command(app, "producerConnection")
 async def producer_connection(
     tools: Tools,
-    group: Annotated[str, typer.Option("-g", "--producerGroup", help="The producer group.")],
+    group: Annotated[str, option("-g --producerGroup", "The producer group.")],
     broker: opt.Address = "",
-    topic: Annotated[
-        str, typer.Option("-t", "--topic", help="Accepted for mqadmin's scripts; has no effect.")
-    ] = "",
+    topic: Annotated[str, option("-t --topic", "Accepted for mqadmin's scripts; has no effect.")] = "",
 ) -> CommandAnswer:
     """Show the producers of a group; exit code 1 when none is online."""
     found = await tools.ask(
@@ -217,14 +210,12 @@ async def broker_consume_stats(
     tools: Tools,
     broker: opt.BrokerAddress,
     timeout_ms: Annotated[
-        int, typer.Option("-t", "--timeoutMillis", help="Timeout of the request, in milliseconds.", min=1)
+        int, option("-t --timeoutMillis", "Timeout of the request, in milliseconds.", min=1)
     ] = 50_000,
     lag_min: Annotated[
-        int, typer.Option("-l", "--level", help="Only queues with at least this lag, in messages.", min=0)
+        int, option("-l --level", "Only queues with at least this lag, in messages.", min=0)
     ] = 0,
-    is_ordered: Annotated[
-        bool, typer.Option("-o", "--order", help="true: only ordered topics."), opt.FLAG
-    ] = False,
+    is_ordered: Annotated[bool, option("-o --order", "true: only ordered topics."), opt.FLAG] = False,
 ) -> CommandAnswer:
     """Show the progress of every group in every queue of one broker."""
     table = Table(
@@ -262,7 +253,7 @@ async def delete_sub_group(
     group: opt.Group,
     place: Place,
     removes_offsets: Annotated[
-        bool, typer.Option("-r", "--removeOffset", help="true: delete its offsets, too."), opt.FLAG
+        bool, option("-r --removeOffset", "true: delete its offsets, too."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Delete a group at one broker or at every master of a cluster."""
@@ -277,22 +268,16 @@ def reset_offset_by_time(
     topic: opt.Topic,
     time_ms: Annotated[
         int,
-        typer.Option(
-            "-s", "--timestamp", help="now, Unix milliseconds, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."
-        ),
+        option("-s --timestamp", "now, Unix milliseconds, -1 (the end) or yyyy-MM-dd#HH:mm:ss:SSS."),
         opt.MOMENT,
     ],
     force: Force = True,
     broker: Annotated[
-        str,
-        typer.Option(
-            "-b", "--broker", help="With -q: the queue's master (RocketMQ 5.x).", metavar="HOST:PORT"
-        ),
+        str, option("-b --broker", "With -q: the queue's master (RocketMQ 5.x).", metavar="HOST:PORT")
     ] = "",
-    queue_id: Annotated[int | None, typer.Option("-q", "--queue", help="Only this queue.", min=0)] = None,
+    queue_id: Annotated[int | None, option("-q --queue", "Only this queue.", min=0)] = None,
     offset: Annotated[
-        int | None,
-        typer.Option("-o", "--offset", help="With -q: reset to this offset, not to the time.", min=0),
+        int | None, option("-o --offset", "With -q: reset to this offset, not to the time.", min=0)
     ] = None,
 ) -> opt.Work:
     """Move a group, online or not, to the first messages stored at or after a time."""
@@ -328,11 +313,11 @@ def _moved(offsets: dict[MessageQueue, int]) -> CommandAnswer:
 @opt.command(app, "cloneGroupOffset")
 async def clone_group_offset(
     tools: Tools,
-    source: Annotated[str, typer.Option("-s", "--srcGroup", help="The group to copy from.")],
-    target: Annotated[str, typer.Option("-d", "--destGroup", help="The group to copy to.")],
+    source: Annotated[str, option("-s --srcGroup", "The group to copy from.")],
+    target: Annotated[str, option("-d --destGroup", "The group to copy to.")],
     topic: opt.Topic,
     offline: Annotated[
-        bool, typer.Option("-o", "--offline", help="Accepted for mqadmin's scripts; has no effect."), opt.FLAG
+        bool, option("-o --offline", "Accepted for mqadmin's scripts; has no effect."), opt.FLAG
     ] = False,
 ) -> CommandAnswer:
     """Copy another group's offsets in a topic to a group that is not running."""
@@ -353,54 +338,44 @@ class GroupSettings:
     """The options of updateSubGroup: fields of a group's configuration; None keeps the value."""
 
     is_consume_enabled: Annotated[
-        bool | None,
-        typer.Option("-s", "--consumeEnable", help="Consumption allowed: true or false."),
-        opt.FLAG,
+        bool | None, option("-s --consumeEnable", "Consumption allowed: true or false."), opt.FLAG
     ] = None
     is_from_min_enabled: Annotated[
         bool | None,
-        typer.Option("-m", "--consumeFromMinEnable", help="Start at the first offset: true or false."),
+        option("-m --consumeFromMinEnable", "Start at the first offset: true or false."),
         opt.FLAG,
     ] = None
     is_broadcast_enabled: Annotated[
-        bool | None,
-        typer.Option("-d", "--consumeBroadcastEnable", help="Broadcast allowed: true or false."),
-        opt.FLAG,
+        bool | None, option("-d --consumeBroadcastEnable", "Broadcast allowed: true or false."), opt.FLAG
     ] = None
     is_orderly: Annotated[
-        bool | None,
-        typer.Option("-o", "--consumeMessageOrderly", help="Consume in order: true or false."),
-        opt.FLAG,
+        bool | None, option("-o --consumeMessageOrderly", "Consume in order: true or false."), opt.FLAG
     ] = None
     retry_queue_count: Annotated[
-        int | None, typer.Option("-q", "--retryQueueNums", help="Number of retry queues.", min=0)
+        int | None, option("-q --retryQueueNums", "Number of retry queues.", min=0)
     ] = None
     retry_count_max: Annotated[
-        int | None, typer.Option("-r", "--retryMaxTimes", help="Most redeliveries; -1: the default.", min=-1)
+        int | None, option("-r --retryMaxTimes", "Most redeliveries; -1: the default.", min=-1)
     ] = None
     broker_id: Annotated[
-        int | None, typer.Option("-i", "--brokerId", help="The broker to read from: 0 is the master.", min=0)
+        int | None, option("-i --brokerId", "The broker to read from: 0 is the master.", min=0)
     ] = None
     slow_read_broker_id: Annotated[
         int | None,
-        typer.Option(
-            "-w", "--whichBrokerWhenConsumeSlowly", help="The broker that lagging consumers read from.", min=0
-        ),
+        option("-w --whichBrokerWhenConsumeSlowly", "The broker that lagging consumers read from.", min=0),
     ] = None
     notifies_members: Annotated[
         bool | None,
-        typer.Option("-a", "--notifyConsumerIdsChanged", help="Notify members of changes: true or false."),
+        option("-a --notifyConsumerIdsChanged", "Notify members of changes: true or false."),
         opt.FLAG,
     ] = None
     retry_policy: Annotated[
         GroupRetryPolicy | None,
-        typer.Option("-p", "--groupRetryPolicy", help="The retry policy: JSON in mqadmin's format."),
+        option("-p --groupRetryPolicy", "The retry policy: JSON in mqadmin's format."),
         opt.Text(_retry_policy),
     ] = None
     attributes: Annotated[
-        dict[str, str] | None,
-        typer.Option("--attributes", help="Attribute changes: +a=b,+c=d,-e."),
-        opt.ATTRIBUTES,
+        dict[str, str] | None, option("--attributes", "Attribute changes: +a=b,+c=d,-e."), opt.ATTRIBUTES
     ] = None
 
 
@@ -438,20 +413,13 @@ def _mode(text: str, option: str) -> str:
 @opt.command(app, "setConsumeMode")
 async def set_consume_mode(
     tools: Tools,
-    topic: Annotated[str, typer.Option("-t", "--topicName", help="The topic.")],
+    topic: Annotated[str, option("-t --topicName", "The topic.")],
     group: opt.Group,
-    mode: Annotated[
-        Literal["PULL", "POP"], typer.Option("-m", "--mode", help="PULL or POP."), opt.Text(_mode)
-    ],
+    mode: Annotated[Literal["PULL", "POP"], option("-m --mode", "PULL or POP."), opt.Text(_mode)],
     place: Place,
     share_count: Annotated[
         int,
-        typer.Option(
-            "-q",
-            "--popShareQueueNum",
-            help="POP: share the queues of the next N members; 0: all queues.",
-            min=0,
-        ),
+        option("-q --popShareQueueNum", "POP: share the queues of the next N members; 0: all queues.", min=0),
     ] = 0,
 ) -> CommandAnswer:
     """Set how a group consumes a topic, by pull or pop, when the broker assigns its queues."""

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
@@ -42,20 +43,18 @@ ALL_TAGS: Final = "*"
 ANY_TIME: Final = opt.Span()
 
 
-PrintBody = Annotated[bool, typer.Option("-d", "--printBody", help="true: print the bodies, too."), opt.FLAG]
+PrintBody = Annotated[bool, option("-d --printBody", "true: print the bodies, too."), opt.FLAG]
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
     """Options for the output of messages."""
 
-    is_printed: Annotated[
-        bool, typer.Option("-p", "--printMsg", help="true: print the messages."), opt.FLAG
-    ] = False
+    is_printed: Annotated[bool, option("-p --printMsg", "true: print the messages."), opt.FLAG] = False
     has_bodies: PrintBody = False
-    counts_tags: Annotated[
-        bool, typer.Option("-f", "--calculate", help="true: count the messages by tag."), opt.FLAG
-    ] = False
+    counts_tags: Annotated[bool, option("-f --calculate", "true: count the messages by tag."), opt.FLAG] = (
+        False
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,16 +80,11 @@ _COLUMNS = ("message_id", "unique_key", "topic", "queue", "queue_offset", "log_o
 _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
-Tags = Annotated[
-    str, typer.Option("-s", "--subExpression", help="Only messages with these tags, separated by ||.")
-]
-CountMax = Annotated[
-    int, typer.Option("-m", "--maxNum", help="Stop after N messages.", min=1, max=1_000_000, metavar="N")
-]
-QueueId = Annotated[int, typer.Option("-i", "--queueId", help="The queue id.", min=0)]
+Tags = Annotated[str, option("-s --subExpression", "Only messages with these tags, separated by ||.")]
+CountMax = Annotated[int, option("-m --maxNum", "Stop after N messages.", min=1, max=1_000_000, metavar="N")]
+QueueId = Annotated[int, option("-i --queueId", "The queue id.", min=0)]
 ProbeBytes = Annotated[
-    int,
-    typer.Option("-s", "--size", "--messageSize", help="Size of each body, in bytes.", min=1, max=4 << 20),
+    int, option("-s --size --messageSize", "Size of each body, in bytes.", min=1, max=4 << 20)
 ]
 
 
@@ -98,9 +92,9 @@ ProbeBytes = Annotated[
 class ConsumerTarget:
     """Options for a consumer that processes the message at once; both are empty, or neither is."""
 
-    group: Annotated[str, typer.Option("-g", "--consumerGroup", help="With -d: the consumer's group.")] = ""
+    group: Annotated[str, option("-g --consumerGroup", "With -d: the consumer's group.")] = ""
     client_id: Annotated[
-        str, typer.Option("-d", "--clientId", help="With -g: deliver the message to this consumer now.")
+        str, option("-d --clientId", "With -g: deliver the message to this consumer now.")
     ] = ""
 
     def __post_init__(self) -> None:
@@ -114,10 +108,8 @@ NO_CONSUMER: Final = ConsumerTarget()
 @opt.command(app, "queryMsgById")
 async def query_message_by_id(
     tools: Tools,
-    message_id: Annotated[
-        str, typer.Option("-i", "--msgId", help="The message id; with -t, the unique key.")
-    ],
-    topic: Annotated[str, typer.Option("-t", "--topic", help="The topic of a unique key.")] = "",
+    message_id: Annotated[str, option("-i --msgId", "The message id; with -t, the unique key.")],
+    topic: Annotated[str, option("-t --topic", "The topic of a unique key.")] = "",
     handler: ConsumerTarget = NO_CONSUMER,
 ) -> CommandAnswer:
     """Show one message and the groups that have consumed it; exit code 1 when none is found."""
@@ -134,12 +126,10 @@ async def query_message_by_id(
 async def query_message_by_unique_key(
     tools: Tools,
     topic: opt.Topic,
-    unique_key: Annotated[
-        str, typer.Option("-i", "--msgId", help="The unique key, which the producer made.")
-    ],
+    unique_key: Annotated[str, option("-i --msgId", "The unique key, which the producer made.")],
     handler: ConsumerTarget = NO_CONSUMER,
     shows_all: Annotated[
-        bool, typer.Option("-a", "--showAll", help="Accepted for mqadmin's scripts; all are shown.")
+        bool, option("-a --showAll", "Accepted for mqadmin's scripts; all are shown.")
     ] = False,
 ) -> CommandAnswer:
     """Show the message with a unique key; exit code 1 when none is found."""
@@ -150,14 +140,11 @@ async def query_message_by_unique_key(
 @opt.command(app, "queryMsgTraceById")
 async def query_trace_by_id(
     tools: Tools,
-    unique_key: Annotated[str, typer.Option("-i", "--msgId", help="The unique key of the message.")],
-    trace_topic: Annotated[
-        str, typer.Option("-t", "--traceTopic", help="The topic of the traces.")
-    ] = TRACE_TOPIC,
+    unique_key: Annotated[str, option("-i --msgId", "The unique key of the message.")],
+    trace_topic: Annotated[str, option("-t --traceTopic", "The topic of the traces.")] = TRACE_TOPIC,
     times: opt.Span = ANY_TIME,
     count_max: Annotated[
-        int,
-        typer.Option("-c", "--maxNum", help="Read at most N trace messages.", min=1, max=10_000, metavar="N"),
+        int, option("-c --maxNum", "Read at most N trace messages.", min=1, max=10_000, metavar="N")
     ] = 64,
 ) -> CommandAnswer:
     """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
@@ -189,7 +176,7 @@ async def query_message_by_offset(
     topic: opt.Topic,
     broker_name: opt.BrokerName,
     queue_id: QueueId,
-    offset: Annotated[int, typer.Option("-o", "--offset", help="The queue offset.", min=0)],
+    offset: Annotated[int, option("-o --offset", "The queue offset.", min=0)],
 ) -> CommandAnswer:
     """Show the message at an offset of a queue; exit code 1 when there is none."""
     record = await find_by_position(tools, topic, broker_name, queue_id, offset)
@@ -199,16 +186,12 @@ async def query_message_by_offset(
 @opt.command(app, "sendMessage")
 def send_message(
     topic: opt.Topic,
-    body: Annotated[str, typer.Option("-p", "--body", help="The body; it is sent as UTF-8.")],
-    keys: Annotated[str, typer.Option("-k", "--key", help="Its keys, separated by spaces.")] = "",
-    tags: Annotated[str, typer.Option("-c", "--tags", help="Its tag.")] = "",
-    broker_name: Annotated[str, typer.Option("-b", "--broker", help="Send to the broker of this name.")] = "",
-    queue_id: Annotated[
-        int | None, typer.Option("-i", "--qid", help="With -b: send to this queue.", min=0)
-    ] = None,
-    is_traced: Annotated[
-        bool, typer.Option("-m", "--msgTraceEnable", help="true: trace the message."), opt.FLAG
-    ] = False,
+    body: Annotated[str, option("-p --body", "The body; it is sent as UTF-8.")],
+    keys: Annotated[str, option("-k --key", "Its keys, separated by spaces.")] = "",
+    tags: Annotated[str, option("-c --tags", "Its tag.")] = "",
+    broker_name: Annotated[str, option("-b --broker", "Send to the broker of this name.")] = "",
+    queue_id: Annotated[int | None, option("-i --qid", "With -b: send to this queue.", min=0)] = None,
+    is_traced: Annotated[bool, option("-m --msgTraceEnable", "true: trace the message."), opt.FLAG] = False,
 ) -> opt.Work:
     """Send one message; exit code 1 when it is stored less safely than the broker's settings promise."""
     if queue_id is not None and not broker_name:
@@ -256,7 +239,7 @@ async def print_messages(
 async def print_messages_of_queue(
     tools: Tools,
     topic: opt.Topic,
-    broker_name: Annotated[str, typer.Option("-a", "--brokerName", help="The broker's name.")],
+    broker_name: Annotated[str, option("-a --brokerName", "The broker's name.")],
     queue_id: QueueId,
     expression: Tags = ALL_TAGS,
     times: opt.Span = ANY_TIME,
@@ -276,34 +259,24 @@ class ConsumedSpan(opt.Span):
     """The span of times of consumeMessage, whose first option has another letter."""
 
     begin_ms: Annotated[
-        int | None,
-        typer.Option("-s", "--beginTimestamp", help=f"Earliest store time: {opt.TIMES}"),
-        opt.MOMENT,
+        int | None, option("-s --beginTimestamp", f"Earliest store time: {opt.TIMES}"), opt.MOMENT
     ] = None
 
 
 @opt.command(app, "consumeMessage")
 def consume_message(
     topic: opt.Topic,
-    broker_name: Annotated[
-        str, typer.Option("-b", "--brokerName", help="Only messages of this broker.")
-    ] = "",
+    broker_name: Annotated[str, option("-b --brokerName", "Only messages of this broker.")] = "",
     offset: Annotated[
-        int | None, typer.Option("-o", "--offset", help="With -b and -i: start at this queue offset.", min=0)
+        int | None, option("-o --offset", "With -b and -i: start at this queue offset.", min=0)
     ] = None,
-    queue_id: Annotated[
-        int | None, typer.Option("-i", "--queueId", help="With -b: only this queue.", min=0)
-    ] = None,
+    queue_id: Annotated[int | None, option("-i --queueId", "With -b: only this queue.", min=0)] = None,
     times: ConsumedSpan = ConsumedSpan(),
     count_max: Annotated[
-        int,
-        typer.Option(
-            "-c", "--MessageNumber", help="Stop after N messages.", min=1, max=1_000_000, metavar="N"
-        ),
+        int, option("-c --MessageNumber", "Stop after N messages.", min=1, max=1_000_000, metavar="N")
     ] = 128,
     group: Annotated[
-        str,
-        typer.Option("-g", "--consumerGroup", help="Accepted for mqadmin's scripts; no offset is committed."),
+        str, option("-g --consumerGroup", "Accepted for mqadmin's scripts; no offset is committed.")
     ] = "",
 ) -> opt.Work:
     """Print messages of a topic, a broker or a queue, as a consumer would receive them; exit code 1 when
@@ -327,9 +300,9 @@ def consume_message(
 @opt.command(app, "sendMsgStatus")
 async def send_message_status(
     tools: Tools,
-    broker_name: Annotated[str, typer.Option("-b", "--brokerName", help="The broker to test.")],
+    broker_name: Annotated[str, option("-b --brokerName", "The broker to test.")],
     size: ProbeBytes = 128,
-    count: Annotated[int, typer.Option("-c", "--count", help="Number of sends.", min=1, max=100_000)] = 50,
+    count: Annotated[int, option("-c --count", "Number of sends.", min=1, max=100_000)] = 50,
 ) -> CommandAnswer:
     """Send test messages to a broker, in the topic named like the broker; exit code 1 when a send fails."""
     return await _try_sends(tools, broker_name, count, size)
@@ -339,7 +312,7 @@ async def send_message_status(
 async def check_send_time(
     tools: Tools,
     topic: opt.Topic,
-    count: Annotated[int, typer.Option("-a", "--amount", help="Number of sends.", min=1, max=100_000)] = 100,
+    count: Annotated[int, option("-a --amount", "Number of sends.", min=1, max=100_000)] = 100,
     size: ProbeBytes = 128,
 ) -> CommandAnswer:
     """Send to a topic and report the time of each send; exit code 1 when one fails."""
@@ -349,11 +322,9 @@ async def check_send_time(
 @opt.command(app, "clusterRT", interval_s=10)
 async def cluster_send_time(
     tools: Tools,
-    count: Annotated[
-        int, typer.Option("-a", "--amount", help="Number of sends to each broker.", min=2, max=100_000)
-    ] = 100,
+    count: Annotated[int, option("-a --amount", "Number of sends to each broker.", min=2, max=100_000)] = 100,
     size: ProbeBytes = 128,
-    cluster: Annotated[str, typer.Option("-c", "--cluster", help="Only the brokers of this cluster.")] = "",
+    cluster: Annotated[str, option("-c --cluster", "Only the brokers of this cluster.")] = "",
 ) -> CommandAnswer:
     """Measure the send time of each broker repeatedly, in the topic named like the broker."""
     table = Table("round_trips", ("cluster", "broker", "took_ms", "succeeded", "failed"))
@@ -370,14 +341,12 @@ async def cluster_send_time(
 async def query_queue_entries(
     tools: Tools,
     topic: opt.Topic,
-    queue_id: Annotated[int, typer.Option("-q", "--queue", help="The queue id.", min=0)],
-    index: Annotated[int, typer.Option("-i", "--index", help="The first queue offset.", min=0)],
-    count: Annotated[int, typer.Option("-c", "--count", help="Number of entries.", min=1)] = 10,
-    broker: Annotated[
-        str, typer.Option("-b", "--broker", help="The broker's address.", metavar="HOST:PORT")
-    ] = "",
+    queue_id: Annotated[int, option("-q --queue", "The queue id.", min=0)],
+    index: Annotated[int, option("-i --index", "The first queue offset.", min=0)],
+    count: Annotated[int, option("-c --count", "Number of entries.", min=1)] = 10,
+    broker: Annotated[str, option("-b --broker", "The broker's address.", metavar="HOST:PORT")] = "",
     group: Annotated[
-        str, typer.Option("-g", "--consumer", help="Show which entries match this group's subscription.")
+        str, option("-g --consumer", "Show which entries match this group's subscription.")
     ] = "",
 ) -> CommandAnswer:
     """Show entries of a ConsumeQueue: the positions of messages in the log."""
@@ -406,10 +375,10 @@ async def query_queue_entries(
 async def query_message_by_key(
     tools: Tools,
     topic: opt.Topic,
-    key: Annotated[str, typer.Option("-k", "--msgKey", help="One of the message's keys.")],
+    key: Annotated[str, option("-k --msgKey", "One of the message's keys.")],
     times: opt.Span = ANY_TIME,
     count_max: Annotated[
-        int, typer.Option("-m", "--maxNum", help="Show at most N messages.", min=1, max=10_000, metavar="N")
+        int, option("-m --maxNum", "Show at most N messages.", min=1, max=10_000, metavar="N")
     ] = 64,
 ) -> CommandAnswer:
     """Show messages that carry a key; exit code 1 when there is none."""

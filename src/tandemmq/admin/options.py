@@ -44,6 +44,11 @@ class Text:
     parse: Callable[[str, str], Any]
 
 
+def option(names: str, text: str, **settings: Any) -> Any:
+    """Returns an option of a command: its names, separated by blanks, its help, and Typer's settings."""
+    return typer.Option(*names.split(), help=text, **settings)
+
+
 def flag(text: str, option: str) -> bool:
     if text.lower() not in ("true", "false"):
         raise typer.BadParameter(f"{option} {text}: must be true or false")
@@ -55,40 +60,30 @@ FLAG: Final = Text(flag)
 
 NameServers = Annotated[
     str,
-    typer.Option(
-        "-n",
-        "--namesrvAddr",
-        "--namesrv",
+    option(
+        "-n --namesrvAddr --namesrv",
+        "Name servers, separated by ;",
         envvar=["TANDEMMQ_NAMESRV", "NAMESRV_ADDR"],
-        help="Name servers, separated by ;",
         show_default="those of the context, else the running `up`",
         metavar="HOST:PORT",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
-Address = Annotated[
-    str, typer.Option("-b", "--brokerAddr", help="The broker's address.", metavar="HOST:PORT")
-]
-BrokerAddress = Annotated[str, typer.Option("-b", "--brokerAddr", help="The broker.", metavar="HOST:PORT")]
-Cluster = Annotated[str, typer.Option("-c", "--clusterName", help="The cluster's name.")]
-SettingKey = Annotated[str, typer.Option("-k", "--key", help="The setting.")]
-NewValue = Annotated[str, typer.Option("-v", "--value", help="The new value.")]
-Topic = Annotated[str, typer.Option("-t", "--topic", help="The topic.")]
-Group = Annotated[str, typer.Option("-g", "--groupName", help="The consumer group.")]
+AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
+Address = Annotated[str, option("-b --brokerAddr", "The broker's address.", metavar="HOST:PORT")]
+BrokerAddress = Annotated[str, option("-b --brokerAddr", "The broker.", metavar="HOST:PORT")]
+Cluster = Annotated[str, option("-c --clusterName", "The cluster's name.")]
+SettingKey = Annotated[str, option("-k --key", "The setting.")]
+NewValue = Annotated[str, option("-v --value", "The new value.")]
+Topic = Annotated[str, option("-t --topic", "The topic.")]
+Group = Annotated[str, option("-g --groupName", "The consumer group.")]
 ListFile = Annotated[
-    Path,
-    typer.Option("-f", "--filename", help="A file with a JSON list, in mqadmin's format.", dir_okay=False),
+    Path, option("-f --filename", "A file with a JSON list, in mqadmin's format.", dir_okay=False)
 ]
-BrokerName = Annotated[str, typer.Option("-b", "--brokerName", help="The broker's name.")]
-ExportDirectory = Annotated[
-    Path, typer.Option("-f", "--filePath", help="The directory to write to.", metavar="DIR")
-]
+BrokerName = Annotated[str, option("-b --brokerName", "The broker's name.")]
+ExportDirectory = Annotated[Path, option("-f --filePath", "The directory to write to.", metavar="DIR")]
 EXPORT_DIRECTORY: Final = Path("/tmp/rocketmq/export")
 Interval = Annotated[
-    float,
-    typer.Option(
-        "-i", "--interval", help="Repeat every N seconds until Ctrl-C; 0: once.", min=0, metavar="N"
-    ),
+    float, option("-i --interval", "Repeat every N seconds until Ctrl-C; 0: once.", min=0, metavar="N")
 ]
 
 
@@ -371,13 +366,9 @@ class Span:
     """Options for a span of store times; None means from the begin, or to the end."""
 
     begin_ms: Annotated[
-        int | None,
-        typer.Option("-b", "--beginTimestamp", help=f"Earliest store time: {TIMES}"),
-        MOMENT,
+        int | None, option("-b --beginTimestamp", f"Earliest store time: {TIMES}"), MOMENT
     ] = None
-    end_ms: Annotated[
-        int | None, typer.Option("-e", "--endTimestamp", help=f"Latest store time: {TIMES}"), MOMENT
-    ] = None
+    end_ms: Annotated[int | None, option("-e --endTimestamp", f"Latest store time: {TIMES}"), MOMENT] = None
 
     def __post_init__(self) -> None:
         if self.begin_ms is not None and self.end_ms is not None and self.begin_ms > self.end_ms:

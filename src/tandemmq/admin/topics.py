@@ -14,6 +14,7 @@ import typer
 from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client import admin_topics
@@ -40,15 +41,15 @@ from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
 
-Force = Annotated[bool, typer.Option("--force", help="Remove read queues even if they hold unread messages.")]
-Permission = Annotated[int, typer.Option("-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.")]
+Force = Annotated[bool, option("--force", "Remove read queues even if they hold unread messages.")]
+Permission = Annotated[int, option("-p --perm", "2: write, 4: read, 6: both.", min=0, max=7)]
 
 
 @opt.command(app, "topicList")
 async def topic_list(
     tools: Tools,
     with_clusters: Annotated[
-        bool, typer.Option("-c", "--clusterModel", help="Show their clusters and groups, too.")
+        bool, option("-c --clusterModel", "Show their clusters and groups, too.")
     ] = False,
 ) -> CommandAnswer:
     """List the names of all topics."""
@@ -70,9 +71,7 @@ async def topic_list(
 async def topic_route(
     tools: Tools,
     topic: opt.Topic,
-    as_list: Annotated[
-        bool, typer.Option("-l", "--list", help="Accepted for mqadmin's scripts; has no effect.")
-    ] = False,
+    as_list: Annotated[bool, option("-l --list", "Accepted for mqadmin's scripts; has no effect.")] = False,
 ) -> CommandAnswer:
     """Show the queues and brokers of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
@@ -116,21 +115,15 @@ class TopicSettings:
 
     read_queue_count: Annotated[
         int | None,
-        typer.Option(
-            "-r",
-            "--readQueueNums",
-            help="Number of read queues.",
-            min=1,
-            max=65535,
-            show_default="8 for a new topic",
+        option(
+            "-r --readQueueNums", "Number of read queues.", min=1, max=65535, show_default="8 for a new topic"
         ),
     ] = None
     write_queue_count: Annotated[
         int | None,
-        typer.Option(
-            "-w",
-            "--writeQueueNums",
-            help="Number of write queues.",
+        option(
+            "-w --writeQueueNums",
+            "Number of write queues.",
             min=1,
             max=65535,
             show_default="8 for a new topic",
@@ -138,25 +131,15 @@ class TopicSettings:
     ] = None
     permission: Annotated[
         int | None,
-        typer.Option(
-            "-p", "--perm", min=0, max=7, help="2: write, 4: read, 6: both.", show_default="6 for a new topic"
-        ),
+        option("-p --perm", "2: write, 4: read, 6: both.", min=0, max=7, show_default="6 for a new topic"),
     ] = None
-    is_ordered: Annotated[
-        bool | None, typer.Option("-o", "--order", help="Ordered topic: true or false."), opt.FLAG
-    ] = None
+    is_ordered: Annotated[bool | None, option("-o --order", "Ordered topic: true or false."), opt.FLAG] = None
     attributes: Annotated[
-        dict[str, str] | None,
-        typer.Option("-a", "--attributes", help="Attribute changes: +a=b,+c=d,-e."),
-        opt.ATTRIBUTES,
+        dict[str, str] | None, option("-a --attributes", "Attribute changes: +a=b,+c=d,-e."), opt.ATTRIBUTES
     ] = None
-    is_unit: Annotated[
-        bool | None, typer.Option("-u", "--unit", help="Unit topic: true or false."), opt.FLAG
-    ] = None
+    is_unit: Annotated[bool | None, option("-u --unit", "Unit topic: true or false."), opt.FLAG] = None
     has_unit_subscription: Annotated[
-        bool | None,
-        typer.Option("-s", "--hasUnitSub", help="Has subscribers in units: true or false."),
-        opt.FLAG,
+        bool | None, option("-s --hasUnitSub", "Has subscribers in units: true or false."), opt.FLAG
     ] = None
 
 
@@ -206,10 +189,9 @@ async def _require_read(tools: Tools, address: str, config: TopicConfig) -> None
 def update_order_conf(
     topic: opt.Topic,
     value: Annotated[
-        str,
-        typer.Option("-v", "--orderConf", help="With put: the queue counts, such as broker-a:8;broker-b:8."),
+        str, option("-v --orderConf", "With put: the queue counts, such as broker-a:8;broker-b:8.")
     ] = "",
-    method: Annotated[str, typer.Option("-m", "--method", help="put, get or delete.")] = "put",
+    method: Annotated[str, option("-m --method", "put, get or delete.")] = "put",
 ) -> opt.Work:
     """Set, show or delete the queues per broker of an ordered topic, at all name servers."""
     if method not in ("put", "get", "delete"):
@@ -244,9 +226,7 @@ async def allocate_queues(
     tools: Tools,
     topic: opt.Topic,
     members: Annotated[
-        tuple[str, ...],
-        typer.Option("-i", "--ipList", help="The consumers' ids, separated by commas."),
-        opt.Text(_members),
+        tuple[str, ...], option("-i --ipList", "The consumers' ids, separated by commas."), opt.Text(_members)
     ],
 ) -> CommandAnswer:
     """Preview how queues would be divided among consumers, by the average strategy."""
@@ -262,9 +242,9 @@ async def allocate_queues(
 @opt.command(app, "statsAll")
 async def stats_all(
     tools: Tools,
-    topic: Annotated[str, typer.Option("-t", "--topic", help="Only this topic.")] = "",
+    topic: Annotated[str, option("-t --topic", "Only this topic.")] = "",
     only_active: Annotated[
-        bool, typer.Option("-a", "--activeTopic", help="Only topics with traffic in the last 24 hours.")
+        bool, option("-a --activeTopic", "Only topics with traffic in the last 24 hours.")
     ] = False,
 ) -> CommandAnswer:
     """Show the traffic of each topic and of its groups, and their lag."""
@@ -290,14 +270,12 @@ async def stats_all(
 def export_metadata(
     place: Place,
     directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
-    only_topics: Annotated[
-        bool, typer.Option("-t", "--topic", help="Export only topics, to topic.json.")
-    ] = False,
+    only_topics: Annotated[bool, option("-t --topic", "Export only topics, to topic.json.")] = False,
     only_groups: Annotated[
-        bool, typer.Option("-g", "--subscriptionGroup", help="Export only groups, to subscriptionGroup.json.")
+        bool, option("-g --subscriptionGroup", "Export only groups, to subscriptionGroup.json.")
     ] = False,
     has_special: Annotated[
-        bool, typer.Option("-s", "--specialTopic", help="Include retry and dead-letter topics.")
+        bool, option("-s --specialTopic", "Include retry and dead-letter topics.")
     ] = False,
 ) -> opt.Work:
     """Write the topics and groups that users created to metadata.json, from a broker or a cluster."""
@@ -327,7 +305,7 @@ def export_metadata(
 @opt.command(app, "exportMetrics")
 async def export_metrics(
     tools: Tools,
-    cluster: Annotated[str, typer.Option("-c", "--clusterName", help="The cluster.")],
+    cluster: Annotated[str, option("-c --clusterName", "The cluster.")],
     directory: opt.ExportDirectory = opt.EXPORT_DIRECTORY,
 ) -> CommandAnswer:
     """Write the content and load of a cluster's masters to metrics.json."""

@@ -12,7 +12,7 @@ from typing import Annotated, Final
 import typer
 import uvloop
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.console.app import build_app
 from tandemmq.console.audit import AuditLog
 from tandemmq.console.frame import Frame
@@ -33,61 +33,48 @@ class ConsoleOptions:
     """The options of `console`."""
 
     listen: Annotated[
-        str,
-        typer.Option(
-            "--listen", help="The address to listen on; port 0 picks a free one.", metavar="HOST:PORT"
-        ),
+        str, option("--listen", "The address to listen on; port 0 picks a free one.", metavar="HOST:PORT")
     ] = "127.0.0.1:8088"
-    read_only: Annotated[bool, typer.Option("--read-only", help="Show everything, change nothing.")] = False
+    read_only: Annotated[bool, option("--read-only", "Show everything, change nothing.")] = False
     audit_log: Annotated[
         Path | None,
-        typer.Option(
-            "--audit-log", help="Append every change to this file, as lines of JSON.", metavar="FILE"
-        ),
+        option("--audit-log", "Append every change to this file, as lines of JSON.", metavar="FILE"),
     ] = None
     password_file: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--password-file",
-            help="Users of the console itself, as lines of name:viewer:HASH or name:operator:HASH.",
+            "Users of the console itself, as lines of name:viewer:HASH or name:operator:HASH.",
             metavar="FILE",
         ),
     ] = None
     hash_password: Annotated[
-        bool,
-        typer.Option("--hash-password", help="Ask for a password, print its hash for that file, and exit."),
+        bool, option("--hash-password", "Ask for a password, print its hash for that file, and exit.")
     ] = False
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", help="The certificate chain for HTTPS.", metavar="FILE")
+        Path | None, option("--tls-cert", "The certificate chain for HTTPS.", metavar="FILE")
     ] = None
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", help="The private key for HTTPS.", metavar="FILE")
-    ] = None
+    tls_key: Annotated[Path | None, option("--tls-key", "The private key for HTTPS.", metavar="FILE")] = None
     host_name: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             "--host-name",
-            help="A name under which browsers reach this console; repeatable. Visitors then must log in.",
+            "A name under which browsers reach this console; repeatable. Visitors then must log in.",
             metavar="NAME",
         ),
     ] = None
     plain_http: Annotated[
-        bool,
-        typer.Option(
-            "--allow-plain-http", help="Serve other machines without TLS; secrets are then readable."
-        ),
+        bool, option("--allow-plain-http", "Serve other machines without TLS; secrets are then readable.")
     ] = False
     pipelines: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--pipelines",
-            help="The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
+            "The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
             metavar="DIR",
         ),
     ] = None
-    visitors: Annotated[
-        bool, typer.Option("--allow-visitors", help="Serve other machines without log-in.")
-    ] = False
+    visitors: Annotated[bool, option("--allow-visitors", "Serve other machines without log-in.")] = False
 
     @property
     def is_public(self) -> bool:

@@ -7,8 +7,7 @@ import signal
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
+from tandemmq.admin.options import option
 from tandemmq.errors import ConfigError
 from tandemmq.manage.tools import open_tools
 from tandemmq.mcp.http import McpHttpOptions, read_token, serve_http
@@ -18,9 +17,9 @@ from tandemmq.telemetry.log_lines import configure_logging
 
 Pipelines = Annotated[
     Path | None,
-    typer.Option(
+    option(
         "--pipelines",
-        help="The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
+        "The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
         metavar="DIR",
     ),
 ]
@@ -29,38 +28,31 @@ Pipelines = Annotated[
 def mcp(
     namesrv: NameServers = "",
     allow_changes: Annotated[
-        bool,
-        typer.Option(
-            "--allow-changes", help="Include tools that change the cluster, each with a confirmation."
-        ),
+        bool, option("--allow-changes", "Include tools that change the cluster, each with a confirmation.")
     ] = False,
     pipelines: Pipelines = None,
     listen: Annotated[
         str,
-        typer.Option(
+        option(
             "--listen",
-            help="Serve streamable HTTP here instead of stdio; port 0 picks a free one.",
+            "Serve streamable HTTP here instead of stdio; port 0 picks a free one.",
             metavar="HOST:PORT",
         ),
     ] = "",
     token_file: Annotated[
         Path | None,
-        typer.Option(
-            "--token-file",
-            help="With --listen: a file with the bearer token.",
-            show_default="$TANDEMMQ_MCP_TOKEN",
+        option(
+            "--token-file", "With --listen: a file with the bearer token.", show_default="$TANDEMMQ_MCP_TOKEN"
         ),
     ] = None,
     host_name: Annotated[
         list[str] | None,
-        typer.Option("--host-name", help="With --listen: another host name of this server; repeatable."),
+        option("--host-name", "With --listen: another host name of this server; repeatable."),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option("--tls-cert", help="With --listen: the certificate chain, as PEM.")
+        Path | None, option("--tls-cert", "With --listen: the certificate chain, as PEM.")
     ] = None,
-    tls_key: Annotated[
-        Path | None, typer.Option("--tls-key", help="With --listen: the private key, as PEM.")
-    ] = None,
+    tls_key: Annotated[Path | None, option("--tls-key", "With --listen: the private key, as PEM.")] = None,
 ) -> None:
     """Serve the cluster's state, and changes if allowed, as tools for AI assistants.
 

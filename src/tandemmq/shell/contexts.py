@@ -12,7 +12,7 @@ import msgspec
 import typer
 from typer.core import TyperOption
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer, print_answer
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import ConfigError
@@ -37,13 +37,12 @@ Name = Annotated[str, typer.Argument(help="The context.", metavar="NAME")]
 class ContextTls:
     """The options of a context for TLS; None keeps the value."""
 
-    tls: Annotated[bool | None, typer.Option("--tls/--no-tls", help="Connect with TLS, or without.")] = None
+    tls: Annotated[bool | None, option("--tls/--no-tls", "Connect with TLS, or without.")] = None
     tls_ca: Annotated[
-        Path | None,
-        typer.Option("--tls-ca", help="The certificates to trust, as PEM.", show_default="the system's"),
+        Path | None, option("--tls-ca", "The certificates to trust, as PEM.", show_default="the system's")
     ] = None
-    tls_cert: Annotated[Path | None, typer.Option("--tls-cert", help="A client certificate, as PEM.")] = None
-    tls_key: Annotated[Path | None, typer.Option("--tls-key", help="The key of --tls-cert, as PEM.")] = None
+    tls_cert: Annotated[Path | None, option("--tls-cert", "A client certificate, as PEM.")] = None
+    tls_key: Annotated[Path | None, option("--tls-key", "The key of --tls-cert, as PEM.")] = None
 
     def changes(self) -> dict[str, Any]:
         """Returns the given fields of a context. Raises typer.BadParameter for a missing file."""
@@ -76,13 +75,13 @@ def list_contexts(as_json: session.AsJson = False) -> None:
 def set_context(
     name: Name,
     name_servers: Annotated[
-        str, typer.Option("-n", "--namesrv", help="Name servers, separated by ;", metavar="HOST:PORT")
+        str, option("-n --namesrv", "Name servers, separated by ;", metavar="HOST:PORT")
     ] = "",
     access_key: Annotated[
         str | None,
-        typer.Option(
+        option(
             "--access-key",
-            help="Sign requests; the secret key is asked for, or read from standard input. '': no longer.",
+            "Sign requests; the secret key is asked for, or read from standard input. '': no longer.",
             metavar="KEY",
         ),
     ] = None,

@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.client import ReceivedMessage
 from tandemmq.errors import GroupNotFound, TandemError
@@ -37,11 +37,9 @@ app = noun("List, show, resend and purge dead letters: messages whose retries ar
 class Wanted:
     """The options that choose dead letters; without keys and ids, all."""
 
-    key: Annotated[
-        list[str] | None, typer.Option("--key", "-k", help="Only messages with this key; repeatable.")
-    ] = None
+    key: Annotated[list[str] | None, option("--key -k", "Only messages with this key; repeatable.")] = None
     message_id: Annotated[
-        list[str] | None, typer.Option("--id", "-i", help="Only the message with this id; repeatable.")
+        list[str] | None, option("--id -i", "Only the message with this id; repeatable.")
     ] = None
 
     @property
@@ -61,19 +59,12 @@ class ResendOptions:
 
     to: Annotated[
         str,
-        typer.Option(
-            "--to",
-            help="Send to this topic instead.",
-            show_default="the group's retry topic",
-            metavar="TOPIC",
+        option(
+            "--to", "Send to this topic instead.", show_default="the group's retry topic", metavar="TOPIC"
         ),
     ] = ""
-    again: Annotated[bool, typer.Option("--again", help="Include messages that an earlier resend sent.")] = (
-        False
-    )
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the dead letters instead of sending them.")
-    ] = False
+    again: Annotated[bool, option("--again", "Include messages that an earlier resend sent.")] = False
+    dry_run: Annotated[bool, option("--dry-run", "Print the dead letters instead of sending them.")] = False
 
 
 @verb(app, "list")
@@ -95,11 +86,9 @@ def show_letters(
     group: nouns.Group,
     namesrv: session.NameServers = "",
     wanted: Wanted = Wanted(),  # frozen
-    again: Annotated[
-        bool, typer.Option("--all/--not-resent", help="Include messages that a resend has sent.")
-    ] = True,
+    again: Annotated[bool, option("--all/--not-resent", "Include messages that a resend has sent.")] = True,
     count: Annotated[
-        int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
+        int, option("--count -c", "Stop after N messages.", min=1, max=100_000, metavar="N")
     ] = 20,
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Final
 
 import typer
 
+from tandemmq.admin.options import option
 from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
@@ -73,15 +74,12 @@ _MUST_BE_EQUAL: Final = {
 
 
 FromHere = Annotated[
-    bool,
-    typer.Option(
-        "--from-here", help="Check only whether this machine can reach each broker's announced address."
-    ),
+    bool, option("--from-here", "Check only whether this machine can reach each broker's announced address.")
 ]
 
 
 Production = Annotated[
-    bool, typer.Option("--production", help="Check also what a cluster needs in production, as `check` does.")
+    bool, option("--production", "Check also what a cluster needs in production, as `check` does.")
 ]
 
 

@@ -8,6 +8,7 @@ import typer
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.groups import LAG_COLUMNS, lag_row, show_progress
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, print_preview
 from tandemmq.errors import GroupNotFound
 from tandemmq.manage.groups import Group, GroupState, delete_everywhere, read_groups, read_state
@@ -60,20 +61,16 @@ def reset(
     group: nouns.Group,
     to: Annotated[
         StartPosition,
-        typer.Option(
+        option(
             "--to",
-            help="earliest, latest, a duration ago (2h), a time, or offset:N with --queue.",
+            "earliest, latest, a duration ago (2h), a time, or offset:N with --queue.",
             metavar="WHERE",
         ),
         POSITION,
     ],
-    topic: Annotated[
-        str, typer.Option("--topic", "-t", help="Only this topic.", show_default="all that it has read")
-    ] = "",
-    queue: Annotated[
-        str, typer.Option("--queue", "-q", help="Only this queue of the topic.", metavar="BROKER/ID")
-    ] = "",
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the preview; change nothing.")] = False,
+    topic: Annotated[str, option("--topic -t", "Only this topic.", show_default="all that it has read")] = "",
+    queue: Annotated[str, option("--queue -q", "Only this queue of the topic.", metavar="BROKER/ID")] = "",
+    dry_run: Annotated[bool, option("--dry-run", "Show the preview; change nothing.")] = False,
     yes: Yes = False,
 ) -> opt.Work:
     """Move a group to other messages, running or not, after a preview of what it skips and repeats."""
@@ -109,7 +106,7 @@ async def delete(
     tools: Tools,
     group: nouns.Group,
     keep_offsets: Annotated[
-        bool, typer.Option("--keep-offsets", help="Keep its offsets: a new group of that name continues.")
+        bool, option("--keep-offsets", "Keep its offsets: a new group of that name continues.")
     ] = False,
     yes: Yes = False,
 ) -> CommandAnswer:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from tandemmq.admin.groups import show_progress
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer
 from tandemmq.manage.tools import Tools
 from tandemmq.shell.positions import SECONDS
@@ -17,18 +17,15 @@ from tandemmq.shell.session import AsJson, NameServers, run_tools
 
 @grouped
 def lag(
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    group: Annotated[str, option("--group -g", "The consumer group.")],
     namesrv: NameServers = "",
-    topic: Annotated[str, typer.Option("--topic", "-t", help="Only this topic.")] = "",
+    topic: Annotated[str, option("--topic -t", "Only this topic.")] = "",
     max_lag: Annotated[
-        int | None,
-        typer.Option("--max-lag", help="Exit with 3 if the lag is above N messages.", min=0, metavar="N"),
+        int | None, option("--max-lag", "Exit with 3 if the lag is above N messages.", min=0, metavar="N")
     ] = None,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Repeat until Ctrl-C.")] = False,
+    watch: Annotated[bool, option("--watch -w", "Repeat until Ctrl-C.")] = False,
     interval_s: Annotated[
-        float,
-        typer.Option("--interval", help="The time between repetitions, with --watch: 2s, 1m."),
-        SECONDS,
+        float, option("--interval", "The time between repetitions, with --watch: 2s, 1m."), SECONDS
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:

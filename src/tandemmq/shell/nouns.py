@@ -15,10 +15,11 @@ import typer
 from typer.core import TyperGroup
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.manage.contexts import active_context
 from tandemmq.shell import session
 
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do it without asking.")]
+Yes = Annotated[bool, option("--yes -y", "Do it without asking.")]
 Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
 
 

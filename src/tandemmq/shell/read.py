@@ -16,7 +16,7 @@ from typing import Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import Text, grouped
+from tandemmq.admin.options import Text, grouped, option
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
 from tandemmq.client.consumer.subscription import parse_subscription
@@ -48,9 +48,7 @@ def _tags(text: str, option: str) -> str:
 
 
 Tag = Annotated[
-    str,
-    typer.Option("--tag", help="Only messages with these tags, separated by ||.", metavar="TAGS"),
-    Text(_tags),
+    str, option("--tag", "Only messages with these tags, separated by ||.", metavar="TAGS"), Text(_tags)
 ]
 
 
@@ -61,12 +59,10 @@ Tag = Annotated[
 class EndOptions:
     """The options that end the reading of a group; by default it runs until Ctrl-C."""
 
-    count: Annotated[
-        int | None, typer.Option("--count", "-c", help="Stop after N messages.", min=1, metavar="N")
-    ] = None
+    count: Annotated[int | None, option("--count -c", "Stop after N messages.", min=1, metavar="N")] = None
     wait_s: Annotated[
         float | None,
-        typer.Option("--wait", help="Stop after this time without a message: 5, 500ms, 2m.", metavar="TIME"),
+        option("--wait", "Stop after this time without a message: 5, 500ms, 2m.", metavar="TIME"),
         SECONDS,
     ] = None
 
@@ -74,14 +70,14 @@ class EndOptions:
 @grouped
 def consume(
     topic: session.Topic,
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    group: Annotated[str, option("--group -g", "The consumer group.")],
     namesrv: session.NameServers = "",
     tag: Tag = "*",
     start: Annotated[
         StartPosition | None,
-        typer.Option(
+        option(
             "--from",
-            help="Where a new group starts: earliest, latest, offset:N, a duration ago (2h) or a time.",
+            "Where a new group starts: earliest, latest, offset:N, a duration ago (2h) or a time.",
             metavar="WHERE",
             show_default="earliest",
         ),
@@ -199,10 +195,9 @@ def tail(
     namesrv: session.NameServers = "",
     last: Annotated[
         int | None,
-        typer.Option(
-            "--last",
-            "-l",
-            help="Start with the last N messages.",
+        option(
+            "--last -l",
+            "Start with the last N messages.",
             metavar="N",
             min=0,
             max=100_000,
@@ -210,12 +205,10 @@ def tail(
         ),
     ] = None,
     since_ms: Annotated[
-        int | None,
-        typer.Option("--since", help="Start at a time, or a duration ago: 90s, 10m, 2h, 7d."),
-        WHEN,
+        int | None, option("--since", "Start at a time, or a duration ago: 90s, 10m, 2h, 7d."), WHEN
     ] = None,
     follow: Annotated[
-        bool, typer.Option("--follow/--no-follow", help="Keep printing new messages, or exit at the end.")
+        bool, option("--follow/--no-follow", "Keep printing new messages, or exit at the end.")
     ] = True,
     tag: Tag = "*",
     form: session.LineForm = session.PLAIN,
@@ -289,16 +282,12 @@ async def _follow(reader: TopicPuller, offsets: dict[MessageQueue, int], form: s
 class Lookup:
     """Options for the messages to look up; at most one of the offset, the time, the key and the id."""
 
-    offset: Annotated[int | None, typer.Option("--offset", help="Start at this queue offset.", min=0)] = None
-    queue: Annotated[
-        int | None, typer.Option("--queue", "-q", help="Only the queue with this id.", min=0)
-    ] = None
-    broker: Annotated[str, typer.Option("--broker", "-b", help="Only this broker's queues.")] = ""
-    when_ms: Annotated[
-        int | None, typer.Option("--time", help="Start at a time, or a duration ago: 10m."), WHEN
-    ] = None
-    key: Annotated[str, typer.Option("--key", "-k", help="Only messages with this key.")] = ""
-    message_id: Annotated[str, typer.Option("--id", "-i", help="Only the message with this id.")] = ""
+    offset: Annotated[int | None, option("--offset", "Start at this queue offset.", min=0)] = None
+    queue: Annotated[int | None, option("--queue -q", "Only the queue with this id.", min=0)] = None
+    broker: Annotated[str, option("--broker -b", "Only this broker's queues.")] = ""
+    when_ms: Annotated[int | None, option("--time", "Start at a time, or a duration ago: 10m."), WHEN] = None
+    key: Annotated[str, option("--key -k", "Only messages with this key.")] = ""
+    message_id: Annotated[str, option("--id -i", "Only the message with this id.")] = ""
 
     def __post_init__(self) -> None:
         if sum(map(bool, (self.offset is not None, self.when_ms is not None, self.key, self.message_id))) > 1:
@@ -312,7 +301,7 @@ def browse(
     position: Lookup = Lookup(),  # frozen
     tag: Tag = "*",
     count: Annotated[
-        int, typer.Option("--count", "-c", help="Stop after N messages.", min=1, max=100_000, metavar="N")
+        int, option("--count -c", "Stop after N messages.", min=1, max=100_000, metavar="N")
     ] = 20,
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated, Final
 import typer
 from msgspec import structs
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.client import Consumer, Producer, ProducerOptions, ReceivedMessage
 from tandemmq.errors import MessageIllegal, RequestRejected, RequestTimeout, TandemError
 from tandemmq.manage.tools import open_tools, tools_options
@@ -29,7 +29,7 @@ def request(
     ] = "",
     namesrv: session.NameServers = "",
     timeout_s: Annotated[
-        float, typer.Option("--timeout", help="The time to wait for the reply: 5, 500ms, 2m."), SECONDS
+        float, option("--timeout", "The time to wait for the reply: 5, 500ms, 2m."), SECONDS
     ] = 3.0,
     given: MessageOptions = MessageOptions(),  # frozen
     form: session.LineForm = session.PLAIN,
@@ -57,14 +57,11 @@ def request(
 @grouped
 def reply(
     topic: session.Topic,
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    group: Annotated[str, option("--group -g", "The consumer group.")],
     text: Annotated[str, typer.Argument(help="The reply to every request.", metavar="[TEXT]")] = "",
     namesrv: session.NameServers = "",
     command: Annotated[
-        str,
-        typer.Option(
-            "--exec", help="Run this for each request: body in, reply out. Its failure skips the request."
-        ),
+        str, option("--exec", "Run this for each request: body in, reply out. Its failure skips the request.")
     ] = "",
     tag: Tag = "*",
     ends: EndOptions = EndOptions(),  # frozen

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from msgspec import structs
 
-from tandemmq.admin.options import Text, grouped
+from tandemmq.admin.options import Text, grouped, option
 from tandemmq.client import BlockingProducer, Message, ProducerOptions, SendResult
 from tandemmq.errors import MessageIllegal, NoRoute, TandemError
 from tandemmq.manage.tools import tools_options
@@ -66,21 +66,18 @@ def _delay(text: str, option: str) -> int:
 class MessageOptions:
     """The options of a message to send."""
 
-    key: Annotated[list[str] | None, typer.Option("--key", help="A key for every message; repeatable.")] = (
-        None
-    )
-    tag: Annotated[str, typer.Option("--tag", help="A tag for every message."), Text(_tag)] = ""
+    key: Annotated[list[str] | None, option("--key", "A key for every message; repeatable.")] = None
+    tag: Annotated[str, option("--tag", "A tag for every message."), Text(_tag)] = ""
     properties: Annotated[
         list[str] | None,
-        typer.Option("--property", help="A property for every message; repeatable.", metavar="NAME=VALUE"),
+        option("--property", "A property for every message; repeatable.", metavar="NAME=VALUE"),
     ] = None
     priority: Annotated[
-        int | None,
-        typer.Option("--priority", help="A priority for every message; 0 is the lowest.", min=0, metavar="N"),
+        int | None, option("--priority", "A priority for every message; 0 is the lowest.", min=0, metavar="N")
     ] = None
     delay_ms: Annotated[
         int | None,
-        typer.Option("--delay", help="Deliver this much later: 30s, 10m, 2h.", metavar="DURATION"),
+        option("--delay", "Deliver this much later: 30s, 10m, 2h.", metavar="DURATION"),
         Text(_delay),
     ] = None
 
@@ -110,38 +107,30 @@ class BodyOptions:
 
     file: Annotated[
         list[Path] | None,
-        typer.Option(
-            "--file",
-            "-f",
-            help="Read this file instead of standard input; repeatable.",
+        option(
+            "--file -f",
+            "Read this file instead of standard input; repeatable.",
             metavar="FILE",
             exists=True,
             dir_okay=False,
         ),
     ] = None
-    whole: Annotated[
-        bool, typer.Option("--whole", help="Each file, or all of standard input, is one message.")
-    ] = False
+    whole: Annotated[bool, option("--whole", "Each file, or all of standard input, is one message.")] = False
     from_json: Annotated[
-        bool, typer.Option("--from-json", help="Each line is a message as `tail --json` prints it.")
+        bool, option("--from-json", "Each line is a message as `tail --json` prints it.")
     ] = False
     key_delimiter: Annotated[
-        str,
-        typer.Option("--key-delimiter", help="Each line is a key, this text, and the body.", metavar="TEXT"),
+        str, option("--key-delimiter", "Each line is a key, this text, and the body.", metavar="TEXT")
     ] = ""
     size: Annotated[
         int | None,
-        typer.Option(
-            "--size", help="Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX, metavar="N"
-        ),
+        option("--size", "Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX, metavar="N"),
     ] = None
     count: Annotated[
-        int | None,
-        typer.Option("--count", "-c", help="Stop after N messages; repeats given texts.", min=1, metavar="N"),
+        int | None, option("--count -c", "Stop after N messages; repeats given texts.", min=1, metavar="N")
     ] = None
     rate: Annotated[
-        float | None,
-        typer.Option("--rate", help="At most N messages per second.", min=0.001, metavar="N"),
+        float | None, option("--rate", "At most N messages per second.", min=0.001, metavar="N")
     ] = None
 
     def check(self, texts: Sequence[str]) -> None:
@@ -203,9 +192,7 @@ def produce(
     namesrv: session.NameServers = "",
     source: BodyOptions = BodyOptions(),  # frozen
     given: MessageOptions = MessageOptions(),  # frozen
-    batch: Annotated[
-        int, typer.Option("--batch", help="Most messages in one request.", min=1, max=10_000)
-    ] = 1_000,
+    batch: Annotated[int, option("--batch", "Most messages in one request.", min=1, max=10_000)] = 1_000,
     as_json: session.AsJson = False,
 ) -> None:
     """Send the texts, or each line of the input without its line end. Empty lines are skipped."""
@@ -295,7 +282,7 @@ class Sending:
 
 @grouped
 def resend(
-    group: Annotated[str, typer.Option("--group", "-g", help="The consumer group.")],
+    group: Annotated[str, option("--group -g", "The consumer group.")],
     namesrv: session.NameServers = "",
     wanted: Wanted = Wanted(),  # frozen
     options: ResendOptions = ResendOptions(),  # frozen

@@ -23,6 +23,7 @@ from typing import Annotated, Final, NoReturn
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import exit_on_broken_pipe
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -47,19 +48,16 @@ ROUTE_PATIENCE_S: Final = 5.0
 
 NameServers = Annotated[
     str,
-    typer.Option(
-        "-n",
-        "--namesrv",
-        help="Name servers, separated by ;",
+    option(
+        "-n --namesrv",
+        "Name servers, separated by ;",
         show_default="those of the context, $TANDEMMQ_NAMESRV, $NAMESRV_ADDR, else the running `up`",
         metavar="HOST:PORT",
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON; messages as one object per line.")]
+AsJson = Annotated[bool, option("--json", "Print JSON; messages as one object per line.")]
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
-Meta = Annotated[
-    bool, typer.Option("--meta/--no-meta", help="Print time, position, id, tag and keys before each body.")
-]
+Meta = Annotated[bool, option("--meta/--no-meta", "Print time, position, id, tag and keys before each body.")]
 
 _NEXT_STEPS: Final[tuple[tuple[type[TandemError], str], ...]] = (
     (TopicNotFound, "`tandemmq topics` lists the topics; the first `tandemmq produce` creates one"),
@@ -176,9 +174,7 @@ class LineForm:
     as_json: AsJson = False
     template: Annotated[
         LineTemplate | None,
-        typer.Option(
-            "--format", help="The line of a message: '{keys} {body}', see docs/cli.md.", metavar="TEMPLATE"
-        ),
+        option("--format", "The line of a message: '{keys} {body}', see docs/cli.md.", metavar="TEMPLATE"),
         TEMPLATE,
     ] = None
 

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Final
 import typer
 
 from tandemmq.admin import options as opt
+from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.client import admin_topics
 from tandemmq.errors import TandemError
@@ -53,30 +54,23 @@ def _kind(text: str, option: str) -> str:
     return text.upper()
 
 
-Queues = Annotated[int, typer.Option("--queues", "-q", help="Queues at each broker.", min=1, max=QUEUES_MAX)]
-NewQueues = Annotated[
-    int | None, typer.Option("--queues", "-q", help="Queues at each broker.", min=1, max=QUEUES_MAX)
-]
+Queues = Annotated[int, option("--queues -q", "Queues at each broker.", min=1, max=QUEUES_MAX)]
+NewQueues = Annotated[int | None, option("--queues -q", "Queues at each broker.", min=1, max=QUEUES_MAX)]
 Perm = Annotated[
     int | None,
-    typer.Option(
-        "--permission", help=f"What clients may do: {', '.join(_PERMISSIONS)}.", metavar="PERMISSION"
-    ),
+    option("--permission", f"What clients may do: {', '.join(_PERMISSIONS)}.", metavar="PERMISSION"),
     opt.Text(_permission),
 ]
 Kind = Annotated[
     str,
-    typer.Option("--type", help=f"The kind of messages: {', '.join(MESSAGE_TYPES)}.", metavar="TYPE"),
+    option("--type", f"The kind of messages: {', '.join(MESSAGE_TYPES)}.", metavar="TYPE"),
     opt.Text(_kind),
 ]
 Attributes = Annotated[
     list[str] | None,
-    typer.Option("--attribute", help="An attribute; repeatable. NAME= removes it.", metavar="NAME=VALUE"),
+    option("--attribute", "An attribute; repeatable. NAME= removes it.", metavar="NAME=VALUE"),
 ]
-Cluster = Annotated[
-    str,
-    typer.Option("--cluster", help="The cluster's name; needed if the name servers know several."),
-]
+Cluster = Annotated[str, option("--cluster", "The cluster's name; needed if the name servers know several.")]
 
 
 def _signed(given: list[str] | None, kind: str) -> dict[str, str]:
@@ -93,9 +87,7 @@ def _signed(given: list[str] | None, kind: str) -> dict[str, str]:
 @verb(app, "list")
 async def list_topics(
     tools: Tools,
-    all_topics: Annotated[
-        bool, typer.Option("--all", help="Include system, retry and dead-letter topics.")
-    ] = False,
+    all_topics: Annotated[bool, option("--all", "Include system, retry and dead-letter topics.")] = False,
 ) -> CommandAnswer:
     """List topics with their queues and message counts."""
     table = Table("topics", ("topic", "queues", "messages", "brokers"))
@@ -127,7 +119,7 @@ def create_topic(
     attribute: Attributes = None,
     cluster: Cluster = "",
     exist_ok: Annotated[
-        bool, typer.Option("--exist-ok", help="Succeed, and change nothing, if the topic exists.")
+        bool, option("--exist-ok", "Succeed, and change nothing, if the topic exists.")
     ] = False,
 ) -> opt.Work:
     """Create a topic at every master of a cluster; an existing topic with other settings is an error."""
@@ -182,9 +174,7 @@ def alter_topic(
     kind: Kind = "",
     attribute: Attributes = None,
     cluster: Cluster = "",
-    force: Annotated[
-        bool, typer.Option("--force", help="Remove queues even if they hold unread messages.")
-    ] = False,
+    force: Annotated[bool, option("--force", "Remove queues even if they hold unread messages.")] = False,
 ) -> opt.Work:
     """Change the given settings of a topic; the others stay. Queues with unread messages are not removed."""
     attributes = _signed(attribute, kind)

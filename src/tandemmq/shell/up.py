@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import grouped
+from tandemmq.admin.options import grouped, option
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
@@ -32,75 +32,70 @@ _RUNS_ALREADY: Final = "a cluster already runs in {}; `tandemmq down` stops it"
 
 Store = Annotated[
     Path | None,
-    typer.Option(
-        "--store",
-        help="The cluster's folder.",
-        show_default="$TANDEMMQ_STORE, else ~/.tandemmq",
-        metavar="DIR",
+    option(
+        "--store", "The cluster's folder.", show_default="$TANDEMMQ_STORE, else ~/.tandemmq", metavar="DIR"
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
 
 
 @dataclass(frozen=True, slots=True)
 class UpOptions:
     """The options of `up`, by the names that a running cluster is compared with."""
 
-    minimal: Annotated[
-        bool, typer.Option("--minimal", help="Start one broker per group, without a slave.")
-    ] = False
+    minimal: Annotated[bool, option("--minimal", "Start one broker per group, without a slave.")] = False
     elected: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--elected/--no-elected",
-            help="Fail over automatically.",
+            "Fail over automatically.",
             show_default="on; off with --minimal; existing folders keep their mode",
         ),
     ] = None
-    processes: Annotated[int, typer.Option("--processes", help="Number of broker groups.", metavar="N")] = 1
-    detach: Annotated[bool, typer.Option("--detach", "-d", help="Run in the background.")] = False
+    processes: Annotated[int, option("--processes", "Number of broker groups.", metavar="N")] = 1
+    detach: Annotated[bool, option("--detach -d", "Run in the background.")] = False
     port_base: Annotated[
         str,
-        typer.Option(
+        option(
             "--port-base",
-            help="The name server's port; the brokers' ports follow it. auto: choose free ports.",
+            "The name server's port; the brokers' ports follow it. auto: choose free ports.",
             show_default="RocketMQ's: 9876, 10911",
             metavar="PORT",
         ),
     ] = ""
     host: Annotated[
-        str, typer.Option("--host", help="The numeric IPv4 address that clients connect to.", metavar="IP")
+        str, option("--host", "The numeric IPv4 address that clients connect to.", metavar="IP")
     ] = "127.0.0.1"
     bind: Annotated[
         str,
-        typer.Option(
+        option(
             "--bind",
-            help="The IPv4 address to listen on.",
+            "The IPv4 address to listen on.",
             show_default="--host if it is loopback, else all interfaces",
             metavar="IP",
         ),
     ] = ""
     proxy: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--proxy/--no-proxy",
-            help="Serve the gRPC clients of RocketMQ 5.",
+            "Serve the gRPC clients of RocketMQ 5.",
             show_default="on if the extra `proxy` is installed and port 8081 is free",
         ),
     ] = None
     console: Annotated[
         bool | None,
-        typer.Option(
+        option(
             "--console/--no-console",
-            help="Serve a web console of the cluster to this machine.",
+            "Serve a web console of the cluster to this machine.",
             show_default="on if the extra `console` is installed and its port is free",
         ),
     ] = None
     console_port: Annotated[
         int,
-        typer.Option(
+        option(
             "--console-port",
-            help="The console's port.",
+            "The console's port.",
             show_default="8088; with --port-base, behind the name server's",
             min=0,
             max=65535,
@@ -109,7 +104,7 @@ class UpOptions:
     ] = 0
     override: Annotated[
         list[str] | None,
-        typer.Option("--set", help="Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
+        option("--set", "Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
     ] = None
 
 
