@@ -17,9 +17,21 @@ ROOT = Path(__file__).parents[2]
 PROJECT = ROOT / "packaging" / "client" / "pyproject.toml"
 
 PROGRAM = """
-import asyncio, sys
+import asyncio, logging, os, random, socket, subprocess, sys, tempfile, threading
 sys.path.insert(0, sys.argv[1])
-sys.modules.update(dict.fromkeys(("fcntl", "resource")))  # Windows has neither
+sys.modules.update(dict.fromkeys(("fcntl", "resource")))  # Windows has none of these
+for name in (
+    "O_CLOEXEC", "O_DIRECTORY", "fchmod", "fdatasync", "geteuid", "getuid", "posix_fadvise",
+    "posix_fallocate", "pread", "pwrite", "pwritev", "register_at_fork", "eventfd",
+    "sched_getaffinity", "statvfs",
+):
+    delattr(os, name)
+really_open = os.open
+def open_file(path, *args, **keywords):
+    if os.path.isdir(path):
+        raise PermissionError(13, "Permission denied", path)
+    return really_open(path, *args, **keywords)
+os.open = open_file
 
 import tandemmq.client as client
 for name in client.__all__:
@@ -41,6 +53,23 @@ async def main():
         while len(bodies) < 2:
             bodies |= {message.body for message in await consumer.poll(timeout_s=5)}
         print(*sorted(bodies))
+    options = client.ConsumerOptions(
+        start_from=client.StartFrom.FIRST,
+        model=client.MessageModel.BROADCASTING,
+        offsets_dir=sys.argv[3],
+        client=client.ClientOptions(instance_name="one"),
+    )
+    for turn in range(2):  # the second consumer begins where the first one ended
+        async with client.Consumer("all", name_server, options=options) as consumer:
+            consumer.subscribe("Orders")
+            read = []
+            while len(read) < (2, 1)[turn]:
+                read += [message.body for message in await consumer.poll(timeout_s=5)]
+            await consumer.poll(timeout_s=0)  # acknowledges the messages of the polls before
+            await consumer.commit()
+        print(*sorted(read))
+        async with client.Producer("shop", name_server) as producer:
+            await producer.send(client.Message(topic="Orders", body=b"later"))
 
 asyncio.run(main())
 print(sorted({name.partition(".")[0] for name in sys.modules} & {"numpy", "typer", "rich", "lark", "uvloop"}))
@@ -66,14 +95,19 @@ def site(tmp_path: Path) -> Path:
 def test_the_client_runs_with_the_files_and_libraries_of_its_package(site: Path, tmp_path: Path) -> None:
     with BlockingCluster() as cluster:
         ended = subprocess.run(
-            [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, str(site), cluster.name_servers],
+            [sys.executable, "-I", "-S", "-B", "-c", PROGRAM, str(site), cluster.name_servers, "kept"],
             cwd=tmp_path,
             capture_output=True,
             text=True,
             timeout=2 * PATIENCE_S,
         )
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.splitlines() == ["b'asyncio' b'blocking'", "[]"]
+    assert ended.stdout.splitlines() == [
+        "b'asyncio' b'blocking'",
+        "b'asyncio' b'blocking'",
+        "b'later'",
+        "[]",
+    ]
 
 
 def test_the_client_package_requires_what_the_whole_package_requires() -> None:

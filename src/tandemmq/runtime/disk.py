@@ -1,6 +1,7 @@
 """The real disk: preallocated files written with pwritev and read through read-only maps (`RealDisk`,
 `DiskFile`); replacing a directory by another in one step (`replace`); and memory that the kernel never swaps
-out (`LockedMemory`).
+out (`LockedMemory`). Clients on Windows use only the methods for small files: `make_dirs`, `exists`,
+`read_bytes` and `write_atomically`.
 
 On a full disk, a writable map would kill the process with SIGBUS where pwritev raises OSError. Blocks
 reserved when a file is created cannot run out while it is filled.
@@ -26,6 +27,7 @@ from tandemmq.runtime.ports import Advice, T
 from tandemmq.units import Buffer
 
 BUFFERS_PER_CALL_MAX = 1024  # IOV_MAX of Linux
+_OPEN_FLAGS = getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0)  # Windows has only the second
 _FALLOCATE_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _BOOT_ID_PATH = Path("/proc/sys/kernel/random/boot_id")
 _LOCK_CONTENT = b"lock"  # the content that a RocketMQ broker writes (spec store 1)
@@ -214,7 +216,7 @@ class RealDisk:
         try:
             mode = 0o600 if is_private else 0o666
             with os.fdopen(_open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
-                if path.exists():
+                if path.exists() and hasattr(os, "fchmod"):  # a file on Windows has no mode
                     # A file that only its owner may read, for example because of a secret, must stay so.
                     os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
                 file.write(data)
@@ -268,7 +270,7 @@ class RealDisk:
 
 
 def _open(path: Path, flags: int, mode: int = 0o777) -> int:
-    return opening(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+    return opening(lambda: os.open(path, flags | _OPEN_FLAGS, mode))
 
 
 def _reserve(descriptor: int, size: int) -> None:
@@ -397,8 +399,9 @@ def sync_tree(directory: Path) -> None:
 
 
 def sync_directory(directory: Path) -> None:
-    """Makes the names in one directory durable."""
-    _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
+    """Makes the names in one directory durable, where a program can open a directory: not on Windows."""
+    if hasattr(os, "O_DIRECTORY"):
+        _sync(directory, os.O_RDONLY | os.O_DIRECTORY)
 
 
 def sync_file(path: Path) -> None:

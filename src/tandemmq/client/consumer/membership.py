@@ -259,7 +259,7 @@ class Membership:
                 self._faulty,
                 zero_when_none_stored=self.options.zero_when_none_stored,
             )
-        from tandemmq.runtime.disk import RealDisk  # calls of Linux that only this model needs
+        from tandemmq.runtime.disk import RealDisk  # only this model has files
 
         directory = Path(self.options.offsets_dir or LOCAL_OFFSETS_DIR).expanduser()
         return LocalOffsets(self._disk or RealDisk(), directory, self.instance.client_id, self.group)
