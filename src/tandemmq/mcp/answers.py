@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
+from operator import attrgetter
 from typing import Annotated, Any, Final
 
 from pydantic import Field
@@ -39,6 +40,20 @@ Until = Annotated[
 ]
 TopicName = Annotated[str, Field(min_length=1, max_length=255, description="The topic.")]
 GroupName = Annotated[str, Field(min_length=1, max_length=255, description="The consumer group.")]
+
+
+def facts(value: object, columns: str) -> Facts:
+    """Returns the attributes of a value that an answer shows. A column is a name, or `name=attribute` where
+    the value has another name for it. A name that ends in `_at` is a time, by default of the attribute
+    NAME_ms.
+    """
+    found: Facts = {}
+    for column in columns.split():
+        name, _, attribute = column.partition("=")
+        is_time = name.endswith("_at")
+        held = attrgetter(attribute or (f"{name}_ms" if is_time else name))(value)
+        found[name] = as_time(held) if is_time else held
+    return found
 
 
 def cut(name: str, rows: Sequence[Facts], limit: int) -> Facts:

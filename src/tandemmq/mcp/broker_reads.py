@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 from pydantic import Field
 
@@ -24,19 +24,38 @@ from tandemmq.mcp.answers import (
     Facts,
     Limit,
     Search,
-    as_time,
     cut,
+    facts,
     matching,
     name_failures,
     name_silent,
     read_now_ms,
 )
-from tandemmq.protocol.bodies.tables import AccountInfo
 from tandemmq.protocol.codes import response_name
 
 Address = Annotated[
     str, Field(min_length=1, max_length=255, description="Address of the broker, from cluster_overview.")
 ]
+
+
+# The columns of the answers.
+_PRODUCER: Final = "client_id address language seen_at=updated_at_ms"
+_SETTING: Final = "setting=key value default differs=is_changed can_change_to=allowed"
+_POLICY: Final = (
+    "subject type=policy_type resource=entry.resource decision=entry.decision actions=entry.actions"
+    " from_addresses=entry.source_ips brokers"
+)
+_ACCOUNT: Final = (
+    "account=access_key is_admin default_topic_permission default_group_permission topic_permissions"
+    " group_permissions from_addresses=white_remote_address"
+)
+"""The columns of an account, without its secret key."""
+_REFUSAL: Final = "group client request count reason newest_at=last_at_ms"
+_MEMBER: Final = (
+    "id=target.broker_id address=target.address role state in_sync lag_bytes lag_seconds=lag_s log_end"
+    " problem"
+)
+_SLAVE: Final = "state in_sync=is_in_sync lag_bytes lag_ms acknowledged_offset away_ms"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,17 +103,8 @@ class BrokerReads:
         details = await read_broker(self.cluster, self.capabilities, one)
         status = details.replication
         terms = [{"term": term.epoch, "begin": term.start, "end": term.end} for term in details.terms]
-        producers = [
-            {
-                "group": group,
-                "client_id": client.client_id,
-                "address": client.address,
-                "language": client.language,
-                "seen_at": as_time(client.updated_at_ms),
-            }
-            for group, client in details.producers
-        ]
-        facts = [{"name": name, "value": value} for name, value in sorted(one.facts.items())]
+        producers = [{"group": group, **facts(client, _PRODUCER)} for group, client in details.producers]
+        reported = [{"name": name, "value": value} for name, value in sorted(one.facts.items())]
         return {
             "broker": one.target.broker_name,
             "address": one.address,
@@ -109,7 +119,7 @@ class BrokerReads:
             "note": UNTRUSTED,
             "untrusted": {
                 **cut("producers", matching(producers, search), limit),
-                **cut("facts", matching(facts, search), limit),
+                **cut("facts", matching(reported, search), limit),
             },
         }
 
@@ -133,14 +143,7 @@ class BrokerReads:
                 if search.lower() in row.key.lower() if search else row.is_changed or row.default is None:
                     holders.setdefault(row, []).append(one.address)
         rows = [
-            {
-                "setting": row.key,
-                "value": row.value,
-                "default": row.default,
-                "differs": row.is_changed,
-                "can_change_to": row.allowed,
-                "brokers": addresses,
-            }
+            {**facts(row, _SETTING), "brokers": addresses}
             for row, addresses in sorted(
                 holders.items(), key=lambda item: (not item[0].is_changed, item[0].key, item[0].value)
             )
@@ -153,23 +156,11 @@ class BrokerReads:
         brokers check rights. Passwords and secret keys are never shown.
         """
         reading, found = await self._access()
-        users = [
-            {"user": one.name, "type": one.user_type, "status": one.status, "brokers": list(one.brokers)}
-            for one in access.rows_of_users(found)
+        users = [facts(one, "user=name type=user_type status brokers") for one in access.rows_of_users(found)]
+        policies = [facts(one, _POLICY) for one in access.rows_of_policies(found)]
+        accounts = [
+            {**facts(one, _ACCOUNT), "brokers": brokers} for one, brokers in access.rows_of_accounts(found)
         ]
-        policies = [
-            {
-                "subject": one.subject,
-                "type": one.policy_type,
-                "resource": one.entry.resource,
-                "decision": one.entry.decision,
-                "actions": list(one.entry.actions),
-                "from_addresses": list(one.entry.source_ips),
-                "brokers": list(one.brokers),
-            }
-            for one in access.rows_of_policies(found)
-        ]
-        accounts = [_account(one, brokers) for one, brokers in access.rows_of_accounts(found)]
         checks = [
             {"broker": str(target), "checks_rights": one.is_on, "settings": dict(one.modes)}
             for target, one in found.brokers.items()
@@ -226,16 +217,7 @@ class BrokerReads:
             for target, held in counts
         ]
         rows = [
-            {
-                "broker": str(target),
-                "group": one.group,
-                "client": one.client,
-                "request": one.request,
-                "code": response_name(one.code),
-                "count": one.count,
-                "reason": one.reason,
-                "newest_at": as_time(one.last_at_ms),
-            }
+            {"broker": str(target), "code": response_name(one.code), **facts(one, _REFUSAL)}
             for target, one in found.rows
         ]
         denied = [f"{one.target}: {one.error}" for one in reading.brokers if one.is_denied]
@@ -268,57 +250,21 @@ def _choose(reading: ClusterReading, address: str) -> list[BrokerReading]:
 def _group(group: GroupReplication) -> Facts:
     sync = group.sync
     return {
-        "group": group.name,
-        "cluster": group.cluster,
-        "problems": group.problems,
+        **facts(group, "group=name cluster problems"),
         "elected": None
         if sync is None
         else {
-            "term": sync.master_epoch,
-            "master": sync.master_address,
+            **facts(sync, "term=master_epoch master=master_address in_sync_set_epoch=set_epoch"),
             "in_sync": [one.address for one in sync.in_sync],
             "not_in_sync": [one.address for one in sync.not_in_sync],
-            "in_sync_set_epoch": sync.set_epoch,
         },
-        "brokers": [
-            {
-                "id": one.target.broker_id,
-                "address": one.target.address,
-                "role": one.role,
-                "state": one.state,
-                "in_sync": one.in_sync,
-                "lag_bytes": one.lag_bytes,
-                "lag_seconds": one.lag_s,
-                "log_end": one.log_end,
-                "problem": one.problem,
-            }
-            for one in group.members
-        ],
+        "brokers": [facts(one, _MEMBER) for one in group.members],
         "slaves_seen_by_master": [
             {
                 "slave": one.slave or one.address,
-                "state": one.state,
-                "in_sync": one.is_in_sync,
-                "lag_bytes": one.lag_bytes,
-                "lag_ms": one.lag_ms,
-                "acknowledged_offset": one.acknowledged_offset,
-                "away_ms": one.away_ms,
+                **facts(one, _SLAVE),
                 "reason": one.reason or one.halt_reason,
             }
             for one in group.connections
         ],
-    }
-
-
-def _account(account: AccountInfo, brokers: Sequence[str]) -> Facts:
-    """Returns an account without its secret key."""
-    return {
-        "account": account.access_key,
-        "is_admin": account.is_admin,
-        "default_topic_permission": account.default_topic_permission,
-        "default_group_permission": account.default_group_permission,
-        "topic_permissions": list(account.topic_permissions),
-        "group_permissions": list(account.group_permissions),
-        "from_addresses": account.white_remote_address,
-        "brokers": list(brokers),
     }

@@ -19,7 +19,7 @@ from tandemmq.errors import BadRequest
 from tandemmq.manage import dead_letters, groups, resets, topics
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.tools import Place, Tools
-from tandemmq.mcp.answers import Facts, GroupName, TopicName, as_milliseconds, read_now_ms
+from tandemmq.mcp.answers import Facts, GroupName, TopicName, as_milliseconds, facts, read_now_ms
 from tandemmq.mcp.confirm import LIFETIME_S, Confirmations
 from tandemmq.protocol.topic_names import check_topic, is_system_group
 from tandemmq.telemetry import events
@@ -138,12 +138,10 @@ class ClusterChanges:
                 "skipped_messages": sum(one.skipped for one in moves),
                 "repeated_messages": sum(one.repeated for one in moves),
                 "queues": [
-                    {
-                        "broker": one.queue.broker_name,
-                        "queue": one.queue.queue_id,
-                        "committed_offset": one.committed,
-                        "new_offset": one.new_offset,
-                    }
+                    facts(
+                        one,
+                        "broker=queue.broker_name queue=queue.queue_id committed_offset=committed new_offset",
+                    )
                     for one in moves[:QUEUES_MAX]
                 ],
             }

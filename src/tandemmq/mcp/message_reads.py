@@ -14,13 +14,12 @@ from pydantic import Field
 
 from tandemmq.errors import BadRequest
 from tandemmq.manage.cluster import read_cluster
-from tandemmq.manage.delayed import WaitingMessage, read_waiting
+from tandemmq.manage.delayed import read_waiting
 from tandemmq.manage.messages import GROUPS_MAX, find_records, read_group_states
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
-from tandemmq.manage.traces import TracedHandling, TracedSend, read_trace
+from tandemmq.manage.traces import read_trace
 from tandemmq.manage.transactions import (
-    OpenTransaction,
     read_discarded_transactions,
     read_open_transactions,
 )
@@ -30,8 +29,8 @@ from tandemmq.mcp.answers import (
     Limit,
     Search,
     TopicName,
-    as_time,
     cut,
+    facts,
     matching,
     name_failures,
     name_silent,
@@ -40,6 +39,16 @@ from tandemmq.mcp.answers import (
 
 READ_TIMEOUT_S: Final = 5.0
 """The time for a broker's answers: up to some thousand messages are read."""
+
+# The columns of the answers.
+_WAITING: Final = "broker=broker_name topic message_id unique_key keys tags stored_at due_at level"
+_TRANSACTION: Final = (
+    "broker=broker_name topic producer_group message_id unique_key keys tags born_at stored_at checks"
+)
+_SEND: Final = "group client topic kind sent_at took_ms is_ok broker"
+_DELIVERY: Final = "group client begun_at ended_at took_ms retries=retry_count is_ok outcome"
+_OUTCOME: Final = "group client ended_at state is_from_check"
+_RECALL: Final = "group client recalled_at is_ok"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +86,8 @@ class MessageReads:
         levels = [
             {
                 "broker": target.broker_name,
-                "level": one.level,
                 "delay_seconds": one.delay_ms / 1000,
-                "waiting": one.waiting,
-                "next_at": as_time(one.next_at_ms),
+                **facts(one, "level waiting next_at"),
             }
             for target, held in found
             for one in held.levels
@@ -91,7 +98,7 @@ class MessageReads:
             "incomplete": [*missing, *name_failures(errors_of(reached))],
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("messages", matching(map(_waiting, messages), search), limit),
+                **cut("messages", matching((facts(one, _WAITING) for one in messages), search), limit),
                 "messages_by_topic": dict(topics.most_common(limit)),
                 "timers_counted_by_brokers": dict(counted.most_common(limit)),
             },
@@ -121,8 +128,8 @@ class MessageReads:
             "incomplete": [*missing, *name_failures({**errors_of(opened), **errors_of(given_up)})],
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("open", matching(map(_transaction, rows), search), limit),
-                **cut("given_up", matching(map(_transaction, discarded), search), limit),
+                **cut("open", matching((facts(one, _TRANSACTION) for one in rows), search), limit),
+                **cut("given_up", matching((facts(one, _TRANSACTION) for one in discarded), search), limit),
             },
         }
 
@@ -137,33 +144,14 @@ class MessageReads:
         outcome of its transaction, and cancellations. Only clients with tracing write traces.
         """
         found = await read_trace(self.cluster, unique_key)
-        outcomes = [
-            {
-                "group": one.group,
-                "client": one.client,
-                "ended_at": as_time(one.ended_at_ms),
-                "state": one.state,
-                "is_from_check": one.is_from_check,
-            }
-            for one in found.ends
-        ]
-        recalls = [
-            {
-                "group": one.group,
-                "client": one.client,
-                "recalled_at": as_time(one.recalled_at_ms),
-                "is_ok": one.is_ok,
-            }
-            for one in found.recalls
-        ]
         return {
             "is_traced": bool(found),
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("sends", [_send(one) for one in found.sends], limit),
-                **cut("deliveries", [_delivery(one) for one in found.handlings], limit),
-                **cut("transaction_outcomes", outcomes, limit),
-                **cut("cancellations", recalls, limit),
+                **cut("sends", [facts(one, _SEND) for one in found.sends], limit),
+                **cut("deliveries", [facts(one, _DELIVERY) for one in found.handlings], limit),
+                **cut("transaction_outcomes", [facts(one, _OUTCOME) for one in found.ends], limit),
+                **cut("cancellations", [facts(one, _RECALL) for one in found.recalls], limit),
             },
         }
 
@@ -183,15 +171,9 @@ class MessageReads:
             raise BadRequest(f"topic {topic!r} has no message {message_id!r}")
         record = found[0]
         states = await read_group_states(self.cluster, record, groups_max=limit + 1)
-        rows = [
-            {"group": one.group, "state": one.state, "members": one.members, "mode": one.mode}
-            for one in states[:limit]
-        ]
         return {
-            "queue": record.queue_id,
-            "queue_offset": record.queue_offset,
-            "stored_at": as_time(record.stored_at_ms),
-            "groups": rows,
+            **facts(record, "queue=queue_id queue_offset stored_at"),
+            "groups": [facts(one, "group state members mode") for one in states[:limit]],
             "has_more": len(states) > limit,
         }
 
@@ -202,58 +184,3 @@ class MessageReads:
         without = sorted({one.target.broker_name for one in reading.brokers} - led)
         missing = [*name_silent(reading.brokers), *(f"{name}: has no master" for name in without)]
         return [one.target for one in reading.answering if one.is_master], missing
-
-
-def _waiting(message: WaitingMessage) -> Facts:
-    return {
-        "broker": message.broker_name,
-        "topic": message.topic,
-        "message_id": message.message_id,
-        "unique_key": message.unique_key,
-        "keys": message.keys,
-        "tags": message.tags,
-        "stored_at": as_time(message.stored_at_ms),
-        "due_at": as_time(message.due_at_ms),
-        "level": message.level,
-    }
-
-
-def _transaction(one: OpenTransaction) -> Facts:
-    return {
-        "broker": one.broker_name,
-        "topic": one.topic,
-        "producer_group": one.producer_group,
-        "message_id": one.message_id,
-        "unique_key": one.unique_key,
-        "keys": one.keys,
-        "tags": one.tags,
-        "born_at": as_time(one.born_at_ms),
-        "stored_at": as_time(one.stored_at_ms),
-        "checks": one.checks,
-    }
-
-
-def _send(one: TracedSend) -> Facts:
-    return {
-        "group": one.group,
-        "client": one.client,
-        "topic": one.topic,
-        "kind": one.kind,
-        "sent_at": as_time(one.sent_at_ms),
-        "took_ms": one.took_ms,
-        "is_ok": one.is_ok,
-        "broker": one.broker,
-    }
-
-
-def _delivery(one: TracedHandling) -> Facts:
-    return {
-        "group": one.group,
-        "client": one.client,
-        "begun_at": as_time(one.begun_at_ms),
-        "ended_at": as_time(one.ended_at_ms),
-        "took_ms": one.took_ms,
-        "retries": one.retry_count,
-        "is_ok": one.is_ok,
-        "outcome": one.outcome,
-    }

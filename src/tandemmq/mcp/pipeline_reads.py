@@ -8,14 +8,19 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 from pydantic import Field
 
 from tandemmq.errors import BadRequest
 from tandemmq.manage.pipelines import PipelineState, read_pipelines
-from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, as_time, cut, matching
+from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, cut, facts, matching
 from tandemmq.runtime.disk import RealDisk
+
+_SUMMARY: Final = (
+    "pipeline=name state topic out error rows=rows_total bad_rows=bad_total bytes=bytes_total lag"
+    " rows_per_second=rate restarts updated_at"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +35,7 @@ class PipelineReads:
 
     async def list_pipelines(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists Spark pipelines with state, topic, rows, lag and error."""
-        rows = [_summary(one) for one in await self._read()]
+        rows = [facts(one, _SUMMARY) for one in await self._read()]
         return {"note": UNTRUSTED, "untrusted": cut("pipelines", matching(rows, search), limit)}
 
     async def describe_pipeline(
@@ -45,7 +50,7 @@ class PipelineReads:
         return {
             "note": UNTRUSTED,
             "untrusted": {
-                **_summary(found),
+                **facts(found, _SUMMARY),
                 **cut("batches", [dict(one) for one in found.batches[::-1]], limit),
                 **cut("results", [dict(one) for one in found.results[::-1]], limit),
             },
@@ -53,20 +58,3 @@ class PipelineReads:
 
     async def _read(self) -> list[PipelineState]:
         return await RealDisk().offload(partial(read_pipelines, self.folder))
-
-
-def _summary(pipeline: PipelineState) -> Facts:
-    return {
-        "pipeline": pipeline.name,
-        "state": pipeline.state,
-        "topic": pipeline.topic,
-        "out": pipeline.out,
-        "error": pipeline.error,
-        "rows": pipeline.rows_total,
-        "bad_rows": pipeline.bad_total,
-        "bytes": pipeline.bytes_total,
-        "lag": pipeline.lag,
-        "rows_per_second": pipeline.rate,
-        "restarts": pipeline.restarts,
-        "updated_at": as_time(pipeline.updated_at_ms),
-    }

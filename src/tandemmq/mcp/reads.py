@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from pydantic import Field
@@ -31,11 +31,33 @@ from tandemmq.mcp.answers import (
     Until,
     as_milliseconds,
     as_time,
+    facts,
     name_failures,
     read_now_ms,
 )
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import dlq_topic
+
+# The columns of the answers.
+_BROKER: Final = (
+    "cluster=target.cluster broker=target.broker_name id=target.broker_id address role version"
+    " messages_in_per_second=in_rate messages_out_per_second=out_rate"
+    " disk_used_share=disk_share started_at error"
+)
+_TOPIC: Final = "topic=name kind read_queues=read_queue_count write_queues=write_queue_count message_type"
+_LOAD: Final = "messages=count newest_at messages_in_per_second=in_tps"
+_QUEUE: Final = "broker=broker_name queue=queue_id first_offset=min_offset end_offset=max_offset newest_at"
+_READER: Final = "group members=member_count lag behind_seconds=behind_s messages_per_second=out_tps"
+_LAG: Final = (
+    "topic=queue.topic broker=queue.broker_name queue=queue.queue_id end_offset=broker_offset"
+    " committed_offset lag in_flight"
+)
+_MESSAGE: Final = (
+    "message_id unique_key topic queue=queue_id queue_offset stored_at born_at retries=retry_count"
+)
+_STATE: Final = (
+    "incomplete=problems lag behind_seconds=behind_s waiting_for_retry=retry_count dead_letters=dead_count"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,22 +87,7 @@ class ClusterReads:
             "name_servers": list(reading.name_servers),
             "messages_in_per_second": reading.in_rate,
             "messages_out_per_second": reading.out_rate,
-            "brokers": [
-                {
-                    "cluster": one.target.cluster,
-                    "broker": one.target.broker_name,
-                    "id": one.target.broker_id,
-                    "address": one.address,
-                    "role": one.role,
-                    "version": one.version,
-                    "messages_in_per_second": one.in_rate,
-                    "messages_out_per_second": one.out_rate,
-                    "disk_used_share": one.disk_share,
-                    "started_at": as_time(one.started_at_ms),
-                    "error": one.error,
-                }
-                for one in reading.brokers
-            ],
+            "brokers": [facts(one, _BROKER) for one in reading.brokers],
         }
 
     async def list_topics(
@@ -100,19 +107,7 @@ class ClusterReads:
             if kind in ("any", topic.kind) and search.lower() in name.lower()
         ]
         loads = await topics.read_load(self.cluster, table, names[:limit])
-        rows = [
-            {
-                "topic": name,
-                "kind": str(table.topics[name].kind),
-                "read_queues": table.topics[name].read_queue_count,
-                "write_queues": table.topics[name].write_queue_count,
-                "message_type": table.topics[name].message_type,
-                "messages": load.count,
-                "newest_at": as_time(load.newest_at_ms),
-                "messages_in_per_second": load.in_tps,
-            }
-            for name, load in loads.items()
-        ]
+        rows = [{**facts(table.topics[name], _TOPIC), **facts(load, _LOAD)} for name, load in loads.items()]
         return {"topics": rows, "more": len(names) - len(rows), "incomplete": name_failures(table.failed)}
 
     async def describe_topic(self, topic: TopicName, limit: Limit = 100) -> Facts:
@@ -120,39 +115,19 @@ class ClusterReads:
         their lag. `skew` is the fullest queue as a multiple of the average one.
         """
         found = await topics.read_topic(self.cluster, topic, read_now_ms())
-        queues = [
-            {
-                "broker": one.broker_name,
-                "queue": one.queue_id,
-                "first_offset": one.min_offset,
-                "end_offset": one.max_offset,
-                "newest_at": as_time(one.newest_at_ms),
-            }
-            for one in found.queues
-        ]
-        readers = [
-            {
-                "group": one.group,
-                "members": one.member_count,
-                "lag": one.lag,
-                "behind_seconds": one.behind_s,
-                "messages_per_second": one.out_tps,
-            }
-            for one in found.consumers
-        ]
+        queues = [facts(one, _QUEUE) for one in found.queues[:limit]]
+        readers = [facts(one, _READER) for one in found.consumers[:limit]]
         return {
             "topic": topic,
-            "kind": str(found.topic.kind),
-            "clusters": list(found.clusters),
-            "attributes": found.topic.attributes,
-            "permissions": list(found.topic.permissions),
-            "messages": found.load.count,
-            "messages_in_per_second": found.load.in_tps,
+            **facts(
+                found, "kind=topic.kind clusters attributes=topic.attributes permissions=topic.permissions"
+            ),
+            **facts(found.load, "messages=count messages_in_per_second=in_tps"),
             "skew": round(found.skew, 2),
-            "queues": queues[:limit],
-            "more_queues": max(0, len(queues) - limit),
-            "groups": readers[:limit],
-            "more_groups": found.consumer_count - len(readers[:limit]),
+            "queues": queues,
+            "more_queues": len(found.queues) - len(queues),
+            "groups": readers,
+            "more_groups": found.consumer_count - len(readers),
             "incomplete": name_failures(found.failed),
         }
 
@@ -176,32 +151,13 @@ class ClusterReads:
             raise GroupNotFound(f"no broker that answers has the group {group!r}")
         addresses = [target.address for target in table.targets]
         state = await groups.read_state(self.cluster, addresses, group, read_now_ms())
-        members = [
-            {"client_id": one.client_id, "address": one.address, "language": one.language}
-            for one in state.members.members.values()
-        ]
+        members = [facts(one, "client_id address language") for one in state.members.members.values()]
         lags = [
-            {
-                "topic": one.queue.topic,
-                "broker": one.queue.broker_name,
-                "queue": one.queue.queue_id,
-                "end_offset": one.broker_offset,
-                "committed_offset": one.committed_offset,
-                "lag": one.lag,
-                "in_flight": one.in_flight,
-                "read_up_to": as_time(one.read_at_ms),
-            }
+            {**facts(one, _LAG), "read_up_to": as_time(one.read_at_ms)}
             for one in sorted(state.lags, key=lambda one: -one.lag)
         ]
         refusals = [
-            {
-                "broker": at,
-                "client": one.client,
-                "request": one.request,
-                "count": one.count,
-                "reason": one.reason,
-            }
-            for at, one in state.members.refusals
+            {"broker": at, **facts(one, "client request count reason")} for at, one in state.members.refusals
         ]
         return {
             "group": group,
@@ -279,14 +235,7 @@ def _untrusted(records: Iterable[Record]) -> Facts:
 def _message(record: Record) -> Facts:
     body = show_body(record.body, record.sys_flag)
     return {
-        "message_id": record.message_id,
-        "unique_key": record.unique_key,
-        "topic": record.topic,
-        "queue": record.queue_id,
-        "queue_offset": record.queue_offset,
-        "stored_at": as_time(record.stored_at_ms),
-        "born_at": as_time(record.born_at_ms),
-        "retries": record.retry_count,
+        **facts(record, _MESSAGE),
         "properties": dict(record.properties),
         "body_form": str(body.form),
         "body_bytes": body.size,
@@ -297,9 +246,5 @@ def _message(record: Record) -> Facts:
 def _state(state: groups.GroupState) -> Facts:
     return {
         "members": len(state.members.members),
-        "incomplete": state.problems,
-        "lag": state.lag,
-        "behind_seconds": state.behind_s,
-        "waiting_for_retry": state.retry_count,
-        "dead_letters": state.dead_count,
+        **facts(state, _STATE),
     }
