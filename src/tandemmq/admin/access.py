@@ -12,7 +12,7 @@ import typer
 from tandemmq.admin.options import PARTS, Text, Work, command, option, parts
 from tandemmq.admin.render import CommandAnswer, Row
 from tandemmq.api import broker_admin
-from tandemmq.errors import ConfigError
+from tandemmq.client import admin_access
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
@@ -107,24 +107,8 @@ async def copy_users(
     ] = (),
 ) -> CommandAnswer:
     """Copy users from one broker to another: new ones are created, existing ones changed."""
-    users = await broker_admin.query_users(tools.remoting, source)
-    known = {user.username: user for user in users if user.username}
-    missing = [name for name in names if name not in known]
-    if missing:
-        raise ConfigError(
-            f"{source} has no user {', '.join(missing)}; its users: {', '.join(known) or 'none'}"
-        )
-    chosen = [known[name] for name in names or known]
-    hidden = [str(user.username) for user in chosen if not user.password]
-    if hidden:
-        raise ConfigError(
-            f"{source} does not show the password of {', '.join(hidden)}: sign as one of its super users"
-        )
-    for user in chosen:
-        held = await broker_admin.query_user(tools.remoting, target, str(user.username))
-        put = broker_admin.create_user if held is None else broker_admin.update_user
-        await put(tools.remoting, target, user)
-    rows = [(source, target, user.username) for user in chosen]
+    copied = await admin_access.copy_users(tools.remoting, source, target, names)
+    rows = [(source, target, user) for user in copied]
     return CommandAnswer.of_rows("copied", "source target user", rows)
 
 
@@ -229,15 +213,8 @@ async def copy_acls(
     ] = (),
 ) -> CommandAnswer:
     """Copy policies from one broker to another, which keeps its entries for other resources."""
-    known = {str(acl.subject): acl for acl in await broker_admin.query_acls(tools.remoting, source)}
-    missing = [subject for subject in subjects if subject not in known]
-    if missing:
-        raise ConfigError(f"{source} has no policies of {', '.join(missing)}")
-    for subject in subjects or known:
-        held = await broker_admin.query_acl(tools.remoting, target, subject)
-        put = broker_admin.create_acl if held is None else broker_admin.update_acl
-        await put(tools.remoting, target, known[subject])
-    rows = [(source, target, subject) for subject in subjects or known]
+    copied = await admin_access.copy_policies(tools.remoting, source, target, subjects)
+    rows = [(source, target, subject) for subject in copied]
     return CommandAnswer.of_rows("copied", "source target subject", rows)
 
 

@@ -1,4 +1,4 @@
-"""Admin: topics, groups, offsets and the state of the cluster, for tools and scripts.
+"""Admin: topics, groups, offsets, access and the state of the cluster, for tools and scripts.
 
     async with Admin("127.0.0.1:9876") as admin:
         await admin.ensure_topic("Orders", queue_count=8)
@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client import admin_topics
+from tandemmq.client.admin_access import AccessAdmin
 from tandemmq.client.admin_base import cluster_name, masters_of, serving_replicas
 from tandemmq.client.admin_groups import GroupAdmin
 from tandemmq.client.admin_messages import MessageAdmin
@@ -24,7 +25,7 @@ ROUTE_WAIT_S = 10.0
 ROUTE_POLL_S = 0.05
 
 
-class Admin(GroupAdmin, MessageAdmin):
+class Admin(GroupAdmin, MessageAdmin, AccessAdmin):
     """A client for administration. Use it from one event loop only."""
 
     async def topic_config(self, topic: str) -> dict[str, TopicConfig]:
@@ -129,11 +130,9 @@ class Admin(GroupAdmin, MessageAdmin):
         info = await self.cluster_info()
         name = cluster_name(info, cluster)
         masters, without_master = masters_of(info, name)
-        await change_each(masters, lambda address: broker_admin.delete_topic(self._remoting, address, topic))
-        servers = self._instance.name_servers.addresses
+        await change_each(masters, lambda one: broker_admin.delete_topic(self._remoting, masters[one], topic))
         await change_each(
-            {address: address for address in servers},
-            lambda address: nameserver.delete_topic(self._remoting, address, topic, name),
+            self.name_servers, lambda address: nameserver.delete_topic(self._remoting, address, topic, name)
         )
         self._instance.routes.untrack(topic)
         if without_master:

@@ -536,3 +536,27 @@ class BlockingAdmin(ClientFacade[Admin]):
     """Returns the message with the producer's id; several messages when a send was repeated."""
     find_by_id = blocking(Admin.find_by_id)
     """Returns the message with a broker's message id."""
+    users = blocking(Admin.users)
+    """Returns the users of each broker, by address."""
+    create_user = blocking(Admin.create_user)
+    """Creates a user at every broker of the cluster."""
+    update_user = blocking(Admin.update_user)
+    """Changes the given fields of a user."""
+    delete_user = blocking(Admin.delete_user)
+    """Deletes a user and its policies."""
+    copy_users = blocking(Admin.copy_users)
+    """Copies users from one broker to another; returns their names."""
+    policies = blocking(Admin.policies)
+    """Returns the policies of each broker, by address."""
+    set_policy = blocking(Admin.set_policy)
+    """Allows or denies a user actions on resources."""
+    delete_policies = blocking(Admin.delete_policies)
+    """Deletes a user's policies for resources, or all of them."""
+    copy_policies = blocking(Admin.copy_policies)
+    """Copies policies from one broker to another; returns the subjects."""
+    accounts = blocking(Admin.accounts)
+    """Returns the accounts of each broker's rule files, by address."""
+    set_account = blocking(Admin.set_account)
+    """Creates an account, or changes the given fields of one."""
+    delete_account = blocking(Admin.delete_account)
+    """Deletes an account."""
