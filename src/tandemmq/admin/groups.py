@@ -387,7 +387,7 @@ async def update_sub_group(
     changes = opt.given(settings)
     targets = await find_targets(tools, place, masters_only=True)
     changed = await change_group(tools, targets, group, changes)
-    rows = [(target.address, group, to_builtins(changes)) for target, _ in changed]
+    rows = [(target.address, group, to_builtins(changes)) for target in changed]
     return CommandAnswer.of_rows("changed", "broker group settings", rows)
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated
 
-import msgspec
 import typer
 from msgspec import to_builtins
 
@@ -20,14 +19,13 @@ from tandemmq.api import broker_admin, nameserver
 from tandemmq.client import admin_topics
 from tandemmq.client.consumer.rebalance import allocate_averagely
 from tandemmq.client.route_cache import build_view
-from tandemmq.errors import NoRoute, TopicHasUnread, TopicNotFound
+from tandemmq.errors import NoRoute, TopicHasUnread
 from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.manage.topics import change_topic, delete_in_clusters, read_ends, read_series
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.protocol.topic_names import (
     HALF_TOPIC,
     ORDER_TOPICS,
@@ -150,7 +148,9 @@ async def update_topic(
     """Create a topic, or change its given settings, at one broker or at every master of a cluster."""
     table = Table("changed", ("broker", "topic", "read_queues", "write_queues", "permission"))
     targets = await find_targets(tools, place, masters_only=True)
-    for target, config in await change_topic(tools, targets, topic, opt.given(settings), force=force):
+    changes = opt.given(settings)
+    changed = await change_topic(tools, targets, topic, changes, force=force, creates=True)
+    for target, config in changed.items():
         counts = config.read_queue_count, config.write_queue_count
         table.rows.append((target.address, topic, *counts, config.permission))
     unreadable = [row for row in table.rows if row[3] > row[2]]
@@ -355,15 +355,11 @@ async def update_topic_permission(
     place: Place,
 ) -> CommandAnswer:
     """Change the permission of a topic, at one broker or at every master of a cluster."""
-    rows: list[Row] = []
-    for at, existing in await tools.ask(await tools.masters(place), broker_admin.query_topic_config, topic):
-        if existing is not None:
-            config = msgspec.structs.replace(existing, permission=permission)
-            # Another caller may add queues at the same time: the broker must not remove them.
-            await broker_admin.create_topic(tools.remoting, at, config, if_exists=IfExists.NO_FEWER)
-            rows.append((at, topic, existing.permission, permission))
-    if not rows:
-        raise TopicNotFound(f"none of the brokers has the topic {topic!r}")
+    masters = await find_targets(tools, place, masters_only=True)
+    asked = await tools.ask([one.address for one in masters], broker_admin.query_topic_config, topic)
+    held = {at: config.permission for at, config in asked if config is not None}
+    changed = await change_topic(tools, masters, topic, {"permission": permission})
+    rows = [(one.address, topic, held.get(one.address), permission) for one in changed]
     return CommandAnswer.of_rows("changed", "broker topic old_permission permission", rows)
 
 

@@ -105,7 +105,7 @@ class GroupAdmin(AdminClient):
                 _require_equal(name, config, fields)
         lacking = {name: address for name, address in masters.items() if name not in held}
         new = SubscriptionGroupConfig(name=group)
-        await change_each(lacking, lambda address: change_at(self._remoting, address, new, fields))
+        await change_each(lacking, lambda name: change_at(self._remoting, lacking[name], new, fields))
         return bool(lacking)
 
     async def update_group(
@@ -122,10 +122,7 @@ class GroupAdmin(AdminClient):
         held = await self._held_configs(masters, group)
         if not held:
             raise GroupNotFound(f"none of the masters has the group {group!r}")
-        await change_each(
-            {name: name for name in held},
-            lambda name: change_at(self._remoting, masters[name], held[name], fields),
-        )
+        await change_each(held, lambda name: change_at(self._remoting, masters[name], held[name], fields))
 
     async def delete_group(
         self, group: str, *, cluster: str | None = None, keep_offsets: bool = False
@@ -142,8 +139,8 @@ class GroupAdmin(AdminClient):
         masters, without_master = masters_of(info, cluster_name(info, cluster))
         await change_each(
             masters,
-            lambda address: broker_admin.delete_group(
-                self._remoting, address, group, removes_offsets=not keep_offsets
+            lambda name: broker_admin.delete_group(
+                self._remoting, masters[name], group, removes_offsets=not keep_offsets
             ),
         )
         if without_master:
@@ -204,11 +201,13 @@ class GroupAdmin(AdminClient):
             found = _require_masters(await self._view(topic), {queue.broker_name for queue in moved})
             masters |= {(topic, name): address for name, address in found.items()}
 
-        async def move(queue: MessageQueue) -> dict[MessageQueue, int]:
+        named = {f"{one.topic} {one.broker_name}/{one.queue_id}": one for one in offsets}
+
+        async def move(name: str) -> dict[MessageQueue, int]:
+            queue = named[name]
             address = masters[queue.topic, queue.broker_name]
             return await move_queue(self._remoting, address, group, queue, offsets[queue])
 
-        named = {f"{one.topic} {one.broker_name}/{one.queue_id}": one for one in offsets}
         return _merged(await change_each(named, move))
 
     async def reset_offsets(self, group: str, topic: str, time_ms: int) -> dict[MessageQueue, int]:
@@ -222,7 +221,7 @@ class GroupAdmin(AdminClient):
         return _merged(
             await change_each(
                 masters,
-                lambda address: broker_admin.reset_offsets(self._remoting, address, group, topic, time_ms),
+                lambda name: broker_admin.reset_offsets(self._remoting, masters[name], group, topic, time_ms),
             )
         )
 

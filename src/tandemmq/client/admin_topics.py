@@ -13,8 +13,8 @@ Strategy:   to remove queues, lower the count of write queues first. The count o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -22,13 +22,16 @@ from tandemmq.api import broker_admin
 from tandemmq.client.changes import change_each
 from tandemmq.errors import BadRequest, RequestRejected, TopicExists, TopicHasUnread, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.protocol.bodies.tables import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION, TopicConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.remoting.client import RemotingClient
 
+T = TypeVar("T", bound=Hashable)
 Masters = Mapping[str, str]
 """The masters of a cluster, as broker name -> address."""
+NEW_QUEUE_COUNT: Final = 8
+"""The queues of a new topic whose number is not given, as mqadmin has it."""
 GROUPS_NAMED = 3
 """The number of groups, or of queues, that an error text names at most."""
 
@@ -63,7 +66,7 @@ async def create(
             if held is not None:  # with the attributes as that broker understands them
                 _require_equal(name, held, msgspec.structs.replace(wanted, attributes={}))
 
-    await change_each({name: name for name in lacking}, create_at)
+    await change_each(lacking, create_at)
     return bool(lacking)
 
 
@@ -73,7 +76,8 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
     """
     count = wanted.write_queue_count
 
-    async def grow_at(address: str) -> bool:
+    async def grow_at(name: str) -> bool:
+        address = masters[name]
         held = await read_config(remoting, address, wanted.name)
         config = wanted
         if held is not None:
@@ -91,11 +95,18 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
 
 
 async def change(
-    remoting: RemotingClient, masters: Masters, topic: str, changes: Mapping[str, Any], *, force: bool
-) -> dict[str, TopicConfig]:
-    """Changes the given settings where the topic exists. Returns the resulting configuration of each of these
-    masters, by broker name.
+    remoting: RemotingClient,
+    masters: Mapping[T, str],
+    topic: str,
+    changes: Mapping[str, Any],
+    *,
+    force: bool = False,
+    creates: bool = False,
+) -> dict[T, TopicConfig]:
+    """Changes the given settings at the masters (target -> address) that have the topic; with `creates` the
+    others create it. Returns the resulting configuration of each changed one.
 
+    `changes` are fields of `TopicConfig`, and its flags `is_unit` and `has_unit_subscription`.
     Raises:  TopicNotFound when no master has the topic. TopicHasUnread when read queues would be removed that
              some group has not consumed; all other changes are applied then, including the count of write
              queues. The errors of `change_each`.
@@ -104,24 +115,29 @@ async def change(
     if_exists = None if names_counts else IfExists.NO_FEWER
     unread: list[str] = []
 
-    async def change_at(name: str) -> TopicConfig | None:
-        address = masters[name]
+    async def change_at(target: T) -> TopicConfig | None:
+        address = masters[target]
         held = await read_config(remoting, address, topic)
         if held is None:
-            return None
+            if not creates:
+                return None
+            new = TopicConfig(name=topic, read_queue_count=NEW_QUEUE_COUNT, write_queue_count=NEW_QUEUE_COUNT)
+            wanted = _with_changes(new, **changes)
+            await broker_admin.create_topic(remoting, address, wanted, if_exists=IfExists.NO_FEWER)
+            return wanted
         wanted = _with_changes(held, **changes)
         if wanted.read_queue_count < held.read_queue_count and not force:
             first = msgspec.structs.replace(wanted, read_queue_count=held.read_queue_count)
             await broker_admin.create_topic(remoting, address, first)
             found = await find_unread(remoting, address, topic, wanted.read_queue_count)
             if found:
-                unread.append(f"{name}: {found}")
+                unread.append(f"{target}: {found}")
                 return first
         await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
         return wanted
 
-    answers = await change_each({name: name for name in masters}, change_at)
-    changed = {name: config for name, config in answers.items() if config is not None}
+    answers = await change_each(masters, change_at)
+    changed = {target: config for target, config in answers.items() if config is not None}
     if not changed:
         raise TopicNotFound(f"none of the masters has the topic {topic!r}")
     if unread:
@@ -223,6 +239,10 @@ def _require_equal(broker_name: str, held: TopicConfig, wanted: TopicConfig) -> 
 
 def _with_changes(held: TopicConfig, **changes: Any) -> TopicConfig:
     """Returns the configuration to request. A broker keeps the attributes that a request does not name."""
+    for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
+        if name in changes:
+            sys_flag = changes.get("sys_flag", held.sys_flag)
+            changes["sys_flag"] = sys_flag | bit if changes.pop(name) else sys_flag & ~bit
     return msgspec.structs.replace(held, **{"attributes": {}, **changes})
 
 

@@ -9,9 +9,9 @@ Secrets: passwords and secret keys that brokers return are dropped when an answe
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Concatenate, Final, ParamSpec
+from typing import Final
 
 import msgspec
 
@@ -32,7 +32,6 @@ from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, 
 from tandemmq.broker.access.plain_rules import build_account
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.manage.capabilities import Capabilities
-from tandemmq.manage.changes import change_targets
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.tables import (
@@ -44,9 +43,6 @@ from tandemmq.protocol.bodies.tables import (
     UserInfo,
 )
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.remoting.client import RemotingClient
-
-P = ParamSpec("P")
 
 USERS: Final = "users"
 ACCOUNTS: Final = "accounts"
@@ -190,21 +186,6 @@ def problems_of(access: ClusterAccess) -> list[str]:
         for one, broker in access.brokers.items()
         if broker.error
     ]
-
-
-async def change_everywhere(
-    tools: Tools,
-    targets: Iterable[Target],
-    call: Callable[Concatenate[RemotingClient, str, P], Awaitable[None]],
-    *args: P.args,
-    **kwargs: P.kwargs,
-) -> None:
-    """Makes a change of users or rules at each of these brokers, because each keeps its own. A silent broker
-    does not hold the others up: a right must end where it can.
-
-    Raises:  the errors of `change_each`.
-    """
-    await change_targets(targets, lambda target: call(tools.remoting, target.address, *args, **kwargs))
 
 
 # Inside

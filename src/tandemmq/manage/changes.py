@@ -1,4 +1,4 @@
-"""The brokers at which a change is made. Used by commands, pages and the tools of assistants.
+"""The brokers at which a change is made; used by commands, pages and the tools of assistants.
 
 A change of topics or groups at many brokers begins only when all of them answer: a broker that is left out
 would bring the old state back. `client.changes` makes the change and names the brokers where it failed.
@@ -6,28 +6,11 @@ would bring the old state back. `client.changes` makes the change and names the 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
-from typing import TypeVar
-
 from tandemmq.api import broker_admin
-from tandemmq.client.changes import change_each
 from tandemmq.errors import BrokersAway, RequestRejected
 from tandemmq.manage.reach import ask_each
 from tandemmq.manage.tools import CALL_TIMEOUT_S, EVERYWHERE, Place, Target, Tools, find_targets
 from tandemmq.units import MASTER_ID
-
-A = TypeVar("A")
-
-
-async def change_targets(
-    targets: Iterable[Target], change: Callable[[Target], Awaitable[A]]
-) -> list[tuple[Target, A]]:
-    """Makes a change at each of these brokers; returns each answer with its broker.
-
-    Raises:  the errors of `change_each`.
-    """
-    named = {str(target): target for target in targets}
-    return [(named[name], answer) for name, answer in (await change_each(named, change)).items()]
 
 
 async def answering_masters(tools: Tools, place: Place = EVERYWHERE) -> list[Target]:

@@ -19,6 +19,7 @@ from typing import Final
 from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
+from tandemmq.client.changes import change_each
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.client.route_cache import RouteView, build_view
 from tandemmq.errors import (
@@ -30,7 +31,7 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
-from tandemmq.manage.changes import answering_masters, change_targets
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.messages import find_by_position
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools
@@ -425,7 +426,7 @@ async def purge_letters(tools: Tools, group: str) -> None:
     for cluster in clusters:
         await tools.cluster_admin.delete_topic(topic, cluster=cluster)
     # A progress of the old topic would hide the first letters of the new one.
-    await change_targets(
+    await change_each(
         masters,
         lambda target: broker_admin.delete_group(tools.remoting, target.address, mark, removes_offsets=True),
     )

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from tandemmq.api import broker_admin
+from tandemmq.client.changes import change_each
 from tandemmq.client.groups import OnlineMembers, change_at, read_members
 from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
-from tandemmq.manage.changes import answering_masters, change_targets
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, sum_lag
 from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of
 from tandemmq.manage.tools import CALL_TIMEOUT_S, Target, Tools, find_targets, serving
@@ -136,7 +137,7 @@ async def find_group_masters(tools: Tools, group: str) -> list[Target]:
 
 async def change_group(
     tools: Tools, targets: Iterable[Target], group: str, changes: Mapping[str, Any]
-) -> list[tuple[Target, SubscriptionGroupConfig]]:
+) -> dict[Target, SubscriptionGroupConfig]:
     """Creates a group, or changes the given fields of its settings, at these brokers. Returns the settings
     that were sent to each of them. Raises the errors of `change_each`.
     """
@@ -146,7 +147,7 @@ async def change_group(
         held = held or SubscriptionGroupConfig(name=group)
         return await change_at(tools.remoting, target.address, held, changes)
 
-    return await change_targets(targets, change)
+    return await change_each(targets, change)
 
 
 async def delete_group(
@@ -159,7 +160,7 @@ async def delete_group(
             tools.remoting, target.address, group, removes_offsets=removes_offsets
         )
 
-    return [target for target, _ in await change_targets(targets, delete)]
+    return list(await change_each(targets, delete))
 
 
 async def delete_everywhere(tools: Tools, group: Group, *, removes_offsets: bool = True) -> None:

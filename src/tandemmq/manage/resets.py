@@ -113,6 +113,6 @@ async def clone_offsets(tools: Tools, source: str, target: str, topic: str) -> l
         masters[broker.broker_name] = address
     await change_each(
         masters,
-        lambda address: broker_consume.clone_offsets(tools.remoting, address, source, target, topic),
+        lambda name: broker_consume.clone_offsets(tools.remoting, masters[name], source, target, topic),
     )
     return list(masters.values())

@@ -109,8 +109,7 @@ class Tools:
         """Sends a change to each of these servers, also behind one that fails; returns each answer with the
         address. Raises the errors of `change_each`.
         """
-        named = {address: address for address in addresses}
-        done = await change_each(named, lambda address: call(self.remoting, address, *args, **kwargs))
+        done = await change_each(addresses, lambda address: call(self.remoting, address, *args, **kwargs))
         return list(done.items())
 
     async def brokers(self, place: Place) -> list[str]:

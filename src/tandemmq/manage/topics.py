@@ -12,27 +12,22 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Final
 
-import msgspec
-
 from tandemmq.api import broker_admin
 from tandemmq.client import admin_topics
 from tandemmq.client.changes import change_each
 from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, BrokersAway
-from tandemmq.manage.changes import answering_masters, change_targets
+from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import find_behind_s, read_lags, sum_lag
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
 from tandemmq.protocol.bodies.tables import (
-    TOPIC_UNIT,
-    TOPIC_UNIT_SUBSCRIPTION,
     Permission,
     TopicConfig,
     TopicConfigTable,
 )
-from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.protocol.topic_names import (
     check_topic,
     is_dlq_topic,
@@ -43,8 +38,6 @@ from tandemmq.protocol.topic_names import (
 
 MESSAGE_TYPE: Final = "message.type"
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
-NEW_QUEUE_COUNT: Final = 8
-"""The queues of a new topic whose number is not given, as mqadmin has it."""
 CONSUMERS_MAX: Final = 100
 """The most groups whose progress is read for one topic; the others are only counted."""
 
@@ -272,32 +265,18 @@ async def read_series(tools: Tools, addresses: Iterable[str], name: str, key: st
 
 
 async def change_topic(
-    tools: Tools, targets: Iterable[Target], topic: str, changes: Mapping[str, Any], *, force: bool = False
-) -> list[tuple[Target, TopicConfig]]:
-    """Creates a topic, or changes its given settings, at these brokers. Returns the settings at each of them.
-
-    `changes` are fields of `TopicConfig`, and its flags `is_unit` and `has_unit_subscription`.
-    Raises:  the errors of `change_each`, of a broker also TopicHasUnread when read queues with unread
-             messages would go: all other changes are applied there.
-    """
+    tools: Tools,
+    targets: Iterable[Target],
+    topic: str,
+    changes: Mapping[str, Any],
+    *,
+    force: bool = False,
+    creates: bool = False,
+) -> dict[Target, TopicConfig]:
+    """Changes a topic at these brokers as `admin_topics.change` does."""
     check_topic(topic)
-
-    async def change(target: Target) -> TopicConfig:
-        existing = await admin_topics.read_config(tools.remoting, target.address, topic)
-        config = existing or TopicConfig(
-            name=topic, read_queue_count=NEW_QUEUE_COUNT, write_queue_count=NEW_QUEUE_COUNT
-        )
-        fields = _as_fields(changes, config.sys_flag)
-        config = msgspec.structs.replace(config, **fields)
-        if existing is None:
-            if_exists = IfExists.NO_FEWER
-            await broker_admin.create_topic(tools.remoting, target.address, config, if_exists=if_exists)
-        else:
-            masters = {target.broker_name or target.address: target.address}
-            await admin_topics.change(tools.remoting, masters, topic, fields, force=force)
-        return config
-
-    return await change_targets(targets, change)
+    addresses = {target: target.address for target in targets}
+    return await admin_topics.change(tools.remoting, addresses, topic, changes, force=force, creates=creates)
 
 
 async def find_topic_masters(tools: Tools, details: TopicDetails, cluster: str = "") -> list[Target]:
@@ -329,7 +308,7 @@ async def delete_in_clusters(tools: Tools, topic: str, clusters: Iterable[str]) 
     async def delete(cluster: str) -> None:
         await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
 
-    await change_each({name: name for name in names}, delete)
+    await change_each(names, delete)
 
 
 async def delete_topic(tools: Tools, details: TopicDetails) -> None:
@@ -343,15 +322,6 @@ async def delete_topic(tools: Tools, details: TopicDetails) -> None:
 
 
 # Inside
-
-
-def _as_fields(changes: Mapping[str, Any], sys_flag: int) -> dict[str, Any]:
-    fields = dict(changes)
-    for name, bit in (("is_unit", TOPIC_UNIT), ("has_unit_subscription", TOPIC_UNIT_SUBSCRIPTION)):
-        if name in fields:
-            sys_flag = sys_flag | bit if fields.pop(name) else sys_flag & ~bit
-            fields["sys_flag"] = sys_flag
-    return fields
 
 
 async def _read_ends(tools: Tools, asked: list[Target], topic: str) -> list[QueueEnds]:

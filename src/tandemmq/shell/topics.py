@@ -10,15 +10,15 @@ import typer
 from tandemmq.admin import options as opt
 from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Table
-from tandemmq.client import admin_topics
+from tandemmq.client.admin_topics import NEW_QUEUE_COUNT
 from tandemmq.errors import TandemError
 from tandemmq.manage.tools import Tools
 from tandemmq.manage.topics import (
     MESSAGE_TYPE,
     MESSAGE_TYPES,
-    NEW_QUEUE_COUNT,
     TopicDetails,
     TopicKind,
+    change_topic,
     delete_topic,
     find_topic_masters,
     permission_text,
@@ -188,8 +188,8 @@ def alter_topic(
 
     async def work(tools: Tools) -> CommandAnswer:
         found = await read_topic(tools, topic, LoopClock().now_ms())
-        masters = {one.broker_name: one.address for one in await find_topic_masters(tools, found, cluster)}
-        await admin_topics.change(tools.remoting, masters, topic, changes, force=force)
+        masters = await find_topic_masters(tools, found, cluster)
+        await change_topic(tools, masters, topic, changes, force=force)
         return _shown(await read_topic(tools, topic, LoopClock().now_ms()))
 
     return work

@@ -52,7 +52,7 @@ async def test_a_half_done_change_names_the_brokers(managed: ManagedCluster) -> 
     (master,) = await answering_masters(managed.tools)
     both = [AWAY, master]
     changes: tuple[Callable[[], Awaitable[object]], ...] = (
-        lambda: change_topic(managed.tools, both, "Orders", {"read_queue_count": 2, "write_queue_count": 2}),
+        lambda: change_topic(managed.tools, both, "Orders", {"permission": 4}, creates=True),
         lambda: change_group(managed.tools, both, "billing", {"retry_count_max": 3}),
         lambda: change_setting(managed.tools, [one.address for one in both], "fileReservedTime", "71"),
     )

@@ -27,7 +27,8 @@ NOW_MS = 1_900_000_000_000
 
 async def test_all_topics_have_their_kind_and_settings(managed: ManagedCluster) -> None:
     place = await find_targets(managed.tools, Place(address=managed.cluster.master_address))
-    await change_topic(managed.tools, place, "Orders", {"read_queue_count": 3, "write_queue_count": 2})
+    changes = {"read_queue_count": 3, "write_queue_count": 2}
+    await change_topic(managed.tools, place, "Orders", changes, creates=True)
     for name in ("%RETRY%G", "%DLQ%G"):
         await managed.cluster.create_topic(name)
     table = await read_topics(managed.tools)
@@ -66,16 +67,16 @@ async def test_a_topic_keeps_queues_with_unread_messages(managed: ManagedCluster
     fewer = {"read_queue_count": 1, "write_queue_count": 1}
     with pytest.raises(TopicHasUnread):
         await change_topic(managed.tools, place, "Orders", fewer)
-    ((_, config),) = await change_topic(managed.tools, place, "Orders", fewer, force=True)
+    (config,) = (await change_topic(managed.tools, place, "Orders", fewer, force=True)).values()
     assert config.read_queue_count == 1
 
 
 async def test_flags_are_bits_of_the_settings(managed: ManagedCluster) -> None:
     place = await find_targets(managed.tools, Place(cluster="DefaultCluster"))
     changes = {"is_unit": True, "has_unit_subscription": True}
-    ((_, config),) = await change_topic(managed.tools, place, "Units", changes)
+    (config,) = (await change_topic(managed.tools, place, "Units", changes, creates=True)).values()
     assert config.sys_flag == 3
-    ((_, config),) = await change_topic(managed.tools, place, "Units", {"is_unit": False})
+    (config,) = (await change_topic(managed.tools, place, "Units", {"is_unit": False})).values()
     assert config.sys_flag == 2
 
 

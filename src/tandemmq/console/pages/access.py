@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, ParamSpec
 
 from tandemmq.api import broker_admin
+from tandemmq.api.calls import Call
 from tandemmq.broker.access.auth_table import ALLOW, DENY, DISABLE, ENABLE, NORMAL, SUBJECT_PREFIX, SUPER
 from tandemmq.broker.access.needs import GROUP, NAMES, TOPIC
+from tandemmq.client.changes import change_each
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.access import (
     ACTIONS,
     ClusterAccess,
-    change_everywhere,
     judge,
     policies_of,
     problems_of,
@@ -22,8 +23,9 @@ from tandemmq.manage.access import (
     rows_of_policies,
     rows_of_users,
 )
-from tandemmq.manage.tools import Target
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
+
+P = ParamSpec("P")
 
 ROWS_MAX: Final = 1000
 """The most users, policies or accounts on one page; the page says so."""
@@ -101,7 +103,7 @@ async def create_user(view: View) -> Answer:
         raise PageError(400, "a user's name must be printable, and not '.' or '..'")
     kind = SUPER if view.form.get("type") == SUPER else NORMAL
     info = UserInfo(username=name, password=password, user_type=kind)
-    await change_everywhere(view.tools, await _registered(view), broker_admin.create_user, info)
+    await _change(view, broker_admin.create_user, info)
     return view.redirect(_path_of(name), f"User {name} is created.")
 
 
@@ -144,7 +146,7 @@ async def ask_delete_user(view: View) -> Answer:
 async def delete_user(view: View) -> Answer:
     """Deletes a user and its policies at every broker."""
     name = view.path["user"]
-    await change_everywhere(view.tools, await _registered(view), broker_admin.delete_user, name)
+    await _change(view, broker_admin.delete_user, name)
     return view.redirect("/access", f"User {name} is deleted.")
 
 
@@ -175,7 +177,7 @@ async def grant(view: View) -> Answer:
     """Adds a policy to a user at every broker, or replaces the one for the same resource."""
     name, entry = view.path["user"], _entry_of(view.form, view.form.get("actions", "").split(","))
     acl = AclInfo(subject=SUBJECT_PREFIX + name, policies=(PolicyInfo(entries=(entry,)),))
-    await change_everywhere(view.tools, await _registered(view), broker_admin.create_acl, acl)
+    await _change(view, broker_admin.create_acl, acl)
     return view.redirect(_path_of(name), f"The policy of {name} for {entry.resource} is set.")
 
 
@@ -196,9 +198,7 @@ async def revoke(view: View) -> Answer:
     if not resource:
         raise PageError(400, "the resource is missing")
     subject = SUBJECT_PREFIX + name
-    await change_everywhere(
-        view.tools, await _registered(view), broker_admin.delete_acl, subject=subject, resource=resource
-    )
+    await _change(view, broker_admin.delete_acl, subject=subject, resource=resource)
     return view.redirect(_path_of(name), f"The policies of {name} for {resource} are deleted.")
 
 
@@ -212,9 +212,8 @@ async def put_account(view: View) -> Answer:
     key, form = view.form.get("key", "").strip(), view.form
     if not key or key in (".", "..") or not key.isprintable():
         raise PageError(400, "an account needs an access key, which must be printable and not '.' or '..'")
-    await change_everywhere(
-        view.tools,
-        await _registered(view),
+    await _change(
+        view,
         broker_admin.change_account,
         access_key=key,
         secret_key=form.get("secret") or None,
@@ -240,16 +239,19 @@ async def ask_delete_account(view: View) -> Answer:
 async def delete_account(view: View) -> Answer:
     """Deletes an account from the rule files of every broker."""
     key = view.path["key"]
-    await change_everywhere(view.tools, await _registered(view), broker_admin.delete_account, access_key=key)
+    await _change(view, broker_admin.delete_account, access_key=key)
     return view.redirect("/access", f"Account {key} is deleted.")
 
 
 # Inside
 
 
-async def _registered(view: View) -> list[Target]:
-    """Returns all registered brokers: a change must not seem done at one that does not answer."""
-    return [one.target for one in (await view.cluster()).brokers]
+async def _change(view: View, call: Call[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Makes a change of users or rules at each registered broker, because each keeps its own. A silent broker
+    does not hold the others up, for a right must end where it can; the change does not seem done there.
+    """
+    brokers = [one.target for one in (await view.cluster()).brokers]
+    await change_each(brokers, lambda one: call(view.tools.remoting, one.address, *args, **kwargs))
 
 
 async def _access(view: View) -> ClusterAccess:
@@ -264,7 +266,7 @@ async def _held_policies(view: View, user: str) -> list[PolicyInfo]:
 
 
 async def _update(view: View, info: UserInfo) -> Answer:
-    await change_everywhere(view.tools, await _registered(view), broker_admin.update_user, info)
+    await _change(view, broker_admin.update_user, info)
     return view.redirect(_path_of(info.username or ""), f"User {info.username} is changed.")
 
 
