@@ -2874,7 +2874,7 @@ _MANAGE: Final = (
     Plant(
         name="a half-done change hides the brokers that have changed",
         path="client/changes.py",
-        sound="            failed[name] = error\n",
+        sound="            failed[target] = error\n",
         bug="            raise\n",
         proofs=("unit/client/test_changes.py",),
     ),

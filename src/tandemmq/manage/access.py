@@ -32,7 +32,7 @@ from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, 
 from tandemmq.broker.access.plain_rules import build_account
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.manage.capabilities import Capabilities
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.tables import (
     AccountInfo,
@@ -78,11 +78,6 @@ class ClusterAccess:
 
     brokers: dict[Target, BrokerAccess]
     failed: dict[Target, str] = field(default_factory=dict)
-
-    @property
-    def has_users(self) -> bool:
-        """True if a broker has the access control of 5.x."""
-        return any(one.users or one.acls for one in self.brokers.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +174,10 @@ def rows_of_accounts(access: ClusterAccess) -> list[tuple[AccountInfo, list[str]
 
 def problems_of(access: ClusterAccess) -> list[str]:
     """Names the brokers whose rules are missing, each with the reason."""
-    return [
-        f"{one.broker_name} ({one.address}) does not answer: {error}" for one, error in access.failed.items()
-    ] + [
-        f"{one.broker_name} ({one.address}) does not show its rules: {broker.error}"
-        for one, broker in access.brokers.items()
-        if broker.error
+    hidden = [
+        f"{one} does not show its rules: {held.error}" for one, held in access.brokers.items() if held.error
     ]
+    return list_silent(access.failed) + hidden
 
 
 # Inside

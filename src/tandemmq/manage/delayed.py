@@ -10,7 +10,8 @@ Source: spec semantics 18, spec store 15 and 16.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -20,9 +21,10 @@ from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, cancel
 from tandemmq.broker.transaction.half import number_of
 from tandemmq.errors import BadRequest, ConfigError, NoRoute, RequestRejected, TopicNotFound
 from tandemmq.manage.message_scan import read_range
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.settings import read_settings_of
 from tandemmq.manage.tools import Target, Tools
-from tandemmq.manage.transactions import open_queue
+from tandemmq.manage.transactions import READ_TIMEOUT_S, open_queue
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import (
@@ -77,6 +79,35 @@ class WaitingMessages:
     messages: tuple[WaitingMessage, ...]
     timer_counts: dict[str, int]
     is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterWaiting:
+    """The levels and the waiting messages, by due time, of the masters that answered; the numbers of timer
+    messages that brokers count, by topic; and the errors of the other masters.
+    """
+
+    levels: list[tuple[Target, DelayLevel]]
+    messages: list[WaitingMessage]
+    timer_counts: Counter[str]
+    is_cut: bool
+    failed: dict[Target, str]
+
+
+async def read_all_waiting(tools: Tools, masters: Iterable[Target], now_ms: int) -> ClusterWaiting:
+    """Returns the waiting messages of these masters."""
+    reached = await ask_each(masters, lambda one: read_waiting(tools, one, now_ms), timeout_s=READ_TIMEOUT_S)
+    found = answers_of(reached)
+    counts: Counter[str] = Counter()
+    for _, one in found:
+        counts.update(one.timer_counts)
+    return ClusterWaiting(
+        levels=[(target, level) for target, one in found for level in one.levels],
+        messages=sorted((row for _, one in found for row in one.messages), key=lambda row: row.due_at_ms),
+        timer_counts=counts,
+        is_cut=any(one.is_cut for _, one in found),
+        failed=errors_of(reached),
+    )
 
 
 async def read_waiting(tools: Tools, target: Target, now_ms: int) -> WaitingMessages:

@@ -17,7 +17,7 @@ from tandemmq.client.groups import OnlineMembers, change_at, read_members
 from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, sum_lag
-from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of
+from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of, list_silent
 from tandemmq.manage.tools import CALL_TIMEOUT_S, Target, Tools, find_targets, serving
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
 from tandemmq.protocol.codes import ResponseCode
@@ -127,8 +127,7 @@ async def find_group_masters(tools: Tools, group: str) -> list[Target]:
     """
     masters = await answering_masters(tools)
     table = await read_groups(tools, masters, timeout_s=CALL_TIMEOUT_S)
-    if table.failed:
-        away = [f"{target} does not answer: {error}" for target, error in table.failed.items()]
+    if away := list_silent(table.failed):
         raise BrokersAway(f"nothing is changed: {'; '.join(away)}")
     if group not in table.groups:
         raise GroupNotFound(f"no broker has the group {group!r}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
@@ -53,6 +53,11 @@ async def ask_each(
 def answers_of(reached: Iterable[Reached[T, A]]) -> list[tuple[T, A]]:
     """Returns the answers with their targets, without the targets that gave none."""
     return [(one.target, one.answer) for one in reached if one.answer is not None]
+
+
+def list_silent(failed: Mapping[T, str]) -> list[str]:
+    """Returns a sentence for each target that gave no answer."""
+    return [f"{target} does not answer: {error}" for target, error in failed.items()]
 
 
 def errors_of(reached: Iterable[Reached[T, A]]) -> dict[T, str]:

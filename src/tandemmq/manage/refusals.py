@@ -6,10 +6,11 @@ A rejected client is often silent, while the cluster looks healthy.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandemmq.api import broker_admin
+from tandemmq.manage.cluster import ClusterReading
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies import codec
@@ -37,8 +38,11 @@ class RefusalCounts:
 
 @dataclass(frozen=True, slots=True)
 class ClusterRefusals:
-    """The rejected requests of consumers that brokers remember, the newest first, each with its broker."""
+    """The counts of each broker that answered, None where it does not report them; and the rejected requests
+    of consumers that brokers remember, the newest first, each with its broker.
+    """
 
+    counts: list[tuple[Target, RefusalCounts | None]]
     rows: list[tuple[Target, Refusal]]
     failed: dict[Target, str]
 
@@ -62,14 +66,15 @@ def counts_of(facts: Mapping[str, str]) -> RefusalCounts | None:
     )
 
 
-async def read_refusals(tools: Tools, targets: Iterable[Target]) -> ClusterRefusals:
-    """Returns the newest rejected requests of consumers at these brokers; none of a broker of RocketMQ."""
+async def read_refusals(tools: Tools, reading: ClusterReading) -> ClusterRefusals:
+    """Returns the rejected requests at the brokers that answered; none of a broker of RocketMQ."""
+    counts = [(one.target, counts_of(one.facts)) for one in reading.answering]
 
     async def read(target: Target) -> tuple[Refusal, ...]:
         found = await broker_admin.query_consumer_connections(tools.remoting, target.address, "")
         return () if found is None else found.refusals or ()
 
-    reached = await ask_each(targets, read)
+    reached = await ask_each([target for target, held in counts if held is not None], read)
     rows = [(target, one) for target, refusals in answers_of(reached) for one in refusals]
     rows.sort(key=lambda row: row[1].last_at_ms, reverse=True)
-    return ClusterRefusals(rows, errors_of(reached))
+    return ClusterRefusals(counts, rows, errors_of(reached))

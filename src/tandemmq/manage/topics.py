@@ -19,7 +19,7 @@ from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, BrokersAway
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import find_behind_s, read_lags, sum_lag
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
@@ -285,12 +285,8 @@ async def find_topic_masters(tools: Tools, details: TopicDetails, cluster: str =
     Raises:  BrokersAway when a broker cannot be asked whether it has the topic.
     """
     clusters = [cluster] if cluster else details.clusters
-    away = [
-        f"{target} does not answer: {error}"
-        for target, error in details.failed.items()
-        if target.cluster in clusters
-    ]
-    if away:
+    failed = {target: error for target, error in details.failed.items() if target.cluster in clusters}
+    if away := list_silent(failed):
         raise BrokersAway(f"nothing is changed: {'; '.join(away)}")
     masters = [target for one in clusters for target in await answering_masters(tools, Place(cluster=one))]
     return [target for target in masters if target.broker_name in details.topic.configs]

@@ -13,6 +13,7 @@ Source: spec semantics 17.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -23,6 +24,7 @@ from tandemmq.client import MessageQueue
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.errors import TopicNotFound
 from tandemmq.manage.message_scan import read_range
+from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol import properties as names
@@ -32,6 +34,8 @@ from tandemmq.units import MASTER_ID
 
 CHECK_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The group whose committed offsets are the progress of a broker's checks."""
+READ_TIMEOUT_S: Final = 5.0
+"""The time for a broker's answers: up to some thousand messages are read."""
 HALVES_MAX: Final = 1_000
 MARKS_MAX: Final = 10_000
 DISCARDED_MAX: Final = 100
@@ -65,6 +69,35 @@ class OpenTransactions:
 
     transactions: tuple[OpenTransaction, ...]
     is_cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ClusterTransactions:
+    """The open transactions of the masters that answered, oldest first, those that they
+    gave up, newest first, and the errors of the other masters.
+    """
+
+    opened: list[OpenTransaction]
+    discarded: list[OpenTransaction]
+    is_cut: bool
+    failed: dict[Target, str]
+
+
+async def read_all_transactions(tools: Tools, masters: Sequence[Target]) -> ClusterTransactions:
+    """Returns the open and the discarded transactions of these masters."""
+    opened, given_up = await asyncio.gather(
+        ask_each(masters, lambda one: read_open_transactions(tools, one), timeout_s=READ_TIMEOUT_S),
+        ask_each(masters, lambda one: read_discarded_transactions(tools, one), timeout_s=READ_TIMEOUT_S),
+    )
+    found = answers_of(opened)
+    rows = [row for _, one in found for row in one.transactions]
+    discarded = [row for _, one in answers_of(given_up) for row in one]
+    return ClusterTransactions(
+        opened=sorted(rows, key=lambda row: row.born_at_ms),
+        discarded=sorted(discarded, key=lambda row: -row.stored_at_ms),
+        is_cut=any(one.is_cut for _, one in found),
+        failed={**errors_of(opened), **errors_of(given_up)},
+    )
 
 
 def open_queue(

@@ -56,6 +56,11 @@ def facts(value: object, columns: str) -> Facts:
     return found
 
 
+def rows_of(values: Iterable[object], columns: str) -> list[Facts]:
+    """Returns the facts of each value."""
+    return [facts(one, columns) for one in values]
+
+
 def cut(name: str, rows: Sequence[Facts], limit: int) -> Facts:
     """Returns the first `limit` rows under this name, and the number of the others."""
     return {name: list(rows[:limit]), f"more_{name}": max(0, len(rows) - limit)}

@@ -16,7 +16,7 @@ from tandemmq.manage.brokers import GroupReplication, read_broker, read_replicat
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading, read_cluster
 from tandemmq.manage.reach import answers_of, ask_each
-from tandemmq.manage.refusals import counts_of, read_refusals
+from tandemmq.manage.refusals import read_refusals
 from tandemmq.manage.settings import SettingRow, describe_settings, is_tandem, read_settings_of
 from tandemmq.manage.tools import Tools
 from tandemmq.mcp.answers import (
@@ -30,6 +30,7 @@ from tandemmq.mcp.answers import (
     name_failures,
     name_silent,
     read_now_ms,
+    rows_of,
 )
 from tandemmq.protocol.codes import response_name
 
@@ -156,8 +157,8 @@ class BrokerReads:
         brokers check rights. Passwords and secret keys are never shown.
         """
         reading, found = await self._access()
-        users = [facts(one, "user=name type=user_type status brokers") for one in access.rows_of_users(found)]
-        policies = [facts(one, _POLICY) for one in access.rows_of_policies(found)]
+        users = rows_of(access.rows_of_users(found), "user=name type=user_type status brokers")
+        policies = rows_of(access.rows_of_policies(found), _POLICY)
         accounts = [
             {**facts(one, _ACCOUNT), "brokers": brokers} for one, brokers in access.rows_of_accounts(found)
         ]
@@ -210,11 +211,10 @@ class BrokerReads:
         consumers with the reason, the newest first. RocketMQ's brokers do not report them.
         """
         reading = await self._read()
-        counts = [(one.target, counts_of(one.facts)) for one in reading.answering]
-        found = await read_refusals(self.cluster, [target for target, held in counts if held is not None])
+        found = await read_refusals(self.cluster, reading)
         brokers = [
             {"broker": str(target), **({"reported": False} if held is None else asdict(held))}
-            for target, held in counts
+            for target, held in found.counts
         ]
         rows = [
             {"broker": str(target), "code": response_name(one.code), **facts(one, _REFUSAL)}
@@ -258,7 +258,7 @@ def _group(group: GroupReplication) -> Facts:
             "in_sync": [one.address for one in sync.in_sync],
             "not_in_sync": [one.address for one in sync.not_in_sync],
         },
-        "brokers": [facts(one, _MEMBER) for one in group.members],
+        "brokers": rows_of(group.members, _MEMBER),
         "slaves_seen_by_master": [
             {
                 "slave": one.slave or one.address,

@@ -4,7 +4,6 @@ reads about the tool.
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,11 @@ from pydantic import Field
 
 from tandemmq.errors import BadRequest
 from tandemmq.manage.cluster import read_cluster
-from tandemmq.manage.delayed import read_waiting
+from tandemmq.manage.delayed import read_all_waiting
 from tandemmq.manage.messages import GROUPS_MAX, find_records, read_group_states
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.manage.traces import read_trace
-from tandemmq.manage.transactions import (
-    read_discarded_transactions,
-    read_open_transactions,
-)
+from tandemmq.manage.transactions import read_all_transactions
 from tandemmq.mcp.answers import (
     UNTRUSTED,
     Facts,
@@ -35,10 +30,8 @@ from tandemmq.mcp.answers import (
     name_failures,
     name_silent,
     read_now_ms,
+    rows_of,
 )
-
-READ_TIMEOUT_S: Final = 5.0
-"""The time for a broker's answers: up to some thousand messages are read."""
 
 # The columns of the answers.
 _WAITING: Final = "broker=broker_name topic message_id unique_key keys tags stored_at due_at level"
@@ -73,34 +66,25 @@ class MessageReads:
         number that waits by level and topic. `is_cut`: more wait than are listed and counted by topic.
         """
         masters, missing = await self._masters()
-        now_ms = read_now_ms()
-        reached = await ask_each(
-            masters, lambda one: read_waiting(self.cluster, one, now_ms), timeout_s=READ_TIMEOUT_S
-        )
-        found = answers_of(reached)
-        messages = sorted((one for _, held in found for one in held.messages), key=lambda one: one.due_at_ms)
-        topics = Counter(one.topic for one in messages)
-        counted: Counter[str] = Counter()
-        for _, held in found:
-            counted.update(held.timer_counts)
+        found = await read_all_waiting(self.cluster, masters, read_now_ms())
         levels = [
             {
                 "broker": target.broker_name,
                 "delay_seconds": one.delay_ms / 1000,
                 **facts(one, "level waiting next_at"),
             }
-            for target, held in found
-            for one in held.levels
+            for target, one in found.levels
         ]
+        topics = Counter(one.topic for one in found.messages)
         return {
             **cut("levels", levels, limit),
-            "is_cut": any(held.is_cut for _, held in found),
-            "incomplete": [*missing, *name_failures(errors_of(reached))],
+            "is_cut": found.is_cut,
+            "incomplete": [*missing, *name_failures(found.failed)],
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("messages", matching((facts(one, _WAITING) for one in messages), search), limit),
+                **cut("messages", matching(rows_of(found.messages, _WAITING), search), limit),
                 "messages_by_topic": dict(topics.most_common(limit)),
-                "timers_counted_by_brokers": dict(counted.most_common(limit)),
+                "timers_counted_by_brokers": dict(found.timer_counts.most_common(limit)),
             },
         }
 
@@ -110,26 +94,14 @@ class MessageReads:
         listed may have ended.
         """
         masters, missing = await self._masters()
-        opened, given_up = await asyncio.gather(
-            ask_each(
-                masters, lambda one: read_open_transactions(self.cluster, one), timeout_s=READ_TIMEOUT_S
-            ),
-            ask_each(
-                masters, lambda one: read_discarded_transactions(self.cluster, one), timeout_s=READ_TIMEOUT_S
-            ),
-        )
-        found = answers_of(opened)
-        rows = sorted((one for _, held in found for one in held.transactions), key=lambda one: one.born_at_ms)
-        discarded = sorted(
-            (one for _, held in answers_of(given_up) for one in held), key=lambda one: -one.stored_at_ms
-        )
+        found = await read_all_transactions(self.cluster, masters)
         return {
-            "is_cut": any(held.is_cut for _, held in found),
-            "incomplete": [*missing, *name_failures({**errors_of(opened), **errors_of(given_up)})],
+            "is_cut": found.is_cut,
+            "incomplete": [*missing, *name_failures(found.failed)],
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("open", matching((facts(one, _TRANSACTION) for one in rows), search), limit),
-                **cut("given_up", matching((facts(one, _TRANSACTION) for one in discarded), search), limit),
+                **cut("open", matching(rows_of(found.opened, _TRANSACTION), search), limit),
+                **cut("given_up", matching(rows_of(found.discarded, _TRANSACTION), search), limit),
             },
         }
 
@@ -148,10 +120,10 @@ class MessageReads:
             "is_traced": bool(found),
             "note": UNTRUSTED,
             "untrusted": {
-                **cut("sends", [facts(one, _SEND) for one in found.sends], limit),
-                **cut("deliveries", [facts(one, _DELIVERY) for one in found.handlings], limit),
-                **cut("transaction_outcomes", [facts(one, _OUTCOME) for one in found.ends], limit),
-                **cut("cancellations", [facts(one, _RECALL) for one in found.recalls], limit),
+                **cut("sends", rows_of(found.sends, _SEND), limit),
+                **cut("deliveries", rows_of(found.handlings, _DELIVERY), limit),
+                **cut("transaction_outcomes", rows_of(found.ends, _OUTCOME), limit),
+                **cut("cancellations", rows_of(found.recalls, _RECALL), limit),
             },
         }
 
@@ -173,7 +145,7 @@ class MessageReads:
         states = await read_group_states(self.cluster, record, groups_max=limit + 1)
         return {
             **facts(record, "queue=queue_id queue_offset stored_at"),
-            "groups": [facts(one, "group state members mode") for one in states[:limit]],
+            "groups": rows_of(states[:limit], "group state members mode"),
             "has_more": len(states) > limit,
         }
 

@@ -14,7 +14,7 @@ from pydantic import Field
 
 from tandemmq.errors import BadRequest
 from tandemmq.manage.pipelines import PipelineState, read_pipelines
-from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, cut, facts, matching
+from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, cut, facts, matching, rows_of
 from tandemmq.runtime.disk import RealDisk
 
 _SUMMARY: Final = (
@@ -35,7 +35,7 @@ class PipelineReads:
 
     async def list_pipelines(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists Spark pipelines with state, topic, rows, lag and error."""
-        rows = [facts(one, _SUMMARY) for one in await self._read()]
+        rows = rows_of(await self._read(), _SUMMARY)
         return {"note": UNTRUSTED, "untrusted": cut("pipelines", matching(rows, search), limit)}
 
     async def describe_pipeline(

@@ -34,6 +34,7 @@ from tandemmq.mcp.answers import (
     facts,
     name_failures,
     read_now_ms,
+    rows_of,
 )
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import dlq_topic
@@ -87,7 +88,7 @@ class ClusterReads:
             "name_servers": list(reading.name_servers),
             "messages_in_per_second": reading.in_rate,
             "messages_out_per_second": reading.out_rate,
-            "brokers": [facts(one, _BROKER) for one in reading.brokers],
+            "brokers": rows_of(reading.brokers, _BROKER),
         }
 
     async def list_topics(
@@ -115,8 +116,8 @@ class ClusterReads:
         their lag. `skew` is the fullest queue as a multiple of the average one.
         """
         found = await topics.read_topic(self.cluster, topic, read_now_ms())
-        queues = [facts(one, _QUEUE) for one in found.queues[:limit]]
-        readers = [facts(one, _READER) for one in found.consumers[:limit]]
+        queues = rows_of(found.queues[:limit], _QUEUE)
+        readers = rows_of(found.consumers[:limit], _READER)
         return {
             "topic": topic,
             **facts(

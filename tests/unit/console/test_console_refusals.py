@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from managed_cluster import managed_cluster
+from tandemmq.manage.cluster import read_cluster
 from tandemmq.manage.groups import change_group
 from tandemmq.manage.refusals import counts_of, read_refusals
 from tandemmq.manage.tools import find_targets
@@ -16,15 +17,16 @@ async def test_rejected_requests_of_consumers_are_listed_with_the_reason() -> No
         await managed.cluster.create_topic("Orders")
         stopped = {"is_consume_enabled": False}
         await change_group(managed.tools, await find_targets(managed.tools), "billing", stopped)
-        targets = await find_targets(managed.tools)
+        [target] = await find_targets(managed.tools)
+        reading = await read_cluster(managed.tools, 0)
         async with managed.cluster.consumer("Orders", "billing"):
 
             async def is_recorded() -> bool:
-                return bool((await read_refusals(managed.tools, targets)).rows)
+                return bool((await read_refusals(managed.tools, reading)).rows)
 
             await until(is_recorded)
-        (target, refusal), *_ = (await read_refusals(managed.tools, targets)).rows
-        assert (target, refusal.group) == (targets[0], "billing")
+        (holder, refusal), *_ = (await read_refusals(managed.tools, reading)).rows
+        assert (holder, refusal.group) == (target, "billing")
         page = (await browser.get("/refusals?q=billing")).text
         assert refusal.request in page
         assert "NO_PERMISSION" in page

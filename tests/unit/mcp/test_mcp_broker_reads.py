@@ -10,6 +10,7 @@ import pytest
 from managed_cluster import ManagedCluster, managed_cluster
 from tandemmq.api import broker_admin
 from tandemmq.client import Message
+from tandemmq.manage.cluster import read_cluster
 from tandemmq.manage.groups import change_group
 from tandemmq.manage.refusals import read_refusals
 from tandemmq.manage.settings import HIDDEN
@@ -154,10 +155,11 @@ async def test_rejected_requests_are_listed_as_data_with_the_reason(managed: Man
     await managed.cluster.create_topic("Orders")
     targets = await find_targets(managed.tools)
     await change_group(managed.tools, targets, "billing", {"is_consume_enabled": False})
+    reading = await read_cluster(managed.tools, 0)
     async with managed.cluster.consumer("Orders", "billing"):
 
         async def is_recorded() -> bool:
-            return bool((await read_refusals(managed.tools, targets)).rows)
+            return bool((await read_refusals(managed.tools, reading)).rows)
 
         await until(is_recorded)
     found = await read(managed.tools, "list_rejected_requests", search="billing")

@@ -6,11 +6,8 @@ from collections import Counter
 from typing import Final
 
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.manage.delayed import WaitingMessage, cancel, handle_of, read_waiting
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.delayed import WaitingMessage, cancel, handle_of, read_all_waiting
 
-READ_TIMEOUT_S: Final = 5.0
-"""The time for a broker's answers: up to some thousand messages are read."""
 PAGE_TIMEOUT_S: Final = 15.0
 TOPICS_MAX: Final = 100
 HANDLE_CHARS_MAX: Final = 1_024
@@ -18,14 +15,9 @@ HANDLE_CHARS_MAX: Final = 1_024
 
 async def show_delayed(view: View) -> Answer:
     """Shows the levels, the topics and the messages that wait."""
-    targets = await view.targets(masters_only=True)
-    reached = await ask_each(
-        targets, lambda one: read_waiting(view.tools, one, view.now_ms), timeout_s=READ_TIMEOUT_S
-    )
-    found = answers_of(reached)
-    messages = [message for _, one in found for message in one.messages]
+    found = await read_all_waiting(view.tools, await view.targets(masters_only=True), view.now_ms)
     listing = view.listing(
-        messages,
+        found.messages,
         search=lambda one: f"{one.topic} {one.unique_key} {one.keys} {one.tags} {one.broker_name}",
         sorts={
             "due": lambda one: one.due_at_ms,
@@ -33,18 +25,15 @@ async def show_delayed(view: View) -> Answer:
             "stored": lambda one: one.stored_at_ms,
         },
     )
-    counted: Counter[str] = Counter()
-    for _, one in found:
-        counted.update(one.timer_counts)
-    topics = Counter(one.topic for one in messages)
+    topics = Counter(one.topic for one in found.messages)
     return view.page(
         "delayed.html",
         listing=listing,
-        levels=[(target.broker_name, level) for target, one in found for level in one.levels],
+        levels=[(target.broker_name, level) for target, level in found.levels],
         topics=topics.most_common(TOPICS_MAX),
-        counted=counted.most_common(TOPICS_MAX),
-        is_cut=any(one.is_cut for _, one in found),
-        errors=sorted((target.broker_name, error) for target, error in errors_of(reached).items()),
+        counted=found.timer_counts.most_common(TOPICS_MAX),
+        is_cut=found.is_cut,
+        errors=sorted((target.broker_name, error) for target, error in found.failed.items()),
         handle_of=_handle_of,
     )
 

@@ -23,6 +23,7 @@ from tandemmq.manage.groups import (
     read_states,
 )
 from tandemmq.manage.progress import read_reports
+from tandemmq.manage.reach import list_silent
 from tandemmq.manage.resets import NewPosition, clone_offsets, preview_reset, reset_group
 from tandemmq.manage.tools import CALL_TIMEOUT_S, Place, serving
 from tandemmq.protocol.bodies import MessageQueue
@@ -57,9 +58,8 @@ async def show_groups(view: View) -> Answer:
         sorts={"name": lambda group: group.name, "brokers": lambda group: len(group.configs)},
     )
     states = await read_states(view.tools, table, [group.name for group in listing.rows], view.now_ms)
-    return view.page(
-        "groups.html", listing=listing, states=states, has_system=has_system, problems=_problems(table)
-    )
+    problems = list_silent(table.failed)
+    return view.page("groups.html", listing=listing, states=states, has_system=has_system, problems=problems)
 
 
 async def show_group(view: View) -> Answer:
@@ -77,7 +77,7 @@ async def show_group(view: View) -> Answer:
         state=state,
         readers=readers,
         differing=_differing(state),
-        problems=_problems(table),
+        problems=list_silent(table.failed),
         settings=[(name, label) for name, label in FLAGS] + [(name, label) for name, label, _ in NUMBERS],
         render_version=render_version,
         queues_max=QUEUES_SHOWN_MAX,
@@ -166,7 +166,7 @@ async def show_offsets(view: View) -> Answer:
         group=group.name,
         topics=state.topics,
         online=len(state.members.members),
-        problems=[*_problems(table), *state.problems],
+        problems=[*list_silent(table.failed), *state.problems],
     )
 
 
@@ -243,7 +243,7 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
         table = await read_groups(view.tools, serving(registered), timeout_s=CALL_TIMEOUT_S)
     if name not in table.groups:
         if table.failed:
-            text = "; ".join(_problems(table))
+            text = "; ".join(list_silent(table.failed))
             raise PageError(503, f"no broker that answers has the group {name}, but {text}")
         raise PageError(404, f"no broker has the group {name}")
     return table, table.groups[name]
@@ -308,12 +308,6 @@ def _differing(state: GroupState) -> list[str]:
         topic
         for topic, held in sorted(state.members.subscriptions.items())
         if len({(data.expression, data.expression_type) for data in held.values()}) > 1
-    ]
-
-
-def _problems(table: ClusterGroups) -> list[str]:
-    return [
-        f"{one.broker_name} ({one.address}) does not answer: {error}" for one, error in table.failed.items()
     ]
 
 

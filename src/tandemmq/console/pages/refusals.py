@@ -5,16 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from tandemmq.console.view import Answer, Page, View
-from tandemmq.manage.refusals import counts_of, read_refusals
+from tandemmq.manage.reach import list_silent
+from tandemmq.manage.refusals import read_refusals
 from tandemmq.protocol.codes import response_name
 
 
 async def show_refusals(view: View) -> Answer:
     """Shows what our brokers have rejected since they started."""
-    reading = await view.cluster()
-    counts = [(one.target, counts_of(one.facts)) for one in reading.answering]
-    ours = [target for target, held in counts if held is not None]
-    refusals = await read_refusals(view.tools, ours)
+    refusals = await read_refusals(view.tools, await view.cluster())
     listing = view.listing(
         refusals.rows,
         search=lambda row: " ".join((row[1].group, row[1].client, row[1].request, row[1].reason)),
@@ -26,12 +24,12 @@ async def show_refusals(view: View) -> Answer:
         },
         default="-last",
     )
-    problems = [
-        f"{one.broker_name} ({one.address}) does not answer: {error}"
-        for one, error in refusals.failed.items()
-    ]
     return view.page(
-        "refusals.html", counts=counts, listing=listing, problems=problems, response_name=response_name
+        "refusals.html",
+        counts=refusals.counts,
+        listing=listing,
+        problems=list_silent(refusals.failed),
+        response_name=response_name,
     )
 
 

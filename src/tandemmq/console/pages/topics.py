@@ -8,7 +8,8 @@ from typing import Any, Final
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage.changes import answering_masters
-from tandemmq.manage.tools import Place, Target, serving
+from tandemmq.manage.reach import list_silent
+from tandemmq.manage.tools import Place, serving
 from tandemmq.manage.topics import (
     MESSAGE_TYPE,
     MESSAGE_TYPES,
@@ -55,7 +56,7 @@ async def show_topics(view: View) -> Answer:
         loads=loads,
         kind=kind,
         kinds=KINDS,
-        problems=_problems(table.failed),
+        problems=list_silent(table.failed),
         permission_text=permission_text,
     )
 
@@ -67,7 +68,7 @@ async def show_topic(view: View) -> Answer:
         "topic.html",
         title=details.topic.name,
         details=details,
-        problems=_problems(details.failed),
+        problems=list_silent(details.failed),
         permission_text=permission_text,
         queues_max=QUEUES_SHOWN_MAX,
         can_change=details.topic.kind is not TopicKind.SYSTEM,
@@ -186,10 +187,6 @@ def read_number(given: Mapping[str, str], name: str, low: int, high: int) -> int
     if not (text.isascii() and text.isdecimal() and len(text) < 20 and low <= int(text) <= high):
         raise PageError(400, f"{name.replace('_', ' ')} {text[:40]!r}: must be a number from {low} to {high}")
     return int(text)
-
-
-def _problems(failed: Mapping[Target, str]) -> list[str]:
-    return [f"{one.broker_name} ({one.address}) does not answer: {error}" for one, error in failed.items()]
 
 
 def _brokers(topic: Topic) -> str:

@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.transactions import (
-    DISCARDED_MAX,
-    OpenTransaction,
-    check_again,
-    read_discarded_transactions,
-    read_open_transactions,
-)
+from tandemmq.manage.transactions import DISCARDED_MAX, check_again, read_all_transactions
 
-READ_TIMEOUT_S: Final = 5.0
 PAGE_TIMEOUT_S: Final = 15.0
 
 
 async def show_transactions(view: View) -> Answer:
     """Shows the open and the discarded transactions of all masters."""
-    targets = await view.targets(masters_only=True)
-    opened, given_up = await asyncio.gather(
-        ask_each(targets, lambda one: read_open_transactions(view.tools, one), timeout_s=READ_TIMEOUT_S),
-        ask_each(targets, lambda one: read_discarded_transactions(view.tools, one), timeout_s=READ_TIMEOUT_S),
-    )
-    found = answers_of(opened)
-    rows: list[OpenTransaction] = [row for _, one in found for row in one.transactions]
+    found = await read_all_transactions(view.tools, await view.targets(masters_only=True))
     listing = view.listing(
-        rows,
+        found.opened,
         search=lambda one: f"{one.topic} {one.producer_group} {one.unique_key} {one.keys} {one.broker_name}",
         sorts={
             "born": lambda one: one.born_at_ms,
@@ -38,15 +23,13 @@ async def show_transactions(view: View) -> Answer:
             "checks": lambda one: one.checks,
         },
     )
-    discarded = [row for _, one in answers_of(given_up) for row in one]
-    errors = {**errors_of(opened), **errors_of(given_up)}
     return view.page(
         "transactions.html",
         listing=listing,
-        discarded=sorted(discarded, key=lambda one: one.stored_at_ms, reverse=True)[:DISCARDED_MAX],
+        discarded=found.discarded[:DISCARDED_MAX],
         discarded_max=DISCARDED_MAX,
-        is_cut=any(one.is_cut for _, one in found),
-        errors=sorted((target.broker_name, error) for target, error in errors.items()),
+        is_cut=found.is_cut,
+        errors=sorted((target.broker_name, error) for target, error in found.failed.items()),
     )
 
 
