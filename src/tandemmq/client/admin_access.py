@@ -37,7 +37,7 @@ class AccountChanges(TypedDict, total=False):
 class AccessAdmin(AdminClient):
     """The part of `Admin` for users, policies and accounts.
 
-    Each change raises NotPermitted when the own user lacks the right; PartlyChanged when some of several
+    Each change raises NotPermitted when the client's user lacks the right; PartlyChanged when some of several
     brokers failed; BadRequest for an invalid value, or a missing `cluster` when the number of clusters is not
     one. Each read returns the answers by the brokers' addresses.
     """
@@ -180,7 +180,7 @@ async def copy_users(
     """Copies users, by default all, from one broker to another: new ones are created, existing ones changed.
     Returns their names.
 
-    Raises:  ConfigError for a user that the source lacks, or whose password it does not show to the own user.
+    Raises:  ConfigError for a user that the source lacks, or whose password it does not show to this client.
     """
     users = await broker_admin.query_users(remoting, source)
     known = {user.username: user for user in users if user.username}
