@@ -21,7 +21,6 @@ from bench.java.clusters import fetch_jars
 from bench.kafka.broker import SOURCE_VERSION
 from tandemmq.client import BlockingProducer
 from tandemmq.protocol.message import Message
-from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 JAR: Final = f"org.apache.spark:spark-avro_2.13:{SOURCE_VERSION}"
@@ -45,7 +44,6 @@ def main(document: Path, cache: Path, directory: Path) -> None:
         settings = {"spark.driver.extraClassPath": ":".join(map(str, jars))}
         spark = build_session("avro", "local[2]", log_file=directory / "spark.log", settings=settings)
         try:
-            register_formats(spark)
             text = document.read_text().replace("127.0.0.1:9876", cluster.namesrv)
             blocks = re.findall(r"```python\n(.*?)```", text.replace("/data/", f"{directory}/"), re.DOTALL)
             (block,) = [block for block in blocks if "from_avro" in block]

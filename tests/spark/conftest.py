@@ -19,7 +19,6 @@ import tandemmq.spark.pipelines.runner
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.java import find_java
-from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 SECONDS_MAX = 900
@@ -63,7 +62,6 @@ def spark(spark_log: Path) -> Iterator[Any]:
 @pytest.fixture(scope="session")
 def lake_spark(spark: Any) -> Any:
     """Returns the session with all our formats registered, as in the pipelines."""
-    register_formats(spark)
     return spark
 
 

@@ -17,9 +17,7 @@ from spark_cluster import start_cluster
 from bench.java.clusters import fetch_jars
 from bench.kafka.broker import BROKER, SOURCE, running_kafka
 from tandemmq.client import BlockingAdmin
-from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
-from tandemmq.spark.source import KafkaShapedSource
 
 QUEUES = 3
 ROWS = 90
@@ -38,8 +36,6 @@ def main(document: Path, cache: Path, directory: Path) -> None:
         settings = {"spark.driver.extraClassPath": ":".join(map(str, source))}
         spark = build_session("copies", "local[2]", log_file=directory / "spark.log", settings=settings)
         try:
-            register_formats(spark)
-            spark.dataSource.register(KafkaShapedSource)
             fill(spark, kafka)
             text = document.read_text().replace("127.0.0.1:9092", kafka)
             text = text.replace("127.0.0.1:9876", cluster.namesrv).replace("/data/", f"{directory}/")

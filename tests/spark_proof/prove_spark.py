@@ -41,7 +41,6 @@ from bench.spark_read import fill_topic
 from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.lake_job import LOG_FILE
-from tandemmq.spark.pipelines.runner import register_formats
 from tandemmq.spark.session import build_session
 
 TOPIC, BULK_TOPIC = "Proof", "ProofBulk"
@@ -242,7 +241,6 @@ class Proof:
         # Java is that of the previous session, and still writes to that session's log.
         spark = build_session("silence", "local[2]", shuffle_partitions=2)
         try:
-            register_formats(spark)
             proof = SilenceProof(spark, self._spark_log, self._directory / "silence")
             with proof.cluster():
                 for verdict in proof.run():

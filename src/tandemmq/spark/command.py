@@ -50,19 +50,23 @@ def prepare() -> None:
     this machine.
 
     Writes an archive of Java's classes (about 180 MB) to this user's cache directory, in half a minute.
+    Prints the SPARK_HOME with which other programs' sessions start their Python processes faster, too.
     """
     try:
-        from tandemmq.spark.java import make_archive
+        from tandemmq.spark.java import link_home, make_archive
         from tandemmq.spark.pipelines.runner import NO_LOG
         from tandemmq.spark.session import build_session
 
         path = make_archive(
             lambda options: build_session("prepare", "local[2]", log_file=NO_LOG, java_options=options)
         )
+        home = link_home()
     except TandemError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(f"{path}: {path.stat().st_size // MIB} MiB; sessions of this user map it from now on")
+    if home is not None:
+        typer.echo(f"for sessions of other programs: export SPARK_HOME={home}")
 
 
 @pipeline_command(app, AuditOptions)

@@ -1,9 +1,10 @@
-"""Finds the Java that Spark needs, with a clear error if it is missing, and makes an archive of the classes
-of a session, which later sessions map into memory.
+"""Finds the Java that Spark needs, with a clear error if it is missing, and makes two things that let
+sessions start quickly: an archive of their Java classes, and a home of Spark with Python's byte code.
 
 A session loads and verifies about 15,000 classes, which is half of the processor time of its start. The
 command `tandemmq pipeline prepare` makes the archive once for each Java and Spark; every session of this user
-then maps it.
+then maps it. Each Python process of Spark imports PySpark from an archive without byte code, and compiles it
+again; in the linked home it imports the installed package.
 
 Strategy:   Java writes the archive at the end of a session that has done typical pipeline work. The file is
             written under a temporary name and renamed, so a session sees a whole archive or none. Java
@@ -21,6 +22,8 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING
@@ -100,12 +103,15 @@ def archive_path(java_home: Path, environment: Mapping[str, str] | None = None) 
     """Returns the path of the archive for this Java and Spark, whether or not the file exists."""
     from pyspark import __version__ as spark_version
 
-    environment = os.environ if environment is None else environment
-    cache = environment.get("XDG_CACHE_HOME", "") or str(Path.home() / ".cache")
     release = java_home / "release"
     printed = release.read_bytes() if release.exists() else bytes(java_home)
     java = hashlib.sha256(printed).hexdigest()[:12]
-    return Path(cache) / "tandemmq" / f"spark-{spark_version}-java-{java}.jsa"
+    return _cache_directory(environment) / f"spark-{spark_version}-java-{java}.jsa"
+
+
+def _cache_directory(environment: Mapping[str, str] | None) -> Path:
+    environment = os.environ if environment is None else environment
+    return Path(environment.get("XDG_CACHE_HOME", "") or Path.home() / ".cache") / "tandemmq"
 
 
 def archive_options(java_home: Path) -> tuple[str, ...]:
@@ -139,9 +145,8 @@ def make_archive(start_session: Callable[[tuple[str, ...]], SparkSession]) -> Pa
 
 def _train(spark: SparkSession) -> None:
     """Runs a small batch and a small stream, with Python and Parquet on both ends."""
-    from tandemmq.spark.lake.sink import SINK_NAME, LakeSink
+    from tandemmq.spark.lake.sink import SINK_NAME
 
-    spark.dataSource.register(LakeSink)
     schema = "id long, text string"
     with tempfile.TemporaryDirectory(prefix="tandemmq-prepare-") as directory:
         rows = spark.range(TRAINING_ROWS, numPartitions=2).selectExpr("id", "cast(id as string) AS text")
@@ -165,3 +170,46 @@ def _end(spark: SparkSession) -> None:
     SparkContext._gateway = SparkContext._jvm = None
     java.stdin.close()
     java.wait(WRITE_S_MAX)
+
+
+def link_home(environment: Mapping[str, str] | None = None) -> Path | None:
+    """Returns a home of Spark (SPARK_HOME) whose Python processes import the installed PySpark with its byte
+    code, and makes it if necessary.
+
+    Java puts `python/lib/pyspark.zip` of its home in front of the path of these processes. In this home,
+    directories with links to the packages have the names of the archives; all else is a link to Spark's own
+    home. Returns None if the user chose a home, if PySpark is not one that pip installed, or if the cache
+    directory is not writable.
+    """
+    from pyspark import __file__ as module
+    from pyspark import __version__ as spark_version
+
+    environment = os.environ if environment is None else environment
+    installed = Path(module).absolute().parent
+    archives = list((installed / "python" / "lib").glob("py*.zip"))
+    if environment.get("SPARK_HOME") or not archives:
+        return None
+    name = f"spark-{spark_version}-home-{hashlib.sha256(bytes(installed)).hexdigest()[:12]}"
+    home = _cache_directory(environment) / name
+    if home.is_dir():
+        return home
+    new = home.with_name(f"{name}.{os.getpid()}")
+    try:
+        for archive in archives:
+            package = find_spec(re.split(r"[-.]", archive.name)[0])
+            assert package is not None
+            assert package.origin is not None
+            directory = new / "python" / "lib" / archive.name
+            directory.mkdir(parents=True)
+            (directory / package.name).symlink_to(Path(package.origin).parent)
+        # The user may make `conf` later.
+        for entry in {path.name for path in installed.iterdir()} - {"python"} | {"conf"}:
+            (new / entry).symlink_to(installed / entry)
+        # Another process may have made the home meanwhile.
+        with suppress(OSError):
+            new.rename(home)
+    except OSError:
+        return None
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+    return home if home.is_dir() else None

@@ -18,7 +18,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tandemmq.spark.java import archive_options, find_java
+from tandemmq.spark.java import archive_options, find_java, link_home
 from tandemmq.spark.user_settings import find_settings, merge_settings
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ def build_session(
     settings: Mapping[str, str] | None = None,
     java_options: Sequence[str] | None = None,
 ) -> SparkSession:
-    """Returns a Spark session of this process; the running one if there is one already.
+    """Returns a Spark session of this process with our formats registered; the running one if there is one
+    already.
 
     `master`, `driver_memory`, `shuffle_partitions`: empty or 0 for those of `spark-defaults.conf`, else
     `local[*]`, 1 GiB and 4.
@@ -86,8 +87,37 @@ def build_session(
     builder = SparkSession.builder.appName(app)
     for key, value in merge_settings(ours, user).items():
         builder = builder.config(key, value)
-    with _errors_into(log_file):
-        return builder.getOrCreate()
+    with _errors_into(log_file), _starting_quickly(master):
+        spark = builder.getOrCreate()
+    register_formats(spark)
+    return spark
+
+
+def register_formats(spark: SparkSession) -> None:
+    """Registers our formats. Otherwise Spark looks for them once, in the Python of PYSPARK_PYTHON, and never
+    finds them if that lacks the installed package.
+    """
+    from tandemmq.spark.commitlog import CommitLogSource
+    from tandemmq.spark.lake.sink import LakeSink
+    from tandemmq.spark.source import KafkaShapedSource, RocketSource, TandemSource
+
+    for source in (TandemSource, RocketSource, KafkaShapedSource, CommitLogSource, LakeSink):
+        spark.dataSource.register(source)
+
+
+@contextmanager
+def _starting_quickly(master: str) -> Iterator[None]:
+    """Makes a Java that starts in the block import PySpark from the linked home."""
+    # YARN sends the archives of the home to its executors, so they must be files there.
+    home = link_home() if master.startswith(("local", "spark:")) else None
+    if home is None:
+        yield
+        return
+    os.environ["SPARK_HOME"] = str(home)
+    try:
+        yield
+    finally:
+        del os.environ["SPARK_HOME"]
 
 
 def _default_settings(master: str, python_path: str, java_options: Sequence[str]) -> dict[str, str]:

@@ -1,14 +1,17 @@
-"""Tests finding Java: one clear sentence if it is missing or too old."""
+"""Tests finding Java, with a clear error if it is missing or too old, and the home with byte code."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 import tandemmq.spark.java
 from tandemmq.errors import ConfigError
-from tandemmq.spark.java import find_java, parse_java_version
+from tandemmq.spark.java import find_java, link_home, parse_java_version
 
 
 def _fake_java(home: Path, version: str) -> Path:
@@ -68,3 +71,38 @@ def test_a_java_that_hangs_is_not_called_old(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(tandemmq.spark.java, "ANSWER_S_MAX", 0.1)
     with pytest.raises(ConfigError, match=r"bin/java -version did not answer within 0\.1 s"):
         find_java({"JAVA_HOME": str(home)})
+
+
+def test_a_linked_home_is_that_of_spark_with_the_byte_code_of_pyspark(tmp_path: Path) -> None:
+    cache = {"XDG_CACHE_HOME": str(tmp_path)}
+    home = link_home(cache)
+    assert home is not None
+    assert link_home(cache) == home
+    assert [path for path in (tmp_path / "tandemmq").iterdir() if path != home] == []
+    assert list((home / "jars").glob("spark-core*.jar"))
+    assert (home / "conf").is_symlink()
+    path = os.pathsep.join(str(archive) for archive in (home / "python" / "lib").iterdir())
+    script = (
+        "import pyspark.serializers as s, py4j; print(s.__file__, s.__cached__, py4j.__file__, sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    module, cached, other = done.stdout.split()
+    assert module.startswith(str(home))
+    assert other.startswith(str(home))
+    assert Path(cached).is_file()
+
+
+def test_a_home_of_the_user_is_not_replaced(tmp_path: Path) -> None:
+    assert link_home({"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}) is None
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_cache_directory_there_is_no_linked_home(tmp_path: Path) -> None:
+    (tmp_path / "tandemmq").write_text("a file")
+    assert link_home({"XDG_CACHE_HOME": str(tmp_path)}) is None

@@ -173,7 +173,6 @@ def test_an_interrupt_still_stops_in_order_after_spark_took_the_signal(
         return query
 
     monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", build_session)
-    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "register_formats", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "warm_up", lambda spark: None)
     monkeypatch.setattr(tandemmq.spark.pipelines.lake_job, "_start_query", lambda *args: start())
     monkeypatch.setattr(tandemmq.spark.pipelines.landing, "_make_stream", lambda *args: None)

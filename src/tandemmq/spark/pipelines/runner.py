@@ -54,7 +54,6 @@ def open_session(
     with stop.listening():
         log = log_file or NO_LOG
         spark = build_session(app, master, log_file=log, is_long=is_long, settings=dict(settings))
-        register_formats(spark)
         try:
             # Spark installs its own SIGINT handler when the session begins.
             with stop.listening():
@@ -63,17 +62,6 @@ def open_session(
             # If Java died, the pipeline reports it, and the session cannot be stopped.
             with suppress(Exception):
                 spark.stop()
-
-
-def register_formats(spark: SparkSession) -> None:
-    """Registers our formats with a session that was not started from an installed package."""
-    # These modules import pyspark, which is too slow for `--help`.
-    from tandemmq.spark.commitlog import CommitLogSource
-    from tandemmq.spark.lake.sink import LakeSink
-    from tandemmq.spark.source import TandemSource
-
-    for source in (TandemSource, CommitLogSource, LakeSink):
-        spark.dataSource.register(source)
 
 
 def wait_for_stop(stop: StopFlag, seconds: float) -> bool:
