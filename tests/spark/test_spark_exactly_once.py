@@ -57,6 +57,7 @@ def copy_stream(
     checkpoint: Path,
     *,
     source: Mapping[str, str] = CUTS,
+    mode: str = "exactly-once",
     **options: str,
 ) -> Any:
     """Starts the query that copies one topic to another, some hundred messages at a time."""
@@ -65,7 +66,7 @@ def copy_stream(
     return (
         stream.writeStream.format("tandemmq")
         .options(nameServer=cluster.namesrv, topic=topics[1], checkpointLocation=str(checkpoint))
-        .options(mode="exactly-once", **options)
+        .options(mode=mode, **options)
         .trigger(availableNow=True)
         .start()
     )
@@ -90,6 +91,7 @@ CHANGES: list[dict[str, str]] = [
     {"startingTimestamp": "now", "maxOffsetsPerTrigger": "5", "failOnDataLoss": "false"},
     {"topic": "OnceFrom2,OnceOther", "readFrom": "prefer-slave", "group": "g"},
     {"arrowRows": "9", "pullBatchSize": "3", "decompress": "false", "verifyCrc": "true"},
+    {"columns": "body,tags", "propertiesAs": "string"},
 ]
 """Options of the source that replace the original ones before a batch is repeated."""
 
@@ -115,10 +117,46 @@ def test_batches_that_are_replayed_under_other_options_are_stored_once(
     copy_stream(spark, cluster, topics, tmp_path / "c").awaitTermination()
     check_copy(spark, cluster, "OnceTo2", sent, tmp_path / "read")
     forget_last_commit(tmp_path / "c")
-    query = copy_stream(spark, cluster, topics, tmp_path / "c", source={**CUTS, "tags": "a"})
-    with pytest.raises(Exception, match="tags or filter differs"):
-        query.awaitTermination()
+    refused: list[tuple[str, dict[str, str]]] = [
+        ("tags or filter differs", {"tags": "a"}),
+        ("tags or filter differs", {"filter": "TAGS = 'a'"}),
+    ]
+    for reason, source in refused:
+        query = copy_stream(spark, cluster, topics, tmp_path / "c", source={**CUTS, **source})
+        with pytest.raises(Exception, match=reason):
+            query.awaitTermination()
     assert count_offsets(cluster.namesrv, "OnceTo2") == 700
+
+
+def test_at_least_once_a_batch_that_is_replayed_under_other_options_keeps_its_keys(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    sent = cluster.send("KeptFrom", 300)
+    topics, checkpoint = ("KeptFrom", "KeptTo"), tmp_path / "c"
+    changes = ({}, {"maxRecordsPerPartition": "33", "minPartitions": "7"}, {"packRecords": "20000"})
+    for number, changed in enumerate(changes):
+        if number:
+            forget_last_commit(checkpoint)
+        source = {**CUTS, **changed}
+        copy_stream(
+            spark,
+            cluster,
+            topics,
+            checkpoint,
+            source=source,
+            mode="at-least-once",
+            batchBytes=f"{number + 1}k",
+        ).awaitTermination()
+    rows = read_topic(spark, cluster.namesrv, "KeptTo", columns="msgId,body").collect()
+    assert len(rows) == 300 * len(changes)
+    keys = {(row.msgId, bytes(row.body)) for row in rows}
+    assert len(keys) == len({key for key, _ in keys}) == 300
+    assert sorted(body for _, body in keys) == sorted(sent)
+    forget_last_commit(checkpoint)
+    for mode in ("exactly-once", "transactional"):
+        with pytest.raises(Exception, match="option semantics: the query began with 'at-least-once'"):
+            copy_stream(spark, cluster, topics, checkpoint, mode=mode).awaitTermination()
+    assert count_offsets(cluster.namesrv, "KeptTo") == 300 * len(changes)
 
 
 def forget_plans(checkpoint: Path) -> None:

@@ -143,6 +143,31 @@ def test_a_query_that_would_name_its_rows_anew_is_refused(
     write(stateDir=str(tmp_path / "shared"), topic="U")
 
 
+def test_a_changed_mode_of_an_at_least_once_query_is_refused(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(T_0=FakeQueue())
+    raw = {"nameserver": "ns:1", "topic": "T", "writeid": "w"}
+    columns = find_sink_columns([("body", "string")], has_topic_option=True)
+
+    def write(checkpoint: Path | str, **more: str) -> TopicStreamWriter:
+        options = parse_sink_options({**raw, "checkpointlocation": str(checkpoint), **more})
+        return TopicStreamWriter(options, columns)
+
+    write(tmp_path)
+    # The rows of a batch that is repeated may go to another topic.
+    write(tmp_path, topic="U", stateDir="/nowhere")
+    with pytest.raises(
+        ConfigError, match="option semantics: the query began with 'at-least-once' and has 'ex"
+    ):
+        write(tmp_path, mode="exactly-once")
+    # Only the driver's directories can hold the state.
+    write("hdfs://h/c")
+    write(tmp_path / "absent")
+    assert [path.name for path in tmp_path.iterdir()] == ["tandemmq_sink"]
+    write(tmp_path / "other", mode="exactly-once")
+    with pytest.raises(ConfigError, match="the query began with 'exactly-once' and has 'at-least-once' now"):
+        write(tmp_path / "other")
+
+
 def test_a_row_for_a_topic_that_was_not_named_is_refused() -> None:
     with pytest.raises(MessageIllegal, match="option topics names T"):
         OnceRun("q", 0, 0, {"T": ()}).queues("U")

@@ -200,8 +200,8 @@ def parse_sink_options(raw: Mapping[str, str]) -> SinkOptions:
         "group": values["group"] or (TRANSACTION_GROUP if is_transactional else GROUP),
         "in_flight": values["in_flight"] or (_HALVES_IN_FLIGHT if is_transactional else _IN_FLIGHT),
         "exactly_once_topics": _list_topics(values) if semantics == EXACTLY_ONCE else (),
-        "state_dir": _find_state_dir(raw, values) if semantics != AT_LEAST_ONCE else "",
-        "is_state_of_query": semantics != AT_LEAST_ONCE and not directory,
+        "state_dir": _find_state_dir(raw, values),
+        "is_state_of_query": semantics == AT_LEAST_ONCE or not directory,
         "security": take_security(values),
     }
     return SinkOptions(**values)
@@ -238,11 +238,14 @@ def _find_state_dir(raw: Mapping[str, str], values: Mapping[str, Any]) -> str:
     """
     given, semantics = values["state_dir"], values["semantics"]
     checkpoint = next((value for key, value in raw.items() if key.lower() == "checkpointlocation"), "")
+    if semantics == AT_LEAST_ONCE:
+        # Only its semantics are stored, if possible, so that a change is detected.
+        given, checkpoint = "", "" if "://" in checkpoint else checkpoint
     directory: str = (given or checkpoint).removeprefix("file://").removeprefix("file:")
     if "://" in directory:
         raise ConfigError(f"semantics {semantics}: {directory} is not a local directory; set stateDir")
     if directory:
         return directory if given else f"{directory.rstrip('/')}/{_STATE_DIR}"
-    if values["write_id"]:
+    if values["write_id"] and semantics != AT_LEAST_ONCE:
         raise ConfigError(f"semantics {semantics}: writeId needs stateDir, so that a repeat finds its state")
     return ""

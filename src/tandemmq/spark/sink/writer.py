@@ -30,7 +30,7 @@ from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import SinkColumns, make_prefix
 from tandemmq.spark.sink.encode import BatchEncoder
 from tandemmq.spark.sink.halves import HalfLog, read_decided
-from tandemmq.spark.sink.options import SinkOptions
+from tandemmq.spark.sink.options import AT_LEAST_ONCE, SinkOptions
 from tandemmq.spark.sink.sender import OnceRun, Pins, RowSender
 from tandemmq.spark.sink.transaction import TaskHalves
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
@@ -77,8 +77,13 @@ def require_same_names(options: SinkOptions) -> None:
     if not (options.state_dir and options.is_state_of_query):
         return
     path = Path(options.state_dir) / NAMES_FILE
-    known = _read_document(path)
     wanted = {"semantics": options.semantics, "topic": options.topic}
+    if options.semantics == AT_LEAST_ONCE:
+        # Its rows may go to another topic. A checkpoint on another file system stores nothing.
+        del wanted["topic"]
+        if not path.parent.parent.is_dir():
+            return
+    known = _read_document(path)
     if not known:
         write_document(path, {"version": PIN_VERSION, **wanted})
         return
