@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -11,10 +13,12 @@ from typing import Any
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
+from spark_cluster import Cluster
 from spark_lakes import follow_topic, forget_last_commit, land
 
 from tandemmq.client import BlockingAdmin, BlockingProducer, Compression, ProducerOptions
 from tandemmq.errors import GroupNotFound
+from tandemmq.launcher import Server, stopping, write_properties
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -27,13 +31,13 @@ from waits import until_blocking
 
 
 def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
-    # Not registered by hand: Spark finds the module pyspark_tandemmq by its name.
     return spark.read.format("tandemmq").options(nameServer=cluster.namesrv, topic=topic, **options)
 
 
 def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
     bodies = cluster.send("SparkTable", 500)
-    table = _read(spark, cluster, "SparkTable").load()
+    # A session in which nothing is registered: Spark finds the module pyspark_tandemmq by its name.
+    table = _read(spark.newSession(), cluster, "SparkTable").load()
     rows = table.collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(bodies)
     row = next(row for row in rows if bytes(row.body) == b'{"n":7}')
@@ -139,40 +143,86 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_batch_is_repeated_without_queues_that_are_gone(
-    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
+    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path, is_deleted: bool
 ) -> None:
-    topic, checkpoint = "SparkGone", tmp_path / "checkpoint"
+    topic, address = f"SparkGone{is_deleted}", cluster.master.address
     with BlockingAdmin(cluster.namesrv) as admin:
         admin.create_topic(topic, queue_count=4)
-    for queue_id in range(4):
-        _send_as(cluster.master.address, topic, 0, [b"%d" % n for n in range(100)], queue_id)
-    counts: list[int] = []
-
-    def follow(**options: str) -> None:
-        stream = follow_topic(lake_spark, cluster.namesrv, topic, columns="queueId", **options)
-        writer = stream.writeStream.foreachBatch(lambda frame, _: counts.append(frame.count()))
-        writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
-        writer.start().awaitTermination()
-
-    follow()
-    forget_last_commit(checkpoint)
-    _shrink(cluster.master.address, topic)
-    with pytest.raises(Exception, match=r"SparkGone@b:1: .* the queue is gone.*failOnDataLoss=false"):
-        follow()
-    follow(failOnDataLoss="false")
+        for queue_id in range(4):
+            _send_as(address, topic, 0, [b"%d" % n for n in range(100)], queue_id)
+        counts = _count_batches(lake_spark, cluster.namesrv, topic, tmp_path)
+        forget_last_commit(tmp_path)
+        if is_deleted:
+            admin.delete_topic(topic)
+        else:
+            _set_queues(address, topic, 1)
+    lost = rf"{topic}@b:[01]: .* the queue is gone.*Set failOnDataLoss=false to continue without it"
+    with pytest.raises(Exception, match=lost):
+        _count_batches(lake_spark, cluster.namesrv, topic, tmp_path)
+    counts += _count_batches(lake_spark, cluster.namesrv, topic, tmp_path, failOnDataLoss="false")
     # A batch without rows follows, whose offset no longer names the missing queues.
-    assert [count for count in counts if count] == [400, 100]
+    assert [count for count in counts if count] == ([400] if is_deleted else [400, 100])
     assert f"messages.lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
 
 
-def _shrink(address: str, topic: str) -> None:
-    """Reduces the topic to one queue, like an operator with force."""
+@pytest.mark.long
+def test_a_batch_is_repeated_though_a_broker_that_it_does_not_need_is_silent(
+    lake_spark: Any, own_cluster: Cluster, spark_log: Path, tmp_path: Path
+) -> None:
+    namesrv, checkpoint = own_cluster.namesrv, tmp_path / "checkpoint"
+    own_cluster.send("Needed", 60)
+    settings = {"namesrvAddr": namesrv, "brokerName": "c", "brokerIP1": "127.0.0.1", "listenPort": 0}
+    settings |= {"storePathRootDir": tmp_path / "c"}
+    conf = write_properties(tmp_path / "c.conf", settings)
+    other = Server("other broker", ["broker", "-c", str(conf)], tmp_path / "c.log")
+    topics, quick = "Needed,Unneeded", {"pullTimeoutMs": "1000", "fetchOffset.numRetries": "1"}
+    with stopping([other]):
+        _set_queues(other.start(), "Unneeded", 2)
+        until_blocking(lambda: _has_topic(namesrv, "Unneeded"), "the topic is registered")
+        counts = _count_batches(lake_spark, namesrv, topics, checkpoint, **quick)
+        assert counts == [60]
+        forget_last_commit(checkpoint)
+        os.kill(other.pid, signal.SIGSTOP)
+        try:
+            # The batch is repeated; then the run fails, because it might skip messages.
+            with pytest.raises(Exception, match=r"no broker answers for Unneeded@c:0.*failOnDataLoss=false"):
+                _count_batches(lake_spark, namesrv, topics, checkpoint, counts, **quick)
+            assert counts == [60, 60]
+            forget_last_commit(checkpoint)
+            lenient = {**quick, "failOnDataLoss": "false"}
+            _count_batches(lake_spark, namesrv, topics, checkpoint, counts, **lenient)
+            assert counts == [60, 60, 60]
+        finally:
+            os.kill(other.pid, signal.SIGCONT)
+    assert "messages.lost queue=Needed" not in spark_log.read_text()
+
+
+def _has_topic(namesrv: str, topic: str) -> bool:
+    with BlockingAdmin(namesrv) as admin:
+        return topic in admin.topics()
+
+
+def _count_batches(
+    spark: Any, namesrv: str, topics: str, checkpoint: Path, counts: list[int] | None = None, **options: str
+) -> list[int]:
+    """Reads the topics up to their ends; returns `counts` with the number of rows of each batch added."""
+    found: list[int] = [] if counts is None else counts
+    stream = follow_topic(spark, namesrv, topics, columns="queueId", **options)
+    writer = stream.writeStream.foreachBatch(lambda frame, _: found.append(frame.count()))
+    writer = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True)
+    writer.start().awaitTermination()
+    return found
+
+
+def _set_queues(address: str, topic: str, count: int) -> None:
+    """Creates the topic on one broker, or changes the number of its queues like an operator with force."""
     header = CreateTopicRequest(
         topic=topic,
         default_topic="TBW102",
-        read_queue_count=1,
-        write_queue_count=1,
+        read_queue_count=count,
+        write_queue_count=count,
         permission=6,
         is_forced=True,
     )
