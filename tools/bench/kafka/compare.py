@@ -67,7 +67,8 @@ class Columns:
 
 COLUMNS = (
     Columns("queue, offset and body", "queueId,queueOffset,body", "partition,offset,value"),
-    Columns("all columns", "", "*"),
+    Columns("the same seven columns", "kafka", "*"),
+    Columns("all columns (18 and 7)", "", "*"),
 )
 
 
