@@ -18,17 +18,9 @@ from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, GroupNotFound, RemoteProtocolError
-from tandemmq.manage import resets
+from tandemmq.manage import progress, resets
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import change_group, delete_group, read_state
-from tandemmq.manage.progress import (
-    GroupLag,
-    MemberReports,
-    read_group_names,
-    read_lags,
-    read_reports,
-    sum_lag,
-)
 from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import RequestMode
@@ -86,9 +78,9 @@ async def start_monitoring(tools: Tools) -> CommandAnswer:
     columns = ("group", "members", "lag", "lag_of_one_queue", "behind_seconds", "dead_letters", "problems")
     table = Table("groups", columns)
     topics = await tools.cluster_admin.topics()
-    for group in await read_group_names(tools, masters, topics):
+    for group in await progress.read_group_names(tools, masters, topics):
         state = await read_state(tools, masters, group, now_ms)
-        reports = await read_reports(tools, masters, group)
+        reports = await progress.read_reports(tools, masters, group)
         problems = [*_notes(reports), *state.problems]
         wants = {
             tuple(sorted((one.topic, one.expression) for one in info.subscriptions))
@@ -145,7 +137,7 @@ async def consumer_status(
     )
     stacks: list[str] = []
     asked = await tools.masters(Place(broker))
-    told = await read_reports(tools, asked, group, client_id=client_id, has_stack=has_stack)
+    told = await progress.read_reports(tools, asked, group, client_id=client_id, has_stack=has_stack)
     notes = _notes(told)
     for at, client, info in told.reports:
         members.rows += [(at, client, name, text) for name, text in sorted(info.properties.items())]
@@ -448,10 +440,10 @@ async def show_progress(
         notes = [*answer.notes, f"the lag is above {lag_max} messages"]
         return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
     table, refused = Table("groups", ("group", "members", "lag")), []
-    for one in await read_group_names(tools, masters, await tools.cluster_admin.topics()):
+    for one in await progress.read_group_names(tools, masters, await tools.cluster_admin.topics()):
         members = await read_members(tools.remoting, masters, one)
-        lags = await read_lags(tools, masters, one, members=members)
-        table.rows.append((one, len(members.members), sum_lag(lags)))
+        lags = await progress.read_lags(tools, masters, one, members=members)
+        table.rows.append((one, len(members.members), progress.sum_lag(lags)))
         refused += [f"{one}: {address}: {reason}" for address, reason in members.refused.items()]
     return CommandAnswer([table], refused)
 
@@ -461,16 +453,16 @@ async def _progress_of_group(
 ) -> CommandAnswer:
     table = Table("queues", LAG_COLUMNS)
     members = await read_members(tools.remoting, masters, group)
-    lags = await read_lags(tools, masters, group, topic, members=members)
+    lags = await progress.read_lags(tools, masters, group, topic, members=members)
     if not lags:
         for address, reason in members.refused.items():
             raise BadRequest(f"{address} does not tell the progress of {group!r}: {reason}")
         raise GroupNotFound(f"group {group!r} has committed no offset" + (f" in {topic!r}" if topic else ""))
     table.rows = list(map(lag_row, lags))
-    notes = [f"lag {sum_lag(lags)} messages, {len(members.members)} members online"]
+    notes = [f"lag {progress.sum_lag(lags)} messages, {len(members.members)} members online"]
     notes += [f"{address}: {reason}" for address, reason in members.refused.items()]
     if has_clients:
-        reports = await read_reports(tools, masters, group)
+        reports = await progress.read_reports(tools, masters, group)
         notes += _notes(reports)
         # The address is the first part of a client id.
         readers = {queue: client.partition("@")[0] for queue, client in reports.readers().items()}
@@ -479,12 +471,12 @@ async def _progress_of_group(
     return CommandAnswer([table], notes)
 
 
-def lag_row(one: GroupLag) -> Row:
+def lag_row(one: progress.GroupLag) -> Row:
     """Returns the progress of a group in one queue as a row."""
     queue = one.queue
     place = (queue.topic, queue.broker_name, queue.queue_id)
     return (*place, one.broker_offset, one.committed_offset, one.lag, one.in_flight, one.read_at_ms)
 
 
-def _notes(reports: MemberReports) -> list[str]:
+def _notes(reports: progress.MemberReports) -> list[str]:
     return [f"{client} does not report its state: {error}" for client, error in reports.silent.items()]

@@ -23,17 +23,10 @@ from tandemmq.errors import NoRoute, TopicHasUnread
 from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.manage.topics import change_topic, delete_in_clusters, read_ends, read_series
+from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import render_version
 from tandemmq.protocol.properties_file import parse_properties
-from tandemmq.protocol.topic_names import (
-    HALF_TOPIC,
-    ORDER_TOPICS,
-    SCHEDULE_TOPIC,
-    is_dlq_topic,
-    is_retry_topic,
-    is_system_group,
-)
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.units import MASTER_ID
 
@@ -56,7 +49,7 @@ async def topic_list(
         return CommandAnswer.of_rows("topics", "topic", [(name,) for name in names])
     rows: list[Row] = []
     for name in names:
-        if is_retry_topic(name) or is_dlq_topic(name):
+        if topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
         groups = await tools.groups_of(route, name)
@@ -204,10 +197,10 @@ def update_order_conf(
     async def work(tools: Tools) -> CommandAnswer:
         servers = tools.cluster_admin.name_servers
         if method == "put":
-            await tools.change(servers, nameserver.put_kv, ORDER_TOPICS, topic, value)
+            await tools.change(servers, nameserver.put_kv, topic_names.ORDER_TOPICS, topic, value)
         elif method == "delete":
-            await tools.change(servers, nameserver.delete_kv, ORDER_TOPICS, topic)
-        known = await tools.ask(servers, nameserver.get_kv, ORDER_TOPICS, topic)
+            await tools.change(servers, nameserver.delete_kv, topic_names.ORDER_TOPICS, topic)
+        known = await tools.ask(servers, nameserver.get_kv, topic_names.ORDER_TOPICS, topic)
         rows = [(at, topic, order) for at, order in known]
         return CommandAnswer.of_rows("orders", "name_server topic order", rows)
 
@@ -250,7 +243,7 @@ async def stats_all(
     """Show the traffic of each topic and of its groups, and their lag."""
     rows: list[Row] = []
     for name in sorted(await tools.cluster_admin.topics()):
-        if topic not in ("", name) or is_retry_topic(name) or is_dlq_topic(name):
+        if topic not in ("", name) or topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
         masters = route.masters
@@ -392,9 +385,10 @@ async def _user_tables(
         {
             name: config
             for name, config in topics.items()
-            if name not in system and (has_special or not (is_retry_topic(name) or is_dlq_topic(name)))
+            if name not in system
+            and (has_special or not (topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name)))
         },
-        {name: config for name, config in groups.items() if not is_system_group(name)},
+        {name: config for name, config in groups.items() if not topic_names.is_system_group(name)},
     )
 
 
@@ -404,8 +398,8 @@ async def _traffic(
     """Returns the current rates per second and the counts of a day by mqadmin's names; transactions and
     delayed messages are separate.
     """
-    half_tps, half_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", HALF_TOPIC)
-    late_tps, late_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", SCHEDULE_TOPIC)
+    half_tps, half_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", topic_names.HALF_TOPIC)
+    late_tps, late_day = await read_series(tools, [address], "TOPIC_PUT_NUMS", topic_names.SCHEDULE_TOPIC)
     tps = {
         "normalInTps": first_rate(facts.get("putTps")) or 0.0,
         "normalOutTps": first_rate(sent_rates(facts)) or 0.0,

@@ -22,25 +22,12 @@ from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from tandemmq import errors
 from tandemmq.console.audit import DONE
 from tandemmq.console.frame import STATIC, Frame
 from tandemmq.console.sessions import LoginRefused, Session
 from tandemmq.console.shield import Shield
 from tandemmq.console.view import Action, Page, PageError, View
-from tandemmq.errors import (
-    BadRequest,
-    BrokersAway,
-    BrokerUnreachable,
-    ConfigError,
-    GroupNotFound,
-    NotPermitted,
-    PartlyChanged,
-    RequestTimeout,
-    TandemError,
-    TopicExists,
-    TopicHasUnread,
-    TopicNotFound,
-)
 from tandemmq.manage.settings import HIDDEN
 from tandemmq.telemetry import events
 
@@ -52,18 +39,18 @@ FIELD_NAME_CHARS_MAX: Final = 100
 """An entry of the audit list has all names of a form, so they are bounded."""
 OUTCOME_UNKNOWN: Final = "the change may have been made, or may still be made; check before you repeat it"
 THEMES: Final = ("auto", "light", "dark")
-_STATUS: Final[tuple[tuple[type[TandemError], int], ...]] = (
-    (NotPermitted, 403),
-    (TopicNotFound, 404),
-    (GroupNotFound, 404),
-    (BadRequest, 400),
-    (ConfigError, 400),
-    (BrokersAway, 409),
-    (PartlyChanged, 409),
-    (TopicExists, 409),
-    (TopicHasUnread, 409),
-    (BrokerUnreachable, 502),
-    (RequestTimeout, 504),
+_STATUS: Final[tuple[tuple[type[errors.TandemError], int], ...]] = (
+    (errors.NotPermitted, 403),
+    (errors.TopicNotFound, 404),
+    (errors.GroupNotFound, 404),
+    (errors.BadRequest, 400),
+    (errors.ConfigError, 400),
+    (errors.BrokersAway, 409),
+    (errors.PartlyChanged, 409),
+    (errors.TopicExists, 409),
+    (errors.TopicHasUnread, 409),
+    (errors.BrokerUnreachable, 502),
+    (errors.RequestTimeout, 504),
 )
 
 
@@ -169,7 +156,7 @@ class Console:
         try:
             async with asyncio.timeout(timeout_s):
                 return await handler(view), ""
-        except (PageError, TandemError) as refusal:  # first: a RequestTimeout is also a TimeoutError
+        except (PageError, errors.TandemError) as refusal:  # first: a RequestTimeout is also a TimeoutError
             error = refusal
         except TimeoutError:
             error = PageError(504, f"no answer from the cluster within {timeout_s:g} s")
@@ -187,7 +174,7 @@ class Console:
 
     def _failed(self, request: Request, view: View, error: Exception) -> Response:
         """Returns the page of an error, or of the log-in if a visitor lacks a right."""
-        if isinstance(error, NotPermitted) and not view.user and view.session.viewer is not None:
+        if isinstance(error, errors.NotPermitted) and not view.user and view.session.viewer is not None:
             return self._to_login(request, view)
         status, reason = _status_of(error), view.conceal(_reason_of(error))
         title = "No answer" if status == 504 else "Not possible"
@@ -261,7 +248,7 @@ class Console:
         name, target = view.form.get("name", ""), _local_path(view.form.get("next", "/"))
         try:
             session = await self._frame.sessions.log_in(view.address, name, view.form.get("secret", ""))
-        except TandemError as error:
+        except errors.TandemError as error:
             status = 429 if "too many attempts" in str(error) else 401
             if not isinstance(error, LoginRefused):
                 status = 502

@@ -16,32 +16,14 @@ from typing import Final
 import msgspec
 
 from tandemmq.api import broker_admin
-from tandemmq.broker.access.auth_table import (
-    ENABLE,
-    NORMAL,
-    POLICY_TYPES,
-    SUBJECT_PREFIX,
-    SUPER,
-    PolicyLine,
-    decide,
-    parse_entry,
-    parse_policy_type,
-    render_resource,
-)
+from tandemmq.broker.access import auth_table
 from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, render_actions
 from tandemmq.broker.access.plain_rules import build_account
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
 from tandemmq.manage.tools import Target, Tools
-from tandemmq.protocol.bodies.tables import (
-    AccountInfo,
-    AccountsInfo,
-    AclInfo,
-    EntryInfo,
-    PolicyInfo,
-    UserInfo,
-)
+from tandemmq.protocol.bodies import tables
 from tandemmq.protocol.properties_file import parse_properties
 
 USERS: Final = "users"
@@ -61,9 +43,9 @@ class BrokerAccess:
     """
 
     modes: Mapping[str, str]
-    users: tuple[UserInfo, ...] = ()
-    acls: tuple[AclInfo, ...] = ()
-    accounts: AccountsInfo | None = None
+    users: tuple[tables.UserInfo, ...] = ()
+    acls: tuple[tables.AclInfo, ...] = ()
+    accounts: tables.AccountsInfo | None = None
     error: str = ""
 
     @property
@@ -107,7 +89,7 @@ class PolicyRow:
 
     subject: str
     policy_type: str
-    entry: EntryInfo
+    entry: tables.EntryInfo
     brokers: tuple[str, ...]
 
 
@@ -135,9 +117,9 @@ def judge(access: ClusterAccess, kind: str, name: str, host: str = "") -> list[V
     ]
 
 
-def policies_of(acls: Iterable[AclInfo], user: str) -> list[PolicyInfo]:
+def policies_of(acls: Iterable[tables.AclInfo], user: str) -> list[tables.PolicyInfo]:
     """Returns the policies of one user."""
-    return [one for acl in acls if acl.subject == SUBJECT_PREFIX + user for one in acl.policies]
+    return [one for acl in acls if acl.subject == auth_table.SUBJECT_PREFIX + user for one in acl.policies]
 
 
 def rows_of_users(access: ClusterAccess) -> list[UserRow]:
@@ -145,14 +127,14 @@ def rows_of_users(access: ClusterAccess) -> list[UserRow]:
     found: dict[tuple[str, str, str], list[str]] = {}
     for target, broker in access.brokers.items():
         for user in broker.users:
-            key = (user.username or "", user.user_type or NORMAL, user.status or ENABLE)
+            key = (user.username or "", user.user_type or auth_table.NORMAL, user.status or auth_table.ENABLE)
             found.setdefault(key, []).append(target.address)
     return [UserRow(*key, tuple(brokers)) for key, brokers in sorted(found.items())]
 
 
 def rows_of_policies(access: ClusterAccess) -> list[PolicyRow]:
     """Returns the entries of all policies, by subject and resource."""
-    found: dict[tuple[str, str, EntryInfo], list[str]] = {}
+    found: dict[tuple[str, str, tables.EntryInfo], list[str]] = {}
     for target, broker in access.brokers.items():
         for acl in broker.acls:
             for policy in acl.policies:
@@ -163,9 +145,9 @@ def rows_of_policies(access: ClusterAccess) -> list[PolicyRow]:
     return sorted(rows, key=lambda row: (row.subject, row.policy_type, row.entry.resource))
 
 
-def rows_of_accounts(access: ClusterAccess) -> list[tuple[AccountInfo, list[str]]]:
+def rows_of_accounts(access: ClusterAccess) -> list[tuple[tables.AccountInfo, list[str]]]:
     """Returns the accounts by access key, each with the brokers that have it in this form."""
-    found: dict[AccountInfo, list[str]] = {}
+    found: dict[tables.AccountInfo, list[str]] = {}
     for target, broker in access.brokers.items():
         for account in () if broker.accounts is None else broker.accounts.accounts:
             found.setdefault(account, []).append(target.address)
@@ -207,7 +189,7 @@ async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -
     )
 
 
-def _without_secrets(accounts: AccountsInfo) -> AccountsInfo:
+def _without_secrets(accounts: tables.AccountsInfo) -> tables.AccountsInfo:
     shown = tuple(msgspec.structs.replace(one, secret_key=None) for one in accounts.accounts)
     return msgspec.structs.replace(accounts, accounts=shown)
 
@@ -220,12 +202,14 @@ def _judge_users(target: Target, broker: BrokerAccess, kind: str, name: str, hos
         except ConfigError as error:
             yield Verdict(target, username, "user", _all(False), f"unreadable policy: {error}")
             continue
-        if (user.status or ENABLE).lower() != ENABLE:
+        if (user.status or auth_table.ENABLE).lower() != auth_table.ENABLE:
             yield Verdict(target, username, "user", _all(False), "disabled")
-        elif (user.user_type or "").lower() == SUPER.lower():
+        elif (user.user_type or "").lower() == auth_table.SUPER.lower():
             yield Verdict(target, username, "user", _all(True), "super user")
         else:
-            rights = {label: decide(policies, Need(kind, name, bit), host) for label, bit in ACTIONS}
+            rights = {
+                label: auth_table.decide(policies, Need(kind, name, bit), host) for label, bit in ACTIONS
+            }
             yield Verdict(target, username, "user", rights, _reason(policies, kind, name, host))
 
 
@@ -246,20 +230,20 @@ def _judge_accounts(target: Target, broker: BrokerAccess, kind: str, name: str) 
         )
 
 
-def _compile(policies: Iterable[PolicyInfo]) -> list[list[PolicyLine]]:
+def _compile(policies: Iterable[tables.PolicyInfo]) -> list[list[auth_table.PolicyLine]]:
     """Returns the lines of each policy type, in the order in which they decide. Raises ConfigError."""
-    lines: dict[str, list[PolicyLine]] = {kind: [] for kind in POLICY_TYPES}
+    lines: dict[str, list[auth_table.PolicyLine]] = {kind: [] for kind in auth_table.POLICY_TYPES}
     for policy in policies:
-        lines[parse_policy_type(policy.policy_type)] += map(parse_entry, policy.entries)
+        lines[auth_table.parse_policy_type(policy.policy_type)] += map(auth_table.parse_entry, policy.entries)
     return list(lines.values())
 
 
-def _reason(policies: list[list[PolicyLine]], kind: str, name: str, host: str) -> str:
+def _reason(policies: list[list[auth_table.PolicyLine]], kind: str, name: str, host: str) -> str:
     """Names the lines that match the resource, in the order of the policies."""
     needs = [Need(kind, name, bit) for _, bit in ACTIONS]
     found = [
         f"{'allow' if line.is_allowed else 'deny'} {render_actions(line.actions)}"
-        f" on {render_resource(line.resource)}"
+        f" on {auth_table.render_resource(line.resource)}"
         for lines in policies
         for line in lines
         if any(line.resource.rank(need) and line.fits(need, host) for need in needs)
@@ -267,7 +251,7 @@ def _reason(policies: list[list[PolicyLine]], kind: str, name: str, host: str) -
     return "; ".join(found) or "no policy matches"
 
 
-def _as_raw(info: AccountInfo) -> dict[str, object]:
+def _as_raw(info: tables.AccountInfo) -> dict[str, object]:
     """Returns an account as a rule file has it, with a text in place of its secret."""
     return {
         "accessKey": info.access_key,

@@ -16,39 +16,23 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
+from tandemmq import errors
 from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.changes import change_each
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.client.route_cache import RouteView, build_view
-from tandemmq.errors import (
-    BadRequest,
-    GroupNotFound,
-    MessageIllegal,
-    NoRoute,
-    NotPermitted,
-    TandemError,
-    TopicNotFound,
-)
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.messages import find_by_position
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol import properties as names
+from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
-from tandemmq.protocol.topic_names import (
-    AUTO_CREATE_TOPIC,
-    DLQ_PREFIX,
-    check_topic,
-    dlq_topic,
-    is_dlq_topic,
-    is_retry_topic,
-    retry_topic,
-)
 from tandemmq.units import MIB
 
 RESEND_COUNT: Final = 256
@@ -94,8 +78,8 @@ class DeadLetterCount:
 
 async def read_dead_letter_groups(tools: Tools) -> list[str]:
     """Returns the groups that ever had a dead letter, by name; the first `GROUPS_MAX` of them."""
-    topics = [one for one in await tools.cluster_admin.topics() if is_dlq_topic(one)]
-    return sorted(one.removeprefix(DLQ_PREFIX) for one in topics)[:GROUPS_MAX]
+    topics = [one for one in await tools.cluster_admin.topics() if topic_names.is_dlq_topic(one)]
+    return sorted(one.removeprefix(topic_names.DLQ_PREFIX) for one in topics)[:GROUPS_MAX]
 
 
 async def read_dead_letter_counts(tools: Tools, groups: Sequence[str]) -> dict[str, DeadLetterCount]:
@@ -109,11 +93,11 @@ async def read_dead_letter_counts(tools: Tools, groups: Sequence[str]) -> dict[s
 
 async def read_dead_letter_count(tools: Tools, group: str) -> DeadLetterCount:
     """Returns the numbers of one group."""
-    admin, topic = tools.cluster_admin, dlq_topic(group)
+    admin, topic = tools.cluster_admin, topic_names.dlq_topic(group)
     try:
         ends = await admin.topic_offsets(topic)
         marks = await admin.committed_offsets(_mark_group(group), topic)
-    except TandemError as error:
+    except errors.TandemError as error:
         return DeadLetterCount(group, None, None, str(error))
     kept = sum(one.count for one in ends.values())
     left = sum(
@@ -147,7 +131,7 @@ class LetterEdit:
         if self.properties is not None:
             reserved = [name for name in self.properties if names.is_reserved(name)]
             if reserved:
-                raise BadRequest(f"the property name {reserved[0]!r} is reserved")
+                raise errors.BadRequest(f"the property name {reserved[0]!r} is reserved")
             pairs = {name: text for name, text in pairs.items() if names.is_reserved(name)}
             pairs |= self.properties
         for name, text in ((names.TAGS, self.tags), (names.KEYS, self.keys)):
@@ -179,10 +163,12 @@ class DeadLetterSender:
     def target_of(self, message: ReceivedMessage) -> str:
         """Returns the topic for this letter. Raises BadRequest if it does not name its origin."""
         if self.to != ORIGIN:
-            return self.to or retry_topic(self.group)
+            return self.to or topic_names.retry_topic(self.group)
         origin = origin_of(message)
         if not origin:
-            raise BadRequest(f"dead letter {message.message_id} does not name the topic from which it came")
+            raise errors.BadRequest(
+                f"dead letter {message.message_id} does not name the topic from which it came"
+            )
         return origin
 
     async def send(self, messages: Iterable[ReceivedMessage], edit: LetterEdit = UNCHANGED) -> None:
@@ -194,7 +180,7 @@ class DeadLetterSender:
             masters = [view.master_address(name) for name in (message.broker_name, *view.addresses)]
             address = next(filter(None, masters), None)
             if address is None:
-                raise NoRoute(f"no broker of {target} has a master at the moment")
+                raise errors.NoRoute(f"no broker of {target} has a master at the moment")
             answer = await self._send_one(message, target, address, edit)
             self.sent_count += 1
             if answer.status is not SendStatus.SEND_OK:
@@ -212,7 +198,7 @@ class DeadLetterSender:
         header = _make_header(message, target, pairs, _DELIVERY_PROPERTIES, flag)
         try:
             return await broker_send.send(self.tools.remoting, address, header, body)
-        except MessageIllegal:
+        except errors.MessageIllegal:
             dropped = _DELIVERY_PROPERTIES | {names.ORIGIN_MESSAGE_ID, names.RETRY_TOPIC}
             header = _make_header(message, target, pairs, dropped, flag)
             return await broker_send.send(self.tools.remoting, address, header, body)
@@ -229,10 +215,10 @@ class DeadLetterSender:
         admin = self.tools.cluster_admin
         try:
             return await admin.topic_route(target)
-        except TopicNotFound:
-            if not is_retry_topic(target):
+        except errors.TopicNotFound:
+            if not topic_names.is_retry_topic(target):
                 raise
-            return await admin.topic_route(dlq_topic(self.group))
+            return await admin.topic_route(topic_names.dlq_topic(self.group))
 
 
 def _make_header(
@@ -244,12 +230,12 @@ def _make_header(
 ) -> SendRequestV2:
     """Returns the header for the message with its original content and a new retry count."""
     pairs = {name: text for name, text in properties.items() if name not in dropped}
-    if not is_retry_topic(target):
+    if not topic_names.is_retry_topic(target):
         pairs.pop(names.RETRY_TOPIC, None)
     return SendRequestV2(
         producer_group="TANDEMMQ_RESEND",
         topic=target,
-        default_topic=AUTO_CREATE_TOPIC,
+        default_topic=topic_names.AUTO_CREATE_TOPIC,
         default_topic_queue_count=4,
         queue_id=-1,
         sys_flag=sys_flag,
@@ -278,15 +264,15 @@ class DeadLetterReader:
 
         Raises:  NotPermitted if the topic cannot be read.
         """
-        admin, topic = self.tools.cluster_admin, dlq_topic(self.group)
+        admin, topic = self.tools.cluster_admin, topic_names.dlq_topic(self.group)
         self._puller = TopicPuller(self.tools, topic, parse_subscription(topic, ALL, 0))
         try:
             queues = await self._puller.queues()
-        except TopicNotFound:
+        except errors.TopicNotFound:
             self.on_note(f"topic {topic} does not exist: the group never had a dead letter")
             return
         if not queues:
-            raise NotPermitted(
+            raise errors.NotPermitted(
                 f"{topic} is not readable; `tandemmq admin updateTopic -t {topic} -p 6` allows it"
             )
         marks = {} if again else await admin.committed_offsets(_mark_group(self.group), topic)
@@ -303,7 +289,7 @@ class DeadLetterReader:
         for queue, (begin, _) in self.ends.items():
             try:
                 await admin.set_offset(mark, queue, begin)
-            except GroupNotFound:
+            except errors.GroupNotFound:
                 address = self._puller.replica(queue).address
                 await broker_admin.create_group(
                     self.tools.remoting, address, SubscriptionGroupConfig(name=mark)
@@ -365,7 +351,7 @@ async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Re
                     await reader.save(queue, part[count - 1])
             if sender.sent_count >= count_max:
                 break
-    except TandemError as error:
+    except errors.TandemError as error:
         failure = str(error)
     left = sum(end - begin for begin, end in reader.ends.values()) - sender.sent_count
     return Resent(sender.sent_count, max(0, left), tuple(notes), failure)
@@ -381,21 +367,21 @@ async def resend_chosen(
     failure = ""
     try:
         await sender.send(letters, edit)
-    except TandemError as error:
+    except errors.TandemError as error:
         failure = str(error)
     return Resent(sender.sent_count, len(letters) - sender.sent_count, tuple(notes), failure)
 
 
 def _check_target(to: str) -> None:
     if to and to != ORIGIN:
-        check_topic(to)
+        topic_names.check_topic(to)
 
 
 async def find_letter(
     tools: Tools, group: str, broker_name: str, queue_id: int, offset: int
 ) -> ReceivedMessage | None:
     """Returns the dead letter at this position; None if there is none."""
-    record = await find_by_position(tools, dlq_topic(group), broker_name, queue_id, offset)
+    record = await find_by_position(tools, topic_names.dlq_topic(group), broker_name, queue_id, offset)
     return None if record is None else ReceivedMessage(record, broker_name=broker_name)
 
 
@@ -408,7 +394,7 @@ async def count_resent(tools: Tools, letter: ReceivedMessage, target: str) -> in
         return 0
     try:
         found = await tools.cluster_admin.find_by_unique_key(target, key)
-    except TopicNotFound:
+    except errors.TopicNotFound:
         return 0
     return sum(one.stored_at_ms >= letter.stored_at_ms for one in found)
 
@@ -419,7 +405,7 @@ async def purge_letters(tools: Tools, group: str) -> None:
 
     Raises:  BrokersAway before anything is deleted; the errors of `change_each`.
     """
-    topic, mark = dlq_topic(group), _mark_group(group)
+    topic, mark = topic_names.dlq_topic(group), _mark_group(group)
     route = await tools.cluster_admin.topic_route(topic)
     clusters = sorted({one.cluster for one in route.brokers})
     masters = [target for one in clusters for target in await answering_masters(tools, Place(cluster=one))]

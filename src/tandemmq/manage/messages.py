@@ -12,19 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from tandemmq import errors
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import MessageQueue
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
-from tandemmq.errors import (
-    BadRequest,
-    ClientError,
-    ConfigError,
-    NoRoute,
-    RequestRejected,
-    TandemError,
-    TopicNotFound,
-)
 from tandemmq.manage.bodies import name_compression
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools
@@ -55,7 +47,7 @@ async def find_records(tools: Tools, message_id: str, topic: str) -> list[Record
     if not found:
         try:
             record = await tools.cluster_admin.find_by_id(message_id)
-        except (BadRequest, ClientError, ConfigError):
+        except (errors.BadRequest, errors.ClientError, errors.ConfigError):
             if not topic:
                 raise
             record = None  # the supposed broker address was part of a unique key
@@ -84,7 +76,7 @@ async def find_by_position(
     reader = TopicPuller(tools, topic, parse_subscription(topic, ALL, 0))
     await reader.queues()
     if not reader.addresses.get(broker_name):
-        raise NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
+        raise errors.NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
     _, found, _ = await reader.pull(MessageQueue(topic, broker_name, queue_id), offset, count_max=1)
     return next((one.record for one in found if one.queue_offset == offset), None)
 
@@ -119,7 +111,7 @@ async def find_place(tools: Tools, record: Record) -> MessagePlace:
     host = render_address(record.store_address)
     try:
         brokers = (await tools.cluster_admin.topic_route(record.topic)).brokers
-    except TopicNotFound:
+    except errors.TopicNotFound:
         brokers = ()
     holders = [one for one in brokers if host in one.addresses.values()] or list(brokers)
     if len(holders) != 1:
@@ -154,11 +146,11 @@ async def _read_state(tools: Tools, address: str, group: str, record: Record) ->
         mode = _mode_of(found, members)
         try:
             stats = await broker_admin.query_consume_stats(tools.remoting, address, group, topic=record.topic)
-        except RequestRejected:
+        except errors.RequestRejected:
             return ConsumptionState(
                 group, members, "waits", mode
             )  # the group has not committed an offset yet
-    except TandemError as error:
+    except errors.TandemError as error:
         return ConsumptionState(group, 0, f"unknown: {error}", "")
     offset = next(
         (one.committed_offset for queue, one in stats.queues.items() if queue.queue_id == record.queue_id), -1

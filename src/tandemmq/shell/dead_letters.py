@@ -14,15 +14,7 @@ from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.client import ReceivedMessage
 from tandemmq.errors import GroupNotFound, TandemError
-from tandemmq.manage.dead_letters import (
-    GROUPS_MAX,
-    DeadLetterReader,
-    DeadLetterSender,
-    purge_letters,
-    read_dead_letter_count,
-    read_dead_letter_counts,
-    read_dead_letter_groups,
-)
+from tandemmq.manage import dead_letters
 from tandemmq.manage.groups import read_groups
 from tandemmq.manage.tools import Tools, open_tools
 from tandemmq.protocol import properties as names
@@ -70,13 +62,13 @@ class ResendOptions:
 @verb(app, "list")
 async def list_letters(tools: Tools) -> CommandAnswer:
     """List the groups that have dead letters, with their numbers."""
-    groups = await read_dead_letter_groups(tools)
-    counts = await read_dead_letter_counts(tools, groups)
+    groups = await dead_letters.read_dead_letter_groups(tools)
+    counts = await dead_letters.read_dead_letter_counts(tools, groups)
     table = Table("groups", ("group", "dead_letters", "not_resent"))
     table.rows = [(one.group, one.kept, one.left) for one in counts.values()]
     notes = [f"{one.group} cannot be counted: {one.error}" for one in counts.values() if one.error]
-    if len(groups) == GROUPS_MAX:
-        notes.append(f"only the first {GROUPS_MAX} groups are listed")
+    if len(groups) == dead_letters.GROUPS_MAX:
+        notes.append(f"only the first {dead_letters.GROUPS_MAX} groups are listed")
     return CommandAnswer([table], notes or ([] if table.rows else ["no group has a dead letter"]))
 
 
@@ -136,14 +128,14 @@ async def purge(tools: Tools, group: nouns.Group, yes: Yes = False) -> CommandAn
     if topic not in await tools.cluster_admin.topics():
         await _require_group(tools, group)
         return CommandAnswer.of_rows("purged", "group dead_letters", [(group, 0)])
-    count = await read_dead_letter_count(tools, group)
+    count = await dead_letters.read_dead_letter_count(tools, group)
     if count.kept is None:
         raise session.Explained(f"the dead letters of {group} cannot be counted: {count.error}")
     confirm(
         f"Delete the {count.kept} dead letters of group {group}, of which {count.left} were never resent?",
         yes=yes,
     )
-    await purge_letters(tools, group)
+    await dead_letters.purge_letters(tools, group)
     return CommandAnswer.of_rows("purged", "group dead_letters", [(group, count.kept)])
 
 
@@ -160,7 +152,7 @@ def run_resend(group: str, namesrv: str, wanted: Wanted, options: ResendOptions,
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            sender = DeadLetterSender(tools, group, options.to, session.note)
+            sender = dead_letters.DeadLetterSender(tools, group, options.to, session.note)
             try:
                 reader = await _open(tools, group, again=options.again or not wanted.is_everything)
                 await _send(reader, sender, wanted, show)
@@ -176,11 +168,11 @@ def run_resend(group: str, namesrv: str, wanted: Wanted, options: ResendOptions,
     session.run(work)
 
 
-async def _open(tools: Tools, group: str, *, again: bool) -> DeadLetterReader:
+async def _open(tools: Tools, group: str, *, again: bool) -> dead_letters.DeadLetterReader:
     """Returns the dead letters of a group. Raises GroupNotFound."""
     if dlq_topic(group) not in await tools.cluster_admin.topics():
         await _require_group(tools, group)
-    reader = DeadLetterReader(tools, group, session.note)
+    reader = dead_letters.DeadLetterReader(tools, group, session.note)
     await reader.open(again=again)
     return reader
 
@@ -191,7 +183,10 @@ async def _require_group(tools: Tools, group: str) -> None:
 
 
 async def _send(
-    reader: DeadLetterReader, sender: DeadLetterSender, wanted: Wanted, show: Callable[..., None] | None
+    reader: dead_letters.DeadLetterReader,
+    sender: dead_letters.DeadLetterSender,
+    wanted: Wanted,
+    show: Callable[..., None] | None,
 ) -> None:
     """Sends the wanted dead letters, or shows them instead. The progress is saved after each part, unless
     only some are wanted.

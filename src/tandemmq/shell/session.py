@@ -22,20 +22,10 @@ from typing import Annotated, Final, NoReturn
 
 import typer
 
+from tandemmq import errors
 from tandemmq.admin import options as opt
 from tandemmq.admin.options import option
 from tandemmq.admin.render import exit_on_broken_pipe
-from tandemmq.errors import (
-    BrokerUnreachable,
-    ConfigError,
-    GroupNotFound,
-    NoRoute,
-    NotPermitted,
-    RequestRejected,
-    TandemError,
-    TopicExists,
-    TopicNotFound,
-)
 from tandemmq.manage.bodies import make_printable
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import check_group, check_topic
@@ -59,21 +49,21 @@ AsJson = Annotated[bool, option("--json", "Print JSON; messages as one object pe
 Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
 Meta = Annotated[bool, option("--meta/--no-meta", "Print time, position, id, tag and keys before each body.")]
 
-_NEXT_STEPS: Final[tuple[tuple[type[TandemError], str], ...]] = (
-    (TopicNotFound, "`tandemmq topics` lists the topics; the first `tandemmq produce` creates one"),
-    (TopicExists, "on the command line: --exist-ok, or `tandemmq topics alter`"),
-    (GroupNotFound, "`tandemmq groups` lists the groups"),
-    (NoRoute, "`tandemmq doctor` looks for the missing broker"),
-    (BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` examines one"),
-    (NotPermitted, "docs/security.md explains how tools sign requests"),
+_NEXT_STEPS: Final[tuple[tuple[type[errors.TandemError], str], ...]] = (
+    (errors.TopicNotFound, "`tandemmq topics` lists the topics; the first `tandemmq produce` creates one"),
+    (errors.TopicExists, "on the command line: --exist-ok, or `tandemmq topics alter`"),
+    (errors.GroupNotFound, "`tandemmq groups` lists the groups"),
+    (errors.NoRoute, "`tandemmq doctor` looks for the missing broker"),
+    (errors.BrokerUnreachable, "`tandemmq up` starts a cluster here, `tandemmq doctor` examines one"),
+    (errors.NotPermitted, "docs/security.md explains how tools sign requests"),
 )
 
 
-class Explained(TandemError):
+class Explained(errors.TandemError):
     """An error with the next step in its text."""
 
 
-def explain(error: TandemError) -> TandemError:
+def explain(error: errors.TandemError) -> errors.TandemError:
     """Returns the error with the next step, if one is known."""
     step = next((step for kind, step in _NEXT_STEPS if isinstance(error, kind)), "")
     return Explained(f"{error}; {step}") if step else error
@@ -89,7 +79,7 @@ def find_name_servers(option: str) -> str:
     try:
         return local.running_state(local.default_folder()).namesrv
     except local.NotRunning:
-        raise ConfigError(
+        raise errors.ConfigError(
             "no name server is given: start a cluster with `tandemmq up`, or use --namesrv HOST:PORT"
         ) from None
 
@@ -133,7 +123,7 @@ def explained_errors() -> Iterator[None]:
     with exit_on_broken_pipe():
         try:
             yield
-        except TandemError as error:
+        except errors.TandemError as error:
             raise explain(error) from error
 
 
@@ -151,7 +141,7 @@ def check_name(topic: str) -> None:
     """Raises typer.BadParameter for an invalid topic name."""
     try:
         check_topic(topic)
-    except RequestRejected as error:
+    except errors.RequestRejected as error:
         raise typer.BadParameter(error.remark) from None
 
 
@@ -159,7 +149,7 @@ def check_group_name(group: str) -> None:
     """Raises typer.BadParameter for an invalid group name."""
     try:
         check_group(group)
-    except RequestRejected as error:
+    except errors.RequestRejected as error:
         raise typer.BadParameter(error.remark) from None
 
 

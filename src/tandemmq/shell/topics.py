@@ -12,20 +12,8 @@ from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.client.admin_topics import NEW_QUEUE_COUNT
 from tandemmq.errors import TandemError
+from tandemmq.manage import topics
 from tandemmq.manage.tools import Tools
-from tandemmq.manage.topics import (
-    MESSAGE_TYPE,
-    MESSAGE_TYPES,
-    TopicDetails,
-    TopicKind,
-    change_topic,
-    delete_topic,
-    find_topic_masters,
-    permission_text,
-    read_topic,
-    system_names,
-    topic_kind,
-)
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, Permission
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell import session
@@ -49,8 +37,8 @@ def _permission(text: str, option: str) -> int:
 
 
 def _kind(text: str, option: str) -> str:
-    if text.upper() not in MESSAGE_TYPES:
-        raise typer.BadParameter(f"{option} {text}: must be one of {', '.join(MESSAGE_TYPES)}")
+    if text.upper() not in topics.MESSAGE_TYPES:
+        raise typer.BadParameter(f"{option} {text}: must be one of {', '.join(topics.MESSAGE_TYPES)}")
     return text.upper()
 
 
@@ -63,7 +51,7 @@ Perm = Annotated[
 ]
 Kind = Annotated[
     str,
-    option("--type", f"The kind of messages: {', '.join(MESSAGE_TYPES)}.", metavar="TYPE"),
+    option("--type", f"The kind of messages: {', '.join(topics.MESSAGE_TYPES)}.", metavar="TYPE"),
     opt.Text(_kind),
 ]
 Attributes = Annotated[
@@ -81,7 +69,7 @@ def _signed(given: list[str] | None, kind: str) -> dict[str, str]:
         if not name or not has_value:
             raise typer.BadParameter(f"--attribute {text}: expected NAME=VALUE, or NAME= to remove it")
         signed[f"+{name}" if value else f"-{name}"] = value
-    return signed | ({f"+{MESSAGE_TYPE}": kind} if kind else {})
+    return signed | ({f"+{topics.MESSAGE_TYPE}": kind} if kind else {})
 
 
 @verb(app, "list")
@@ -92,9 +80,9 @@ async def list_topics(
     """List topics with their queues and message counts."""
     table = Table("topics", ("topic", "queues", "messages", "brokers"))
     info = await tools.cluster_admin.cluster_info()
-    system = system_names(info)
+    system = topics.system_names(info)
     for name in await tools.cluster_admin.topics():
-        if not all_topics and topic_kind(name, system) is not TopicKind.USER:
+        if not all_topics and topics.topic_kind(name, system) is not topics.TopicKind.USER:
             continue
         try:
             ends = await tools.cluster_admin.topic_offsets(name)
@@ -135,7 +123,7 @@ def create_topic(
             exist_ok=exist_ok,
         )
         notes = [] if is_new else [f"topic {topic} exists already; nothing is changed"]
-        return _shown(await read_topic(tools, topic, LoopClock().now_ms()), notes)
+        return _shown(await topics.read_topic(tools, topic, LoopClock().now_ms()), notes)
 
     return work
 
@@ -143,7 +131,7 @@ def create_topic(
 @verb(app, "describe")
 async def describe_topic(tools: Tools, topic: session.Topic) -> CommandAnswer:
     """Show a topic's settings, queues, traffic and the groups that read it."""
-    found = await read_topic(tools, topic, LoopClock().now_ms())
+    found = await topics.read_topic(tools, topic, LoopClock().now_ms())
     shown = _shown(found)
     queues = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
     queues.rows = [
@@ -187,10 +175,10 @@ def alter_topic(
         raise typer.BadParameter("give a new value: --queues, --permission, --type or --attribute")
 
     async def work(tools: Tools) -> CommandAnswer:
-        found = await read_topic(tools, topic, LoopClock().now_ms())
-        masters = await find_topic_masters(tools, found, cluster)
-        await change_topic(tools, masters, topic, changes, force=force)
-        return _shown(await read_topic(tools, topic, LoopClock().now_ms()))
+        found = await topics.read_topic(tools, topic, LoopClock().now_ms())
+        masters = await topics.find_topic_masters(tools, found, cluster)
+        await topics.change_topic(tools, masters, topic, changes, force=force)
+        return _shown(await topics.read_topic(tools, topic, LoopClock().now_ms()))
 
     return work
 
@@ -198,21 +186,21 @@ def alter_topic(
 @verb(app, "delete")
 async def remove_topic(tools: Tools, topic: session.Topic, yes: Yes = False) -> CommandAnswer:
     """Delete a topic with all its messages, at every broker; asks before."""
-    found = await read_topic(tools, topic, LoopClock().now_ms())
+    found = await topics.read_topic(tools, topic, LoopClock().now_ms())
     readers = ", ".join(f"{one.group} (lag {one.lag})" for one in found.consumers)
     confirm(
         f"Delete topic {topic} with {found.load.count} messages at {', '.join(sorted(found.topic.configs))},"
         f" read by {readers or 'no group'}?",
         yes=yes,
     )
-    await delete_topic(tools, found)
+    await topics.delete_topic(tools, found)
     return CommandAnswer.of_rows("deleted", "topic messages", [(topic, found.load.count)])
 
 
-def _shown(found: TopicDetails, notes: Sequence[str] = ()) -> CommandAnswer:
+def _shown(found: topics.TopicDetails, notes: Sequence[str] = ()) -> CommandAnswer:
     """Shows the settings of a topic at each broker."""
     table = Table("topics", ("broker", "topic", "read_queues", "write_queues", "permission", "attributes"))
     for name, one in sorted(found.topic.configs.items()):
         counts = one.read_queue_count, one.write_queue_count
-        table.rows.append((name, one.name, *counts, permission_text(one.permission), one.attributes))
+        table.rows.append((name, one.name, *counts, topics.permission_text(one.permission), one.attributes))
     return CommandAnswer([table], notes)

@@ -6,14 +6,7 @@ from typing import Final
 
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.manage.brokers import (
-    GroupReplication,
-    accept_log,
-    change_master,
-    change_write_permission,
-    read_broker,
-    read_replication,
-)
+from tandemmq.manage import brokers
 from tandemmq.manage.cluster import BrokerReading
 from tandemmq.manage.settings import is_tandem
 from tandemmq.protocol.codes import render_version
@@ -25,7 +18,7 @@ _EVENTS_SHOWN_MAX: Final = 50
 async def show_brokers(view: View) -> Answer:
     """Shows each group of brokers with its replication, and the controllers."""
     cluster = await view.cluster()
-    found = await read_replication(view.tools, view.viewer.capabilities, cluster)
+    found = await brokers.read_replication(view.tools, view.viewer.capabilities, cluster)
     events = list(reversed(view.sampler.events))[:_EVENTS_SHOWN_MAX]
     return view.page(
         "brokers.html", groups=found.groups, controllers=found.controllers, events=events, cluster=cluster
@@ -35,7 +28,7 @@ async def show_brokers(view: View) -> Answer:
 async def show_broker(view: View) -> Answer:
     """Shows one broker: its state, store, replication, terms and producers."""
     reading = await _reading_of(view, view.path["address"])
-    details = await read_broker(view.tools, view.viewer.capabilities, reading)
+    details = await brokers.read_broker(view.tools, view.viewer.capabilities, reading)
     facts = view.listing(
         sorted(reading.facts.items()),
         search=lambda one: f"{one[0]} {one[1]}",
@@ -59,8 +52,8 @@ async def _reading_of(view: View, address: str) -> BrokerReading:
     raise PageError(404, f"no broker is registered at {address}")
 
 
-async def _group_of(view: View, name: str) -> GroupReplication:
-    found = await read_replication(view.tools, view.viewer.capabilities, await view.cluster())
+async def _group_of(view: View, name: str) -> brokers.GroupReplication:
+    found = await brokers.read_replication(view.tools, view.viewer.capabilities, await view.cluster())
     for one in found.groups:
         if one.name == name:
             return one
@@ -93,7 +86,7 @@ async def hand_over(view: View) -> Answer:
     """Makes another broker the master."""
     broker_id = read_number(view.form, "to", 0, 2**63 - 1)
     clock = LoopClock()
-    done = await change_master(view.tools, await view.cluster(), view.path["name"], broker_id, clock)
+    done = await brokers.change_master(view.tools, await view.cluster(), view.path["name"], broker_id, clock)
     await view.sampler.read()
     return view.redirect("/brokers", done)
 
@@ -117,7 +110,7 @@ async def ask_permission(view: View) -> Answer:
 async def set_permission(view: View) -> Answer:
     """Changes the write permission of a group of brokers in all routes."""
     is_writable = view.form.get("writable") == "true"
-    done = await change_write_permission(view.tools, view.path["name"], is_writable=is_writable)
+    done = await brokers.change_write_permission(view.tools, view.path["name"], is_writable=is_writable)
     return view.redirect("/brokers", done)
 
 
@@ -136,7 +129,7 @@ async def ask_accept(view: View) -> Answer:
 async def accept(view: View) -> Answer:
     """Ends the wait of a master."""
     one = await _reading_of(view, view.path["address"])
-    return view.redirect("/brokers", await accept_log(view.tools, one.address))
+    return view.redirect("/brokers", await brokers.accept_log(view.tools, one.address))
 
 
 PAGES: Final = (

@@ -16,25 +16,8 @@ from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.errors import NoRoute, TopicNotFound
+from tandemmq.manage import dead_letters
 from tandemmq.manage.bodies import make_printable, show_body
-from tandemmq.manage.dead_letters import (
-    EXPORT_MAX,
-    GROUPS_MAX,
-    ORIGIN,
-    RESEND_COUNT,
-    DeadLetterSender,
-    LetterEdit,
-    Resent,
-    count_resent,
-    export_letters,
-    find_letter,
-    origin_of,
-    read_dead_letter_count,
-    read_dead_letter_counts,
-    read_dead_letter_groups,
-    resend_all,
-    resend_chosen,
-)
 from tandemmq.manage.message_scan import scan_messages
 from tandemmq.protocol.properties import is_reserved
 from tandemmq.protocol.topic_names import dlq_topic, retry_topic
@@ -49,15 +32,15 @@ _LETTER: Final = re.compile(r"([^/\s]+)/(\d{1,9})/(\d{1,18})")
 
 async def show_groups(view: View) -> Answer:
     """Shows the groups that ever had a dead letter."""
-    groups = await read_dead_letter_groups(view.tools)
+    groups = await dead_letters.read_dead_letter_groups(view.tools)
     # Only few groups are counted before they are sorted: the numbers of each cost requests.
-    counts = await read_dead_letter_counts(view.tools, groups if len(groups) <= ROWS_MAX else ())
+    counts = await dead_letters.read_dead_letter_counts(view.tools, groups if len(groups) <= ROWS_MAX else ())
     sorts: dict[str, Callable[[str], Any]] = {"group": lambda one: one}
     if counts:
         sorts |= {"kept": lambda one: counts[one].kept, "left": lambda one: counts[one].left}
     listing = view.listing(groups, search=lambda one: one, sorts=sorts)
-    counts = counts or await read_dead_letter_counts(view.tools, listing.rows)
-    return view.page("dead_letters.html", listing=listing, counts=counts, groups_max=GROUPS_MAX)
+    counts = counts or await dead_letters.read_dead_letter_counts(view.tools, listing.rows)
+    return view.page("dead_letters.html", listing=listing, counts=counts, groups_max=dead_letters.GROUPS_MAX)
 
 
 async def show_letters(view: View) -> Answer:
@@ -83,19 +66,19 @@ async def show_letters(view: View) -> Answer:
         "dead_letters_group.html",
         title=f"Dead letters of {group}",
         group=group,
-        count=await read_dead_letter_count(view.tools, group),
+        count=await dead_letters.read_dead_letter_count(view.tools, group),
         found=found,
         rows=[make_row(one, f"/dead-letters/{quote_part(group)}/letter") for one in found.messages],
         order=order,
-        export_max=EXPORT_MAX,
-        origin=ORIGIN,
+        export_max=dead_letters.EXPORT_MAX,
+        origin=dead_letters.ORIGIN,
     )
 
 
 async def show_letter(view: View) -> Answer:
     """Shows one dead letter with a form to change it before it is sent."""
     letter = await _letter_of(view)
-    origin = origin_of(letter)
+    origin = dead_letters.origin_of(letter)
     return view.page(
         "dead_letter.html",
         title=f"Dead letter of {view.path['group']}",
@@ -106,8 +89,11 @@ async def show_letter(view: View) -> Answer:
         body=show_body(letter.record.body, letter.record.sys_flag),
         text=_editable_text(letter),
         origin=origin,
-        origin_mark=ORIGIN,
-        resent={topic: await count_resent(view.tools, letter, topic) for topic in _targets(view, origin)},
+        origin_mark=dead_letters.ORIGIN,
+        resent={
+            topic: await dead_letters.count_resent(view.tools, letter, topic)
+            for topic in _targets(view, origin)
+        },
         printable=make_printable,
         path=view.url.partition("?")[0],
         form=secrets.token_hex(8),
@@ -136,7 +122,7 @@ def _targets(view: View, origin: str) -> list[str]:
 
 async def _letter_of(view: View) -> ReceivedMessage:
     """Returns the letter of the path. Raises PageError if there is none."""
-    letter = await find_letter(
+    letter = await dead_letters.find_letter(
         view.tools,
         view.path["group"],
         view.path["broker"],
@@ -160,7 +146,9 @@ async def _chosen(view: View, names: Sequence[str]) -> list[ReceivedMessage]:
         place = _LETTER.fullmatch(name)
         if place is None:
             raise PageError(400, f"{name[:80]!r} is not a position such as broker-a/0/17")
-        letter = await find_letter(view.tools, view.path["group"], place[1], int(place[2]), int(place[3]))
+        letter = await dead_letters.find_letter(
+            view.tools, view.path["group"], place[1], int(place[2]), int(place[3])
+        )
         if letter is None:
             raise PageError(404, f"there is no dead letter at {name}: it may be deleted by now")
         letters.append(letter)
@@ -172,12 +160,14 @@ async def ask_resend(view: View) -> Answer:
     group, to = view.path["group"], _target_of(view.query)
     names = [value for name, value in parse_qsl(urlsplit(view.url).query) if name == "letter"]
     letters = await _chosen(view, names)
-    sender = DeadLetterSender(view.tools, group, to)
+    sender = dead_letters.DeadLetterSender(view.tools, group, to)
     rows = [(one, sender.target_of(one)) for one in letters]
-    resent = {one.message_id: await count_resent(view.tools, one, target) for one, target in rows}
-    count = await read_dead_letter_count(view.tools, group)
+    resent = {
+        one.message_id: await dead_letters.count_resent(view.tools, one, target) for one, target in rows
+    }
+    count = await dead_letters.read_dead_letter_count(view.tools, group)
     amount = len(letters) if names else min(count.left or 0, RESEND_MAX)
-    where = "the topic of each letter" if to == ORIGIN else to or retry_topic(group)
+    where = "the topic of each letter" if to == dead_letters.ORIGIN else to or retry_topic(group)
     return view.confirm(
         f"Send {amount} dead letters of {group} to {where}?",
         fields={"letters": " ".join(names), "to": to, "form": secrets.token_hex(8)},
@@ -189,7 +179,7 @@ async def ask_resend(view: View) -> Answer:
         count=count,
         is_all=not names,
         resend_max=RESEND_MAX,
-        resend_count=RESEND_COUNT,
+        resend_count=dead_letters.RESEND_COUNT,
     )
 
 
@@ -227,13 +217,13 @@ async def resend(view: View) -> Answer:
     group, names, to = view.path["group"], view.form.get("letters", "").split(), view.form.get("to", "")
     with _sending(view):
         if names:
-            outcome = await resend_chosen(view.tools, group, to, await _chosen(view, names))
+            outcome = await dead_letters.resend_chosen(view.tools, group, to, await _chosen(view, names))
         else:
-            outcome = await resend_all(view.tools, group, to, count_max=RESEND_MAX)
+            outcome = await dead_letters.resend_all(view.tools, group, to, count_max=RESEND_MAX)
     return _answer(view, outcome)
 
 
-def _answer(view: View, outcome: Resent) -> Answer:
+def _answer(view: View, outcome: dead_letters.Resent) -> Answer:
     if outcome.error:
         raise PageError(
             502, f"{outcome.error}. {outcome.sent} dead letters were sent before, {outcome.left} are left"
@@ -255,7 +245,7 @@ async def send_edited(view: View) -> Answer:
     if is_text and b"\r\n" not in bytes(letter.body):
         body = body.replace("\r\n", "\n")
     raw = body.encode("utf-8", "replace")
-    edit = LetterEdit(
+    edit = dead_letters.LetterEdit(
         body=raw if is_text and raw != bytes(letter.body) else None,
         tags=form.get("tags"),
         keys=form.get("keys"),
@@ -263,7 +253,7 @@ async def send_edited(view: View) -> Answer:
     )
     target = _target_of(form)
     with _sending(view):
-        outcome = await resend_chosen(view.tools, view.path["group"], target, [letter], edit)
+        outcome = await dead_letters.resend_chosen(view.tools, view.path["group"], target, [letter], edit)
     return _answer(view, outcome)
 
 
@@ -277,7 +267,7 @@ def _properties_of(view: View) -> dict[str, str]:
 async def export(view: View) -> Answer:
     """Answers with the letters of the group as JSON lines."""
     group = view.path["group"]
-    content, is_cut = await export_letters(view.tools, group)
+    content, is_cut = await dead_letters.export_letters(view.tools, group)
     return view.download(
         f"dead-letters-{group}{'-first' if is_cut else ''}.jsonl", content, "application/jsonl"
     )

@@ -10,18 +10,8 @@ from tandemmq.console.pages.messages import read_time
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
+from tandemmq.manage import groups
 from tandemmq.manage.changes import answering_masters
-from tandemmq.manage.groups import (
-    ClusterGroups,
-    Group,
-    GroupState,
-    change_group,
-    delete_everywhere,
-    find_group_masters,
-    read_groups,
-    read_state,
-    read_states,
-)
 from tandemmq.manage.progress import read_reports
 from tandemmq.manage.reach import list_silent
 from tandemmq.manage.resets import NewPosition, clone_offsets, preview_reset, reset_group
@@ -57,7 +47,7 @@ async def show_groups(view: View) -> Answer:
         search=lambda group: group.name,
         sorts={"name": lambda group: group.name, "brokers": lambda group: len(group.configs)},
     )
-    states = await read_states(view.tools, table, [group.name for group in listing.rows], view.now_ms)
+    states = await groups.read_states(view.tools, table, [group.name for group in listing.rows], view.now_ms)
     problems = list_silent(table.failed)
     return view.page("groups.html", listing=listing, states=states, has_system=has_system, problems=problems)
 
@@ -66,7 +56,7 @@ async def show_group(view: View) -> Answer:
     """Shows one group: members, subscriptions, progress in each queue, and settings at each broker."""
     table, group = await _group(view)
     addresses = [target.address for target in table.targets]
-    state = await read_state(view.tools, addresses, group.name, view.now_ms)
+    state = await groups.read_state(view.tools, addresses, group.name, view.now_ms)
     readers: dict[MessageQueue, str] = {}
     if len(state.members.members) <= MEMBERS_ASKED_MAX:
         readers = (await read_reports(view.tools, addresses, group.name)).readers()
@@ -97,7 +87,7 @@ async def create(view: View) -> Answer:
     if name in (await _groups(view)).groups:
         raise PageError(409, f"the group {name} exists already")
     masters = await answering_masters(view.tools, Place(cluster=view.form.get("cluster", "")))
-    await change_group(view.tools, masters, name, _changes(view.form))
+    await groups.change_group(view.tools, masters, name, _changes(view.form))
     return view.redirect(_path_of(name), f"Group {name} is created.")
 
 
@@ -127,15 +117,15 @@ async def ask_change(view: View) -> Answer:
 async def change(view: View) -> Answer:
     """Changes the group at each master that has it."""
     _, group = await _group(view)
-    masters = await find_group_masters(view.tools, group.name)
-    await change_group(view.tools, masters, group.name, _changes(view.form))
+    masters = await groups.find_group_masters(view.tools, group.name)
+    await groups.change_group(view.tools, masters, group.name, _changes(view.form))
     return view.redirect(_path_of(group.name), f"Group {group.name} is changed.")
 
 
 async def ask_delete(view: View) -> Answer:
     """Shows the members and the lag that a group would lose."""
     table, group = await _group(view)
-    state = await read_state(
+    state = await groups.read_state(
         view.tools, [target.address for target in table.targets], group.name, view.now_ms
     )
     return view.confirm(
@@ -151,14 +141,14 @@ async def ask_delete(view: View) -> Answer:
 async def delete(view: View) -> Answer:
     """Deletes the group and its offsets at each master that has it."""
     _, group = await _group(view)
-    await delete_everywhere(view.tools, group)
+    await groups.delete_everywhere(view.tools, group)
     return view.redirect("/groups", f"Group {group.name} is deleted.")
 
 
 async def show_offsets(view: View) -> Answer:
     """Shows the forms that move the group's offsets."""
     table, group = await _group(view)
-    state = await read_state(
+    state = await groups.read_state(
         view.tools, [target.address for target in table.targets], group.name, view.now_ms
     )
     return view.page(
@@ -228,11 +218,11 @@ async def clone(view: View) -> Answer:
 # Inside
 
 
-async def _groups(view: View) -> ClusterGroups:
-    return await read_groups(view.tools, serving(await view.targets()))
+async def _groups(view: View) -> groups.ClusterGroups:
+    return await groups.read_groups(view.tools, serving(await view.targets()))
 
 
-async def _group(view: View) -> tuple[ClusterGroups, Group]:
+async def _group(view: View) -> tuple[groups.ClusterGroups, groups.Group]:
     """Returns the group of the path. Raises PageError if no broker that answers has it: 404 only when all
     brokers answer.
     """
@@ -240,7 +230,7 @@ async def _group(view: View) -> tuple[ClusterGroups, Group]:
     if name not in table.groups:
         # A broker that answered the latest reading too late is asked, too.
         registered = [one.target for one in (await view.cluster()).brokers]
-        table = await read_groups(view.tools, serving(registered), timeout_s=CALL_TIMEOUT_S)
+        table = await groups.read_groups(view.tools, serving(registered), timeout_s=CALL_TIMEOUT_S)
     if name not in table.groups:
         if table.failed:
             text = "; ".join(list_silent(table.failed))
@@ -257,7 +247,9 @@ async def _find_copy(view: View, given: Mapping[str, str]) -> tuple[str, str]:
     if not source or not topic:
         raise PageError(400, "a topic and the group to copy from must be given")
     table = await _groups(view)
-    state = await read_state(view.tools, [target.address for target in table.targets], name, view.now_ms)
+    state = await groups.read_state(
+        view.tools, [target.address for target in table.targets], name, view.now_ms
+    )
     if state.problems:
         raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
     if state.members.members:
@@ -302,7 +294,7 @@ def _changes(given: Mapping[str, str]) -> dict[str, Any]:
     return changes
 
 
-def _differing(state: GroupState) -> list[str]:
+def _differing(state: groups.GroupState) -> list[str]:
     """Returns the topics to which members subscribe with different expressions at different brokers."""
     return [
         topic

@@ -7,26 +7,13 @@ from typing import Any, Final
 
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
+from tandemmq.manage import topics
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.reach import list_silent
 from tandemmq.manage.tools import Place, serving
-from tandemmq.manage.topics import (
-    MESSAGE_TYPE,
-    MESSAGE_TYPES,
-    Topic,
-    TopicDetails,
-    TopicKind,
-    change_topic,
-    delete_topic,
-    find_topic_masters,
-    permission_text,
-    read_load,
-    read_topic,
-    read_topics,
-)
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
 
-KINDS: Final = ("all", *(kind.value for kind in TopicKind))
+KINDS: Final = ("all", *(kind.value for kind in topics.TopicKind))
 PERMISSIONS: Final = ((6, "read and write"), (4, "read only"), (2, "write only"), (0, "none"))
 QUEUES_MAX: Final = 65535
 QUEUES_SHOWN_MAX: Final = 1000
@@ -35,10 +22,10 @@ QUEUES_SHOWN_MAX: Final = 1000
 
 async def show_topics(view: View) -> Answer:
     """Shows all topics of one kind; the load only of those on this page of the table."""
-    table = await read_topics(view.tools, serving(await view.targets()))
-    kind = view.query.get("kind", TopicKind.USER)
+    table = await topics.read_topics(view.tools, serving(await view.targets()))
+    kind = view.query.get("kind", topics.TopicKind.USER)
     if kind not in KINDS:
-        kind = TopicKind.USER
+        kind = topics.TopicKind.USER
     listing = view.listing(
         [topic for topic in table.topics.values() if kind in ("all", topic.kind)],
         search=lambda topic: topic.name,
@@ -49,7 +36,7 @@ async def show_topics(view: View) -> Answer:
             "brokers": lambda topic: len(topic.configs),
         },
     )
-    loads = await read_load(view.tools, table, [topic.name for topic in listing.rows])
+    loads = await topics.read_load(view.tools, table, [topic.name for topic in listing.rows])
     return view.page(
         "topics.html",
         listing=listing,
@@ -57,7 +44,7 @@ async def show_topics(view: View) -> Answer:
         kind=kind,
         kinds=KINDS,
         problems=list_silent(table.failed),
-        permission_text=permission_text,
+        permission_text=topics.permission_text,
     )
 
 
@@ -69,9 +56,9 @@ async def show_topic(view: View) -> Answer:
         title=details.topic.name,
         details=details,
         problems=list_silent(details.failed),
-        permission_text=permission_text,
+        permission_text=topics.permission_text,
         queues_max=QUEUES_SHOWN_MAX,
-        can_change=details.topic.kind is not TopicKind.SYSTEM,
+        can_change=details.topic.kind is not topics.TopicKind.SYSTEM,
     )
 
 
@@ -79,7 +66,7 @@ async def show_new(view: View) -> Answer:
     """Shows the form of a new topic."""
     clusters = sorted({target.cluster for target in await view.targets()})
     return view.page(
-        "topic_new.html", clusters=clusters, permissions=PERMISSIONS, message_types=MESSAGE_TYPES
+        "topic_new.html", clusters=clusters, permissions=PERMISSIONS, message_types=topics.MESSAGE_TYPES
     )
 
 
@@ -93,7 +80,7 @@ async def create(view: View) -> Answer:
         queue_count=read_number(view.form, "queues", 1, QUEUES_MAX) or 8,
         permission=PERMISSION_DEFAULT if permission is None else permission,
         cluster=view.form.get("cluster") or None,
-        attributes={MESSAGE_TYPE: message_type} if message_type in MESSAGE_TYPES else None,
+        attributes={topics.MESSAGE_TYPE: message_type} if message_type in topics.MESSAGE_TYPES else None,
     )
     return view.redirect(_path_of(name), f"Topic {name} is created.")
 
@@ -128,8 +115,8 @@ async def change(view: View) -> Answer:
     """Changes the topic at each master that has it. Read queues with unread messages stay unless forced."""
     details = await _details(view)
     name, changes = details.topic.name, _changes(view.form)
-    masters = await find_topic_masters(view.tools, details)
-    await change_topic(view.tools, masters, name, changes, force=view.form.get("force") == "yes")
+    masters = await topics.find_topic_masters(view.tools, details)
+    await topics.change_topic(view.tools, masters, name, changes, force=view.form.get("force") == "yes")
     return view.redirect(_path_of(name), f"Topic {name} is changed.")
 
 
@@ -149,7 +136,7 @@ async def ask_delete(view: View) -> Answer:
 async def delete(view: View) -> Answer:
     """Deletes the topic in each cluster that has it, or nowhere while a broker of them does not answer."""
     details = await _details(view)
-    await delete_topic(view.tools, details)
+    await topics.delete_topic(view.tools, details)
     return view.redirect("/topics", f"Topic {details.topic.name} is deleted.")
 
 
@@ -158,8 +145,8 @@ async def delete(view: View) -> Answer:
 _FIELDS: Final = ("read_queues", "write_queues", "permission")
 
 
-async def _details(view: View) -> TopicDetails:
-    return await read_topic(view.tools, view.path["topic"], view.now_ms)
+async def _details(view: View) -> topics.TopicDetails:
+    return await topics.read_topic(view.tools, view.path["topic"], view.now_ms)
 
 
 def _changes(given: Mapping[str, str]) -> dict[str, Any]:
@@ -189,7 +176,7 @@ def read_number(given: Mapping[str, str], name: str, low: int, high: int) -> int
     return int(text)
 
 
-def _brokers(topic: Topic) -> str:
+def _brokers(topic: topics.Topic) -> str:
     return ", ".join(sorted(topic.configs))
 
 
