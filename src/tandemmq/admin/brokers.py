@@ -21,7 +21,6 @@ from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
 from tandemmq.protocol.bodies.replica import HaClient, HaConnection
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import MASTER_ID
 
 app = typer.Typer()
@@ -177,9 +176,8 @@ async def export_configs(
     masters = [one for one in targets if one.broker_id == MASTER_ID]
     settings: dict[str, dict[str, str]] = {}
     for target in masters:
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
-        held = parse_properties(text.encode(), target.address)
-        settings[target.broker_name] = {key: held[key].text for key in _EXPORTED if key in held}
+        held = await broker_admin.query_broker_config(tools.remoting, target.address)
+        settings[target.broker_name] = {key: held[key] for key in _EXPORTED if key in held}
     counts = {
         "namesrvSize": len(tools.cluster_admin.name_servers),
         "masterBrokerSize": len(masters),

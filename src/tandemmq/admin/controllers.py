@@ -103,24 +103,13 @@ async def get_controller_metadata(tools: Tools, address: ControllerAddress) -> C
     return CommandAnswer.of_rows("controller", "fact value", facts)
 
 
-@app.command("getSyncStateSet")
+@opt.command(app, "getSyncStateSet", interval_s=0.0)
 def get_sync_state_set(
-    address: ControllerAddress,
-    name: GroupOfBrokers = "",
-    cluster: opt.Cluster = "",
-    namesrv: opt.NameServers = "",
-    interval: opt.Interval = 0.0,
-    as_json: opt.AsJson = False,
-) -> None:
+    address: ControllerAddress, broker: GroupOfBrokers = "", cluster: opt.Cluster = ""
+) -> opt.Work:
     """Show the replicas in sync of a group of brokers; exit code 1 when the group is unknown."""
-    opt.demand_place(name, cluster)
-    opt.run(
-        namesrv,
-        lambda tools: show_sync_sets(tools, address, name, cluster),
-        as_json=as_json,
-        needs_names=not name,
-        interval_s=interval,
-    )
+    opt.demand_place(broker, cluster)
+    return lambda tools: show_sync_sets(tools, address, broker, cluster)
 
 
 @opt.command(app, "electMaster", names=False)
@@ -226,7 +215,7 @@ def get_broker_epoch(
     )
 
 
-# Implementation of the two commands whose -b is not a broker's address
+# Implementation of the two commands whose -b is the name of a group
 
 
 async def show_sync_sets(tools: Tools, address: str, name: str, cluster: str) -> CommandAnswer:

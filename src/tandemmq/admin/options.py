@@ -30,7 +30,6 @@ from tandemmq.api.calls import Call
 from tandemmq.errors import RemoteProtocolError, TandemError
 from tandemmq.manage.tools import Place, Tools, open_tools
 from tandemmq.protocol.bodies.codec import decode_body
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
@@ -286,13 +285,12 @@ def demand_place(broker: str, cluster: str) -> None:
 
 
 async def show_settings(
-    tools: Tools, server: str, addresses: Iterable[str], query: Call[[], str]
+    tools: Tools, server: str, addresses: Iterable[str], query: Call[[], dict[str, str]]
 ) -> CommandAnswer:
     """Shows the settings of each of these servers; `server` is the name of the column of addresses."""
     table = Table("settings", (server, "key", "value"))
-    for address, text in await tools.ask(addresses, query):
-        settings = parse_properties(text.encode(), address)
-        table.rows += [(address, key, setting.text) for key, setting in sorted(settings.items())]
+    for address, settings in await tools.ask(addresses, query):
+        table.rows += [(address, key, value) for key, value in sorted(settings.items())]
     return CommandAnswer([table])
 
 

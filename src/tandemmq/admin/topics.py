@@ -26,7 +26,6 @@ from tandemmq.manage.topics import change_topic, delete_in_clusters, read_ends, 
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.codes import render_version
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.units import MASTER_ID
 
@@ -307,17 +306,15 @@ async def export_metrics(
     counts: Counter[str] = Counter()
     for target in await find_targets(tools, Place(cluster=cluster), masters_only=True):
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
-        settings = parse_properties(text.encode(), target.address)
+        settings = await broker_admin.query_broker_config(tools.remoting, target.address)
         topics, groups = await _user_tables(tools, target.address, has_special=False)
         tps, day = await _traffic(tools, target.address, facts)
         rates.update({f"total{name[0].upper()}{name[1:]}": value for name, value in tps.items()})
         counts.update(day)
         clients = await _client_versions(tools, target.address, groups)
-        threads = settings.get("clientCallbackExecutorThreads")
         report[target.broker_name] = {
             "runtimeEnv": {
-                "cpuNum": None if threads is None else threads.text,
+                "cpuNum": settings.get("clientCallbackExecutorThreads"),
                 "totalMemKBytes": facts.get("totalMemKBytes"),
             },
             "runtimeQuota": {

@@ -17,7 +17,7 @@ from tandemmq.api.calls import (
     one_setting,
     optional,
     remark,
-    text,
+    settings,
     value,
 )
 from tandemmq.protocol.bodies import client as clients
@@ -164,8 +164,8 @@ END_OF_QUEUE_MS = -1
 
 query_runtime_info = AdminCall(Code.GET_BROKER_RUNTIME_INFO, empty, body(decode_kv_table))
 """Returns the broker's statistics as name -> text (spec remoting 11.8)."""
-query_broker_config = AdminCall(Code.GET_BROKER_CONFIG, empty, text)
-"""Returns the broker's settings as the text of a Java properties file."""
+query_broker_config = AdminCall(Code.GET_BROKER_CONFIG, empty, settings)
+"""Returns the broker's settings."""
 change_broker_config = AdminCall(Code.UPDATE_BROKER_CONFIG, one_setting, remark)
 """Changes one setting of a running broker; the broker decides which settings may change. Returns the remark
 of a successful answer: the reason why the change was not saved in the broker's file.

@@ -18,7 +18,7 @@ from tandemmq.protocol import rejections
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command, Header
-from tandemmq.protocol.properties_file import edit_properties
+from tandemmq.protocol.properties_file import edit_properties, parse_properties
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import Buffer
 
@@ -220,6 +220,7 @@ def remark(answer: Command) -> str:
     return answer.remark or ""
 
 
-def text(answer: Command) -> str:
-    """Returns the body of the answer as text."""
-    return bytes(answer.body).decode("utf-8", "replace")
+def settings(answer: Command) -> dict[str, str]:
+    """Returns the settings in the body of the answer, a Java properties file. Raises ConfigError."""
+    held = parse_properties(bytes(answer.body), "the settings of the server")
+    return {key: setting.text for key, setting in held.items()}

@@ -15,7 +15,7 @@ from tandemmq.api.calls import (
     header,
     one_setting,
     remark,
-    text,
+    settings,
     value,
 )
 from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
@@ -200,8 +200,8 @@ clean_brokers = Call(
     RequestCode.CLEAN_BROKER_DATA, _timed(headers.CleanBrokerDataRequest), done, timeout_s=DECIDE_TIMEOUT_S
 )
 """Makes the controllers forget brokers of a group."""
-query_config = Call(RequestCode.GET_CONTROLLER_CONFIG, empty, text)
-"""Returns the settings of one controller as the text of a Java properties file."""
+query_config = Call(RequestCode.GET_CONTROLLER_CONFIG, empty, settings)
+"""Returns the settings of one controller."""
 change_config = Call(RequestCode.UPDATE_CONTROLLER_CONFIG, one_setting, remark)
 """Changes one setting of one running controller. Returns the reason why the change was not saved in its
 file; an empty text when it was.

@@ -6,6 +6,7 @@ Source:  spec nameserver 3, 4, 6; spec remoting 8.1, 8.2, 8.7.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from tandemmq.api.calls import (
     NameServerCall,
@@ -16,7 +17,7 @@ from tandemmq.api.calls import (
     empty,
     one_setting,
     remark,
-    text,
+    settings,
     value,
 )
 from tandemmq.protocol.bodies import DataVersion
@@ -65,13 +66,20 @@ class Registered:
     order_topics: dict[str, str] = field(default_factory=dict)
 
 
+def _identity(broker: BrokerIdentity) -> dict[str, Any]:
+    """Returns the fields that every request of a broker has."""
+    return {
+        "cluster_name": broker.cluster_name,
+        "broker_name": broker.broker_name,
+        "broker_id": broker.broker_id,
+        "broker_address": broker.broker_address,
+    }
+
+
 def _describe_broker(broker: BrokerIdentity, topics: RegisterBrokerBody) -> RequestContent:
     raw = encode_register_broker_body(topics)
     header = headers.RegisterBrokerRequest(
-        cluster_name=broker.cluster_name,
-        broker_name=broker.broker_name,
-        broker_id=broker.broker_id,
-        broker_address=broker.broker_address,
+        **_identity(broker),
         ha_address=broker.ha_address,
         body_crc=body_crc32(raw),
         advertised_addresses=broker.advertised_addresses or None,
@@ -96,12 +104,7 @@ register_broker = NameServerCall(
 
 
 def _name_broker(broker: BrokerIdentity) -> headers.UnregisterBrokerRequest:
-    return headers.UnregisterBrokerRequest(
-        cluster_name=broker.cluster_name,
-        broker_name=broker.broker_name,
-        broker_id=broker.broker_id,
-        broker_address=broker.broker_address,
-    )
+    return headers.UnregisterBrokerRequest(**_identity(broker))
 
 
 unregister_broker = NameServerCall(Code.UNREGISTER_BROKER, _name_broker, done)
@@ -109,13 +112,7 @@ unregister_broker = NameServerCall(Code.UNREGISTER_BROKER, _name_broker, done)
 
 
 def _describe_version(broker: BrokerIdentity, version: DataVersion) -> RequestContent:
-    header = headers.QueryDataVersionRequest(
-        cluster_name=broker.cluster_name,
-        broker_name=broker.broker_name,
-        broker_id=broker.broker_id,
-        broker_address=broker.broker_address,
-    )
-    return RequestContent(header, encode_body(version))
+    return RequestContent(headers.QueryDataVersionRequest(**_identity(broker)), encode_body(version))
 
 
 has_data_version_changed = NameServerCall(
@@ -216,8 +213,8 @@ add_write_permission = NameServerCall(
     lambda answer: answer.decode(headers.AddWritePermissionResponse).topic_count,
 )
 """Reverts `wipe_write_permission`; returns the number of topics concerned."""
-query_config = NameServerCall(Code.GET_NAMESRV_CONFIG, empty, text)
-"""Returns the name server's settings as the text of a Java properties file."""
+query_config = NameServerCall(Code.GET_NAMESRV_CONFIG, empty, settings)
+"""Returns the name server's settings."""
 change_config = NameServerCall(Code.UPDATE_NAMESRV_CONFIG, one_setting, remark)
 """Changes one setting of a running name server, which decides which settings may change. Returns the reason
 why the change was not saved in its file; an empty text when it was.

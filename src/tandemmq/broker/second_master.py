@@ -25,7 +25,6 @@ from tandemmq.api.broker_admin import query_broker_config, query_runtime_info
 from tandemmq.api.nameserver import query_members
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.errors import ConfigError, ServiceNotAvailable, TandemError
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Random
@@ -162,8 +161,7 @@ class MasterClaim:
         of this name, for a yielded master, and for this broker itself.
         """
         try:
-            text = await query_broker_config.within(ASK_TIMEOUT_S, self.client, address)
-            config = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+            config = await query_broker_config.within(ASK_TIMEOUT_S, self.client, address)
             if (config.get("brokerName"), config.get("brokerId")) != (self.options.broker_name, "0"):
                 return None
             runtime = await query_runtime_info.within(ASK_TIMEOUT_S, self.client, address)

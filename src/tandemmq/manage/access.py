@@ -24,7 +24,6 @@ from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies import tables
-from tandemmq.protocol.properties_file import parse_properties
 
 USERS: Final = "users"
 ACCOUNTS: Final = "accounts"
@@ -168,9 +167,8 @@ def problems_of(access: ClusterAccess) -> list[str]:
 async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -> BrokerAccess:
     modes: dict[str, str] = {}
     try:
-        text = await broker_admin.query_broker_config(tools.remoting, address)
-        held = parse_properties(text.encode(), address)
-        modes = {name: held[name].text for name in MODES if name in held}
+        held = await broker_admin.query_broker_config(tools.remoting, address)
+        modes = {name: held[name] for name in MODES if name in held}
     except (RequestRejected, ConfigError):
         pass  # a user who may not read the settings may still read the rules
     try:

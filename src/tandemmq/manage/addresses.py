@@ -13,7 +13,6 @@ from tandemmq.api import broker_admin, nameserver
 from tandemmq.errors import NotPermitted
 from tandemmq.manage.reach import ask_each
 from tandemmq.manage.tools import Target, Tools, targets_of
-from tandemmq.protocol.properties_file import parse_properties
 
 DIAL_TIMEOUT_S = 5.0
 
@@ -91,9 +90,7 @@ async def read_announced(tools: Tools, servers: Sequence[str]) -> list[Announcem
 
 async def _identify(tools: Tools, target: Target) -> tuple[str, str]:
     try:
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        settings = await broker_admin.query_broker_config(tools.remoting, target.address)
     except NotPermitted:
         return ("", "")
-    settings = parse_properties(text.encode(), target.address)
-    name, broker_id = (settings[key].text if key in settings else "" for key in ("brokerName", "brokerId"))
-    return name, broker_id
+    return settings.get("brokerName", ""), settings.get("brokerId", "")

@@ -14,7 +14,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading
 from tandemmq.manage.reach import READ_TIMEOUT_S, ask_each
-from tandemmq.manage.settings import read_settings_of
+from tandemmq.manage.settings import named_controllers, read_settings_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.client import ProducerInfo
 from tandemmq.protocol.bodies.replica import (
@@ -128,10 +128,7 @@ async def read_controllers(tools: Tools, cluster: ClusterReading) -> ControllerS
     named: dict[str, None] = {}
     one_of_each = {one.target.broker_name: one.target for one in cluster.answering}.values()
     for answer in await ask_each(one_of_each, lambda target: read_settings_of(tools, target.address)):
-        settings = answer.answer or {}
-        if settings.get("enableControllerMode") == "true":
-            pieces = settings.get("controllerAddr", "").split(";")
-            named.update(dict.fromkeys(piece.strip() for piece in pieces if piece.strip()))
+        named.update(dict.fromkeys(named_controllers(answer.answer or {})))
     if not named:
         return NO_CONTROLLERS
     names = sorted({one.target.broker_name for one in cluster.brokers})

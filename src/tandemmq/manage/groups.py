@@ -112,6 +112,16 @@ async def read_states(
     return dict(zip(shown, states, strict=True))
 
 
+async def read_group(tools: Tools, name: str, now_ms: int) -> tuple[Group, GroupState]:
+    """Returns a group and its state. Raises GroupNotFound, with the brokers that do not answer."""
+    table = await read_groups(tools)
+    if name not in table.groups:
+        away = "".join(f"; {text}" for text in list_silent(table.failed))
+        raise GroupNotFound(f"no broker that answers has the group {name!r}{away}")
+    addresses = [target.address for target in table.targets]
+    return table.groups[name], await read_state(tools, addresses, name, now_ms)
+
+
 async def read_state(tools: Tools, masters: list[str], group: str, now_ms: int) -> GroupState:
     """Returns the state of a group, from the brokers at these addresses."""
     members = await read_members(tools.remoting, masters, group)

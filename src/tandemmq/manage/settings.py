@@ -19,7 +19,6 @@ from tandemmq.config.names import BROKER_KEYS
 from tandemmq.errors import ConfigError
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.units import GIB
 
 HIDDEN: Final = "(hidden)"
@@ -56,8 +55,14 @@ class SettingRow:
 
 async def read_settings_of(tools: Tools, address: str) -> dict[str, str]:
     """Returns all settings that a broker shows, as it shows them."""
-    text = await broker_admin.query_broker_config(tools.remoting, address)
-    return {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+    return await broker_admin.query_broker_config(tools.remoting, address)
+
+
+def named_controllers(settings: Mapping[str, str]) -> list[str]:
+    """Returns the controllers that elect the master of a broker with these settings."""
+    if settings.get("enableControllerMode") != "true":
+        return []
+    return [name.strip() for name in settings.get("controllerAddr", "").split(";") if name.strip()]
 
 
 def describe_settings(settings: Mapping[str, str], *, is_tandem: bool) -> list[SettingRow]:

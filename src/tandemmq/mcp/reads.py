@@ -12,7 +12,7 @@ from typing import Annotated, Final, Literal
 import msgspec
 from pydantic import Field
 
-from tandemmq.errors import BadRequest, GroupNotFound
+from tandemmq.errors import BadRequest
 from tandemmq.manage import groups, messages, topics
 from tandemmq.manage.bodies import show_body
 from tandemmq.manage.cluster import read_cluster
@@ -146,12 +146,7 @@ class ClusterReads:
         """Shows one consumer group: its settings, members, subscriptions, the lag of each
         queue, and requests of the group that brokers refused, with the reasons.
         """
-        table = await groups.read_groups(self.cluster)
-        found = table.groups.get(group)
-        if found is None:
-            raise GroupNotFound(f"no broker that answers has the group {group!r}")
-        addresses = [target.address for target in table.targets]
-        state = await groups.read_state(self.cluster, addresses, group, read_now_ms())
+        found, state = await groups.read_group(self.cluster, group, read_now_ms())
         members = [facts(one, "client_id address language") for one in state.members.members.values()]
         lags = [
             {**facts(one, _LAG), "read_up_to": as_time(one.read_at_ms)}

@@ -27,7 +27,6 @@ from tandemmq.manage.groups import read_groups
 from tandemmq.manage.settings import describe_settings, is_tandem
 from tandemmq.manage.tools import Target, Tools, find_targets, open_tools
 from tandemmq.manage.topics import read_topics
-from tandemmq.protocol.properties_file import parse_properties
 from tandemmq.shell import local
 from tandemmq.shell.doctor import examine
 from tandemmq.shell.session import NameServers, find_name_servers, note, run
@@ -146,22 +145,21 @@ async def _groups(tools: Tools) -> Any:
 
 
 async def _name_server(tools: Tools, address: str) -> Any:
-    return _without_secrets(await nameserver.query_config(tools.remoting, address), address, is_tandem=False)
+    return _without_secrets(await nameserver.query_config(tools.remoting, address), is_tandem=False)
 
 
 async def _broker(tools: Tools, target: Target) -> Any:
     facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-    text = await broker_admin.query_broker_config(tools.remoting, target.address)
+    settings = await broker_admin.query_broker_config(tools.remoting, target.address)
     return {
         "address": target.address,
         "runtime": facts,
-        "settings": _without_secrets(text, target.address, is_tandem=is_tandem(facts)),
+        "settings": _without_secrets(settings, is_tandem=is_tandem(facts)),
         "replication": to_builtins(await broker_admin.query_ha_status(tools.remoting, target.address)),
     }
 
 
-def _without_secrets(text: str, address: str, *, is_tandem: bool) -> dict[str, str]:
-    settings = {key: one.text for key, one in parse_properties(text.encode(), address).items()}
+def _without_secrets(settings: Mapping[str, str], *, is_tandem: bool) -> dict[str, str]:
     return {row.key: row.value for row in describe_settings(settings, is_tandem=is_tandem)}
 
 

@@ -20,18 +20,9 @@ from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotLeader, NotNameServer, NotPermitted, TandemError
 from tandemmq.manage.addresses import read_announced
+from tandemmq.manage.settings import named_controllers
 from tandemmq.manage.tools import Target, Tools, open_tools, targets_of, tools_options
-from tandemmq.protocol.bodies.codec import (
-    DENIALS_KEY,
-    HISTORY_DIFFERED_KEY,
-    HISTORY_DOUBT_KEY,
-    NEWEST_DENIAL_KEY,
-    NEWEST_REFUSAL_KEY,
-    REFUSALS_KEY,
-    REFUSED_CONNECTIONS_KEY,
-    SEND_REFUSALS_KEY,
-    STORE_REFUSAL_KEY,
-)
+from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.bodies.replica import SyncStateData
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -170,7 +161,7 @@ async def examine(tools: Tools, servers: Sequence[str], *, for_production: bool 
 async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
     try:
         facts = await broker_admin.query_runtime_info(tools.remoting, target.address)
-        text = await broker_admin.query_broker_config(tools.remoting, target.address)
+        settings = await broker_admin.query_broker_config(tools.remoting, target.address)
         replication = await broker_admin.query_ha_status(tools.remoting, target.address)
     except TandemError as error:
         where = f"{target.broker_name} ({target.address})"
@@ -179,7 +170,6 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
             return _problem("clients", text, "docs/security.md explains how tools sign requests")
         fix = "check that it runs and that brokerIP1 is reachable; `tandemmq status` shows local brokers"
         return _problem("brokers", f"{where} does not answer: {error}", fix)
-    settings = {key: one.text for key, one in parse_properties(text.encode(), target.address).items()}
     return Checkup(target, facts, settings, replication)
 
 
@@ -217,9 +207,8 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_disk(one)
     yield from _judge_replication(one)
     yield from _judge_refusals(one)
-    is_elected = (
-        one.settings.get("enableControllerMode") == "true"
-    )  # waits for its SyncStateSet, not for a number
+    # An elected master waits for its SyncStateSet, not for a number.
+    is_elected = one.settings.get("enableControllerMode") == "true"
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is intended"
         yield _warning("settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix)
@@ -252,7 +241,7 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
     fix = "free space or lower fileReservedTime: a full disk deletes old messages, then rejects sends"
     level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
     yield DoctorLine(level, "disk", text, "" if level == "ok" else fix)
-    refusal = one.facts.get(STORE_REFUSAL_KEY)
+    refusal = one.facts.get(codec.STORE_REFUSAL_KEY)
     if refusal and not one.replication.waiting:
         fix = "free space, or use a larger disk; for an empty store lower mappedFileSizeCommitLog"
         if "disk" not in refusal and "space" not in refusal:
@@ -266,12 +255,12 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
 
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
-    if one.facts.get(HISTORY_DOUBT_KEY):
-        text = f"the history of {one.label} does not fit its group: {one.facts[HISTORY_DOUBT_KEY]}"
+    if one.facts.get(codec.HISTORY_DOUBT_KEY):
+        text = f"the history of {one.label} does not fit its group: {one.facts[codec.HISTORY_DOUBT_KEY]}"
         fix = 'see "A history does not fit" in docs/operations/runbooks.md'
         yield _problem("replication", text, fix)
-    if _to_int(one.facts.get(HISTORY_DIFFERED_KEY)):
-        count = one.facts[HISTORY_DIFFERED_KEY]
+    if _to_int(one.facts.get(codec.HISTORY_DIFFERED_KEY)):
+        count = one.facts[codec.HISTORY_DIFFERED_KEY]
         text = f"{one.label} had a different history than its master in equal terms ({count} times)"
         fix = "its log has the offsets (replica_history.differs); `tandemmq audit` compares the logs"
         yield _problem("replication", text, fix)
@@ -301,25 +290,25 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
     """Reports what the broker has rejected since it started, because rejected clients are often silent. Only
     TandemMQ brokers report it.
     """
-    if REFUSALS_KEY not in one.facts:
+    if codec.REFUSALS_KEY not in one.facts:
         return
     found = []
-    if _to_int(one.facts.get(DENIALS_KEY)):
-        text = f"{one.facts[DENIALS_KEY]} requests by access control, the last {one.facts[NEWEST_DENIAL_KEY]}"
+    if _to_int(one.facts.get(codec.DENIALS_KEY)):
+        newest = one.facts.get(codec.NEWEST_DENIAL_KEY)
+        text = f"{one.facts[codec.DENIALS_KEY]} requests by access control, the last {newest}"
         fix = "correct its key, or grant the right (`tandemmq admin createAcl`, or plain_acl.yml)"
         found.append((text, fix))
-    if _to_int(one.facts.get(REFUSED_CONNECTIONS_KEY)):
-        text = f"{one.facts[REFUSED_CONNECTIONS_KEY]} connections above its limit"
+    if _to_int(one.facts.get(codec.REFUSED_CONNECTIONS_KEY)):
+        text = f"{one.facts[codec.REFUSED_CONNECTIONS_KEY]} connections above its limit"
         found.append(
             (text, "find the client that opens them: its log has a `channel.refused` with the peer for each")
         )
-    if _to_int(one.facts[REFUSALS_KEY]):
-        text = (
-            f"{one.facts[REFUSALS_KEY]} requests of consumers, the last {one.facts.get(NEWEST_REFUSAL_KEY)}"
-        )
+    if _to_int(one.facts[codec.REFUSALS_KEY]):
+        newest = one.facts.get(codec.NEWEST_REFUSAL_KEY)
+        text = f"{one.facts[codec.REFUSALS_KEY]} requests of consumers, the last {newest}"
         found.append((text, "correct that group: `tandemmq admin consumerConnection -g GROUP` lists all"))
-    if one.facts.get(SEND_REFUSALS_KEY):
-        text = f"sends with {one.facts[SEND_REFUSALS_KEY]}"
+    if one.facts.get(codec.SEND_REFUSALS_KEY):
+        text = f"sends with {one.facts[codec.SEND_REFUSALS_KEY]}"
         found.append(
             (
                 text,
@@ -350,13 +339,8 @@ def find_controllers(servers: Sequence[str], checkups: Sequence[Checkup]) -> lis
     """Returns the controllers that brokers name, and those of the local cluster that one of the name servers
     belongs to: its brokers may all be down.
     """
-    named = [
-        address.strip()
-        for one in checkups
-        if one.settings.get("enableControllerMode") == "true"
-        for address in one.settings.get("controllerAddr", "").split(";")
-    ]
-    return [address for address in dict.fromkeys((*named, *local.controllers_of(servers))) if address]
+    named = [address for one in checkups for address in named_controllers(one.settings)]
+    return list(dict.fromkeys((*named, *local.controllers_of(servers))))
 
 
 async def judge_controllers(
@@ -447,9 +431,8 @@ async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> l
     ports = [(address, "name server", RequestCode.GET_NAMESRV_CONFIG) for address in servers]
     for one in checkups:
         ports.append((one.target.address, "broker", RequestCode.GET_BROKER_CONFIG))
-        if one.settings.get("enableControllerMode") == "true":
-            named = filter(None, one.settings.get("controllerAddr", "").split(";"))
-            ports += [(address, "controller", RequestCode.GET_CONTROLLER_CONFIG) for address in named]
+        named = named_controllers(one.settings)
+        ports += [(address, "controller", RequestCode.GET_CONTROLLER_CONFIG) for address in named]
     findings = []
     tls = make_client_tls(tools_options().tls)
     anonymous = RemotingClient(network=TcpNetwork(), clock=LoopClock(), tls=tls)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Final
 
+from tandemmq.manage.settings import named_controllers
 from tandemmq.shell.doctor_lines import Checkup, DoctorLine, ok, problem, warning
 from tandemmq.units import MASTER_ID
 
@@ -67,7 +68,7 @@ def _judge_copies(checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
 
 def _judge_master(one: Checkup) -> Iterator[DoctorLine]:
     if one.settings.get("enableControllerMode") == "true":
-        controllers = [text for text in one.settings.get("controllerAddr", "").split(";") if text]
+        controllers = named_controllers(one.settings)
         if len(controllers) < CONTROLLERS_MIN:
             text = f"{one.label} has {len(controllers)} controllers: without a majority no master is elected"
             yield warning("production", text, f"run {CONTROLLERS_MIN}: {_ELECTIONS}")

@@ -10,8 +10,7 @@ from tandemmq.admin import options as opt
 from tandemmq.admin.groups import LAG_COLUMNS, lag_row, show_progress
 from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, print_preview
-from tandemmq.errors import GroupNotFound
-from tandemmq.manage.groups import Group, GroupState, delete_everywhere, read_groups, read_state
+from tandemmq.manage.groups import delete_everywhere, read_group
 from tandemmq.manage.resets import NewPosition, QueueMove, preview_reset, reset_group
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
@@ -33,7 +32,7 @@ async def list_groups(tools: Tools) -> CommandAnswer:
 @verb(app, "describe")
 async def describe_group(tools: Tools, group: nouns.Group) -> CommandAnswer:
     """Show a group's settings, members, subscriptions and progress."""
-    held, state = await _read(tools, group)
+    held, state = await read_group(tools, group, LoopClock().now_ms())
     settings = Table("settings", ("broker", "consumption", "in_order", "retries_max", "attributes"))
     for name, one in sorted(held.configs.items()):
         allowed = "allowed" if one.is_consume_enabled else "stopped"
@@ -85,7 +84,7 @@ def reset(
     position = NewPosition(to.time_ms, only, to.offset)
 
     async def work(tools: Tools) -> CommandAnswer:
-        _, state = await _read(tools, group)
+        _, state = await read_group(tools, group, LoopClock().now_ms())
         topics = [topic] if topic else state.topics
         moves = [move for one in topics for move in await preview_reset(tools, group, one, position)]
         preview = _preview(moves)
@@ -111,7 +110,7 @@ async def delete(
     yes: Yes = False,
 ) -> CommandAnswer:
     """Delete a group with its settings and offsets, at every broker; asks before."""
-    held, state = await _read(tools, group)
+    held, state = await read_group(tools, group, LoopClock().now_ms())
     confirm(
         f"Delete group {group} at {', '.join(sorted(held.configs))}: {len(state.members.members)} members"
         f" online, lag {state.lag}?",
@@ -119,16 +118,6 @@ async def delete(
     )
     await delete_everywhere(tools, held, removes_offsets=not keep_offsets)
     return CommandAnswer.of_rows("deleted", "group broker", [(group, name) for name in sorted(held.configs)])
-
-
-async def _read(tools: Tools, group: str) -> tuple[Group, GroupState]:
-    """Returns a group and its state. Raises GroupNotFound."""
-    table = await read_groups(tools)
-    if group not in table.groups:
-        silent = "".join(f"; {one.broker_name} does not answer: {text}" for one, text in table.failed.items())
-        raise GroupNotFound(f"no broker has the group {group!r}{silent}")
-    addresses = [target.address for target in table.targets]
-    return table.groups[group], await read_state(tools, addresses, group, LoopClock().now_ms())
 
 
 def _preview(moves: list[QueueMove]) -> CommandAnswer:

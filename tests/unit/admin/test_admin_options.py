@@ -6,11 +6,13 @@ import json
 import os
 import re
 from datetime import datetime
+from typing import Annotated
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
-from tandemmq.admin.options import parse_time
+from tandemmq.admin.options import option, parse_time
 from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer, render_time
 
 NOW_MS = 1_700_000_000_000
@@ -27,6 +29,18 @@ def test_times(text: str, expected: int) -> None:
 def test_time_as_mqadmin_writes_it_is_local() -> None:
     expected = datetime(2024, 5, 6, 7, 8, 9, 120_000).timestamp() * 1000
     assert parse_time("2024-05-06#07:08:09:120", NOW_MS) == int(expected)
+
+
+def test_an_option_has_its_names_its_help_and_its_settings() -> None:
+    app = typer.Typer()
+
+    @app.command()
+    def show(count: Annotated[int, option("-c --count", "How many.", min=1)] = 2) -> None:
+        typer.echo(count)
+
+    assert CliRunner().invoke(app, ["-c", "3"]).output == "3\n"
+    assert CliRunner().invoke(app, ["--count", "0"]).exit_code == 2
+    assert "How many." in CliRunner().invoke(app, ["--help"]).output
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-2", "2024-05-06", "1e3"])

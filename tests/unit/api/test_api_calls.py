@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 
 import pytest
 
-from tandemmq.api import broker_admin, broker_consume, broker_send, nameserver
+from tandemmq.api import broker_admin, broker_consume, broker_send, controller, nameserver
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.api.nameserver import BrokerIdentity
@@ -14,6 +14,7 @@ from tandemmq.errors import (
     BadRequest,
     BrokerUnreachable,
     Busy,
+    ConfigError,
     GroupNotFound,
     MessageIllegal,
     RequestRejected,
@@ -277,6 +278,17 @@ async def test_operators_questions(peer: Peer):
     peer.answers(body=encode_reset_offsets({queue: 4}))
     assert await broker_admin.reset_offsets(peer.client, peer.address, "g", "T", -1) == {queue: 4}
     assert peer.asked.fields["timestamp"] == "-1"
+
+
+async def test_settings_of_servers_are_names_and_values(peer: Peer):
+    text = b"# by hand\nbrokerName = broker-a\nmessageDelayLevel=1s 5s\nempty=\n"
+    expected = {"brokerName": "broker-a", "messageDelayLevel": "1s 5s", "empty": ""}
+    for query in (broker_admin.query_broker_config, nameserver.query_config, controller.query_config):
+        peer.answers(body=text)
+        assert await query(peer.client, peer.address) == expected
+    peer.answers(body=b"a=\\u12")
+    with pytest.raises(ConfigError, match="the settings of the server, line 1"):
+        await broker_admin.query_broker_config(peer.client, peer.address)
 
 
 async def test_silence_and_absence_have_their_own_errors(peer: Peer):

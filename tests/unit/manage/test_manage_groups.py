@@ -14,6 +14,7 @@ from tandemmq.manage.cluster import read_lag
 from tandemmq.manage.groups import (
     change_group,
     delete_group,
+    read_group,
     read_groups,
     read_state,
     read_states,
@@ -35,6 +36,8 @@ async def test_groups_have_settings_members_and_lag(managed: ManagedCluster) -> 
     await managed.cluster.create_topic("Orders", queue_count=2)
     await managed.send("Orders", 4)
     await managed.consume("Orders", "billing", 1)
+    with pytest.raises(GroupNotFound, match=r"no broker that answers has the group 'audit' .response code"):
+        await read_group(managed.tools, "audit", NOW_MS)
     async with managed.cluster.consumer("Orders", "billing"):
         table = await read_groups(managed.tools)
         assert table.groups["billing"].can_consume
@@ -47,6 +50,8 @@ async def test_groups_have_settings_members_and_lag(managed: ManagedCluster) -> 
         await until(is_online)
         state = (await read_states(managed.tools, table, ["billing"], NOW_MS))["billing"]
         assert state.topics == ["Orders"]
+        group, same = await read_group(managed.tools, "billing", NOW_MS)
+        assert (set(group.configs), same.lag) == ({"broker-a"}, 3)
         assert (state.lag, state.retry_count, state.dead_count) == (3, 0, 0)
         assert set(state.members.subscriptions["Orders"]) == {managed.cluster.master_address}
         reports = await read_reports(managed.tools, [managed.cluster.master_address], "billing")

@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.manage.settings import HIDDEN, check_change, default_settings, describe_settings
+from tandemmq.manage.settings import (
+    HIDDEN,
+    check_change,
+    default_settings,
+    describe_settings,
+    named_controllers,
+)
 
 SHOWN = {
     "fileReservedTime": "50",
@@ -34,6 +40,13 @@ def test_java_broker_has_values_only() -> None:
 
 def test_defaults_do_not_depend_on_the_machine() -> None:
     assert not {"storePathRootDir", "brokerName", "brokerIP1"} & default_settings().keys()
+
+
+def test_only_an_elected_broker_names_its_controllers() -> None:
+    named = {"controllerAddr": " 10.0.0.1:9878; 10.0.0.2:9878;"}
+    assert named_controllers(named) == []
+    elected = {**named, "enableControllerMode": "true"}
+    assert named_controllers(elected) == ["10.0.0.1:9878", "10.0.0.2:9878"]
 
 
 def test_invalid_change_is_refused_before_it_is_sent() -> None:

@@ -65,6 +65,8 @@ async def test_a_topic_keeps_queues_with_unread_messages(managed: ManagedCluster
     await managed.cluster.create_topic("Orders", queue_count=4)
     await managed.send("Orders", 8)
     fewer = {"read_queue_count": 1, "write_queue_count": 1}
+    with pytest.raises(TopicNotFound):
+        await change_topic(managed.tools, place, "Missing", fewer)
     with pytest.raises(TopicHasUnread):
         await change_topic(managed.tools, place, "Orders", fewer)
     (config,) = (await change_topic(managed.tools, place, "Orders", fewer, force=True)).values()
