@@ -38,6 +38,7 @@ FIELD_NAMES_MAX: Final = 100
 FIELD_NAME_CHARS_MAX: Final = 100
 """An entry of the audit list has all names of a form, so they are bounded."""
 OUTCOME_UNKNOWN: Final = "the change may have been made, or may still be made; check before you repeat it"
+OWN_FORM_BYTES_MAX: Final = 16 * 1024
 THEMES: Final = ("auto", "light", "dark")
 _STATUS: Final[tuple[tuple[type[errors.TandemError], int], ...]] = (
     (errors.NotPermitted, 403),
@@ -239,12 +240,19 @@ class Console:
     async def _show_login(self, view: View) -> Response:
         return view.page("login.html", reason="", name="", next=_local_path(view.query.get("next", "/")))
 
-    async def _log_in(self, request: Request) -> Response:
-        view = await self._view(request, Page("/login", "Log in", self._show_login, is_open=True))
+    async def _own_form(self, request: Request, title: str) -> tuple[View, Response | None]:
+        """Returns the view of a form of the console itself, and the page of its error if there is one."""
+        view = await self._view(request, Page(request.url.path, title, self._show_login, is_open=True))
         try:
-            view.fields = await self._form(request, view.session, 16 * 1024)
+            view.fields = await self._form(request, view.session, OWN_FORM_BYTES_MAX)
         except PageError as error:
-            return self._failed(request, view, error)
+            return view, self._failed(request, view, error)
+        return view, None
+
+    async def _log_in(self, request: Request) -> Response:
+        view, failure = await self._own_form(request, "Log in")
+        if failure is not None:
+            return failure
         name, target = view.form.get("name", ""), _local_path(view.form.get("next", "/"))
         try:
             session = await self._frame.sessions.log_in(view.address, name, view.form.get("secret", ""))
@@ -259,11 +267,9 @@ class Console:
         return self._with_cookie(request, session, RedirectResponse(target, status_code=303))
 
     async def _log_out(self, request: Request) -> Response:
-        view = await self._view(request, Page("/login", "Log out", self._show_login, is_open=True))
-        try:
-            await self._form(request, view.session, 16 * 1024)
-        except PageError as error:
-            return self._failed(request, view, error)
+        view, failure = await self._own_form(request, "Log out")
+        if failure is not None:
+            return failure
         await self._frame.sessions.end(view.session)
         response = RedirectResponse("/login", status_code=303)
         response.delete_cookie(self._cookies.session, path="/", secure=self._cookies.is_secure, httponly=True)
@@ -298,11 +304,9 @@ class Console:
     # The look
 
     async def _set_theme(self, request: Request) -> Response:
-        view = await self._view(request, Page("/theme", "Theme", self._show_login, is_open=True))
-        try:
-            view.fields = await self._form(request, view.session, 16 * 1024)
-        except PageError as error:
-            return self._failed(request, view, error)
+        view, failure = await self._own_form(request, "Theme")
+        if failure is not None:
+            return failure
         response = RedirectResponse(_local_path(view.form.get("next", "/")), status_code=303)
         wanted = view.form.get("theme", "auto")
         theme = wanted if wanted in THEMES else "auto"

@@ -52,11 +52,10 @@ class Frame:
         self.stamp = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
 
     def menu(self, view: View) -> list[tuple[str, list[Page]]]:
-        """Returns the pages of each section that the cluster supports; none before log-in."""
+        """Returns the pages of each section; none before log-in."""
         if not view.session.is_admitted:
             return []
-        shown = [one for one in self.pages if one.menu and view.can(one.feature)]
-        sections = [(name, [one for one in shown if one.menu == name]) for name in SECTIONS]
+        sections = [(name, [one for one in self.pages if one.menu == name]) for name in SECTIONS]
         return [(name, pages) for name, pages in sections if pages]
 
     def silent(self, view: View) -> list[str]:

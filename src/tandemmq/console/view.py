@@ -41,7 +41,6 @@ class Page:
     """A page at `path`, answered to GET. Parts in braces are in `View.path`.
 
     menu      the section of the menu in which the page is listed; empty: not in the menu
-    feature   hidden from the menu if the cluster lacks this feature (`View.can`)
     refresh_s the script renews the page's content this often; 0: never
     is_open   served without log-in
     """
@@ -50,7 +49,6 @@ class Page:
     title: str
     handler: Handler
     menu: str = ""
-    feature: str = ""
     refresh_s: int = 0
     is_open: bool = False
     timeout_s: float = PAGE_TIMEOUT_S
@@ -180,14 +178,8 @@ class View:
         return dict(self.fields)
 
     def can(self, feature: str) -> bool:
-        """Returns False if the brokers of this cluster are known to lack the feature; see `attempt`."""
-        return not feature or self.viewer.capabilities.can(feature)
-
-    async def attempt(self, address: str, feature: str, work: Awaitable[R]) -> R | None:
-        """Returns the result of a request to this broker, None if the broker does not support it; `can` knows
-        the outcome from then on.
-        """
-        return await self.viewer.capabilities.attempt(address, feature, work)
+        """Returns False if the brokers of this cluster are known to lack the feature."""
+        return self.viewer.capabilities.can(feature)
 
     async def cluster(self) -> ClusterReading:
         """Returns the latest reading of the brokers, at most some seconds old. Raises PageError when there is

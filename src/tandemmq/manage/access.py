@@ -94,11 +94,7 @@ class PolicyRow:
 
 async def read_access(tools: Tools, targets: Iterable[Target], capabilities: Capabilities) -> ClusterAccess:
     """Returns the rules of these brokers; a broker that lacks a kind of access control has no rules of it."""
-
-    async def read(target: Target) -> BrokerAccess:
-        return await _read_broker(tools, target.address, capabilities)
-
-    reached = await ask_each(targets, read)
+    reached = await ask_each(targets, lambda one: _read_broker(tools, one.address, capabilities))
     return ClusterAccess(dict(answers_of(reached)), errors_of(reached))
 
 
@@ -172,11 +168,9 @@ async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -
     except (RequestRejected, ConfigError):
         pass  # a user who may not read the settings may still read the rules
     try:
-        users = await capabilities.attempt(address, USERS, broker_admin.query_users(tools.remoting, address))
+        users = await capabilities.attempt(USERS, broker_admin.query_users(tools.remoting, address))
         acls = None if users is None else await broker_admin.query_acls(tools.remoting, address)
-        accounts = await capabilities.attempt(
-            address, ACCOUNTS, broker_admin.query_accounts(tools.remoting, address)
-        )
+        accounts = await capabilities.attempt(ACCOUNTS, broker_admin.query_accounts(tools.remoting, address))
     except RequestRejected as error:
         return BrokerAccess(modes, error=error.remark or str(error))
     return BrokerAccess(

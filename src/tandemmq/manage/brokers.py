@@ -5,11 +5,12 @@ Java's brokers of 4.x report no state of replication; the lag in bytes then come
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 from tandemmq.api import broker_admin, controller, nameserver, replica
+from tandemmq.api.calls import Call
 from tandemmq.errors import ConfigError
 from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading
@@ -109,7 +110,7 @@ async def read_replication(tools: Tools, capabilities: Capabilities, cluster: Cl
 
     async def read(target: Target) -> HaStatus | None:
         asked = broker_admin.query_ha_status(tools.remoting, target.address)
-        return await capabilities.attempt(target.address, HA_STATUS, asked)
+        return await capabilities.attempt(HA_STATUS, asked)
 
     statuses = {one.target.address: one.answer for one in await ask_each(answering, read)}
     controllers = await read_controllers(tools, cluster)
@@ -242,30 +243,24 @@ async def read_broker(tools: Tools, capabilities: Capabilities, reading: BrokerR
         return BrokerDetails(reading, None, (), (), 0, (reading.error,))
     address, client = reading.address, tools.remoting
 
-    async def ask(part: str) -> object:
-        if part == HA_STATUS:
-            return await capabilities.attempt(address, part, broker_admin.query_ha_status(client, address))
-        if part == EPOCHS:
-            return await capabilities.attempt(address, part, controller.query_epochs(client, address))
-        return await capabilities.attempt(address, part, broker_admin.query_all_producers(client, address))
-
-    found = await ask_each((HA_STATUS, EPOCHS, "producers"), ask)
+    calls: dict[str, Call[[], Any]] = {
+        HA_STATUS: broker_admin.query_ha_status,
+        EPOCHS: controller.query_epochs,
+        "producers": broker_admin.query_all_producers,
+    }
+    found = await ask_each(calls, lambda part: capabilities.attempt(part, calls[part](client, address)))
     status, epochs, producers = (one.answer for one in found)
     # Brokers without elections answer the question for terms with an error.
     errors = [f"{one.target}: {one.error}" for one in found if one.error and one.target != EPOCHS]
-    rows = _producer_rows(producers) if isinstance(producers, Mapping) else []
+    rows = [(group, one) for group, clients in sorted((producers or {}).items()) for one in clients]
     return BrokerDetails(
         reading,
-        status if isinstance(status, HaStatus) else None,
-        _ended(epochs) if isinstance(epochs, BrokerEpochs) else (),
+        status,
+        () if epochs is None else _ended(epochs),
         tuple(rows[:PRODUCERS_MAX]),
         len(rows),
         tuple(errors),
     )
-
-
-def _producer_rows(table: Mapping[str, Iterable[ProducerInfo]]) -> list[tuple[str, ProducerInfo]]:
-    return [(group, one) for group, clients in sorted(table.items()) for one in clients]
 
 
 def _ended(epochs: BrokerEpochs) -> tuple[EpochRange, ...]:

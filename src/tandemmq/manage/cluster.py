@@ -105,10 +105,7 @@ async def read_cluster(tools: Tools, now_ms: int) -> ClusterReading:
     """
     targets = targets_of(await tools.cluster_admin.cluster_info())
 
-    async def read(target: Target) -> dict[str, str]:
-        return await broker_admin.query_runtime_info(tools.remoting, target.address)
-
-    found = await ask_each(targets, read)
+    found = await ask_each(targets, lambda one: broker_admin.query_runtime_info(tools.remoting, one.address))
     readings = tuple(BrokerReading(one.target, one.answer or {}, one.error, one.is_denied) for one in found)
     return ClusterReading(now_ms, tools.cluster_admin.name_servers, readings)
 

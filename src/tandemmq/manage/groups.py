@@ -17,9 +17,9 @@ from tandemmq.client.groups import OnlineMembers, change_at, read_members
 from tandemmq.errors import BadRequest, BrokersAway, GroupNotFound, RequestRejected
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, sum_lag
-from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, errors_of, list_silent
+from tandemmq.manage.reach import READ_TIMEOUT_S, ask_tables, list_silent
 from tandemmq.manage.tools import CALL_TIMEOUT_S, Target, Tools, find_targets, serving
-from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, SubscriptionGroupTable
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import dlq_topic, is_retry_topic, is_system_group
 from tandemmq.remoting.client import RemotingClient
@@ -89,17 +89,12 @@ async def read_groups(
     if targets is None:
         targets = await find_targets(tools)
 
-    async def ask(target: Target) -> SubscriptionGroupTable:
-        return await broker_admin.query_group_configs(tools.remoting, target.address)
+    async def ask(target: Target) -> Mapping[str, SubscriptionGroupConfig]:
+        return (await broker_admin.query_group_configs(tools.remoting, target.address)).groups
 
-    reached = await ask_each(serving(targets), ask, timeout_s=timeout_s)
-    answers = answers_of(reached)
-    configs: dict[str, dict[str, SubscriptionGroupConfig]] = {}
-    for target, table in answers:
-        for name, config in table.groups.items():
-            configs.setdefault(name, {})[target.broker_name] = config
-    groups = {name: Group(name, is_system_group(name), held) for name, held in sorted(configs.items())}
-    return ClusterGroups(groups, [target for target, _ in answers], errors_of(reached))
+    configs, answered, failed = await ask_tables(serving(targets), ask, timeout_s=timeout_s)
+    groups = {name: Group(name, is_system_group(name), held) for name, held in configs.items()}
+    return ClusterGroups(groups, answered, failed)
 
 
 async def read_states(
@@ -164,12 +159,13 @@ async def delete_group(
 ) -> list[Target]:
     """Deletes a group at these brokers; returns them. Raises the errors of `change_each`."""
 
-    async def delete(target: Target) -> None:
-        await broker_admin.delete_group(
-            tools.remoting, target.address, group, removes_offsets=removes_offsets
-        )
-
-    return list(await change_each(targets, delete))
+    deleted = await change_each(
+        targets,
+        lambda one: broker_admin.delete_group(
+            tools.remoting, one.address, group, removes_offsets=removes_offsets
+        ),
+    )
+    return list(deleted)
 
 
 async def delete_everywhere(tools: Tools, group: Group, *, removes_offsets: bool = True) -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
 from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.manage.tools import Target
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -53,6 +54,21 @@ async def ask_each(
 def answers_of(reached: Iterable[Reached[T, A]]) -> list[tuple[T, A]]:
     """Returns the answers with their targets, without the targets that gave none."""
     return [(one.target, one.answer) for one in reached if one.answer is not None]
+
+
+async def ask_tables(
+    targets: Iterable[Target], read: Callable[[Target], Awaitable[Mapping[str, A]]], *, timeout_s: float
+) -> tuple[dict[str, dict[str, A]], list[Target], dict[Target, str]]:
+    """Reads a table of each of these brokers. Returns the entries by name and broker name, in the order of
+    their names; the brokers that answered; and the errors of the others.
+    """
+    reached = await ask_each(targets, read, timeout_s=timeout_s)
+    answers = answers_of(reached)
+    found: dict[str, dict[str, A]] = {}
+    for target, table in answers:
+        for name, entry in table.items():
+            found.setdefault(name, {})[target.broker_name] = entry
+    return dict(sorted(found.items())), [target for target, _ in answers], errors_of(reached)
 
 
 def list_silent(failed: Mapping[T, str]) -> list[str]:

@@ -19,14 +19,13 @@ from tandemmq.client.groups import read_members
 from tandemmq.errors import BadRequest, BrokersAway
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import find_behind_s, read_lags, sum_lag
-from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
+from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, ask_tables, errors_of, list_silent
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
 from tandemmq.protocol.bodies.tables import (
     Permission,
     TopicConfig,
-    TopicConfigTable,
 )
 from tandemmq.protocol.topic_names import (
     check_topic,
@@ -182,18 +181,14 @@ async def read_topics(tools: Tools, targets: Iterable[Target] | None = None) -> 
     """Returns all topics, with one request to one replica of each of these brokers, or of all brokers."""
     info = await tools.cluster_admin.cluster_info()
 
-    async def ask(target: Target) -> TopicConfigTable:
-        return await broker_admin.query_topic_configs(tools.remoting, target.address)
+    async def ask(target: Target) -> Mapping[str, TopicConfig]:
+        return (await broker_admin.query_topic_configs(tools.remoting, target.address)).topics
 
-    reached = await ask_each(serving(targets_of(info) if targets is None else targets), ask)
-    answers = answers_of(reached)
-    configs: dict[str, dict[str, TopicConfig]] = {}
-    for target, table in answers:
-        for name, config in table.topics.items():
-            configs.setdefault(name, {})[target.broker_name] = config
+    asked = serving(targets_of(info) if targets is None else targets)
+    configs, answered, failed = await ask_tables(asked, ask, timeout_s=READ_TIMEOUT_S)
     system = system_names(info)
-    topics = {name: Topic(name, topic_kind(name, system), held) for name, held in sorted(configs.items())}
-    return ClusterTopics(topics, [target for target, _ in answers], errors_of(reached))
+    topics = {name: Topic(name, topic_kind(name, system), held) for name, held in configs.items()}
+    return ClusterTopics(topics, answered, failed)
 
 
 async def read_load(tools: Tools, table: ClusterTopics, names: Iterable[str]) -> dict[str, Load]:
@@ -218,20 +213,16 @@ async def read_topic(tools: Tools, name: str, now_ms: int) -> TopicDetails:
         if one.addresses
     ]
 
-    async def read_config(target: Target) -> TopicConfig | None:
-        return await admin_topics.read_config(tools.remoting, target.address, name)
-
-    async def read_names(target: Target) -> tuple[str, ...]:
-        return await broker_admin.query_groups_of_topic(tools.remoting, target.address, name)
-
-    held = await ask_each(asked, read_config)
+    held = await ask_each(asked, lambda one: admin_topics.read_config(tools.remoting, one.address, name))
     configs = {target.broker_name: config for target, config in answers_of(held) if config is not None}
     clusters = tuple(sorted({target.cluster for target in asked}))
     failed = errors_of(held)
     asked = [target for target in asked if target not in failed]
     queues = await _read_ends(tools, asked, name)
-    found = answers_of(await ask_each(asked, read_names))
-    names = sorted({group for _, groups in found for group in groups})
+    found = await ask_each(
+        asked, lambda one: broker_admin.query_groups_of_topic(tools.remoting, one.address, name)
+    )
+    names = sorted({group for _, groups in answers_of(found) for group in groups})
     addresses = [target.address for target in asked]
     shown = names[:CONSUMERS_MAX]
     consumers = await asyncio.gather(*(_read_consumer(tools, addresses, one, name, now_ms) for one in shown))
@@ -301,10 +292,7 @@ async def delete_in_clusters(tools: Tools, topic: str, clusters: Iterable[str]) 
     for name in names:
         await answering_masters(tools, Place(cluster=name))
 
-    async def delete(cluster: str) -> None:
-        await tools.cluster_admin.delete_topic(topic, cluster=cluster or None)
-
-    await change_each(names, delete)
+    await change_each(names, lambda cluster: tools.cluster_admin.delete_topic(topic, cluster=cluster or None))
 
 
 async def delete_topic(tools: Tools, details: TopicDetails) -> None:
@@ -321,20 +309,18 @@ async def delete_topic(tools: Tools, details: TopicDetails) -> None:
 
 
 async def _read_ends(tools: Tools, asked: list[Target], topic: str) -> list[QueueEnds]:
-    async def ask(target: Target) -> list[QueueEnds]:
-        return await read_ends(tools, target.address, topic)
-
-    return [queue for _, queues in answers_of(await ask_each(asked, ask)) for queue in queues]
+    found = await ask_each(asked, lambda one: read_ends(tools, one.address, topic))
+    return [queue for _, queues in answers_of(found) for queue in queues]
 
 
 async def _read_load(tools: Tools, asked: list[Target], topic: str, queues: list[QueueEnds]) -> Load:
-    async def ask(target: Target) -> BrokerStatsAnswer:
-        return await broker_admin.query_stats(tools.remoting, target.address, "TOPIC_PUT_NUMS", topic)
-
+    found = await ask_each(
+        asked, lambda one: broker_admin.query_stats(tools.remoting, one.address, "TOPIC_PUT_NUMS", topic)
+    )
     return Load(
         sum(queue.count for queue in queues),
         max((queue.newest_at_ms for queue in queues), default=0),
-        *_sum_series([answer for _, answer in answers_of(await ask_each(asked, ask))]),
+        *_sum_series([answer for _, answer in answers_of(found)]),
     )
 
 
