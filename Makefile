@@ -57,9 +57,10 @@ networks: setup-dev ## Run clients in Java, Go, Python, Spark and gRPC in three 
 	@PYTHONPATH=tests:tests/interop $(PY) tests/interop/network_proof.py $(ARGS)
 
 .PHONY: frameworks
-frameworks: setup-dev ## Run the cases of FastStream, kombu, Celery and Taskiq, with kombu's own tests and lost masters; ends with FRAMEWORKS OK (5 minutes)
-	@scripts/setup kombu-sources
-	@TANDEMMQ_KOMBU_SOURCES=build/kombu PYTHONPATH=tests $(PY) tests/frameworks/prove_frameworks.py $(ARGS)
+frameworks: setup-dev ## Run the cases of FastStream, kombu, Celery and Taskiq, with their own tests and lost masters; ends with FRAMEWORKS OK (15 minutes)
+	@scripts/setup sources kombu celery taskiq
+	@scripts/setup redis
+	@TANDEMMQ_FRAMEWORK_SOURCES=build PYTHONPATH=tests $(PY) tests/frameworks/prove_frameworks.py $(ARGS)
 
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk

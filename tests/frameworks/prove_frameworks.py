@@ -21,8 +21,8 @@ TESTS: Final = Path(__file__).resolve().parents[1]
 FRAMEWORKS: Final = {
     "faststream": ("scenario/test_faststream.py", "frameworks/test_faststream_cases.py"),
     "kombu": ("scenario/test_kombu.py", "frameworks/test_kombu_suite.py"),
-    "celery": ("scenario/test_celery.py",),
-    "taskiq": ("scenario/test_taskiq.py",),
+    "celery": ("scenario/test_celery.py", "frameworks/test_celery_suite.py"),
+    "taskiq": ("scenario/test_taskiq.py", "frameworks/test_taskiq_suite.py"),
 }
 EXTRA_ARGUMENTS: Final = ("-p", "no:cacheprovider", "-o", "addopts=", "--strict-markers")
 
@@ -40,8 +40,13 @@ class CaseCounter:
         is_expected = report.skipped and hasattr(report, "wasxfail")
         if report.failed or (report.skipped and not is_expected):
             self.failed += 1
-        elif report.when == "call" and report.passed:
+        elif report.when == "call" and report.passed and type(report) is pytest.TestReport:  # no subtest
             self.passed[self._now] += 1
+
+    def pytest_configure(self, config: pytest.Config) -> None:
+        config.addinivalue_line(
+            "markers", "flaky: Celery's mark of a case that it repeats; here it runs once"
+        )
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         self.failed += not report.passed

@@ -18,13 +18,13 @@ from tandemmq.testing import BlockingCluster
 
 kombu_transport.register()
 
-SOURCES = os.environ.get("TANDEMMQ_KOMBU_SOURCES")
+SOURCES = os.environ.get("TANDEMMQ_FRAMEWORK_SOURCES")
 if not SOURCES:
     pytest.skip("`make frameworks` gets kombu's tests", allow_module_level=True)
 
 
 def _load() -> ModuleType:
-    path = Path(SOURCES or "") / "t" / "integration" / "common.py"
+    path = Path(SOURCES or "") / "kombu" / "t" / "integration" / "common.py"
     spec = importlib.util.spec_from_file_location("kombu_common", path)
     assert spec is not None
     assert spec.loader is not None

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
+import socket
 import threading
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -94,15 +95,17 @@ class ArrivedMessages:
     def __init__(self) -> None:
         self._waiting: deque[Delivery] = deque()
         self._condition = threading.Condition()
-        self.wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._awake, self._waker = socket.socketpair()  # the pair of every system; Windows polls no pipes
+        self._awake.setblocking(False)
+        self.wake_fd = self._awake.fileno()
         self._is_closed = False
 
     def put(self, delivery: Delivery) -> None:
         """Adds a delivery."""
         with self._condition:
+            if not self._waiting and not self._is_closed:
+                self._waker.send(b"!")
             self._waiting.append(delivery)
-            if not self._is_closed:
-                os.eventfd_write(self.wake_fd, 1)
             self._condition.notify()
 
     def take(self, timeout_s: float | None) -> Delivery | None:
@@ -112,11 +115,8 @@ class ArrivedMessages:
             if self._is_closed:
                 raise BrokerUnreachable("the connection is closed")
             delivery = self._waiting.popleft() if self._waiting else None
-            if not self._waiting and not self._is_closed:
-                try:
-                    os.eventfd_read(self.wake_fd)
-                except BlockingIOError:
-                    pass
+            if not self._waiting:
+                self._sleep()
             return delivery
 
     def withdraw(self, queue: str) -> list[Delivery]:
@@ -124,14 +124,22 @@ class ArrivedMessages:
         with self._condition:
             found = [one for one in self._waiting if one.queue == queue]
             self._waiting = deque(one for one in self._waiting if one.queue != queue)
+            if not self._waiting and not self._is_closed:
+                self._sleep()
             return found
+
+    def _sleep(self) -> None:
+        """Takes the byte that makes the descriptor readable."""
+        with suppress(BlockingIOError):
+            self._awake.recv(1)
 
     def close(self) -> None:
         """Closes the descriptor."""
         with self._condition:
             if not self._is_closed:
                 self._is_closed = True
-                os.close(self.wake_fd)
+                self._awake.close()
+                self._waker.close()
                 self._condition.notify_all()
 
 

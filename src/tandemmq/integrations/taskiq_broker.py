@@ -8,7 +8,8 @@
 
 Workers are members of one group that pops, so any number of them share the topic, and each task is
 acknowledged by itself. A result travels as the reply to its task's message, straight to the client that sent
-it: nothing is stored, and only that client can read it.
+it: nothing is stored, and only that client can read it. A task that a worker sends again (a retry, a requeue)
+carries the address of its first sender in a label, so the sender gets the result of the last run.
 At a bound: a client keeps its newest `RESULTS_MAX` results, and a worker the newest `OPEN_MAX` messages of
             tasks without a result; a task that fell out has no result.
 """
@@ -16,22 +17,35 @@ At a bound: a client keeps its newest `RESULTS_MAX` results, and a worker the ne
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable
 from functools import partial
 from typing import Any, Final, Self, TypeVar
 
+import msgspec
+
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, PopOptions, ProducerOptions, ServerNames, StartFrom
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
-from tandemmq.errors import TandemError, install_hint
-from tandemmq.protocol.message import Message, PoppedMessage
+from tandemmq.errors import RequestRejected, TandemError, install_hint
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+from tandemmq.protocol.properties import encode_properties
 
 try:
-    from taskiq import AckableMessage, AsyncBroker, AsyncResultBackend, BrokerMessage, TaskiqResult
+    from taskiq import (
+        AckableMessage,
+        AsyncBroker,
+        AsyncResultBackend,
+        BrokerMessage,
+        TaskiqMessage,
+        TaskiqMiddleware,
+        TaskiqResult,
+    )
     from taskiq.exceptions import ResultGetError
 except ImportError:
     raise ImportError(f"this module needs the extra taskiq: {install_hint('taskiq')}") from None
@@ -42,6 +56,8 @@ V = TypeVar("V")
 
 TASK_ID: Final = "TASKIQ_ID"
 """The property with the id of the task."""
+REPLY_LABEL: Final = "tandemmq_reply_to"
+"""The label with the client that waits for the result, and its correlation id."""
 RESULTS_MAX: Final = 10_000
 OPEN_MAX: Final = 10_000
 SEND_S: Final = 10.0
@@ -82,11 +98,17 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         """Sends the result of a task to the client that sent the task."""
         self._replies = ReplyResults(self)
         self.result_backend = self._replies
+        self.add_middlewares(_ReplyAddress(self))
         return self
 
     async def startup(self) -> None:
-        """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
+        """Connects; a second call, which a scheduler of the same process makes, does not connect again.
+
+        Raises:  BrokerUnreachable when no name server accepts a connection.
+        """
         await super().startup()
+        if self._instance is not None:
+            return
         self._instance = ClientInstance(self._name_servers, self._options)
         await self._instance.start()
         options = ProducerOptions(client=self._options, timeout_s=SEND_S)
@@ -96,12 +118,14 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
     async def shutdown(self) -> None:
         """Ends the connections; results that have not come are lost."""
         await super().shutdown()
+        instance, self._instance = self._instance, None
+        producer, self._producer = self._producer, None
         if self._replies is not None:
             await self._replies.close()
-        if self._producer is not None:
-            await self._producer.close()
-        if self._instance is not None:
-            await self._instance.close()
+        if producer is not None:
+            await producer.close()
+        if instance is not None:
+            await instance.close()
 
     @property
     def producer(self) -> Producer:
@@ -120,7 +144,7 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
             properties={TASK_ID: message.task_id},
             delay_ms=None if delay is None else round(float(delay) * 1000),
         )
-        if self._replies is None:
+        if self._replies is None or REPLY_LABEL in message.labels:
             await self.producer.send(task)
         else:
             await self._replies.send(message.task_id, task)
@@ -133,15 +157,13 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
             while True:
                 try:
                     found = await consumer.receive(1)
-                except TandemError as error:
-                    if not error.retriable:
-                        raise
+                except RequestRejected as error:  # e.g. no permission: an operator may grant it
                     log.warning("tasks cannot be read now: %s", error)
                     await asyncio.sleep(PAUSE_S)
                     continue
                 for message in found:
                     self._note_open(message)
-                    yield AckableMessage(data=message.body, ack=partial(consumer.ack, message))
+                    yield AckableMessage(data=message.body, ack=partial(_acknowledge, consumer, message))
 
     def _note_open(self, message: PoppedMessage) -> None:
         if self._replies is not None:
@@ -149,9 +171,50 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
             while len(self._open) > OPEN_MAX:
                 self._open.popitem(last=False)
 
-    def take_open(self, task_id: str) -> PoppedMessage | None:
+    def open_message(self, task_id: str) -> PoppedMessage | None:
         """Returns the message of a task that this worker has begun."""
+        return self._open.get(task_id)
+
+    def take_open(self, task_id: str) -> PoppedMessage | None:
+        """Returns the message of a task that this worker has ended."""
         return self._open.pop(task_id, None)
+
+
+async def _acknowledge(consumer: PopConsumer, message: PoppedMessage) -> None:
+    try:
+        await consumer.ack(message)
+    except TandemError as error:  # delivered again once its invisible time has passed
+        log.warning("task %s is not acknowledged: %s", message.properties.get(TASK_ID), error)
+
+
+class _ReplyAddress(TaskiqMiddleware):  # type: ignore[misc]  # skipped by mypy
+    """Labels a task with the client that waits for its result, before the task runs."""
+
+    def __init__(self, broker: TandemBroker) -> None:
+        super().__init__()
+        self._tandem = broker
+
+    def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
+        """Adds the label, unless an earlier run did."""
+        request = self._tandem.open_message(message.task_id)
+        if request is not None and names.REPLY_TO_CLIENT in request.properties:
+            address = [request.properties[name] for name in _ADDRESS]
+            message.labels.setdefault(REPLY_LABEL, json.dumps(address))
+        return message
+
+
+_ADDRESS: Final = (names.REPLY_TO_CLIENT, names.CORRELATION_ID)
+
+
+def _request_of(message: PoppedMessage, address: str | None) -> ReceivedMessage:
+    """Returns the message of a task's last run as the request to answer."""
+    if address is None:
+        return message
+    properties = message.record.properties | dict(zip(_ADDRESS, json.loads(address), strict=True))
+    record = msgspec.structs.replace(
+        message.record, raw_properties=encode_properties(properties), _properties=properties
+    )
+    return ReceivedMessage(record, broker_name=message.broker_name)
 
 
 class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by mypy
@@ -201,11 +264,12 @@ class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by m
 
     async def set_result(self, task_id: str, result: TaskiqResult[V]) -> None:
         """Sends the result to the client; a client that is gone gets none."""
-        request = self._broker.take_open(task_id)
-        if request is None:
+        message = self._broker.take_open(task_id)
+        if message is None:
             log.warning("task %s: no message to reply to", task_id)
             return
         try:
+            request = _request_of(message, result.labels.get(REPLY_LABEL))
             await self._broker.producer.reply(request, result.model_dump_json().encode())
         except TandemError as error:
             log.warning("the result of task %s reached no client: %s", task_id, error)

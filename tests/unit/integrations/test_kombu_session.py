@@ -1,10 +1,17 @@
-"""The messages that a channel may still get, shared by the readers of its queues."""
+"""The messages that a channel may still get, shared by the readers of its queues; the messages that wait for
+the thread of the connection.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import select
 
-from tandemmq.integrations.kombu_session import Credit
+import pytest
+
+from tandemmq.errors import BrokerUnreachable
+from tandemmq.integrations.kombu_session import ArrivedMessages, Credit, Delivery
 
 
 async def test_readers_share_what_is_free() -> None:
@@ -30,3 +37,33 @@ async def test_a_reader_that_reserves_again_waits_behind_the_others() -> None:
     assert not again.done()
     credit.release(1)
     assert await again == 1
+
+
+def test_the_descriptor_is_readable_while_messages_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "eventfd", raising=False)  # as on macOS and Windows
+    arrivals = ArrivedMessages()
+    one, other = Delivery("a", b"1", 0), Delivery("b", b"2", 0)
+
+    def is_readable() -> bool:
+        return bool(select.select([arrivals.wake_fd], [], [], 0)[0])
+
+    assert not is_readable()
+    for _ in range(2):
+        arrivals.put(one)
+        arrivals.put(other)
+        assert arrivals.take(None) is one
+        assert is_readable()
+        assert arrivals.take(None) is other
+        assert not is_readable()
+    arrivals.put(one)
+    assert arrivals.withdraw("b") == []
+    assert is_readable()
+    assert arrivals.withdraw("a") == [one]
+    assert not is_readable()
+    assert arrivals.take(0) is None
+    arrivals.put(other)
+    arrivals.close()
+    with pytest.raises(BrokerUnreachable):
+        arrivals.take(None)
+    arrivals.put(one)
+    arrivals.close()

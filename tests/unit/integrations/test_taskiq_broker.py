@@ -1,0 +1,119 @@
+"""The broker of Taskiq over fakes: reads that are rejected, acknowledgements that fail, starting twice."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import aclosing
+from typing import Any, ClassVar, Self
+
+import pytest
+
+from tandemmq.errors import BrokerUnreachable, ClientError, NotPermitted
+from tandemmq.integrations import taskiq_broker
+from tandemmq.integrations.taskiq_broker import TandemBroker
+
+
+class FakeMessage:
+    """A task's message."""
+
+    body = b"task"
+
+    def __init__(self) -> None:
+        self.properties = {taskiq_broker.TASK_ID: "7"}
+
+
+class FakeConsumer:
+    """A pop consumer that answers as `answers` says."""
+
+    answers: ClassVar[list[Any]] = []
+    ack_error: Exception | None = None
+
+    def __init__(self, group: str, **_: object) -> None: ...
+
+    def subscribe(self, topic: str) -> None: ...
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None: ...
+
+    async def receive(self, count_max: int) -> list[Any]:
+        found = self.answers.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return [found]
+
+    async def ack(self, message: Any) -> None:
+        if self.ack_error is not None:
+            raise self.ack_error
+
+
+class FakeProducer:
+    """A producer of a started broker."""
+
+    instance = None
+
+
+@pytest.fixture
+def broker(monkeypatch: pytest.MonkeyPatch) -> TandemBroker:
+    broker = TandemBroker("127.0.0.1:9876")
+    monkeypatch.setattr(broker, "_producer", FakeProducer())
+    monkeypatch.setattr(taskiq_broker, "PopConsumer", FakeConsumer)
+    monkeypatch.setattr(taskiq_broker, "PAUSE_S", 0.0)
+    return broker
+
+
+async def test_a_rejected_read_is_repeated_and_a_failed_client_ends_the_worker(
+    broker: TandemBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    answers = [NotPermitted("no permission"), FakeMessage(), ClientError("the consumer has failed")]
+    monkeypatch.setattr(FakeConsumer, "answers", answers)
+    async with aclosing(broker.listen()) as tasks:
+        assert (await anext(tasks)).data == b"task"
+        assert "tasks cannot be read now: no permission" in caplog.text
+        with pytest.raises(ClientError, match="the consumer has failed"):
+            await anext(tasks)
+
+
+async def test_a_failed_acknowledgement_is_only_logged(
+    broker: TandemBroker, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(FakeConsumer, "answers", [FakeMessage()])
+    monkeypatch.setattr(FakeConsumer, "ack_error", BrokerUnreachable("no master"))
+    async with aclosing(broker.listen()) as tasks:
+        task = await anext(tasks)
+        acknowledged = task.ack()
+        assert asyncio.iscoroutine(acknowledged)
+        await acknowledged
+    assert "task 7 is not acknowledged: no master" in caplog.text
+
+
+async def test_a_second_start_does_not_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    class FakeInstance:
+        def __init__(self, *_: object) -> None:
+            made.append(self)
+
+        async def start(self) -> None: ...
+
+        async def close(self) -> None:
+            made.append("closed")
+
+    class StartedProducer(FakeProducer):
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def start(self) -> Self:
+            return self
+
+        async def close(self) -> None: ...
+
+    monkeypatch.setattr(taskiq_broker, "ClientInstance", FakeInstance)
+    monkeypatch.setattr(taskiq_broker, "Producer", StartedProducer)
+    broker = TandemBroker("127.0.0.1:9876")
+    await broker.startup()
+    await broker.startup()
+    assert len(made) == 1
+    await broker.shutdown()
+    await broker.shutdown()
+    assert made[1:] == ["closed"]
