@@ -69,6 +69,37 @@ async def test_a_failed_message_delays_only_its_key(is_async: bool) -> None:
     assert most > 1
 
 
+async def test_a_plain_handler_that_takes_long_does_not_overlap_with_its_key() -> None:
+    began: list[int] = []
+    may_end = threading.Event()
+
+    def handle(message: ReceivedMessage) -> None:
+        began.append(int(message.body))
+        if message.body == b"0":
+            may_end.wait(10)
+
+    async with running_cluster(T=1) as cluster:
+        put(cluster[0], "a", 0)
+        put(cluster[0], "a", 1)
+        put(cluster[0], "b", 2)
+        changes = {
+            "worker_count": 3,
+            "order_key": message_key,
+            "consume_timeout_s": 0.02,
+            "retry_delays_s": (0.02,),
+        }
+        async with push(cluster, handle, **changes) as consumer:
+            try:
+                await until(lambda: 2 in began)
+                with pytest.raises(TimeoutError):
+                    async with asyncio.timeout(0.2):  # ten times the limit of a handler
+                        await until(lambda: len(began) > 2)
+            finally:
+                may_end.set()
+            await until(lambda: consumer.positions.get(QUEUE) == 3)
+    assert [number for number in began if number != 2] == [0, 1]
+
+
 async def test_a_message_that_always_fails_becomes_a_dead_letter(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bytes] = []
 

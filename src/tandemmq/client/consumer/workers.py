@@ -318,7 +318,9 @@ class Workers:
         if self._runs_in_loop:
             return await settle(await self._await(self._call(argument)))
         assert self._threads is not None
-        limit_s = None if self._options.orderly else self._options.consume_timeout_s
+        options = self._options
+        # In order by key a thread, which nothing can stop, must not overlap with the next attempt or message.
+        limit_s = None if options.orderly or options.order_key is not None else options.consume_timeout_s
         run = self._threads.start(run_in_thread, self._handler, argument, self._clock)
         await asyncio.wait((run,), timeout=limit_s)
         if limit_s is None or run.done():
