@@ -8,11 +8,25 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
+import fastapi
+import httpx
 import pytest
-from faststream import BaseMiddleware, Context, Depends, ExceptionMiddleware, FastStream, Response, TestApp
+from fastapi import FastAPI
+from faststream import (
+    BaseMiddleware,
+    Context,
+    Depends,
+    ExceptionMiddleware,
+    FastStream,
+    Header,
+    Response,
+    TestApp,
+)
 from faststream._internal.parser import DefaultCodec
+from faststream.asgi import AsgiFastStream, make_ping_asgi
+from faststream_fastapi import FastStreamAPI
 from pydantic import BaseModel
 
 from tandemmq.client import ClientOptions
@@ -523,6 +537,110 @@ async def test_a_request_times_out(stage: Stage) -> None:
     async with stage.running(broker):
         with pytest.raises(TimeoutError):
             await broker.request(None, stage.topic, timeout=0.01)
+
+
+# Applications
+
+
+async def test_headers_and_fields_of_the_message_are_injected(stage: Stage) -> None:
+    broker = stage.broker()
+
+    @broker.subscriber(stage.topic)
+    async def handle(
+        body: str,
+        currency: str = Header(),
+        shop: str = Header("x-shop", default="none"),
+        where: str = Context("message.raw_message.topic"),
+    ) -> None:
+        await stage.heard.put((body, currency, shop, where))
+
+    async with stage.running(broker):
+        await broker.publish("a", stage.topic, headers={"currency": "EUR"})
+        await stage.hears(("a", "EUR", "none", stage.topic))
+
+
+async def test_hooks_and_lifespan_of_an_application_surround_its_messages(stage: Stage) -> None:
+    broker = stage.broker()
+    events: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan() -> AsyncIterator[None]:
+        events.append("begin")
+        yield
+        events.append("end")
+
+    stage.listen(broker, stage.topic)
+    app = FastStream(broker, lifespan=lifespan, logger=None)
+
+    @app.after_startup
+    async def publish() -> None:
+        events.append("started")
+        await broker.publish("from the hook", stage.topic)
+
+    async with stage.running(broker, starts=False), TestApp(app):
+        await stage.hears("from the hook")
+    assert events == ["begin", "started", "end"]
+
+
+async def test_a_health_page_says_whether_the_cluster_answers(stage: Stage) -> None:
+    broker, away = stage.broker(), RocketMQBroker("127.0.0.1:1", logger=None)
+    app = AsgiFastStream(
+        broker,
+        logger=None,
+        asgi_routes=[
+            ("/health", make_ping_asgi(broker, timeout=PATIENCE_S)),
+            ("/away", make_ping_asgi(away, timeout=PATIENCE_S)),
+        ],
+    )
+    transport = httpx.ASGITransport(app)
+    async with stage.running(broker), httpx.AsyncClient(transport=transport, base_url="http://shop") as web:
+        assert (await web.get("/health")).status_code == 204
+        assert (await web.get("/away")).status_code == 500
+
+
+async def test_an_asyncapi_page_publishes_what_is_tried_out(stage: Stage) -> None:
+    broker = stage.broker()
+    stage.listen(broker, stage.topic)
+    app = AsgiFastStream(broker, logger=None, asyncapi_path="/docs")
+    transport = httpx.ASGITransport(app)
+    form = {
+        "channelName": stage.topic,
+        "message": {"message": "tried"},
+        "options": {"sendToRealBroker": True},
+    }
+    async with stage.running(broker), httpx.AsyncClient(transport=transport, base_url="http://shop") as web:
+        assert stage.topic in (await web.get("/docs")).text
+        assert (await web.post("/docs/try", json=form)).status_code == 200
+        await stage.hears("tried")
+
+
+async def test_a_fastapi_application_handles_messages_and_publishes(stage: Stage) -> None:
+    broker = stage.broker()
+    web = FastAPI()
+
+    async def tenant() -> str:
+        return "north"
+
+    @broker.subscriber(stage.topic)
+    @broker.publisher(stage.topic + "-out")
+    async def handle(body: Model, of: Annotated[str, fastapi.Depends(tenant)]) -> str:
+        return f"{body.name} {of}"
+
+    stage.listen(broker, stage.topic + "-out")
+
+    @web.post("/orders")
+    async def order(body: Model) -> None:
+        await broker.publish(body, stage.topic)
+
+    app = FastStreamAPI(broker, application=web)
+    transport = httpx.ASGITransport(app)
+    async with (
+        stage.running(broker, starts=False),
+        app._lifespan_context(app),  # as a server starts it
+        httpx.AsyncClient(transport=transport, base_url="http://shop") as client,
+    ):
+        assert (await client.post("/orders", json={"name": "x"})).status_code == 200
+        await stage.hears("x north")
 
 
 # Connections
