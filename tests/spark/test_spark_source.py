@@ -323,6 +323,8 @@ def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
     stream = follow_topic(lake_spark, cluster.namesrv, "SparkStream", **options)
     first = cluster.send("SparkStream", 900)
     land(stream, out)
+    manager = lake_spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
+    assert manager.endswith(".FileSystemBasedCheckpointFileManager")
     second = cluster.send("SparkStream", 100, first=900)
     land(stream, out)
     by_arrow = pq.read_table(out)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain, count
@@ -125,6 +125,7 @@ def read_query_id(checkpoint: Path) -> str | None:
 
 
 def _start_query(name: str, target: LakeTarget, stream: DataFrame) -> Any:
+    choose_file_manager(stream.sparkSession)
     writer = (
         stream.writeStream.format("tandemmq_lake")
         .queryName(name)
@@ -136,6 +137,25 @@ def _start_query(name: str, target: LakeTarget, stream: DataFrame) -> Any:
     else:
         writer = writer.trigger(availableNow=True)
     return writer.start(str(target.out.absolute()))
+
+
+_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
+_QUICK_FILE_MANAGER = (
+    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
+)
+"""The manager that does not start a process `readlink` before each rename. It may replace the file of another
+driver; the lock of the lake's directory excludes other drivers.
+"""
+
+
+def choose_file_manager(spark: SparkSession) -> None:
+    """Chooses the quick manager of checkpoint files, unless the user chose one or this Spark has another."""
+    java: Any = spark._jvm
+    if spark.conf.get(_FILE_MANAGER, ""):
+        return
+    with suppress(Exception):
+        java.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_QUICK_FILE_MANAGER)
+        spark.conf.set(_FILE_MANAGER, _QUICK_FILE_MANAGER)
 
 
 class LakeMeter:
