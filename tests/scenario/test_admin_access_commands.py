@@ -138,6 +138,8 @@ async def test_users_and_policies_are_copied(brokers: list[str]) -> None:
     await rows("copied", "copyUser", *way)
     (web,) = await rows("users", "getUser", "-b", second, "-u", "web")
     assert web["password"] == "web-secret"
+    copied = await rows("copied", "copyAcl", *way, "-s", "User:web")
+    assert [row["subject"] for row in copied] == ["User:web"]
     for _ in range(2):  # existing entries are not an error
         copied = await rows("copied", "copyAcl", *way)
         assert [row["subject"] for row in copied] == ["User:app", "User:web"]

@@ -335,11 +335,13 @@ async def test_a_group_goes_on_from_a_place_of_one_queue(rig: Rig) -> None:
 
 
 async def test_producers_are_led_away_by_permissions(rig: Rig) -> None:
-    await rig.start_broker()
+    broker = await rig.start_broker()
     place = ("-c", "DefaultCluster", "-t", "T")
     await rows(rig, "updateTopic", *place, "-r", "3", "-w", "3")
-    changed = await rows(rig, "updateTopicPerm", *place, "-p", "4")
-    assert [(row["old_permission"], row["permission"]) for row in changed["changed"]] == [(6, 4)]
+    one = ("-b", render_address(broker.address), "-t", "T")
+    for target, old, new in ((one, 6, 2), (place, 2, 4)):
+        (row,) = (await rows(rig, "updateTopicPerm", *target, "-p", str(new)))["changed"]
+        assert (row["old_permission"], row["permission"]) == (old, new)
 
     async def route() -> list[tuple[int, int]]:
         shown = await rows(rig, "topicRoute", "-t", "T")

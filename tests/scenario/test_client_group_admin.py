@@ -49,6 +49,14 @@ async def test_a_group_is_created_changed_and_deleted_at_every_master(tmp_path: 
         with pytest.raises(GroupExists, match=r"priority\.factor=50, not 60"):
             await admin.create_group("billing", attributes={"priority.factor": "60"})
 
+        await admin.ensure_topic("Orders", queue_count=1)
+        at_end = {MessageQueue("Orders", name, 0): 0 for name in ("broker-a", "broker-b")}
+        assert (
+            await admin.set_offsets("billing", at_end)
+            == await admin.skip_to_end("billing", "Orders")
+            == at_end
+        )
+
         await admin.delete_group("billing")
         assert await admin.groups() == []
         await admin.delete_group("billing")

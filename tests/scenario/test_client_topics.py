@@ -74,6 +74,8 @@ async def test_a_topic_is_made_at_the_masters_that_lack_it(tmp_path: Path) -> No
         await shows(admin, (4, 4, 6), (4, 4, 6))
         assert await admin.ensure_topic("U", queue_count=2) is True
         assert await counts(admin, "U") == [(2, 2, 6), (2, 2, 6)]
+        await admin.update_topic("U", permission=4)
+        assert await counts(admin, "U") == [(2, 2, 4), (2, 2, 4)]
         with pytest.raises(BadRequest, match="queue_count 0"):
             await admin.update_topic("T", queue_count=0)
         with pytest.raises(TopicNotFound):
