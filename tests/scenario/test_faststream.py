@@ -20,7 +20,12 @@ from faststream.security import SASLPlaintext
 from tandemmq.broker.options import AccessOptions
 from tandemmq.client import ClientOptions, Consumer, ConsumerOptions, Message, Producer, StartFrom
 from tandemmq.errors import BrokerUnreachable, RequestTimeout, TandemError
-from tandemmq.integrations.faststream import RocketMQBroker, RocketMQMessage, TestRocketMQBroker
+from tandemmq.integrations.faststream import (
+    RocketMQBroker,
+    RocketMQMessage,
+    RocketMQResponse,
+    TestRocketMQBroker,
+)
 from tandemmq.protocol.signature import Credentials
 from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
@@ -115,8 +120,8 @@ async def test_requests_are_answered_over_rocketmqs_own_replies(
     cluster: Cluster, broker: RocketMQBroker
 ) -> None:
     @broker.subscriber("Prices")
-    async def price(name: str) -> dict[str, float]:
-        return {name: 3.5}
+    async def price(name: str) -> RocketMQResponse:
+        return RocketMQResponse({name: 3.5}, headers={"currency": "EUR"})
 
     @broker.subscriber("Silence", no_reply=True)
     async def silent(name: str) -> None: ...
@@ -124,6 +129,7 @@ async def test_requests_are_answered_over_rocketmqs_own_replies(
     await broker.start()
     reply = await broker.request("apples", "Prices", timeout=PATIENCE_S, correlation_id="77")
     assert (await reply.decode(), reply.correlation_id) == ({"apples": 3.5}, "77")
+    assert reply.headers["currency"] == "EUR"
     with pytest.raises(RequestTimeout):
         await broker.request("apples", "Silence", timeout=0.2)
     async with Producer("plain", cluster.name_servers) as plain:  # any client of RocketMQ may ask
@@ -172,8 +178,8 @@ async def test_an_ordered_queue_waits_for_its_failed_message(broker: RocketMQBro
             raise ValueError("on purpose")
 
     await broker.start()
-    for number in range(4):
-        await broker.publish(number, "Orders", ordering_key="customer 7")
+    sent = [await broker.publish(number, "Orders", ordering_key="customer 7") for number in range(4)]
+    assert len({one.queue for one in sent}) == 1
     assert await take(handled, 5) == [0, 1, 1, 2, 3]
 
 

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.integrations import kombu_transport
 from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.testing import BlockingCluster
-from waits import PATIENCE_S
+from waits import PATIENCE_S, until_blocking
 
 kombu_transport.register()
 
@@ -310,6 +311,32 @@ def test_a_queue_is_purged_and_deleted(connect: Callable[..., Any]) -> None:
     queue.delete()
     session = connection.channel().session
     assert not connection.transport.thread.call(session.has_topic("purged"))
+
+
+def test_a_task_with_an_eta_waits_at_the_broker(connect: Callable[..., Any]) -> None:
+    connection, queue = connect(), Queue("later")
+    producer, found = Producer(connection.channel()), Found()
+    due = datetime.now(UTC) + timedelta(seconds=1.5)
+    headers = {"eta": due.isoformat()}
+    producer.publish("later", exchange="", routing_key="later", headers=headers, declare=[queue])
+    producer.publish("now", exchange="", routing_key="later")
+    arrived_at: list[datetime] = []
+    with Consumer(connection.channel(), [queue], callbacks=[found]) as consumer:
+        consumer.register_callback(lambda *_: arrived_at.append(datetime.now(UTC)))
+        drain(connection, lambda: len(found.bodies) == 2)
+    assert found.bodies == ["now", "later"]
+    assert arrived_at[1] >= due - timedelta(seconds=0.1)  # brokers know whole tenths of a second
+
+
+def test_a_consumer_without_acknowledgements_leaves_nothing_open(connect: Callable[..., Any]) -> None:
+    connection, found = connect(), Found(acks=False)
+    channel = connection.channel()
+    queue = Queue("loose")(channel)
+    queue.declare()
+    Producer(channel).publish("once", exchange="", routing_key="loose")
+    with Consumer(channel, [queue], callbacks=[found], no_ack=True):
+        drain(connection, lambda: bool(found.bodies))
+        until_blocking(lambda: queue.queue_declare(passive=True).message_count == 0, "it is acknowledged")
 
 
 def test_higher_priorities_come_first(connect: Callable[..., Any]) -> None:

@@ -17,10 +17,11 @@ import pytest
 from taskiq import TaskiqMessage
 from taskiq.exceptions import ResultGetError, SendTaskError
 
+from tandemmq.client import Admin
 from tandemmq.errors import BrokerUnreachable
 from tandemmq.integrations.taskiq_broker import TandemBroker
 from tandemmq.testing import Cluster
-from waits import PATIENCE_S
+from waits import PATIENCE_S, until
 
 HERE = Path(__file__).parent
 
@@ -72,6 +73,39 @@ async def test_results_errors_and_delays(tmp_path: Path, monkeypatch: pytest.Mon
             assert (await later.wait_result(timeout=PATIENCE_S)).return_value >= sent_at + 1
             with pytest.raises(ResultGetError):
                 await tasks.broker.result_backend.get_result("unknown")
+
+
+@pytest.mark.process
+async def test_the_sender_of_a_task_that_runs_again_gets_its_last_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker sends a retry and a requeue: their replies must not go to the worker."""
+    async with Cluster() as cluster, application(cluster, monkeypatch) as tasks:
+        with running_worker(tmp_path):
+            retried, requeued = await tasks.succeed_at_third.kiq(), await tasks.requeue_once.kiq()
+            assert (await retried.wait_result(timeout=PATIENCE_S)).return_value == 2
+            assert (await requeued.wait_result(timeout=PATIENCE_S)).return_value == "1"
+
+
+@pytest.mark.process
+async def test_a_worker_that_stops_in_order_ends_and_acknowledges_its_task(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with Cluster() as cluster, application(cluster, monkeypatch) as tasks:
+        mark = tmp_path / "mark"
+        with running_worker(tmp_path) as worker:
+            task = await tasks.nap.kiq(str(mark))
+            await until(mark.exists)
+            worker.terminate()
+            assert (await task.wait_result(timeout=PATIENCE_S)).return_value == "rested"
+            assert await asyncio.to_thread(worker.wait, PATIENCE_S) == 0
+        async with Admin(cluster.name_servers) as admin:
+
+            async def is_acknowledged() -> bool:
+                return await admin.lag("taskiq", "taskiq") == 0
+
+            await until(is_acknowledged)
+        assert mark.read_text() == "begun\n"
 
 
 async def test_tasks_that_were_sent_before_the_first_worker_are_read() -> None:

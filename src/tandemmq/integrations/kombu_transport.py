@@ -390,7 +390,6 @@ def payload_of(delivery: Delivery) -> dict[str, Any] | None:
             return None
         properties.setdefault("delivery_info", {})["redelivered"] = delivery.retry_count > 0
         properties["delivery_tag"] = uuid()
-        payload["redelivered"] = delivery.retry_count > 0
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.error("queue %s: a message that kombu did not send is dropped: %r", delivery.queue, error)
         return None

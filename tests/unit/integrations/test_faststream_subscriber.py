@@ -8,6 +8,7 @@ import pytest
 from tandemmq.client import ConsumerOptions, MessageModel, ReceivedMessage
 from tandemmq.errors import BadRequest, BrokerUnreachable, NotPermitted, TandemError
 from tandemmq.integrations.faststream import subscriber as module
+from tandemmq.integrations.faststream.message import MessageParser
 from tandemmq.integrations.faststream.subscriber import ConsumerAcknowledger, create_missing
 from tandemmq.protocol.record import Record
 
@@ -65,6 +66,16 @@ async def test_a_failed_message_is_sent_back_until_a_broker_accepts_it(
     await made.nack([message], 3.0)
     assert calls == [("retry", message, 3.0)] * 3
     assert "message K cannot be sent back now: gone" in caplog.text
+
+
+async def test_a_message_that_is_settled_is_not_settled_again() -> None:
+    made, calls = acknowledger()
+    message = await MessageParser(made).parse_message(received())
+    await message.ack()
+    await message.nack(delay_s=1)
+    await message.reject("too late")
+    await message.ack()
+    assert [kind for kind, *_ in calls] == ["ack"]
 
 
 async def test_a_rejection_is_raised() -> None:
