@@ -6,14 +6,12 @@ that `--help` is quick.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 
-from tandemmq.errors import ConfigError, TandemError
-from tandemmq.spark.command_watch import EXIT_REFUSED, pipeline_command
+from tandemmq.spark.command_watch import pipeline_command, refusals
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.options import (
     AuditOptions,
@@ -52,18 +50,15 @@ def prepare() -> None:
     Writes an archive of Java's classes (about 180 MB) to this user's cache directory, in half a minute.
     Prints the SPARK_HOME with which other programs' sessions start their Python processes faster, too.
     """
-    try:
-        from tandemmq.spark.java import link_home, make_archive
-        from tandemmq.spark.pipelines.runner import NO_LOG
-        from tandemmq.spark.session import build_session
+    from tandemmq.spark.java import link_home, make_archive
+    from tandemmq.spark.pipelines.runner import NO_LOG
+    from tandemmq.spark.session import build_session
 
+    with refusals():
         path = make_archive(
             lambda options: build_session("prepare", "local[2]", log_file=NO_LOG, java_options=options)
         )
         home = link_home()
-    except TandemError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(EXIT_REFUSED) from error
     typer.echo(f"{path}: {path.stat().st_size // MIB} MiB; sessions of this user map it from now on")
     if home is not None:
         typer.echo(f"for sessions of other programs: export SPARK_HOME={home}")
@@ -124,7 +119,6 @@ def deadletters(options: DeadLetterOptions, reporter: Reporter) -> int:
 lake_app = typer.Typer(no_args_is_help=True, help="Maintain a lake: parquet, delta or iceberg.")
 
 Directory = Annotated[Path, typer.Argument(help="Directory of the lake.")]
-_T = TypeVar("_T")
 
 
 @lake_app.command()
@@ -140,7 +134,8 @@ def compact(
     """
     from tandemmq.spark.lake.upkeep import compact_lake
 
-    before, after = _refuse_wrong(lambda: compact_lake(directory, target_bytes=target_mib << 20))
+    with refusals():
+        before, after = compact_lake(directory, target_bytes=target_mib << 20)
     typer.echo(f"{directory}: {before} files before, {after} now")
 
 
@@ -152,7 +147,8 @@ def expire(
     """Delete rows older than --days, and files that belong to no batch or table version."""
     from tandemmq.spark.lake.upkeep import expire_lake
 
-    count = _refuse_wrong(lambda: expire_lake(directory, days))
+    with refusals():
+        count = expire_lake(directory, days)
     typer.echo(f"{directory}: deleted {count} files")
 
 
@@ -161,27 +157,21 @@ def check(directory: Directory) -> None:
     """Compare all files with the committed batches; exit code 1 if something is missing."""
     from tandemmq.spark.lake.check import check_lake
 
-    state = _refuse_wrong(lambda: check_lake(directory))
-    typer.echo(f"lake        {directory}")
-    typer.echo(f"format      {state.kind.value}")
-    typer.echo(f"written by  {state.owner or '-'}")
-    typer.echo(f"rows        {state.rows:,}")
-    typer.echo(
-        f"files       {state.files:,}, {state.small_files:,} of them small; {state.size_bytes:,} bytes"
-    )
-    typer.echo(f"orphans     {state.orphans:,}")
+    with refusals():
+        state = check_lake(directory)
+    small = f"{state.small_files:,} of them small"
+    for name, fact in (
+        ("lake", directory),
+        ("format", state.kind.value),
+        ("written by", state.owner or "-"),
+        ("rows", f"{state.rows:,}"),
+        ("files", f"{state.files:,}, {small}; {state.size_bytes:,} bytes"),
+        ("orphans", f"{state.orphans:,}"),
+    ):
+        typer.echo(f"{name:12}{fact}")
     for fault in state.faults:
         typer.echo(f"fault: {fault}", err=True)
     raise typer.Exit(1 if state.faults else 0)
-
-
-def _refuse_wrong(work: Callable[[], _T]) -> _T:
-    """Returns the result of `work`; exits with code 2 if the lake or an option is wrong."""
-    try:
-        return work()
-    except ConfigError as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
 
 
 app.add_typer(lake_app, name="lake")

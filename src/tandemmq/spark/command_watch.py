@@ -7,20 +7,21 @@ from __future__ import annotations
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import MISSING, Field, dataclass, fields
 from enum import Enum
 from importlib.util import find_spec
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any, Protocol, TypeVar, get_args, get_type_hints
+from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
 import typer
 from rich.console import Console
 
 from tandemmq.errors import ConfigError, TandemError, install_hint
 from tandemmq.spark.pipelines.events import JsonReporter, Reporter, Reporters, ResultReporter, TextReporter
-from tandemmq.spark.pipelines.options import flag
+from tandemmq.spark.pipelines.options import PipelineOptions, flag
 
 
 class ProgressKind(Enum):
@@ -56,15 +57,7 @@ class Watch:
     ] = None
 
 
-class Options(Protocol):
-    """The options of a pipeline: a dataclass of `pipelines.options`."""
-
-    @property
-    def subject(self) -> str:
-        """The topic, lake or group at work, for the title of a report."""
-
-
-T = TypeVar("T", bound=Options)
+T = TypeVar("T", bound=PipelineOptions)
 Run = Callable[[T, Reporter], int]
 
 
@@ -91,10 +84,17 @@ def pipeline_command(app: typer.Typer, options_type: type[T]) -> Callable[[Run[T
 
 
 def _list_parameters(options_type: type) -> list[Parameter]:
-    """Returns one parameter for each field, in the form in which a user types it."""
+    """Returns one parameter for each field, in the form in which a user types it: required ones first, those
+    of every pipeline last.
+    """
     hints = get_type_hints(options_type, include_extras=True)
+    own = list(options_type.__annotations__)
+
+    def rank(field: Field[Any]) -> tuple[bool, int]:
+        return field.default is not MISSING, own.index(field.name) if field.name in own else len(own)
+
     parameters = []
-    for field in fields(options_type):
+    for field in sorted(fields(options_type), key=rank):
         kind, info, *typed = get_args(hints[field.name])
         default = Parameter.empty if field.default is MISSING else field.default
         if typed:
@@ -125,18 +125,22 @@ def _take_fields(options_type: Any, given: dict[str, Any]) -> Any:
 
 def run_pipeline(name: str, watch: Watch, parse: Callable[[], T], run: Run[T]) -> None:
     """Runs a pipeline with a reporter and exits with its exit code; 2 if it was refused."""
-    code = EXIT_REFUSED
-    reporter: Reporter | None = None
-    try:
+    with refusals(), ExitStack() as stack:
         options = parse()
         reporter = build_reporters(name, options.subject, watch, _render_command(sys.argv[1:]))
+        stack.callback(reporter.close)
         code = run(options, reporter)
+    raise typer.Exit(code)
+
+
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Exits with code 2 and the error if the block raises one of ours."""
+    try:
+        yield
     except TandemError as error:
         typer.echo(f"error: {error}", err=True)
-    finally:
-        if reporter is not None:
-            reporter.close()
-    raise typer.Exit(code)
+        raise typer.Exit(EXIT_REFUSED) from error
 
 
 def build_reporters(name: str, subject: str, watch: Watch, command: str) -> Reporter:

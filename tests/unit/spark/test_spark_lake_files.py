@@ -15,7 +15,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import (
     CommitOutcome,
     StagedFile,
-    Summary,
+    Totals,
     batch_dir,
     commit_batch,
     discard_files,
@@ -58,7 +58,7 @@ def test_a_committed_batch_is_seen_and_a_staged_one_is_not(tmp_path: Path) -> No
     _stage(tmp_path, 1)
     assert commit_batch(tmp_path, 0, QUERY, files) is CommitOutcome.COMMITTED
     assert _read(tmp_path) == [0, 1, 2, 100, 101, 102]
-    assert read_summary(tmp_path, 0) == Summary(rows=6, size_bytes=sum(file.size_bytes for file in files))
+    assert read_summary(tmp_path, 0) == Totals(rows=6, size_bytes=sum(file.size_bytes for file in files))
 
 
 def test_a_replay_changes_nothing(tmp_path: Path) -> None:
@@ -72,7 +72,7 @@ def test_a_replay_changes_nothing(tmp_path: Path) -> None:
 def test_a_batch_without_rows_has_no_directory(tmp_path: Path) -> None:
     assert commit_batch(tmp_path, 0, QUERY, []) is CommitOutcome.EMPTY
     assert list_batches(tmp_path) == []
-    assert read_summary(tmp_path, 0) == Summary(rows=0, size_bytes=0)
+    assert read_summary(tmp_path, 0) == Totals(rows=0, size_bytes=0)
 
 
 def test_an_abort_after_the_commit_destroys_nothing(tmp_path: Path) -> None:

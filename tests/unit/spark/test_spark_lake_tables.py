@@ -18,7 +18,7 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.check import check_lake
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Summary
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Totals
 from tandemmq.spark.lake.formats import (
     LakeFormat,
     check_table,
@@ -238,7 +238,7 @@ def test_a_directory_has_one_owner_and_one_kind(kind: LakeFormat, tmp_path: Path
     other = next(other for other in LakeFormat if other is not kind)
     with pytest.raises(ConfigError, match=f"is a {kind.value} lake"):
         commit_files(other, tmp_path, 1, "q", ())
-    assert read_committed(tmp_path, 7) == Summary(rows=0, size_bytes=0)
+    assert read_committed(tmp_path, 7) == Totals(rows=0, size_bytes=0)
 
 
 def test_a_kind_that_is_not_installed_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -35,34 +35,39 @@ def _options(out: Path, **settings: object) -> LandingOptions:
     return LandingOptions(**given)  # type: ignore[arg-type]
 
 
+def _check(options: LandingOptions) -> None:
+    plan_landing(options)
+    check_checkpoint(options.out, options.checkpoint_dir)
+
+
 def _write_checkpoint(path: Path, query: str) -> None:
     path.mkdir(parents=True)
     (path / "metadata").write_text(json.dumps({"id": query}))
 
 
 def test_a_new_directory_with_a_new_checkpoint_is_fine(tmp_path: Path) -> None:
-    check_checkpoint(plan_landing(_options(tmp_path)).target())
+    _check(_options(tmp_path))
 
 
 def test_a_directory_goes_on_with_its_checkpoint(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     _write_checkpoint(tmp_path / "_checkpoint", "q1")
-    check_checkpoint(plan_landing(_options(tmp_path)).target())
+    _check(_options(tmp_path))
 
 
 def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> None:
     claim_lake(tmp_path, "q1")
     with pytest.raises(ConfigError, match=r"was written with another checkpoint .* is empty"):
-        check_checkpoint(plan_landing(_options(tmp_path)).target())
+        _check(_options(tmp_path))
     _write_checkpoint(tmp_path / "other", "q2")
     with pytest.raises(ConfigError, match="belongs to query q2"):
-        check_checkpoint(plan_landing(_options(tmp_path, checkpoint=tmp_path / "other")).target())
+        _check(_options(tmp_path, checkpoint=tmp_path / "other"))
 
 
 def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
     (tmp_path / "batch=00000000").mkdir()
     with pytest.raises(ConfigError, match="not the record of the query"):
-        check_checkpoint(plan_landing(_options(tmp_path)).target())
+        _check(_options(tmp_path))
 
 
 def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:

@@ -31,7 +31,7 @@ from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     SUMMARY_FILE,
     CommittedFile,
-    Summary,
+    Totals,
     batch_dir,
     list_batches,
     read_owner,
@@ -99,19 +99,19 @@ def _batch_files(root: Path) -> list[str]:
     return [str(path.relative_to(root)) for path in data_files(root)]
 
 
-def _measure(data: DataFiles, names: Sequence[str], faults: list[str]) -> dict[str, Summary]:
+def _measure(data: DataFiles, names: Sequence[str], faults: list[str]) -> dict[str, Totals]:
     """Returns the rows and bytes of each readable file; adds the others to `faults`."""
     found = {}
     for name in names:
         try:
             rows = pq.read_metadata(data.path(name), filesystem=data.system).num_rows
-            found[name] = Summary(rows=rows, size_bytes=data.size(name))
+            found[name] = Totals(rows=rows, size_bytes=data.size(name))
         except (OSError, ValueError) as error:
             faults.append(f"{name}: {error}")
     return found
 
 
-def _compare_log(committed: Sequence[CommittedFile], found: Mapping[str, Summary]) -> Iterator[str]:
+def _compare_log(committed: Sequence[CommittedFile], found: Mapping[str, Totals]) -> Iterator[str]:
     """Compares the files of a table with its log."""
     seen: set[str] = set()
     for file in committed:
@@ -122,7 +122,7 @@ def _compare_log(committed: Sequence[CommittedFile], found: Mapping[str, Summary
             yield from _compare(file.name, found[file.name], file.rows, file.size_bytes)
 
 
-def _compare_batches(root: Path, found: Mapping[str, Summary]) -> Iterator[str]:
+def _compare_batches(root: Path, found: Mapping[str, Totals]) -> Iterator[str]:
     """Compares the batches of a Parquet lake with their summaries and with each other."""
     batches = list_batches(root)
     covered = {number for batch in batches for number in read_range(root, batch)}
@@ -139,10 +139,10 @@ def _compare_batches(root: Path, found: Mapping[str, Summary]) -> Iterator[str]:
         said = read_summary(root, batch)
         # Expired rows are missing on purpose; the summary keeps the number that was landed.
         if not (directory / EXPIRED_MARK).exists() or rows > said.rows:
-            yield from _compare(directory.name, Summary(rows, size), said.rows, said.size_bytes)
+            yield from _compare(directory.name, Totals(rows, size), said.rows, said.size_bytes)
 
 
-def _compare(name: str, found: Summary, rows: int | None, size_bytes: int) -> Iterator[str]:
+def _compare(name: str, found: Totals, rows: int | None, size_bytes: int) -> Iterator[str]:
     if rows is not None and found.rows < rows:
         yield f"{name}: {rows - found.rows} of {rows} rows are missing"
     elif rows is not None and found.rows > rows:

@@ -68,11 +68,15 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
-    """The rows and bytes of Parquet files."""
+class Totals:
+    """The rows and bytes of files, batches or sends; `bad`: bad records."""
 
-    rows: int
-    size_bytes: int
+    rows: int = 0
+    size_bytes: int = 0
+    bad: int = 0
+
+    def __add__(self, other: Totals) -> Totals:
+        return Totals(self.rows + other.rows, self.size_bytes + other.size_bytes, self.bad + other.bad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,10 +196,10 @@ def summarize(files: Sequence[StagedFile]) -> dict[str, int]:
     return {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
 
 
-def read_summary(root: Path, batch_id: int) -> Summary:
+def read_summary(root: Path, batch_id: int) -> Totals:
     """Returns the size of a batch; zeros for one that had no rows and therefore has no directory."""
     document = read_document(batch_dir(root, batch_id) / SUMMARY_FILE) or {"rows": 0, "bytes": 0}
-    return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
+    return Totals(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
 
 
 def _rename_into_place(prepared: Path, target: Path) -> CommitOutcome:

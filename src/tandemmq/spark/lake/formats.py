@@ -26,7 +26,7 @@ from tandemmq.spark.lake.files import (
     CommittedFile,
     Crash,
     StagedFile,
-    Summary,
+    Totals,
     claim_lake,
     commit_batch,
     list_batches,
@@ -253,12 +253,12 @@ def list_committed(root: Path) -> list[int]:
     return sorted(found)
 
 
-def read_committed(root: Path, batch_id: int) -> Summary:
+def read_committed(root: Path, batch_id: int) -> Totals:
     """Returns the size of a batch in any kind of lake."""
     document = read_document(_summary_path(root, batch_id))
     if document is None:
         return read_summary(root, batch_id)
-    return Summary(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
+    return Totals(rows=int(document["rows"]), size_bytes=int(document["bytes"]))
 
 
 def _summary_path(root: Path, batch_id: int) -> Path:

@@ -17,7 +17,6 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +44,11 @@ _EXCHANGE = 2
 _AT_FDCWD = -100
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merged:
-    """The result of a compaction."""
-
-    files_before: int
-    files_after: int
-    rows: int
-
-
-def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash = no_crash) -> Merged:
-    """Replaces the lake with a compacted one; does nothing if no file could be saved.
+def merge_batches(
+    root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash = no_crash
+) -> tuple[int, int]:
+    """Replaces the lake with a compacted one; does nothing if no file could be saved. Returns the number of
+    files before and after.
 
     The caller must hold the lake's lock. Raises:  ConfigError if the file system cannot exchange directories.
     """
@@ -65,7 +58,7 @@ def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash 
     groups = plan_groups(root, target_bytes)
     before = count_files(root)
     if all(len(group) == 1 and not _has_many_files(root, group[0]) for group in groups):
-        return Merged(files_before=before, files_after=before, rows=_rows(root))
+        return before, before
     merged = {batch for group in groups for batch in group}
     for entry in sorted(os.scandir(root), key=lambda entry: entry.name):
         number = entry.name.removeprefix("batch=")
@@ -82,7 +75,7 @@ def merge_batches(root: Path, *, target_bytes: int = TARGET_BYTES, crash: Crash 
     sync_directory(root.parent)
     crash("after exchange")
     shutil.rmtree(beside, ignore_errors=True)
-    return Merged(files_before=before, files_after=count_files(root), rows=_rows(root))
+    return before, count_files(root)
 
 
 def plan_groups(root: Path, target_bytes: int) -> list[list[int]]:

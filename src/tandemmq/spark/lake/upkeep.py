@@ -44,8 +44,7 @@ def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, 
     kind = require_kind(root)
     with nullcontext() if kind is LakeFormat.DELTA else hold_directory(root):
         if kind is LakeFormat.PARQUET:
-            merged = merge_batches(root, target_bytes=target_bytes)
-            return merged.files_before, merged.files_after
+            return merge_batches(root, target_bytes=target_bytes)
         before = len(list_live_files(kind, root))
         find_table(kind).compact_table(root, target_bytes)
         return before, len(list_live_files(kind, root))

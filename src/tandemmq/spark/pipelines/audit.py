@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.view import view_lake
@@ -44,7 +45,7 @@ from tandemmq.spark.pipelines.events import (
     SideReading,
 )
 from tandemmq.spark.pipelines.options import AuditOptions
-from tandemmq.spark.pipelines.runner import Interrupted, Workplace, attempt, explain_failure, open_session
+from tandemmq.spark.pipelines.runner import Interrupted, Workplace, attempt, explain_failure, open_workplace
 from tandemmq.spark.resolve import describe_all
 
 SEARCHED_PIECES_MAX = 16
@@ -76,26 +77,22 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
             rounds.append((reason, error))
         return rounds[-1]
 
-    name, is_long = f"audit {options.topic}", options.is_continuous
-    with open_session(
-        name, options.master, options.spark_log, is_long=is_long, settings=options.settings
-    ) as (spark, stop):
-        place = Workplace(spark, reporter, stop)
+    with open_workplace(options, reporter, options.spark_log, is_long=options.is_continuous) as place:
         reason, error = place.repeat(judge, options.every_s if options.is_continuous else None)
     reporter.report(AuditDone(reason=reason, error=error))
     return _EXIT_CODES[reason]
 
 
-@dataclass(slots=True)
-class _Findings:
-    """The results of the row-by-row search on one side."""
+class _Findings(NamedTuple):
+    """The results of the row-by-row search on one side; `gap_s`: the store time between the first and the
+    last missing message.
+    """
 
     missing: int = 0
     repeated: int = 0
     differing: int = 0
-    first_ms: int = 0
-    last_ms: int = 0
-    shown: list[Difference] = field(default_factory=list)
+    gap_s: float = 0.0
+    shown: Sequence[Difference] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,11 +161,7 @@ class Audit:
         return sides
 
     def _source_options(self, replica: int | None = None) -> SourceOptions:
-        raw = {"nameServer": self.options.name_servers, "subscribe": ",".join(self.options.topics)}
-        if replica is not None:
-            raw["replica"] = str(replica)
-        raw |= dict(self.options.source)
-        return parse_options(raw, is_streaming=False)
+        return parse_options(self.options.source_options(replica), is_streaming=False)
 
     def _find_ranges(self, reference: Side, frames: Frames) -> Ranges:
         if reference.replica is None:
@@ -261,17 +254,8 @@ class Audit:
         rows = self.place.jobs.run(
             lambda: frames.differences(theirs, ours).orderBy(*PLACE).limit(ROWS_PER_SEARCH).collect()
         )
-        findings = _Findings()
-        for row in rows:
-            if row.ours == 0:
-                findings.missing += 1
-                findings.first_ms = min(findings.first_ms or row.stored_at_ms, row.stored_at_ms)
-                findings.last_ms = max(findings.last_ms, row.stored_at_ms)
-            elif row.ours > 1:
-                findings.repeated += row.ours - 1
-            else:
-                findings.differing += 1
-        findings.shown = [
+        missing_ms = [row.stored_at_ms for row in rows if row.ours == 0]
+        shown = [
             Difference(
                 side=side.name,
                 problem=_problem(row.theirs, row.ours),
@@ -283,7 +267,13 @@ class Audit:
             )
             for row in rows[:SHOWN_DIFFERENCES_MAX]
         ]
-        return findings
+        return _Findings(
+            missing=len(missing_ms),
+            repeated=sum(row.ours - 1 for row in rows if row.ours > 1),
+            differing=sum(row.ours == 1 for row in rows),
+            gap_s=(max(missing_ms) - min(missing_ms)) / 1000 if missing_ms else 0.0,
+            shown=shown,
+        )
 
 
 def _problem(theirs: int, ours: int) -> str:
@@ -299,16 +289,14 @@ def _has_reached(bounds: Mapping[QueueKey, Bounds], ranges: Ranges) -> bool:
 
 
 def _conclude(side: Side, comparison: Comparison, findings: _Findings, not_searched: int) -> SideJudged:
-    behind = sum(late.messages for late in comparison.behind)
-    gap_s = (findings.last_ms - findings.first_ms) / 1000
     return SideJudged(
         side=side.name,
         is_equal=comparison.is_equal,
         # If gaps and repeats cancel out in the counts of a piece, the search is more accurate.
         missing=max(comparison.missing, findings.missing),
-        behind=behind,
+        behind=sum(late.messages for late in comparison.behind),
         repeated=max(comparison.surplus, findings.repeated),
         differing=findings.differing,
-        loss_seconds=round(max([gap_s, *(late.seconds for late in comparison.behind)]), 3),
+        loss_seconds=round(max([findings.gap_s, *(late.seconds for late in comparison.behind)]), 3),
         pieces_not_searched=not_searched,
     )

@@ -8,7 +8,10 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import COLUMNS
@@ -16,10 +19,6 @@ from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, nest_positions
 from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import AuditOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 
 # Digests: a summary of one range of a queue on one side, and the comparison of two sides. Pure.
 #
@@ -286,15 +285,12 @@ class Frames:
 
     def find_ranges(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
         """Returns the first offset and the end of each queue, from the rows of a lake or a store."""
-        rows = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "min", "*": "count"})
-        ends = self._load(side, {}).groupBy(*PLACE[:3]).agg({"queueOffset": "max"})
-        begin = {_queue(row): row["min(queueOffset)"] for row in rows.collect()}
-        return {_queue(row): (begin[_queue(row)], row["max(queueOffset)"] + 1) for row in ends.collect()}
+        ends = (f.min("queueOffset").alias("first"), f.max("queueOffset").alias("last"))
+        rows = self._load(side, {}).groupBy(*PLACE[:3]).agg(*ends).collect()
+        return {_queue(row): (row["first"], row["last"] + 1) for row in rows}
 
     def digest(self, frame: DataFrame, piece_size: int) -> dict[PieceKey, Digest]:
         """Returns the digest of every piece that has rows."""
-        from pyspark.sql import functions as f
-
         content = f.xxhash64("queueOffset", *self._comparable())
         hashed = frame.select(
             *PLACE[:3],
@@ -316,8 +312,6 @@ class Frames:
 
     def expect(self, parts: Sequence[RangePart]) -> dict[PieceKey, Expected]:
         """Returns the digest values of pieces without gaps and repeats, computed from the offsets alone."""
-        from pyspark.sql import functions as f
-
         rows = [(index, part.begin, part.end - 1) for index, part in enumerate(parts)]
         if not rows:
             return {}
@@ -334,8 +328,6 @@ class Frames:
         """Returns the number of messages beyond the first of their unique key, the number of such keys, and
         one of them.
         """
-        from pyspark.sql import functions as f
-
         groups = frame.groupBy("msgId").count().where("count > 1")
         row = groups.agg(f.sum(f.col("count") - 1), f.count("*"), f.min("msgId")).first()
         return (row[0] or 0, row[1], row[2] or "")
@@ -345,8 +337,6 @@ class Frames:
 
         Columns: those of PLACE, `theirs` and `ours` (counts), `columns` (the differing ones), `stored_at_ms`.
         """
-        from pyspark.sql import functions as f
-
         names = self.form.compared
 
         def fold(frame: DataFrame, prefix: str) -> DataFrame:
@@ -376,8 +366,6 @@ class Frames:
 
     def _comparable(self) -> list[Any]:
         """Returns the compared columns in hashable form: Spark does not hash maps."""
-        from pyspark.sql import functions as f
-
         is_map = self.form.types["properties"].startswith("map")
         return [
             f.array_sort(f.map_entries(name)) if name == "properties" and is_map else f.col(name)
@@ -390,9 +378,8 @@ class Frames:
             if side.lake not in self.lakes:
                 self.lakes[side.lake] = read_lake(self.spark, side.lake)
             frame = self.lakes[side.lake]
-            absent = [name for name in columns if name not in frame.columns]
-            for name in absent:
-                frame = frame.selectExpr("*", f"cast(NULL AS {self.form.types[name]}) AS `{name}`")
+            for name in set(columns).difference(frame.columns):
+                frame = frame.withColumn(name, f.lit(None).cast(self.form.types[name]))
         elif side.store is not None:
             frame = (
                 self.spark.read.format("commitlog")
@@ -412,20 +399,15 @@ class Frames:
 
     def _source_options(self, side: Side, ranges: Ranges) -> dict[str, str]:
         return {
-            "nameServer": self.options.name_servers,
-            "subscribe": ",".join(self.options.topics),
-            "replica": str(side.replica),
             "startingOffsets": json.dumps(nest_positions({q: begin for q, (begin, _) in ranges.items()})),
             "endingOffsets": json.dumps(nest_positions({q: end for q, (_, end) in ranges.items()})),
             # Finding missing messages is the purpose of an audit, so they must not fail the read.
             "failOnDataLoss": "false",
             "maxRecordsPerPartition": str(ROWS_PER_TASK),
-            **dict(self.options.source),
+            **self.options.source_options(side.replica),
         }
 
     def _within(self, frame: DataFrame, bounds: Sequence[tuple[str, str, int, int, int]]) -> DataFrame:
-        from pyspark.sql import functions as f
-
         table = self.spark.createDataFrame(
             list(bounds), "topic string, brokerName string, queueId int, begin bigint, end bigint"
         )

@@ -20,19 +20,19 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pyarrow as pa
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
+from pyspark.sql.types import StructType
 
 from tandemmq.errors import ConfigError, NoRoute, install_hint
 from tandemmq.protocol.schema_header import BodyUnreadable, skip_message_indexes, split_header
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN, is_begun
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 RECORD_COLUMN = "record"
 FIELDS_FILE = "record-fields.json"
@@ -292,9 +292,6 @@ def parse_records(frame: DataFrame, reader: BodyReader) -> DataFrame:
 
     Raises:  ConfigError for an unusable schema.
     """
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StructType
-
     ddl = reader.ddl()
     outer = StructType.fromDDL(f"{RECORD_COLUMN} struct<{ddl}>, reason string")
     read = f.arrow_udf(_make_read(reader, outer), outer)

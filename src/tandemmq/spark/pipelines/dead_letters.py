@@ -12,9 +12,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.metadata import QueriedCluster
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import (
@@ -23,7 +27,6 @@ from tandemmq.spark.pipelines.events import (
     Event,
     Reporter,
     ReportTable,
-    Totals,
     make_batch_done,
     report_end,
     report_start,
@@ -37,15 +40,11 @@ from tandemmq.spark.pipelines.replay import (
     make_key,
     send_frame,
 )
-from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLettersSeen(Event):
+class DeadLettersSeen(Event, frozen=True, kw_only=True):
     """The number of selected dead letters; `kinds`: groups of one topic, error and age."""
 
     kind = "dead_letters"
@@ -62,8 +61,7 @@ class DeadLettersSeen(Event):
         return f"{self.group}: {self.messages:,} dead letters of {self.kinds} kinds"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetter(Event):
+class DeadLetter(Event, frozen=True, kw_only=True):
     """One dead letter. `stored_at`: the time of its death, UTC; `id`: the id of the original message."""
 
     kind = "dead_letter"
@@ -100,9 +98,8 @@ def run_dead_letters(options: DeadLetterOptions, reporter: Reporter) -> int:
     parse_options(options.source_options(), is_streaming=False)
     parse_sink_options({**options.sink_options(), "topic": "any"})
     state = load_state(options.state, options.plan()) if options.state is not None else None
-    name = f"deadletters {options.group}"
-    with open_session(name, options.master, settings=options.settings) as (spark, stop):
-        return DeadLetters(Workplace(spark, reporter, stop), options, state).run()
+    with open_workplace(options, reporter) as place:
+        return DeadLetters(place, options, state).run()
 
 
 @dataclass(slots=True)
@@ -118,8 +115,7 @@ class DeadLetters:
         """Shows the dead letters, and resends them if requested; returns the exit code."""
         options, reporter = self.options, self.place.reporter
         target = (options.to_topic or "their topics") if options.resend else "a list"
-        done = self.state.total if self.state else Totals(rows=0, size_bytes=0)
-        report_start(reporter, options.topic, target, done)
+        report_start(reporter, options.topic, target, self.state.total if self.state else Totals())
         reason, error = self.place.repeat(
             # A refused round is reported like a failed one: the next round may differ.
             lambda: attempt(self._report_groups, refused=()),
@@ -217,8 +213,6 @@ class DeadLetters:
 
     def _send(self, frame: DataFrame, rows: list[Any]) -> int:
         """Sends the dead letters at these positions; returns the bytes of their bodies."""
-        from pyspark.sql import functions as f
-
         options = self.options
         places = self.place.spark.createDataFrame(
             [tuple(row[name] for name in PLACE) for row in rows],
@@ -248,7 +242,6 @@ class DeadLetters:
 
 def describe(frame: DataFrame, error_property: str) -> DataFrame:
     """Returns the dead letters with their origin, the error, and their age."""
-    from pyspark.sql import functions as f
 
     def first(names: tuple[str, ...]) -> Any:
         return f.coalesce(*(f.col("properties").getItem(name) for name in names))
@@ -268,8 +261,6 @@ def describe(frame: DataFrame, error_property: str) -> DataFrame:
 
 def choose(frame: DataFrame, options: DeadLetterOptions) -> DataFrame:
     """Returns the dead letters that the options select."""
-    from pyspark.sql import functions as f
-
     if options.ids:
         frame = frame.where(f.col("msgId").isin(*options.ids) | f.col("originId").isin(*options.ids))
     if options.keys:
@@ -279,8 +270,6 @@ def choose(frame: DataFrame, options: DeadLetterOptions) -> DataFrame:
 
 
 def _counts() -> list[Any]:
-    from pyspark.sql import functions as f
-
     return [
         f.count("*").alias("count"),
         f.date_format(f.min("storeTimestamp"), "yyyy-MM-dd HH:mm:ss").alias("first"),

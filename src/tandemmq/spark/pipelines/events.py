@@ -8,21 +8,22 @@ import json
 import time
 from abc import abstractmethod
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Protocol, TextIO
+from dataclasses import dataclass
+from typing import ClassVar, Protocol, TextIO
 
+import msgspec
+from msgspec.structs import asdict
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+from tandemmq.spark.lake.files import Totals
+
 TICK_PAUSE_S = 10.0
 
 
-class Event(Protocol):
-    """The type that reporters accept: a frozen dataclass with a name for programs and a line for people."""
-
-    __slots__ = ()
-    __dataclass_fields__: ClassVar[dict[str, Any]]
+class Event(msgspec.Struct, frozen=True):
+    """The type that reporters accept: a frozen value with a name for programs and a line for people."""
 
     kind: ClassVar[str]
     """The key `event` of the JSON line."""
@@ -42,20 +43,12 @@ class Event(Protocol):
         """The error that ended the pipeline; also written to standard error."""
         return ""
 
-    def render(self) -> str: ...
+    def render(self) -> str:
+        """Returns the line for people."""
+        raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Totals:
-    """Delivered rows and their bytes, of one batch or in total; `bad`: bad records."""
-
-    rows: int
-    size_bytes: int
-    bad: int = 0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Started(Event):
+class Started(Event, frozen=True, kw_only=True):
     """The query runs; `rows_total` is the number of rows delivered by earlier runs."""
 
     kind = "started"
@@ -69,8 +62,7 @@ class Started(Event):
         return f"{self.topic} -> {self.out}: running, {self.rows_total:,} rows so far"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BatchDone(Event):
+class BatchDone(Event, frozen=True, kw_only=True):
     """A batch is committed and visible.
 
     `bad`: rows in `_bad_records`, which the other numbers do not count; `lag`: messages behind the ends of
@@ -116,8 +108,7 @@ def make_batch_done(batch: int, done: Totals, total: Totals, *, lag: int | None,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Restarted(Event):
+class Restarted(Event, frozen=True, kw_only=True):
     """The query failed for a reason that may pass, and is started again after `pause_seconds`."""
 
     kind = "restarted"
@@ -130,8 +121,7 @@ class Restarted(Event):
         return f"starting again in {self.pause_seconds:g} s: {self.error}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stopped(Event):
+class Stopped(Event, frozen=True, kw_only=True):
     """The end of the query: `done` (nothing left to read), `signal` or `error`."""
 
     kind = "stopped"
@@ -282,8 +272,7 @@ def render_bytes(count: int) -> str:
 # The events of an audit.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditStarted(Event):
+class AuditStarted(Event, frozen=True, kw_only=True):
     """The compared sides and columns; `reference` is the side with which the others are compared."""
 
     kind = "started"
@@ -303,8 +292,7 @@ class AuditStarted(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideReading(Event):
+class SideReading(Event, frozen=True, kw_only=True):
     """A side is being read."""
 
     kind = "reading"
@@ -319,8 +307,7 @@ class SideReading(Event):
         return f"reading {self.side}: {self.tasks_done} of {self.tasks} tasks, {self.seconds:.0f} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideRead(Event):
+class SideRead(Event, frozen=True, kw_only=True):
     """A side has been read, with its number of rows in the ranges."""
 
     kind = "side"
@@ -336,8 +323,7 @@ class SideRead(Event):
         return f"{self.side}: {self.rows:,} rows read in {self.seconds:.1f} s ({self.rate:,} rows/s)"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Difference(Event):
+class Difference(Event, frozen=True, kw_only=True):
     """A position at which a side differs from the reference: `problem` is missing, repeated, differs, extra,
     behind or unreadable.
     """
@@ -365,8 +351,7 @@ class Difference(Event):
         return f"{self.side}, {place}: {self.problem}{what}{more}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SideJudged(Event):
+class SideJudged(Event, frozen=True, kw_only=True):
     """The verdict on one side, in numbers of messages. `loss_seconds`: the span of store time that is
     missing.
     """
@@ -402,8 +387,7 @@ class SideJudged(Event):
         return f"{self.side}: NOT EQUAL, {', '.join(parts)}; {self.loss_seconds:.1f} s lost{more}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RepeatedKeys(Event):
+class RepeatedKeys(Event, frozen=True, kw_only=True):
     """Messages that producers sent more than once; not a difference between sides."""
 
     kind = "repeated_keys"
@@ -424,8 +408,7 @@ class RepeatedKeys(Event):
         )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditDone(Event):
+class AuditDone(Event, frozen=True, kw_only=True):
     """The end of an audit: `equal`, `different`, `signal` or `error`."""
 
     kind = "stopped"
@@ -454,8 +437,7 @@ class AuditDone(Event):
 Cell = str | int | float | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Exhibit(Event):
+class Exhibit(Event, frozen=True, kw_only=True):
     """A table or plot; of two with the same title the later replaces the earlier."""
 
     kind = "exhibit"
@@ -468,8 +450,7 @@ class Exhibit(Event):
         return self.title
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ReportTable(Exhibit):
+class ReportTable(Exhibit, frozen=True, kw_only=True):
     """A table."""
 
     columns: tuple[str, ...]
@@ -484,8 +465,7 @@ class Line:
     points: tuple[tuple[float, float], ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LineChart(Exhibit):
+class LineChart(Exhibit, frozen=True, kw_only=True):
     """Values over time. `is_clock`: x is Unix time in seconds, else seconds since the start."""
 
     unit: str
@@ -493,8 +473,7 @@ class LineChart(Exhibit):
     is_clock: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BarChart(Exhibit):
+class BarChart(Exhibit, frozen=True, kw_only=True):
     """One bar per label, in the given order."""
 
     unit: str

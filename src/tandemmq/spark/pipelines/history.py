@@ -17,27 +17,26 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
 from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, StreamOffset, decode_offset, nest_positions, render_queues
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.events import (
     BarChart,
     Reporter,
-    Totals,
     make_batch_done,
     report_end,
     report_start,
 )
-from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, read_rows
-from tandemmq.spark.pipelines.options import HistoryOptions
-from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+from tandemmq.spark.pipelines.lake_job import read_rows
+from tandemmq.spark.pipelines.options import CHECKPOINT_DIR, HistoryOptions
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -189,15 +188,13 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     """
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: an export never adds to a directory, pass a new one")
-    total = Totals(rows=0, size_bytes=0)
+    total = Totals()
 
     def export() -> None:
         nonlocal total
         total = _export(place, options)
 
-    name = f"history {options.lake}"
-    with open_session(name, options.master, settings=options.settings) as (spark, stop):
-        place = Workplace(spark, reporter, stop)
+    with open_workplace(options, reporter) as place:
         report_start(reporter, str(options.lake), str(options.out), total)
         reason, error = attempt(export, refused=(TandemError,))
     return report_end(reporter, reason, total, error)
@@ -205,9 +202,6 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
 
 def _export(place: Workplace, options: HistoryOptions) -> Totals:
     """Writes the files beside `out`, and renames them into place when all are complete."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
-
     seen, began = Observation(), time.monotonic()
     staged = options.out.with_name(f"{options.out.name}.unfinished")
     frame = history(

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
 from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import replace_file
@@ -32,11 +34,6 @@ from tandemmq.spark.lake.formats import list_committed
 from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.pipelines.events import Event, ReportTable
 from tandemmq.spark.pipelines.options import JsonChanges
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-    from pyspark.sql.types import StructType
-
 
 INFER = "infer"
 SAMPLE_ROWS = 2_000
@@ -61,8 +58,7 @@ _NUMBER_WORDS = ("NaN", "INF", "Infinity", "+INF", "+Infinity", "-INF", "-Infini
 _TIMES = ("timestamp", "timestamp_ntz", "date")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JsonSchema(Event):
+class JsonSchema(Event, frozen=True, kw_only=True):
     """The schema of the bodies; `left_out`: names that differ from one of its fields only in case."""
 
     kind = "json_schema"
@@ -124,8 +120,6 @@ def parse_schema(text: str) -> StructType:
 
     Raises:  ConfigError for a text that is neither, or with names that differ only in case.
     """
-    from pyspark.sql.types import StructType
-
     try:
         if text.lstrip().startswith("{"):
             schema = StructType.fromJson(json.loads(text))
@@ -221,9 +215,6 @@ def _apply_spellings(value: Any, place: Place, chosen: Mapping[Place, str]) -> A
 
 def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = False) -> DataFrame:
     """Returns `frame` with the columns `json` and `badReason`, and with `jsonRescue` if `is_rescued`."""
-    from pyspark.sql import functions as f
-    from pyspark.sql.types import StringType, StructType
-
     read = StructType([*schema.fields]).add(_CORRUPT, StringType())
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
     frame = (
@@ -393,8 +384,6 @@ def _is_within(value: Any, levels: int) -> bool:
 
 def bad_record_charts(root: Path) -> ReportTable:
     """Returns the reasons of the bad records of a lake, the most common first."""
-    import pyarrow.parquet as pq
-
     counts: Counter[str] = Counter()
     for batch in list_batches(root):
         for path in sorted(batch_dir(root, batch).glob("*.parquet")):
@@ -428,8 +417,6 @@ _NOTHING = object()
 
 def add_rescue(frame: DataFrame, schema: StructType) -> DataFrame:
     """Returns `frame` with the columns `text`, the fitting part of the body, and `jsonRescue`."""
-    from pyspark.sql import functions as f
-
     split = f.arrow_udf(_splitter(schema), "struct<text: string, rescue: string>")
     body = f.col("body").cast("binary")
     return (
@@ -551,8 +538,6 @@ def merge_schemas(known: Any, found: Any) -> Any:
 
     A name that differs from a known one only in case is left out.
     """
-    from pyspark.sql.types import ArrayType, StructField, StructType
-
     names = (known.typeName(), found.typeName())
     if names == ("array", "array"):
         return ArrayType(merge_schemas(known.elementType, found.elementType), known.containsNull)

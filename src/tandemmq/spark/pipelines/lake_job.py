@@ -13,7 +13,6 @@ import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
 from functools import partial, reduce
 from itertools import chain, count
 from pathlib import Path
@@ -24,7 +23,7 @@ from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     CONTROL_DIR,
-    Summary,
+    Totals,
     list_batches,
     read_owner,
     read_summary,
@@ -32,90 +31,74 @@ from tandemmq.spark.lake.files import (
 from tandemmq.spark.lake.formats import LakeFormat, list_committed, read_committed
 from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.lake.view import LakePiece, LakeView
-from tandemmq.spark.pipelines.events import Reporter, Totals
-from tandemmq.spark.pipelines.runner import Job, Runner, open_session
+from tandemmq.spark.pipelines.events import Reporter
+from tandemmq.spark.pipelines.options import StreamOptions
+from tandemmq.spark.pipelines.runner import Job, Runner, open_workplace
 from tandemmq.spark.session import warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-CHECKPOINT_DIR = "_checkpoint"
 LOG_FILE = "spark.log"
 ONCE_RESTARTS_MAX = 3
 
-Measure = Callable[[Path, int], Summary]
+Measure = Callable[[Path, int], Totals]
 """A function that returns the messages and bytes of a batch of a lake."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LakeTarget:
-    """The target of a stream. `name`, `topic`: of the job, for people. `settings`: of Spark; `sink`: further
-    options of the lake's sink.
-    """
-
-    name: str
-    topic: str
-    master: str
-    out: Path
-    checkpoint_dir: Path
-    is_continuous: bool
-    trigger_s: float
-    settings: Sequence[tuple[str, str]] = ()
-    sink: Mapping[str, str] = field(default_factory=dict)
-
-
 def run_lake_job(
-    target: LakeTarget,
-    make_stream: Callable[[SparkSession], DataFrame],
+    options: StreamOptions,
     reporter: Reporter,
+    make_stream: Callable[[SparkSession], DataFrame],
+    sink: Mapping[str, str] | None = None,
     measure: Measure = read_committed,
     is_outdated: Callable[[SparkSession, int], bool] | None = None,
 ) -> int:
     """Runs until everything is read, or, if continuous, until a signal; returns the exit code.
 
-    `make_stream` is called for each start of the query. `is_outdated`: returns True if the finished batch
-    requires another stream; the query then ends between two batches and is started anew.
+    `make_stream` is called for each start of the query. `sink`: further options of the lake's sink.
+    `is_outdated`: returns True if the finished batch requires another stream; the query then ends between two
+    batches and is started anew.
     Raises:  ConfigError before anything is started, for an unusable directory.
     """
-    with hold_directory(target.out):
-        check_checkpoint(target)
-        name, log_file = f"{target.name} {target.topic}", target.out / CONTROL_DIR / LOG_FILE
-        with open_session(
-            name, target.master, log_file, is_long=target.is_continuous, settings=target.settings
-        ) as (spark, stop):
+    out, is_long = options.out, options.is_continuous
+    with hold_directory(out):
+        check_checkpoint(out, options.checkpoint_dir)
+        with open_workplace(options, reporter, out / CONTROL_DIR / LOG_FILE, is_long=is_long) as place:
+            spark = place.spark
             warm_up(spark)
             # The first stream is made at once, so that an unusable one is rejected early.
             streams = chain([make_stream(spark)], (make_stream(spark) for _ in count()))
-            meter = LakeMeter(target.out, measure)
+            meter = LakeMeter(out, measure)
             job = Job(
-                topic=target.topic,
-                out=str(target.out),
-                start=lambda: _start_query(name, target, next(streams)),
+                topic=options.subject,
+                out=str(out),
+                start=lambda: _start_query(options, sink or {}, next(streams)),
                 measure_batch=meter.measure_batch,
                 measure_all=meter.measure_all,
-                restarts_max=None if target.is_continuous else ONCE_RESTARTS_MAX,
+                restarts_max=None if is_long else ONCE_RESTARTS_MAX,
                 is_outdated=None if is_outdated is None else partial(is_outdated, spark),
             )
-            return Runner(job, reporter, stop).run()
+            return Runner(job, reporter, place.stop).run()
 
 
-def check_checkpoint(target: LakeTarget) -> None:
+def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
     """Rejects a checkpoint that does not belong to the directory, or a directory that does not belong to the
     checkpoint.
 
     Raises:  ConfigError, because rows would silently be doubled or skipped.
     """
-    query = read_query_id(target.checkpoint_dir)
-    owner = read_owner(target.out)
+    query = read_query_id(checkpoint_dir)
+    owner = read_owner(out)
     if owner is not None and owner != query:
         found = "is empty" if query is None else f"belongs to query {query}"
         raise ConfigError(
-            f"{target.out} was written with another checkpoint (query {owner}); {target.checkpoint_dir} "
-            f"{found}. Give the old one with --checkpoint, or another directory with --out."
+            f"{out} was written with another checkpoint (query {owner}); {checkpoint_dir} {found}. Give the"
+            " old one with --checkpoint, or another directory with --out."
         )
-    if owner is None and list_committed(target.out):
-        raise ConfigError(f"{target.out} holds batches but not the record of the query that wrote them")
+    if owner is None and list_committed(out):
+        raise ConfigError(f"{out} holds batches but not the record of the query that wrote them")
 
 
 def read_query_id(checkpoint: Path) -> str | None:
@@ -124,19 +107,17 @@ def read_query_id(checkpoint: Path) -> str | None:
     return None if document is None else str(document["id"])
 
 
-def _start_query(name: str, target: LakeTarget, stream: DataFrame) -> Any:
+def _start_query(options: StreamOptions, sink: Mapping[str, str], stream: DataFrame) -> Any:
     choose_file_manager(stream.sparkSession)
-    writer = (
+    pause = {"processingTime": f"{round(options.trigger_s * 1000)} milliseconds"}
+    return (
         stream.writeStream.format("tandemmq_lake")
-        .queryName(name)
-        .option("checkpointLocation", str(target.checkpoint_dir.absolute()))
-        .options(**target.sink)
+        .queryName(f"{options.name} {options.subject}")
+        .option("checkpointLocation", str(options.checkpoint_dir.absolute()))
+        .options(**sink)
+        .trigger(**(pause if options.is_continuous else {"availableNow": True}))
+        .start(str(options.out.absolute()))
     )
-    if target.is_continuous:
-        writer = writer.trigger(processingTime=f"{round(target.trigger_s * 1000)} milliseconds")
-    else:
-        writer = writer.trigger(availableNow=True)
-    return writer.start(str(target.out.absolute()))
 
 
 _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
@@ -166,27 +147,25 @@ class LakeMeter:
         self._measure = measure
         self._seen: set[int] = set()
         self._seen_bad: set[int] = set()
-        self._total = Totals(rows=0, size_bytes=0)
+        self._total = Totals()
 
     def measure_batch(self, batch_id: int) -> Totals:
-        summary = self._measure(self._root, batch_id)
-        bad = read_summary(self._root / BAD_RECORDS_DIR, batch_id).rows
-        return Totals(rows=summary.rows, size_bytes=summary.size_bytes, bad=bad)
+        return self._measure(self._root, batch_id) + self._count_bad(batch_id)
+
+    def _count_bad(self, batch_id: int) -> Totals:
+        return Totals(bad=read_summary(self._root / BAD_RECORDS_DIR, batch_id).rows)
 
     def measure_all(self) -> Totals:
         committed = list_committed(self._root)
         batches = set(committed) - self._seen
-        found = [self._measure(self._root, batch_id) for batch_id in batches]
         # In a compacted lake the batch numbers of bad records differ from those of the lake.
-        bad_root, last = self._root / BAD_RECORDS_DIR, max(committed, default=-1)
-        bad = {batch_id for batch_id in list_batches(bad_root) if batch_id <= last} - self._seen_bad
+        last = max(committed, default=-1)
+        found = list_batches(self._root / BAD_RECORDS_DIR)
+        bad = {batch_id for batch_id in found if batch_id <= last} - self._seen_bad
         self._seen |= batches
         self._seen_bad |= bad
-        self._total = Totals(
-            rows=self._total.rows + sum(summary.rows for summary in found),
-            size_bytes=self._total.size_bytes + sum(summary.size_bytes for summary in found),
-            bad=self._total.bad + sum(read_summary(bad_root, batch_id).rows for batch_id in bad),
-        )
+        for part in (*(self._measure(self._root, batch) for batch in batches), *map(self._count_bad, bad)):
+            self._total += part
         return self._total
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
@@ -28,15 +30,14 @@ from tandemmq.spark.pipelines.json_bodies import (
     SCHEMA_FILE,
     bad_record_charts,
     choose_schema,
+    grow_schema,
     parse_bodies,
     parse_schema,
+    read_rescued,
     save_schema,
 )
-from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
+from tandemmq.spark.pipelines.lake_job import run_lake_job
 from tandemmq.spark.pipelines.options import JsonChanges, LandingOptions
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,8 @@ class Landing:
     def has_body_faults(self) -> bool:
         return BODY_FAULT.name in self.names
 
-    def target(self) -> LakeTarget:
+    def sink_options(self) -> dict[str, str]:
+        """Returns the options of the lake's sink."""
         options, home = self.options, self.home
         sink = {
             "partitionBy": ",".join(options.partition_by),
@@ -89,17 +91,7 @@ class Landing:
             # The credentials for reading the topic are also used for sending.
             sink |= {name: value for name, value in options.source if name.lower() in SECURITY_NAMES}
             sink |= {"badTopic": options.bad_topic, "nameServer": options.name_servers}
-        return LakeTarget(
-            name="landing",
-            topic=options.topic,
-            master=options.master,
-            settings=options.settings,
-            out=options.out,
-            checkpoint_dir=options.checkpoint or options.out / CHECKPOINT_DIR,
-            is_continuous=options.is_continuous,
-            trigger_s=options.trigger_s,
-            sink=sink,
-        )
+        return sink
 
 
 def plan_landing(options: LandingOptions) -> Landing:
@@ -154,9 +146,10 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
     """
     landing = plan_landing(options)
     code = run_lake_job(
-        landing.target(),
-        lambda spark: _make_stream(spark, landing, reporter),
+        options,
         reporter,
+        lambda spark: _make_stream(spark, landing, reporter),
+        landing.sink_options(),
         is_outdated=partial(_grow, options.out) if options.json_changes is JsonChanges.GROW else None,
     )
     if landing.has_bad_records:
@@ -188,8 +181,6 @@ def _add_faults(frame: DataFrame, landing: Landing) -> DataFrame:
     A body that parses as JSON of the schema counts as good, whatever its flag says. For Avro and Protobuf
     this proves nothing, because compressed bytes may look like a record.
     """
-    from pyspark.sql import functions as f
-
     reason = f.col(BODY_FAULT.name)
     if landing.options.json_schema:
         reason = f.when(f.col(BAD_COLUMN).isNotNull(), f.coalesce(reason, f.col(BAD_COLUMN)))
@@ -201,8 +192,6 @@ def _add_faults(frame: DataFrame, landing: Landing) -> DataFrame:
 
 def _grow(out: Path, spark: SparkSession, batch_id: int) -> bool:
     """Extends the schema by the values that a batch rescued; returns True if it changed."""
-    from tandemmq.spark.pipelines.json_bodies import grow_schema, read_rescued
-
     known = parse_schema((out / CONTROL_DIR / SCHEMA_FILE).read_text())
     grown = grow_schema(spark, known, read_rescued(out, batch_id))
     if grown == known:

@@ -47,6 +47,24 @@ TABLE: Final[tuple[Metric, ...]] = tuple(
 )
 """Every metric, for the documentation."""
 
+_TOTALS: Final = {ROWS: "rows_total", BYTES: "bytes_total"}
+_FACTS: Final[dict[type[Event], dict[Metric, str]]] = {
+    Started: _TOTALS,
+    BatchDone: {**_TOTALS, BAD: "bad_total", RATE: "rate", BATCH_SECONDS: "seconds", LAG: "lag"},
+    Stopped: {**_TOTALS, BAD: "bad_total"},
+    SideJudged: {
+        EQUAL: "is_equal",
+        MISSING: "missing",
+        REPEATED: "repeated",
+        DIFFERENT: "differing",
+        LOSS: "loss_seconds",
+    },
+}
+"""The metrics that take a field of an event, with its name."""
+
+_COUNTED: Final[dict[type[Event], Metric]] = {BatchDone: BATCHES, Restarted: RESTARTS}
+"""The metrics that count events."""
+
 
 class MetricsReporter:
     """Receives events and answers scrapes; with `port` 0 it binds a free one."""
@@ -67,17 +85,15 @@ class MetricsReporter:
         return int(self._server.server_address[1])
 
     def report(self, event: Event) -> None:
-        if isinstance(event, (Started, Stopped)):
-            self._set(ROWS, event.rows_total)
-            self._set(BYTES, event.bytes_total)
-            if isinstance(event, Stopped):
-                self._set(BAD, event.bad_total)
-        elif isinstance(event, BatchDone):
-            self._apply_batch(event)
-        elif isinstance(event, Restarted):
-            self._add(RESTARTS)
-        elif isinstance(event, SideJudged):
-            self._apply_verdict(event)
+        labels = (self._pipeline, event.side) if isinstance(event, SideJudged) else (self._pipeline,)
+        for metric, name in _FACTS.get(type(event), {}).items():
+            if (value := getattr(event, name)) is not None:
+                self._values[metric, labels] = int(value) if isinstance(value, bool) else value
+        if type(event) in _COUNTED:
+            counted = (_COUNTED[type(event)], labels)
+            self._values[counted] = self._values.get(counted, 0) + 1
+        if isinstance(event, BatchDone):
+            self._values[BATCH_TIME, labels] = time.time()
 
     def close(self) -> None:
         self._server.shutdown()
@@ -86,33 +102,6 @@ class MetricsReporter:
     def read(self) -> Iterable[Sample]:
         """Returns every series that has a value."""
         return [Sample(metric, value, labels) for (metric, labels), value in list(self._values.items())]
-
-    def _apply_batch(self, event: BatchDone) -> None:
-        self._add(BATCHES)
-        self._set(ROWS, event.rows_total)
-        self._set(BYTES, event.bytes_total)
-        self._set(BAD, event.bad_total)
-        self._set(RATE, event.rate)
-        self._set(BATCH_SECONDS, event.seconds)
-        self._set(BATCH_TIME, time.time())
-        if event.lag is not None:
-            self._set(LAG, event.lag)
-
-    def _apply_verdict(self, event: SideJudged) -> None:
-        for metric, value in (
-            (EQUAL, int(event.is_equal)),
-            (MISSING, event.missing),
-            (REPEATED, event.repeated),
-            (DIFFERENT, event.differing),
-            (LOSS, event.loss_seconds),
-        ):
-            self._set(metric, value, event.side)
-
-    def _set(self, metric: Metric, value: float, *labels: str) -> None:
-        self._values[metric, (self._pipeline, *labels)] = value
-
-    def _add(self, metric: Metric) -> None:
-        self._set(metric, self._values.get((metric, (self._pipeline,)), 0) + 1)
 
 
 def _handler(exporter: TextExporter) -> type[BaseHTTPRequestHandler]:

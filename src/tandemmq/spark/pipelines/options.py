@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 import typer
 
@@ -136,7 +136,6 @@ Settings = Annotated[
     _PAIRS._replace(parse=parse_settings),
 ]
 EverySeconds = Annotated[float, flag("With --continuous: pause between rounds.", "--every-seconds", min=0.1)]
-Replica = Annotated[ReadPreference, flag("Replica to read from.")]
 BatchRows = Annotated[int, flag("Largest number of messages per batch.", "--batch-rows", min=1)]
 TriggerSeconds = Annotated[float, flag("Pause between batches.", "--trigger-seconds", min=0.0)]
 Source = Annotated[
@@ -144,43 +143,76 @@ Source = Annotated[
 ]
 Sink = Annotated[Pairs, flag("Any other option of the sink, as name=value; repeatable.", "--option"), _PAIRS]
 
-DEFAULT_COLUMNS = (
-    "topic",
-    "brokerName",
-    "queueId",
-    "queueOffset",
-    "physicalOffset",
-    "msgId",
-    "tags",
-    "keys",
-    "body",
-    "bornTimestamp",
-    "storeTimestamp",
-    "properties",
+DEFAULT_COLUMNS = parse_list(
+    "topic,brokerName,queueId,queueOffset,physicalOffset,msgId,tags,keys,body,bornTimestamp,storeTimestamp,"
+    "properties"
 )
+CHECKPOINT_DIR = "_checkpoint"
 TASKS_PER_BATCH = 4
 """The approximate number of tasks for a full batch of one queue. With four equal queues, each is one task."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LandingOptions:
-    """The options of `tandemmq pipeline landing`."""
+class PipelineOptions:
+    """The options of every pipeline. `name`: of its command; `subject`: the topic, lake or group at work, for
+    people.
+    """
 
+    name: ClassVar[str]
     name_servers: NameServers
-    topic: Annotated[str, flag("The topic to land; separate several by commas.")]
-    out: Annotated[Path, flag("Directory for the Parquet files; created if missing.")]
     master: Master = ""
     settings: Settings = ()
+
+    @property
+    def subject(self) -> str:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOptions(PipelineOptions):
+    """The options of the pipelines that follow topics into a lake."""
+
+    out: Path
     is_continuous: Annotated[
-        bool, flag("Stop at the current end of the topic, or keep running.", "--once/--continuous"), _IS_ONCE
+        bool, flag("Stop at the current end of the topics, or keep running.", "--once/--continuous"), _IS_ONCE
     ] = True
+    read_from: Annotated[ReadPreference, flag("Replica to read from.")] = ReadPreference.SUGGESTED
+    batch_records_max: BatchRows
+    trigger_s: TriggerSeconds
+    source: Source = ()
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.out / CHECKPOINT_DIR
+
+    def source_options(self) -> dict[str, str]:
+        """Returns the options of the source; those of the user take precedence."""
+        return {
+            "nameServer": self.name_servers,
+            "readFrom": self.read_from.value,
+            "maxOffsetsPerTrigger": str(self.batch_records_max),
+            **self.selection(),
+            **dict(self.source),
+        }
+
+    def selection(self) -> dict[str, str]:
+        """Returns the options of the source that select the messages."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandingOptions(StreamOptions):
+    """The options of `tandemmq pipeline landing`."""
+
+    name = "landing"
+    topic: Annotated[str, flag("The topic to land; separate several by commas.")]
+    out: Annotated[Path, flag("Directory for the Parquet files; created if missing.")]
     checkpoint: Annotated[Path | None, flag("Spark's checkpoint; default OUT/_checkpoint.")] = None
     partition_by: Annotated[
         tuple[str, ...],
         flag("Partition by these columns, separated by commas; also dt and hour of the store time."),
         _NAMES,
     ] = ()
-    read_from: Replica = ReadPreference.SUGGESTED
     starting_offsets: Annotated[str, flag("Where the first run starts: earliest, latest or JSON.")] = (
         "earliest"
     )
@@ -207,7 +239,6 @@ class LandingOptions:
     table: Annotated[
         str, flag("With --catalog: the table's name in the catalog.", metavar="NAMESPACE.NAME")
     ] = ""
-    source: Source = ()
     json_schema: Annotated[
         str,
         flag(
@@ -248,17 +279,16 @@ class LandingOptions:
     def subject(self) -> str:
         return self.topic
 
-    def source_options(self) -> dict[str, str]:
-        """Returns the options of the source; those of the user take precedence."""
+    @property
+    def checkpoint_dir(self) -> Path:
+        return self.checkpoint or self.out / CHECKPOINT_DIR
+
+    def selection(self) -> dict[str, str]:
         return {
-            "nameServer": self.name_servers,
             "subscribe": self.topic,
-            "readFrom": self.read_from.value,
             "startingOffsets": self.starting_offsets,
             "tags": self.tags,
-            "maxOffsetsPerTrigger": str(self.batch_records_max),
             "maxRecordsPerPartition": str(self.batch_records_max // TASKS_PER_BATCH * 5 // 4 + 1),
-            **dict(self.source),
         }
 
 
@@ -272,11 +302,11 @@ TASKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions:
+class ReplayOptions(PipelineOptions):
     """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
 
+    name = "replay"
     lake: Annotated[Path, flag("The directory written by `landing`.")]
-    name_servers: NameServers
     to_topic: Annotated[str, flag("The target topic.", "--to")]
     begin_ms: Annotated[
         int | None,
@@ -303,8 +333,6 @@ class ReplayOptions:
         bool, flag("Keep running and send newly landed messages, or stop at the end.", "--continuous/--once")
     ] = False
     every_s: EverySeconds = 5.0
-    master: Master = ""
-    settings: Settings = ()
     sink: Sink = ()
 
     @property
@@ -335,10 +363,10 @@ class ReplayOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions:
+class DeadLetterOptions(PipelineOptions):
     """The options of `tandemmq pipeline deadletters`. Times: milliseconds of store time."""
 
-    name_servers: NameServers
+    name = "deadletters"
     group: Annotated[str, flag("Consumer group of the dead letters.")]
     begin_ms: Annotated[
         int | None,
@@ -373,8 +401,6 @@ class DeadLetterOptions:
     source: Annotated[
         Pairs, flag("Any option of the source, as name=value; repeatable.", "--source-option"), _PAIRS
     ] = ()
-    master: Master = ""
-    settings: Settings = ()
 
     def __post_init__(self) -> None:
         if self.resend and self.state is None:
@@ -402,22 +428,15 @@ class DeadLetterOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RollupOptions:
+class RollupOptions(StreamOptions):
     """The options of `tandemmq pipeline rollup`: either `topic` (several with commas) or `pattern`."""
 
-    name_servers: NameServers
+    name = "rollup"
     out: Annotated[Path, flag("Directory for the table; created if missing.")]
     topic: Annotated[str, flag("Topics, separated by commas.")] = ""
     pattern: Annotated[str, flag("All topics whose whole name matches.", "--topic-pattern")] = ""
-    is_continuous: Annotated[
-        bool, flag("Stop at the current end of the topics, or keep running.", "--once/--continuous"), _IS_ONCE
-    ] = True
-    read_from: Replica = ReadPreference.SUGGESTED
     batch_records_max: BatchRows = 1_000_000
     trigger_s: TriggerSeconds = 10.0
-    source: Source = ()
-    master: Master = ""
-    settings: Settings = ()
 
     def __post_init__(self) -> None:
         if bool(self.topic) == bool(self.pattern):
@@ -427,32 +446,23 @@ class RollupOptions:
     def subject(self) -> str:
         return self.topic or self.pattern
 
-    def source_options(self) -> dict[str, str]:
+    def selection(self) -> dict[str, str]:
         chosen = {"subscribe": self.topic} if self.topic else {"subscribePattern": self.pattern}
-        return {
-            "nameServer": self.name_servers,
-            **chosen,
-            "readFrom": self.read_from.value,
-            "startingOffsets": "earliest",
-            "maxOffsetsPerTrigger": str(self.batch_records_max),
-            **dict(self.source),
-        }
+        return {**chosen, "startingOffsets": "earliest"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HistoryOptions:
+class HistoryOptions(PipelineOptions):
     """The options of `tandemmq pipeline history`."""
 
+    name = "history"
     lake: Annotated[Path, flag("The directory of a finished or running `landing`.")]
-    name_servers: NameServers
     out: Annotated[Path, flag("Directory of the Parquet files; must not exist.")]
     topic: Annotated[str, flag("Topics of the lake, separated by commas; all by default.")] = ""
     where: Annotated[str, flag("A condition in SQL over the columns.")] = ""
     columns: Annotated[tuple[str, ...], flag("Columns to write, separated by commas."), _NAMES] = ()
     checkpoint: Annotated[Path | None, flag("The landing's checkpoint; default LAKE/_checkpoint.")] = None
     source: Source = ()
-    master: Master = ""
-    settings: Settings = ()
 
     @property
     def subject(self) -> str:
@@ -460,9 +470,10 @@ class HistoryOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions:
+class AuditOptions(PipelineOptions):
     """The options of `tandemmq pipeline audit`. `stores`: broker name and directory of each."""
 
+    name = "audit"
     topic: Annotated[str, flag("The topic to audit; separate several by commas.")]
     name_servers: Annotated[
         str, flag("Name servers: host:port[;host:port]; compares all replicas.", "--namesrv")
@@ -480,8 +491,6 @@ class AuditOptions:
     is_continuous: Annotated[bool, flag("Audit repeatedly, or once.", "--continuous/--once")] = False
     every_s: EverySeconds = 60.0
     source: Source = ()
-    master: Master = ""
-    settings: Settings = ()
     piece_size: Annotated[int, flag("Number of queue offsets per digest.", min=1)] = 100_000
     settle_s: Annotated[
         float,
@@ -499,6 +508,12 @@ class AuditOptions:
     @property
     def topics(self) -> tuple[str, ...]:
         return parse_list(self.topic)
+
+    def source_options(self, replica: int | None = None) -> dict[str, str]:
+        """Returns the options of the source for one replica; by default for any."""
+        chosen = {} if replica is None else {"replica": str(replica)}
+        topics = ",".join(self.topics)
+        return {"nameServer": self.name_servers, "subscribe": topics, **chosen, **dict(self.source)}
 
     def __post_init__(self) -> None:
         if not self.name_servers and len(self.lakes) + len(self.stores) < 2:

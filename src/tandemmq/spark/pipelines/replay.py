@@ -13,21 +13,20 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document, write_document
-from tandemmq.spark.lake.files import CONTROL_DIR
+from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
-from tandemmq.spark.pipelines.events import Reporter, Totals, make_batch_done, report_end, report_start
+from tandemmq.spark.pipelines.events import Reporter, make_batch_done, report_end, report_start
 from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, DeadLetterOptions, Keys, ReplayOptions
-from tandemmq.spark.pipelines.runner import Workplace, attempt, open_session
+from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
 
 PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 
@@ -42,10 +41,8 @@ def run_replay(options: ReplayOptions, reporter: Reporter) -> int:
         raise ConfigError(f"{options.lake} holds no batches of a landing")
     state = load_state(options.state_path, options.plan())
     log = options.lake / CONTROL_DIR / "replay.log"
-    name, is_long = f"replay {options.to_topic}", options.is_continuous
-    settings = options.settings
-    with open_session(name, options.master, log, is_long=is_long, settings=settings) as (spark, stop):
-        return Replay(Workplace(spark, reporter, stop), options, state).run()
+    with open_workplace(options, reporter, log, is_long=options.is_continuous) as place:
+        return Replay(place, options, state).run()
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,8 +114,6 @@ class Replay:
 
     def _select(self, frame: DataFrame) -> DataFrame:
         """Returns the columns of the sink; messages of one queue stay in order, in one task."""
-        from pyspark.sql import functions as f
-
         options = self.options
         ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
         key = f.col("msgId") if options.keys is Keys.KEEP else make_key(options.to_topic)
@@ -146,8 +141,6 @@ def choose_stored(frame: DataFrame, options: ReplayOptions | DeadLetterOptions) 
 
 def make_key(purpose: str) -> Any:
     """Returns the unique key of a row that is sent again: the same for the same purpose and position."""
-    from pyspark.sql import functions as f
-
     # Java's search by key reads a time from the last twelve digits: see `sink.columns`.
     origin = f.sha2(f.concat_ws("@", f.lit(purpose), *PLACE), 256)
     return f.upper(f.concat(f.substring(origin, 1, 20), f.lit("0" * 12)))
@@ -155,9 +148,6 @@ def make_key(purpose: str) -> Any:
 
 def send_frame(messages: DataFrame, sink: Mapping[str, str]) -> tuple[int, int]:
     """Sends the messages; returns their number and the bytes of their bodies."""
-    from pyspark.sql import Observation
-    from pyspark.sql import functions as f
-
     seen = Observation()
     counted = messages.observe(seen, f.count("*").alias("rows"), f.sum(f.octet_length("body")).alias("bytes"))
     counted.write.format("tandemmq").options(**sink).mode("append").save()
@@ -181,8 +171,7 @@ class ReplayState:
 
     @property
     def total(self) -> Totals:
-        rows, sizes = (sum(found[index] for found in self.done.values()) for index in (0, 1))
-        return Totals(rows=rows, size_bytes=sizes)
+        return sum((Totals(*found) for found in self.done.values()), Totals())
 
     def mark(self, part: str, rows: int, size_bytes: int) -> None:
         """Records that a part is sent; the record is on disk when this returns."""

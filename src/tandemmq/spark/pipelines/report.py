@@ -11,11 +11,13 @@ import os
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from html import escape
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import asdict
 
 from tandemmq.spark.pipelines.events import (
     AuditDone,
@@ -167,48 +169,6 @@ CELL_CHARS_MAX = 400
 Tile = tuple[str, str]
 """A name and its value, shown large."""
 
-_STYLE = """
-:root { color-scheme: light dark; --bg: #fbfbf9; --card: #fff; --ink: #1d2228; --soft: #69727d;
-  --rule: #e2e4e6; --good: #1a7f4b; --bad: #b42318; --c0: #2563a8; --c1: #c2571a; --c2: #2f855a;
-  --c3: #7c4dab; --c4: #a8842a; --c5: #b0416e; }
-@media (prefers-color-scheme: dark) { :root { --bg: #15181c; --card: #1d2126; --ink: #e6e8ea;
-  --soft: #98a1ab; --rule: #31373e; --good: #4cc38a; --bad: #ff7a6b; --c0: #6aa8ea; --c1: #f09a5f;
-  --c2: #62c492; --c3: #b592e6; --c4: #d9b65a; --c5: #ea83ad; } }
-* { box-sizing: border-box; }
-body { margin: 0; background: var(--bg); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "Liberation Sans", sans-serif; }
-main { max-width: 880px; margin: 0 auto; padding: 32px 20px 56px; }
-h1 { font-size: 26px; line-height: 1.25; margin: 0 0 2px; overflow-wrap: anywhere; }
-h2 { font-size: 16px; margin: 0 0 10px; }
-.when { color: var(--soft); margin: 0 0 18px; }
-.verdict { border-left: 4px solid var(--good); background: var(--card); padding: 10px 14px;
-  margin: 0 0 18px; overflow-wrap: anywhere; }
-.verdict.bad { border-color: var(--bad); }
-.tiles { display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 12px;
-  margin: 0 0 18px; }
-.tiles div, section { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
-.tiles div { padding: 10px 14px; }
-.tiles dt { color: var(--soft); font-size: 13px; }
-.tiles dd { margin: 0; font-size: 22px; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
-section { padding: 16px 18px; margin: 0 0 18px; }
-svg { width: 100%; height: auto; display: block; }
-.legend { list-style: none; margin: 8px 0 0; padding: 0; display: flex; flex-wrap: wrap; gap: 4px 16px;
-  font-size: 13px; }
-.legend li::before { content: ""; display: inline-block; width: 14px; height: 3px; margin-right: 6px;
-  vertical-align: middle; background: currentColor; }
-.pairs { display: grid; grid-template-columns: repeat(auto-fit, minmax(340px, 1fr)); gap: 0 18px; }
-.scroll { overflow-x: auto; }
-table { border-collapse: collapse; width: 100%; font-size: 14px; font-variant-numeric: tabular-nums; }
-th, td { text-align: left; padding: 5px 12px 5px 0; border-bottom: 1px solid var(--rule);
-  vertical-align: top; overflow-wrap: break-word; }
-th { color: var(--soft); font-weight: 600; vertical-align: bottom; }
-td:first-child:not(:only-child) { white-space: nowrap; }
-td:only-child { overflow-wrap: anywhere; }
-.num { text-align: right; }
-td.num { white-space: nowrap; }
-.none, .note { color: var(--soft); font-size: 13px; margin: 8px 0 0; }
-"""
-
 
 def render_page(
     *,
@@ -221,12 +181,13 @@ def render_page(
     curves: Sequence[LineChart],
 ) -> str:
     """Returns the whole file. `curves`: the curves of the run itself, at half width."""
+    style = files("tandemmq.spark.pipelines").joinpath("report.css").read_text()
     tone = "verdict" if is_good else "verdict bad"
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(text)}</dd></div>" for name, text in tiles)
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f"<title>{escape(title)}</title><style>{_STYLE}</style></head><body><main>"
+        f"<title>{escape(title)}</title><style>\n{style}</style></head><body><main>"
         f'<h1>{escape(title)}</h1><p class="when">{escape(when)}</p>'
         f'<p class="{tone}">{escape(verdict)}</p><dl class="tiles">{shown}</dl>'
         f'<div class="pairs">{"".join(render_exhibit(curve, is_half=True) for curve in curves)}</div>'

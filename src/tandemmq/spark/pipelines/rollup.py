@@ -19,13 +19,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from tandemmq.protocol.record_scan import Ints
-from tandemmq.spark.lake.files import Summary, batch_dir, list_batches
+from tandemmq.spark.lake.files import Totals, batch_dir, list_batches
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import BarChart, Exhibit, Line, LineChart, Reporter, ReportTable
-from tandemmq.spark.pipelines.lake_job import CHECKPOINT_DIR, LakeTarget, run_lake_job
+from tandemmq.spark.pipelines.lake_job import run_lake_job
 from tandemmq.spark.pipelines.options import RollupOptions
 
 if TYPE_CHECKING:
@@ -72,19 +74,14 @@ PARTIAL_DDL = (
     "bornToStoreMax bigint, bornToStore array<bigint>, "
     "consumed bigint, storeToConsumerMax bigint, storeToConsumer array<bigint>"
 )
+_ARROW = {
+    "string": pa.string(),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "bigint": pa.int64(),
+    "array<bigint>": pa.list_(pa.int64()),
+}
 PARTIAL_SCHEMA = pa.schema(
-    [
-        ("topic", pa.string()),
-        ("tag", pa.string()),
-        ("minute", pa.timestamp("us", tz="UTC")),
-        ("messages", pa.int64()),
-        ("bytes", pa.int64()),
-        ("bornToStoreMax", pa.int64()),
-        ("bornToStore", pa.list_(pa.int64())),
-        ("consumed", pa.int64()),
-        ("storeToConsumerMax", pa.int64()),
-        ("storeToConsumer", pa.list_(pa.int64())),
-    ]
+    [(name, _ARROW[kind]) for name, _, kind in (part.partition(" ") for part in PARTIAL_DDL.split(", "))]
 )
 MINUTE_MS = 60_000
 TAGS_MAX = 1_000
@@ -272,8 +269,6 @@ def read_sums(
     root: Path, topic: str | None = None, begin_ms: int | None = None, end_ms: int | None = None
 ) -> dict[Key, Sums]:
     """Returns the sums over all parts."""
-    import pyarrow.dataset as ds
-
     files = [
         str(path) for batch in list_batches(root) for path in sorted(batch_dir(root, batch).glob("*.parquet"))
     ]
@@ -290,21 +285,17 @@ def read_sums(
     return found
 
 
-def measure_batch(root: Path, batch: int) -> Summary:
+def measure_batch(root: Path, batch: int) -> Totals:
     """Returns the messages and bytes that a batch counted."""
-    import pyarrow.parquet as pq
-
     files = sorted(batch_dir(root, batch).glob("*.parquet"))
     tables = [pq.ParquetFile(path).read(columns=["messages", "bytes"]) for path in files]
     rows, size_bytes = (
         sum(sum(table.column(name).to_pylist()) for table in tables) for name in ("messages", "bytes")
     )
-    return Summary(rows=rows, size_bytes=size_bytes)
+    return Totals(rows=rows, size_bytes=size_bytes)
 
 
 def _filter(topic: str | None, begin_ms: int | None, end_ms: int | None) -> Any:
-    import pyarrow.compute as pc
-
     conditions = []
     if topic is not None:
         conditions.append(pc.field("topic") == topic)
@@ -432,24 +423,13 @@ def run_rollup(options: RollupOptions, reporter: Reporter) -> int:
 
     Raises:  ConfigError before anything is started.
     """
-
     parse_options(options.source_options(), is_streaming=True)
     live_since_ms = round(time.time() * 1000) if options.is_continuous else None
-    target = LakeTarget(
-        name="rollup",
-        topic=options.subject,
-        master=options.master,
-        settings=options.settings,
-        out=options.out,
-        checkpoint_dir=options.out / CHECKPOINT_DIR,
-        is_continuous=options.is_continuous,
-        trigger_s=options.trigger_s,
-    )
     code = run_lake_job(
-        target,
-        lambda spark: make_stream(spark, options.source_options(), live_since_ms),
+        options,
         reporter,
-        measure_batch,
+        lambda spark: make_stream(spark, options.source_options(), live_since_ms),
+        measure=measure_batch,
     )
     for exhibit in rollup_charts(read_sums(options.out)):
         reporter.report(exhibit)

@@ -16,20 +16,14 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.offsets import measure_lag
-from tandemmq.spark.pipelines.events import (
-    Reporter,
-    Restarted,
-    Totals,
-    make_batch_done,
-    report_end,
-    report_start,
-)
+from tandemmq.spark.pipelines.events import Reporter, Restarted, make_batch_done, report_end, report_start
+from tandemmq.spark.pipelines.options import PipelineOptions
 from tandemmq.spark.session import build_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
 
 NO_LOG = Path("/dev/null")
 POLL_S = 0.1
@@ -147,7 +141,7 @@ class Runner:
         self._job = job
         self._reporter = reporter
         self._stop = stop
-        self._totals = Totals(rows=0, size_bytes=0)
+        self._totals = Totals()
         self._is_outdated = False
 
     def run(self) -> int:
@@ -345,9 +339,9 @@ class Jobs:
         return total - left, total
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Workplace:
-    """The session of a pipeline that runs jobs of its own, its reporter, and the flag that stops it."""
+    """The session of a pipeline, its reporter, and the flag that stops it."""
 
     spark: SparkSession
     reporter: Reporter
@@ -355,7 +349,7 @@ class Workplace:
     jobs: Jobs = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "jobs", Jobs(self.spark, self.stop))
+        self.jobs = Jobs(self.spark, self.stop)
 
     def repeat(self, work: Callable[[], tuple[str, str]], every_s: float | None) -> tuple[str, str]:
         """Calls `work` once, or with `every_s` repeatedly until a signal; returns how the last call ended:
@@ -366,6 +360,16 @@ class Workplace:
             reason, error = work()
         is_stopped = self.stop.is_set and reason == "done"
         return ("signal" if is_stopped and every_s is not None else reason), error
+
+
+@contextmanager
+def open_workplace(
+    options: PipelineOptions, reporter: Reporter, log_file: Path | None = None, *, is_long: bool = False
+) -> Iterator[Workplace]:
+    """Opens the session of a pipeline, as `open_session` does."""
+    name, settings = f"{options.name} {options.subject}", options.settings
+    with open_session(name, options.master, log_file, is_long=is_long, settings=settings) as (spark, stop):
+        yield Workplace(spark, reporter, stop)
 
 
 def attempt(
