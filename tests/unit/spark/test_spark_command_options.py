@@ -11,7 +11,6 @@ from typer.testing import CliRunner
 
 from tandemmq.spark.command import app
 from tandemmq.spark.pipelines import dead_letters, landing, replay
-from tandemmq.spark.pipelines.options import Keys
 
 REPLAY = ["replay", "--lake", "/lake", "--namesrv", "ns:1", "--to", "T"]
 DEAD_LETTERS = ["deadletters", "--namesrv", "ns:1", "--group", "g"]
@@ -43,7 +42,7 @@ def arrived(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         (REPLAY, ["--until-time", "1970-01-01T00:00:02"], {"end_ms": 2000}),
         (REPLAY, ["--where", "queueId = 1"], {"where": "queueId = 1"}),
         (REPLAY, ["--rate", "500"], {"rate": 500}),
-        (REPLAY, ["--keep-keys"], {"keys": Keys.KEEP}),
+        (REPLAY, ["--keep-keys"], {"keep_keys": True}),
         (REPLAY, ["--keep-queues"], {"keep_queues": True}),
         (REPLAY, ["--state", "/s.json"], {"state": Path("/s.json")}),
         (REPLAY, ["--continuous", "--every-seconds", "7"], {"is_continuous": True, "every_s": 7.0}),

@@ -38,7 +38,6 @@ from tandemmq.spark.lake.home import (
     DATA_DIR,
     Partitions,
     TableHome,
-    check_address,
     find_files,
     find_home,
     refuse_address,
@@ -107,7 +106,7 @@ def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
 
     Raises:  ConfigError for an impossible combination.
     """
-    home = TableHome(kind=kind, address=check_address(data) if data else "", catalog=catalog, table=table)
+    home = TableHome(kind=kind, address=data, catalog=catalog, table=table)
     if not catalog:
         return home
     from tandemmq.spark.lake.iceberg import find_location
@@ -115,7 +114,7 @@ def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
     location = find_location(catalog, table)
     if location is None and not home.address:
         raise ConfigError(f"catalog {catalog} has no table {table}; set the address of its files with --data")
-    address = home.address if location is None else check_address(location)
+    address = home.address if location is None else location.rstrip("/")
     if home.address and address != home.address:
         raise ConfigError(f"{table} of the catalog {catalog} is at {address}, not at {home.address}")
     return replace(home, address=address)

@@ -201,7 +201,7 @@ class TableHome:
 
     def __post_init__(self) -> None:
         if self.address:
-            check_address(self.address)
+            object.__setattr__(self, "address", check_address(self.address))
         if self.kind == "parquet" and self.address:
             raise ConfigError(
                 "data: a parquet lake becomes visible by renaming a directory, which object stores cannot do;"

@@ -78,7 +78,7 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
         return rounds[-1]
 
     with open_workplace(options, reporter, options.spark_log, is_long=options.is_continuous) as place:
-        reason, error = place.repeat(judge, options.every_s if options.is_continuous else None)
+        reason, error = place.repeat(judge, options.pause_s)
     reporter.report(AuditDone(reason=reason, error=error))
     return _EXIT_CODES[reason]
 
@@ -118,7 +118,7 @@ class Audit:
         readable = [side for side in sides if side.name in digests]
         is_equal = self._compare_sides(readable, digests, frames, ranges)
         bars = tuple((side, float(sum(d.rows for d in found.values()))) for side, found in digests.items())
-        self.place.reporter.report(BarChart(title="Rows by side", unit="rows", bars=bars))
+        self.place.report(BarChart(title="Rows by side", unit="rows", bars=bars))
         if options.count_repeated_keys:
             self._report_repeated_keys(readable[0], frames, ranges)
         return is_equal and len(readable) == len(sides)
@@ -140,9 +140,7 @@ class Audit:
     def _report_repeated_keys(self, side: Side, frames: Frames, ranges: Ranges) -> None:
         frame = frames.read(side, ranges)
         messages, keys, example = self.place.jobs.run(lambda: frames.repeated_keys(frame))
-        self.place.reporter.report(
-            RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example)
-        )
+        self.place.report(RepeatedKeys(side=side.name, messages=messages, keys=keys, example=example))
 
     def _find_sides(self) -> list[Side]:
         """Returns the sides, the reference first: the master, else the first one that was named."""
@@ -182,7 +180,7 @@ class Audit:
                 time.sleep(POLL_S)
 
     def _report_start(self, sides: Sequence[Side], form: Form, ranges: Ranges) -> None:
-        self.place.reporter.report(
+        self.place.report(
             AuditStarted(
                 topic=self.options.topic,
                 reference=sides[0].name,
@@ -202,7 +200,7 @@ class Audit:
         def tick(done: int, total: int) -> None:
             seconds = round(time.monotonic() - began, 1)
             names = ", ".join(side.name for side in sides)
-            self.place.reporter.report(SideReading(side=names, tasks_done=done, tasks=total, seconds=seconds))
+            self.place.report(SideReading(side=names, tasks_done=done, tasks=total, seconds=seconds))
 
         def read(side: Side) -> tuple[dict[PieceKey, Digest], float]:
             found = frames.digest(frames.read(side, ranges), self.options.piece_size)
@@ -218,11 +216,11 @@ class Audit:
             raise result
         if isinstance(result, BaseException):
             detail = explain_failure(str(result))
-            self.place.reporter.report(Difference(side=side.name, problem="unreadable", detail=detail))
+            self.place.report(Difference(side=side.name, problem="unreadable", detail=detail))
             return None
         digests, seconds = result
         rows = sum(digest.rows for digest in digests.values())
-        self.place.reporter.report(
+        self.place.report(
             SideRead(side=side.name, rows=rows, seconds=round(seconds, 3), rate=round(rows / seconds))
         )
         return digests
@@ -231,9 +229,9 @@ class Audit:
         searched = comparison.suspects[:SEARCHED_PIECES_MAX]
         findings = self._search(side, reference, searched, frames) if searched else _Findings()
         for difference in findings.shown:
-            self.place.reporter.report(difference)
+            self.place.report(difference)
         for late in comparison.behind:
-            self.place.reporter.report(
+            self.place.report(
                 Difference(
                     side=side.name,
                     problem="behind",
@@ -244,9 +242,7 @@ class Audit:
                     detail=f"{late.messages:,} messages, {late.seconds:.1f} s",
                 )
             )
-        self.place.reporter.report(
-            _conclude(side, comparison, findings, len(comparison.suspects) - len(searched))
-        )
+        self.place.report(_conclude(side, comparison, findings, len(comparison.suspects) - len(searched)))
 
     def _search(self, side: Side, reference: Side, parts: Sequence[RangePart], frames: Frames) -> _Findings:
         """Compares some parts row by row."""

@@ -27,7 +27,6 @@ from tandemmq.spark.pipelines.events import (
     Event,
     Reporter,
     ReportTable,
-    make_batch_done,
     report_end,
     report_start,
 )
@@ -119,7 +118,7 @@ class DeadLetters:
         reason, error = self.place.repeat(
             # A refused round is reported like a failed one: the next round may differ.
             lambda: attempt(self._report_groups, refused=()),
-            options.every_s if options.is_continuous else None,
+            options.pause_s,
         )
         total = self.state.total if self.state else Totals(rows=self.seen, size_bytes=0)
         return report_end(reporter, reason, total, error)
@@ -129,7 +128,7 @@ class DeadLetters:
         source = parse_options(self.options.source_options(), is_streaming=False)
         if not QueriedCluster(source).describe().queues:
             # The topic is created with the first dead letter.
-            self.place.reporter.report(DeadLettersSeen(group=self.options.group, messages=0, kinds=0))
+            self.place.report(DeadLettersSeen(group=self.options.group, messages=0, kinds=0))
             return
         # Persisted, so that showing, grouping and resending see the same dead letters.
         frame = self.read().persist()
@@ -161,13 +160,11 @@ class DeadLetters:
             lambda: frame.orderBy("storeTimestamp", *PLACE).limit(self.options.shown).collect()
         )
         self.seen = sum(row["count"] for row in groups)
-        self.place.reporter.report(
-            DeadLettersSeen(group=self.options.group, messages=self.seen, kinds=len(groups))
-        )
-        self.place.reporter.report(_group_charts(groups[:GROUPS_SHOWN]))
-        self.place.reporter.report(_error_charts(groups))
+        self.place.report(DeadLettersSeen(group=self.options.group, messages=self.seen, kinds=len(groups)))
+        self.place.report(_group_charts(groups[:GROUPS_SHOWN]))
+        self.place.report(_error_charts(groups))
         for row in first if self.options.shown else ():
-            self.place.reporter.report(_make_letter(row))
+            self.place.report(_make_letter(row))
 
     def _resend(self, frame: DataFrame) -> None:
         """Sends the dead letters that were not sent before, a bounded number at a time, oldest first in each
@@ -185,9 +182,8 @@ class DeadLetters:
             for index, row in enumerate(rows):
                 self.state.done[_render_origin(row)] = (1, share + (index < rest))
             self.state.write()
-            done, seconds = Totals(rows=len(rows), size_bytes=size_bytes), time.monotonic() - began
-            event = make_batch_done(round_number, done, self.state.total, lag=None, seconds=seconds)
-            self.place.reporter.report(event)
+            done = Totals(len(rows), size_bytes)
+            self.place.report_batch(round_number, done, self.state.total, None, began)
             round_number += 1
             if len(rows) < RESEND_ROWS:
                 return

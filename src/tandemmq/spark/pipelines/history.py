@@ -30,7 +30,6 @@ from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.events import (
     BarChart,
     Reporter,
-    make_batch_done,
     report_end,
     report_start,
 )
@@ -221,7 +220,7 @@ def _export(place: Workplace, options: HistoryOptions) -> Totals:
     rows, landed = int(seen.get["rows"]), int(seen.get["landed"])
     size_bytes = sum(path.stat().st_size for path in options.out.glob("*.parquet"))
     total = Totals(rows=rows, size_bytes=size_bytes)
-    place.reporter.report(make_batch_done(0, total, total, lag=0, seconds=time.monotonic() - began))
+    place.report_batch(0, total, total, 0, began)
     bars = (("lake", float(landed)), ("brokers", float(rows - landed)))
-    place.reporter.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
+    place.report(BarChart(title="Where the rows come from", unit="rows", bars=bars))
     return total

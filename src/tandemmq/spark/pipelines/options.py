@@ -108,13 +108,6 @@ class JsonChanges(Enum):
     """The same as RESCUE, and unknown names become fields of the schema."""
 
 
-class Keys(Enum):
-    """The choice of unique keys for replayed messages."""
-
-    NEW = "new"
-    KEEP = "keep"
-
-
 Pairs = tuple[tuple[str, str], ...]
 """Names and values of options."""
 
@@ -123,8 +116,6 @@ _MANY = Typed(list[str] | None, None, lambda _, texts: tuple(texts))
 _PAIRS = Typed(list[str] | None, None, parse_pairs)
 _TIME = Typed(str, "", parse_time)
 _TEXT_OR_FILE = Typed(str, "", read_text_option)
-_IS_ONCE = Typed(bool, False, lambda _, is_once: not is_once)
-_KEEPS_KEYS = Typed(bool, False, lambda _, keeps: Keys.KEEP if keeps else Keys.NEW)
 
 NameServers = Annotated[str, flag("Name servers: host:port[;host:port].", "--namesrv")]
 Master = Annotated[
@@ -141,7 +132,6 @@ TriggerSeconds = Annotated[float, flag("Pause between batches.", "--trigger-seco
 Source = Annotated[
     Pairs, flag("Any other option of the source, as name=value; repeatable.", "--option"), _PAIRS
 ]
-Sink = Annotated[Pairs, flag("Any other option of the sink, as name=value; repeatable.", "--option"), _PAIRS]
 
 DEFAULT_COLUMNS = parse_list(
     "topic,brokerName,queueId,queueOffset,physicalOffset,msgId,tags,keys,body,bornTimestamp,storeTimestamp,"
@@ -174,7 +164,7 @@ class StreamOptions(PipelineOptions):
 
     out: Path
     is_continuous: Annotated[
-        bool, flag("Stop at the current end of the topics, or keep running.", "--once/--continuous"), _IS_ONCE
+        bool, flag("Keep running, or stop at the current end of the topics.", "--continuous/--once")
     ] = True
     read_from: Annotated[ReadPreference, flag("Replica to read from.")] = ReadPreference.SUGGESTED
     batch_records_max: BatchRows
@@ -292,6 +282,42 @@ class LandingOptions(StreamOptions):
         }
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundOptions(PipelineOptions):
+    """The options of the pipelines that can repeat their work."""
+
+    is_continuous: Annotated[bool, flag("Repeat until a signal, or run once.", "--continuous/--once")] = False
+    every_s: EverySeconds = 60.0
+
+    @property
+    def pause_s(self) -> float | None:
+        """The pause between rounds; None for one round."""
+        return self.every_s if self.is_continuous else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResendOptions(RoundOptions):
+    """The options of the pipelines that send messages again. Times: milliseconds of store time, the end
+    exclusive.
+    """
+
+    begin_ms: Annotated[
+        int | None,
+        flag(
+            "Only messages stored at or after this time: milliseconds, or 2025-01-31T12:00:00 (UTC).",
+            "--from-time",
+        ),
+        _TIME,
+    ] = None
+    end_ms: Annotated[
+        int | None, flag("Only messages stored before this time; as above.", "--until-time"), _TIME
+    ] = None
+    where: str = ""
+    sink: Annotated[
+        Pairs, flag("Any other option of the sink, as name=value; repeatable.", "--option"), _PAIRS
+    ] = ()
+
+
 NAME_SERVERS = "namesrv"
 """The plan's key for the name servers of the target cluster. They may change between runs, but not all at
 once.
@@ -302,38 +328,24 @@ TASKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions(PipelineOptions):
-    """The options of `tandemmq pipeline replay`. Times: milliseconds of store time, the end exclusive."""
+class ReplayOptions(ResendOptions):
+    """The options of `tandemmq pipeline replay`."""
 
     name = "replay"
     lake: Annotated[Path, flag("The directory written by `landing`.")]
     to_topic: Annotated[str, flag("The target topic.", "--to")]
-    begin_ms: Annotated[
-        int | None,
-        flag("Store time of the first message: milliseconds, or 2025-01-31T12:00:00 (UTC).", "--from-time"),
-        _TIME,
-    ] = None
-    end_ms: Annotated[
-        int | None, flag("Store time of the end, exclusive; as above.", "--until-time"), _TIME
-    ] = None
     where: Annotated[str, flag("A condition in SQL over the lake's columns.")] = ""
     rate: Annotated[int | None, flag("Approximate limit of messages per second.", min=1)] = None
-    keys: Annotated[
-        Keys,
-        flag("Keep the unique keys instead of making new ones.", "--keep-keys"),
-        _KEEPS_KEYS,
-    ] = Keys.NEW
+    keep_keys: Annotated[bool, flag("Keep the unique keys instead of making new ones.", "--keep-keys")] = (
+        False
+    )
     keep_queues: Annotated[bool, flag("Send each message to the queue id that it had.", "--keep-queues")] = (
         False
     )
     state: Annotated[
         Path | None, flag("File that records the progress; default LAKE/_tandemmq/replay-TOPIC.json.")
     ] = None
-    is_continuous: Annotated[
-        bool, flag("Keep running and send newly landed messages, or stop at the end.", "--continuous/--once")
-    ] = False
     every_s: EverySeconds = 5.0
-    sink: Sink = ()
 
     @property
     def subject(self) -> str:
@@ -350,7 +362,7 @@ class ReplayOptions(PipelineOptions):
             "from": str(self.begin_ms),
             "until": str(self.end_ms),
             "where": self.where,
-            "keys": self.keys.value,
+            "keys": "keep" if self.keep_keys else "new",
             "lake": read_owner(self.lake) or "",
             NAME_SERVERS: self.name_servers,
         }
@@ -363,22 +375,11 @@ class ReplayOptions(PipelineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions(PipelineOptions):
-    """The options of `tandemmq pipeline deadletters`. Times: milliseconds of store time."""
+class DeadLetterOptions(ResendOptions):
+    """The options of `tandemmq pipeline deadletters`."""
 
     name = "deadletters"
     group: Annotated[str, flag("Consumer group of the dead letters.")]
-    begin_ms: Annotated[
-        int | None,
-        flag(
-            "Only dead letters stored at or after this time: milliseconds, or 2025-01-31T12:00:00 (UTC).",
-            "--from-time",
-        ),
-        _TIME,
-    ] = None
-    end_ms: Annotated[
-        int | None, flag("Only dead letters stored before this time; as above.", "--until-time"), _TIME
-    ] = None
     ids: Annotated[
         tuple[str, ...], flag("Message id of the dead letter or of its original; repeatable.", "--id"), _MANY
     ] = ()
@@ -395,9 +396,6 @@ class DeadLetterOptions(PipelineOptions):
     ] = False
     to_topic: Annotated[str, flag("Send them to this topic instead.", "--to")] = ""
     state: Annotated[Path | None, flag("File that records what was sent again; required by --resend.")] = None
-    is_continuous: Annotated[bool, flag("Repeat until a signal, or run once.", "--continuous/--once")] = False
-    every_s: EverySeconds = 60.0
-    sink: Sink = ()
     source: Annotated[
         Pairs, flag("Any option of the source, as name=value; repeatable.", "--source-option"), _PAIRS
     ] = ()
@@ -470,7 +468,7 @@ class HistoryOptions(PipelineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditOptions(PipelineOptions):
+class AuditOptions(RoundOptions):
     """The options of `tandemmq pipeline audit`. `stores`: broker name and directory of each."""
 
     name = "audit"
@@ -488,8 +486,6 @@ class AuditOptions(PipelineOptions):
         flag("The files of a store, as BROKER=DIRECTORY; repeatable.", "--store"),
         _PAIRS._replace(parse=parse_paths),
     ] = ()
-    is_continuous: Annotated[bool, flag("Audit repeatedly, or once.", "--continuous/--once")] = False
-    every_s: EverySeconds = 60.0
     source: Source = ()
     piece_size: Annotated[int, flag("Number of queue offsets per digest.", min=1)] = 100_000
     settle_s: Annotated[

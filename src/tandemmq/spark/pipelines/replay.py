@@ -22,9 +22,9 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
-from tandemmq.spark.pipelines.events import Reporter, make_batch_done, report_end, report_start
+from tandemmq.spark.pipelines.events import Reporter, report_end, report_start
 from tandemmq.spark.pipelines.lake_job import read_rows
-from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, DeadLetterOptions, Keys, ReplayOptions
+from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, ReplayOptions, ResendOptions
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
 
@@ -63,7 +63,7 @@ class Replay:
             return end
 
         report_start(place.reporter, str(options.lake), options.to_topic, self.state.total)
-        reason, error = place.repeat(send_new, options.every_s if options.is_continuous else None)
+        reason, error = place.repeat(send_new, options.pause_s)
         return report_end(place.reporter, reason, self.state.total, error)
 
     def _send_all(self, view: LakeView) -> None:
@@ -95,9 +95,7 @@ class Replay:
         rows, size_bytes = self.place.jobs.run(lambda: self._write(view, piece))
         self.state.mark(piece.name, rows, size_bytes)
         batch = int(piece.name) if piece.is_batch else number
-        done, seconds = Totals(rows=rows, size_bytes=size_bytes), time.monotonic() - began
-        event = make_batch_done(batch, done, self.state.total, lag=left, seconds=seconds)
-        self.place.reporter.report(event)
+        self.place.report_batch(batch, Totals(rows, size_bytes), self.state.total, left, began)
 
     def _write(self, view: LakeView, piece: LakePiece) -> tuple[int, int]:
         frame = read_rows(self.place.spark, view, [piece])
@@ -116,7 +114,7 @@ class Replay:
         """Returns the columns of the sink; messages of one queue stay in order, in one task."""
         options = self.options
         ordered = frame.repartition(TASKS, *PLACE[:3]).sortWithinPartitions(*PLACE)
-        key = f.col("msgId") if options.keys is Keys.KEEP else make_key(options.to_topic)
+        key = f.col("msgId") if options.keep_keys else make_key(options.to_topic)
         columns: list[Any] = [
             f.col("body"),
             key.alias("uniqueKey"),
@@ -130,7 +128,7 @@ class Replay:
 # The parts that `dead_letters` shares.
 
 
-def choose_stored(frame: DataFrame, options: ReplayOptions | DeadLetterOptions) -> DataFrame:
+def choose_stored(frame: DataFrame, options: ResendOptions) -> DataFrame:
     """Returns the messages that the options select by store time and condition."""
     if options.begin_ms is not None:
         frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")

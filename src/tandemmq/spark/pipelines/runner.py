@@ -18,7 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.offsets import measure_lag
-from tandemmq.spark.pipelines.events import Reporter, Restarted, make_batch_done, report_end, report_start
+from tandemmq.spark.pipelines.events import (
+    Event,
+    Reporter,
+    Restarted,
+    make_batch_done,
+    report_end,
+    report_start,
+)
 from tandemmq.spark.pipelines.options import PipelineOptions
 from tandemmq.spark.session import build_session
 
@@ -350,6 +357,14 @@ class Workplace:
 
     def __post_init__(self) -> None:
         self.jobs = Jobs(self.spark, self.stop)
+
+    def report(self, event: Event) -> None:
+        self.reporter.report(event)
+
+    def report_batch(self, batch: int, done: Totals, total: Totals, lag: int | None, began: float) -> None:
+        """Reports a batch that delivered `done` since `began`, a monotonic time."""
+        seconds = time.monotonic() - began
+        self.report(make_batch_done(batch, done, total, lag=lag, seconds=seconds))
 
     def repeat(self, work: Callable[[], tuple[str, str]], every_s: float | None) -> tuple[str, str]:
         """Calls `work` once, or with `every_s` repeatedly until a signal; returns how the last call ended:
