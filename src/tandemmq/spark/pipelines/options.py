@@ -296,7 +296,7 @@ class RoundOptions(PipelineOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ResendOptions(RoundOptions):
+class RepublishOptions(RoundOptions):
     """The options of the pipelines that send messages again. Times: milliseconds of store time, the end
     exclusive.
     """
@@ -328,7 +328,7 @@ TASKS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplayOptions(ResendOptions):
+class ReplayOptions(RepublishOptions):
     """The options of `tandemmq pipeline replay`."""
 
     name = "replay"
@@ -375,7 +375,7 @@ class ReplayOptions(ResendOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadLetterOptions(ResendOptions):
+class DeadLetterOptions(RepublishOptions):
     """The options of `tandemmq pipeline deadletters`."""
 
     name = "deadletters"

@@ -24,7 +24,7 @@ from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
 from tandemmq.spark.pipelines.events import Reporter, report_end, report_start
 from tandemmq.spark.pipelines.lake_job import read_rows
-from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, ReplayOptions, ResendOptions
+from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, ReplayOptions, RepublishOptions
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
 
@@ -128,7 +128,7 @@ class Replay:
 # The parts that `dead_letters` shares.
 
 
-def choose_stored(frame: DataFrame, options: ResendOptions) -> DataFrame:
+def choose_stored(frame: DataFrame, options: RepublishOptions) -> DataFrame:
     """Returns the messages that the options select by store time and condition."""
     if options.begin_ms is not None:
         frame = frame.where(f"storeTimestamp >= timestamp_millis({options.begin_ms})")
