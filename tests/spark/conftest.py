@@ -59,12 +59,6 @@ def spark(spark_log: Path) -> Iterator[Any]:
     session.stop()
 
 
-@pytest.fixture(scope="session")
-def lake_spark(spark: Any) -> Any:
-    """Returns the session with all our formats registered, as in the pipelines."""
-    return spark
-
-
 @pytest.fixture(autouse=True)
 def _quick_java(monkeypatch: pytest.MonkeyPatch) -> None:
     """Restricts Java to its quick compiler, because the better one never pays off in the seconds of a
@@ -80,10 +74,10 @@ def own_cluster(tmp_path: Path) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def run_command(lake_spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+def run_command(spark: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
     """Returns a function that runs `tandemmq pipeline ...` in the existing session and returns its output."""
-    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", lambda *args, **more: lake_spark)
-    monkeypatch.setattr(type(lake_spark), "stop", lambda self: None)
+    monkeypatch.setattr(tandemmq.spark.pipelines.runner, "build_session", lambda *args, **more: spark)
+    monkeypatch.setattr(type(spark), "stop", lambda self: None)
 
     def run(*arguments: str) -> str:
         result = CliRunner().invoke(app, arguments)

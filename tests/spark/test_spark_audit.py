@@ -66,12 +66,12 @@ def _write_byte(path: Path, at: int, value: int) -> None:
 
 
 def test_healthy_copies_are_equal_and_planted_faults_are_named(
-    lake_spark: Any, cluster: Any, tmp_path: Path
+    spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     cluster.send(TOPIC, 1000)
     lake = tmp_path / "lake"
-    _land(lake_spark, cluster, lake)
-    is_equal, reported = _audit(lake_spark, cluster, lake, stores=(cluster.directory / "slave",))
+    _land(spark, cluster, lake)
+    is_equal, reported = _audit(spark, cluster, lake, stores=(cluster.directory / "slave",))
     assert is_equal, reported.events
     assert len(reported.of(SideJudged)) == 4
     assert reported.of(AuditStarted)[0].messages == 1000
@@ -82,7 +82,7 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     shutil.copytree(cluster.directory / "slave" / "commitlog", behind / "commitlog")
     cut, doubled = tmp_path / "cut", tmp_path / "doubled"
     cluster.send(TOPIC, 50, first=1000)
-    _land(lake_spark, cluster, cut)
+    _land(spark, cluster, cut)
     shutil.copytree(cut, doubled)
     file = max(cut.glob("batch=*/*.parquet"), key=lambda path: path.stat().st_size)
     table = pq.ParquetFile(file).read()
@@ -93,7 +93,7 @@ def test_healthy_copies_are_equal_and_planted_faults_are_named(
     shutil.copy(file, file.with_name("part-00000-again.parquet"))
 
     with _flipped_bit(cluster.directory / "slave" / "commitlog", b'{"n":777}'):
-        is_equal, reported = _audit(lake_spark, cluster, cut, doubled, stores=(behind,), has_keys=False)
+        is_equal, reported = _audit(spark, cluster, cut, doubled, stores=(behind,), has_keys=False)
     assert not is_equal
     verdicts = {event.side: event for event in reported.of(SideJudged)}
     found = {name: [e for e in reported.of(Difference) if e.side == name] for name in verdicts}

@@ -18,17 +18,17 @@ from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 GROUP, TOPIC = "casualties", "Perilous"
 
 
-def _run(lake_spark: Any, options: DeadLetterOptions) -> Recorder:
+def _run(spark: Any, options: DeadLetterOptions) -> Recorder:
     recorder = Recorder()
     state = load_state(options.state, options.plan()) if options.state else None
-    letters = DeadLetters(Workplace(lake_spark, recorder, StopFlag()), options, state)
+    letters = DeadLetters(Workplace(spark, recorder, StopFlag()), options, state)
     assert letters.run() == 0, recorder.events
     return recorder
 
 
-def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_dead_letters_are_grouped_chosen_and_sent_once(spark: Any, cluster: Any, tmp_path: Path) -> None:
     make_dead_letters(cluster.namesrv, GROUP, TOPIC, 8)
-    reported = _run(lake_spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
+    reported = _run(spark, DeadLetterOptions(name_servers=cluster.namesrv, group=GROUP, shown=3))
     assert reported.of(DeadLettersSeen)[0].messages == 8
     oldest = reported.of(DeadLetter)
     assert len(oldest) == 3
@@ -47,14 +47,14 @@ def test_dead_letters_are_grouped_chosen_and_sent_once(lake_spark: Any, cluster:
             state=tmp_path / "state.json",
             **choice,
         )
-        return _run(lake_spark, options).of(Stopped)[0]
+        return _run(spark, options).of(Stopped)[0]
 
     assert resend(keys=("k2", "k3")).rows_total == 2
     assert resend().rows_total == 8
 
     def read() -> list[Any]:
         options = {"nameServer": cluster.namesrv, "topic": TOPIC}
-        frame = lake_spark.read.format("tandemmq").options(**options).load()
+        frame = spark.read.format("tandemmq").options(**options).load()
         return list(frame.select("msgId", "body", "keys", "tags", "properties").collect())
 
     rows = read()

@@ -82,9 +82,8 @@ def _run_blocks(spark: Any, text: str, document: Path) -> dict[str, Any]:
 
 
 def test_the_examples_run(
-    lake_spark: Any, cluster: Cluster, tmp_path: Path, run_command: Callable[..., str]
+    spark: Any, cluster: Cluster, tmp_path: Path, run_command: Callable[..., str]
 ) -> None:
-    spark = lake_spark
     cluster.send("Orders", 400)
     (tmp_path / "store").symlink_to(cluster.directory / "master")
     text = _here("".join(page.read_text() for page in DOCUMENTS), cluster, tmp_path)
@@ -115,17 +114,17 @@ def test_classes_are_archived_once_for_all_sessions(tmp_path: Path) -> None:
 
 
 def test_the_line_of_the_readme_shows_the_topic(
-    lake_spark: Any, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    spark: Any, cluster: Cluster, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (line,) = re.findall(r"^    (spark\.read\..+)$", README.read_text(), re.MULTILINE)
     line = _here(line, cluster, tmp_path).replace('"Orders"', '"Greetings"')
     cluster.send("Greetings", 2)
-    exec(compile(line, str(README), "exec"), {"spark": lake_spark})
+    exec(compile(line, str(README), "exec"), {"spark": spark})
     assert capsys.readouterr().out.count("|Greetings|") == 2
 
 
 def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
-    lake_spark: Any, cluster: Cluster, tmp_path: Path
+    spark: Any, cluster: Cluster, tmp_path: Path
 ) -> None:
     sent: dict[str, list[tuple[str, str, dict[str, str]]]] = {}
     with BlockingAdmin(cluster.namesrv) as admin, BlockingProducer("kafka", cluster.namesrv) as producer:
@@ -136,7 +135,7 @@ def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
             for n, (key, value, headers) in enumerate(sent[topic]):
                 message = Message(topic=topic, body=value.encode(), keys=(key,), properties=headers)
                 producer.send(message, queue=queues[n % queue_count])
-    scope = _run_blocks(lake_spark, _here(FROM_KAFKA.read_text(), cluster, tmp_path), FROM_KAFKA)
+    scope = _run_blocks(spark, _here(FROM_KAFKA.read_text(), cluster, tmp_path), FROM_KAFKA)
     assert scope["stream"].schema.simpleString() == (
         "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,timestamp:timestamp,"
         "timestampType:int,headers:array<struct<key:string,value:binary>>>"
@@ -147,7 +146,7 @@ def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
     assert scope["counts"] == (120, 60)
 
     def read(topic: str) -> list[Any]:
-        table = lake_spark.read.format("tandemmq").options(nameServer=cluster.namesrv, subscribe=topic)
+        table = spark.read.format("tandemmq").options(nameServer=cluster.namesrv, subscribe=topic)
         found = table.option("columns", "kafka").option("includeHeaders", "true").load().collect()
         return sorted((bytes(row.key).decode(), bytes(row.value).decode(), row.headers) for row in found)
 
@@ -160,4 +159,4 @@ def test_recipes_for_kafka_run_with_another_format_and_other_addresses(
     ]
     assert read("copied3") == sorted(expected)
     with pytest.raises(Exception, match=r"give nameServer, the addresses of name servers"):
-        lake_spark.read.format("tandemmq_kafka").option("kafka.bootstrap.servers", "h:1").load()
+        spark.read.format("tandemmq_kafka").option("kafka.bootstrap.servers", "h:1").load()

@@ -24,24 +24,24 @@ from tandemmq.spark.pipelines.runner import StopFlag, Workplace
 
 @pytest.mark.parametrize(("kind", "is_elsewhere"), [("delta", False), ("delta", True), ("iceberg", False)])
 def test_a_replayed_batch_is_in_the_table_once(
-    lake_spark: Any, cluster: Any, tmp_path: Path, kind: str, is_elsewhere: bool
+    spark: Any, cluster: Any, tmp_path: Path, kind: str, is_elsewhere: bool
 ) -> None:
     pytest.importorskip({"delta": "deltalake", "iceberg": "pyiceberg"}[kind])
     topic, out = f"Table_{kind}_{int(is_elsewhere)}", tmp_path / "lake"
     options = {"format": kind, "data": f"file://{tmp_path}/store" if is_elsewhere else ""}
     sent = cluster.send(topic, 400)
 
-    stream = follow_topic(lake_spark, cluster.namesrv, topic, maxOffsetsPerTrigger="200")
+    stream = follow_topic(spark, cluster.namesrv, topic, maxOffsetsPerTrigger="200")
     land(stream, out, **options)
     forget_last_commit(out / "_checkpoint")
     land(stream, out, **options)
-    check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
+    check_rows(spark, cluster, topic, LakeFormat(kind), out, sent)
     assert list_committed(out) == [0, 1]
     assert (out / "data").exists() is not is_elsewhere
     compact_lake(out)
-    check_rows(lake_spark, cluster, topic, LakeFormat(kind), out, sent)
-    check_damage(lake_spark, cluster, topic, LakeFormat(kind), out)
-    check_pipelines(lake_spark, cluster, topic, out, sent)
+    check_rows(spark, cluster, topic, LakeFormat(kind), out, sent)
+    check_damage(spark, cluster, topic, LakeFormat(kind), out)
+    check_pipelines(spark, cluster, topic, out, sent)
 
 
 def check_rows(spark: Any, cluster: Any, topic: str, kind: LakeFormat, out: Path, sent: list[bytes]) -> None:

@@ -17,10 +17,10 @@ from tandemmq.spark.pipelines.rollup import read_rollup
 from waits import until_blocking
 
 
-def test_a_replay_is_watched_and_stops_in_order(lake_spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+def test_a_replay_is_watched_and_stops_in_order(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     sent = cluster.send("Watched", 600)
     lake, report = tmp_path / "lake", tmp_path / "replay.html"
-    stream = follow_topic(lake_spark, cluster.namesrv, "Watched", maxOffsetsPerTrigger="200")
+    stream = follow_topic(spark, cluster.namesrv, "Watched", maxOffsetsPerTrigger="200")
     land(stream, lake)
     command = ("replay", "--lake", str(lake), "--namesrv", cluster.namesrv, "--to", "WatchedAgain")
     command += ("--continuous", "--every-seconds", "0.5", "--report", str(report), "--metrics-port", "0")
@@ -39,7 +39,7 @@ def test_a_replay_is_watched_and_stops_in_order(lake_spark: Any, cluster: Cluste
     page = report.read_text()
     assert page.count("<svg") == 4
     assert "700" in page
-    rows = read_topic(lake_spark, cluster.namesrv, "WatchedAgain", columns="body").collect()
+    rows = read_topic(spark, cluster.namesrv, "WatchedAgain", columns="body").collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(sent)
 
 

@@ -23,10 +23,7 @@ def _replay(spark: Any, options: ReplayOptions) -> list[Any]:
     return recorder.events
 
 
-def test_a_replay_sends_once_and_repeats_with_the_same_keys(
-    lake_spark: Any, cluster: Any, tmp_path: Path
-) -> None:
-    spark = lake_spark
+def test_a_replay_sends_once_and_repeats_with_the_same_keys(spark: Any, cluster: Any, tmp_path: Path) -> None:
     bodies = cluster.send("ReplayFrom", 900)
     land(follow_topic(spark, cluster.namesrv, "ReplayFrom", maxOffsetsPerTrigger="500"), tmp_path)
     options = ReplayOptions(

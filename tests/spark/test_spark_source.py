@@ -56,7 +56,7 @@ def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
 
 
 @pytest.mark.long
-def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_compressed_bodies_are_delivered_inflated(spark: Any, cluster: Any, tmp_path: Path) -> None:
     topic = "SparkPacked"
     texts = {f"{kind.value} {n} " * 900 for kind in Compression for n in range(6)}
     for kind in Compression:
@@ -69,17 +69,17 @@ def test_compressed_bodies_are_delivered_inflated(lake_spark: Any, cluster: Any,
             bodies = [(f"{kind.value} {n} " * 900).encode() for n in range(3, 6)]
             _send_packed_batch(cluster.master.address, topic, kind, bodies)
     schema = "body string, sysFlag int"
-    rows = _read(lake_spark, cluster, topic).schema(schema).load().collect()
+    rows = _read(spark, cluster, topic).schema(schema).load().collect()
     assert len(rows) == len(texts) == 18
     assert {row.body for row in rows} == texts
     assert {row.body.split()[0]: row.sysFlag for row in rows} == {
         kind.value: flag for kind, flag in SYS_FLAGS.items()
     }
-    files = lake_spark.read.format("commitlog").option("topic", topic).schema(schema)
+    files = spark.read.format("commitlog").option("topic", topic).schema(schema)
     assert sorted(files.load(str(cluster.directory / "master")).collect()) == sorted(rows)
-    land(follow_topic(lake_spark, cluster.namesrv, topic, columns="body"), tmp_path / "lake")
+    land(follow_topic(spark, cluster.namesrv, topic, columns="body"), tmp_path / "lake")
     assert {body.decode() for body in pq.read_table(tmp_path / "lake")["body"].to_pylist()} == texts
-    stored = _read(lake_spark, cluster, topic, decompress="false").schema("body binary").load().collect()
+    stored = _read(spark, cluster, topic, decompress="false").schema("body binary").load().collect()
     assert sorted(len(row.body) for row in stored)[-1] < 1000
 
 
@@ -109,20 +109,20 @@ def _send_as(address: str, topic: str, sys_flag: int, bodies: list[bytes], queue
 
 @pytest.mark.long
 def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
-    lake_spark: Any, cluster: Any, spark_log: Path, run_pipeline: Callable[..., Any], tmp_path: Path
+    spark: Any, cluster: Any, spark_log: Path, run_pipeline: Callable[..., Any], tmp_path: Path
 ) -> None:
     topic, wrong = "SparkFaults", b'{"n": 7, "plain": true}'
     sent = cluster.send(topic, 40)
     _send_as(cluster.master.address, topic, SYS_FLAGS[Compression.ZLIB], [wrong])
-    rows = _read(lake_spark, cluster, topic, columns="body,bodyFault,sysFlag").load().collect()
+    rows = _read(spark, cluster, topic, columns="body,bodyFault,sysFlag").load().collect()
     assert sorted(bytes(row.body) for row in rows) == sorted([*sent, wrong])
     (marked,) = [row for row in rows if row.bodyFault is not None]
     assert bytes(marked.body) == wrong
     assert marked.bodyFault.startswith("message body is not a zlib stream")
     assert f'bodies.undecoded messages=1 first="{topic}, queue 0, queue offset ' in spark_log.read_text()
-    files = lake_spark.read.format("commitlog").option("topic", topic).schema("body binary, bodyFault string")
+    files = spark.read.format("commitlog").option("topic", topic).schema("body binary, bodyFault string")
     assert sorted(files.load(str(cluster.directory / "master")).collect()) == sorted(
-        row for row in _read(lake_spark, cluster, topic, columns="body,bodyFault").load().collect()
+        row for row in _read(spark, cluster, topic, columns="body,bodyFault").load().collect()
     )
 
     def land_once(out: Path, *more: str) -> tuple[int, int]:
@@ -145,14 +145,14 @@ def test_a_body_that_is_not_what_its_flag_says_is_marked_and_kept_apart(
 @pytest.mark.long
 @pytest.mark.parametrize("is_deleted", [False, True])
 def test_a_batch_is_repeated_without_queues_that_are_gone(
-    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path, is_deleted: bool
+    spark: Any, cluster: Any, spark_log: Path, tmp_path: Path, is_deleted: bool
 ) -> None:
     topic, address = f"SparkGone{is_deleted}", cluster.master.address
     with BlockingAdmin(cluster.namesrv) as admin:
         admin.create_topic(topic, queue_count=4)
         for queue_id in range(4):
             _send_as(address, topic, 0, [b"%d" % n for n in range(100)], queue_id)
-        counts = _count_batches(lake_spark, cluster.namesrv, topic, tmp_path)
+        counts = _count_batches(spark, cluster.namesrv, topic, tmp_path)
         forget_last_commit(tmp_path)
         if is_deleted:
             admin.delete_topic(topic)
@@ -160,8 +160,8 @@ def test_a_batch_is_repeated_without_queues_that_are_gone(
             _set_queues(address, topic, 1)
     lost = rf"{topic}@b:[01]: .* the queue is gone.*Set failOnDataLoss=false to continue without it"
     with pytest.raises(Exception, match=lost):
-        _count_batches(lake_spark, cluster.namesrv, topic, tmp_path)
-    counts += _count_batches(lake_spark, cluster.namesrv, topic, tmp_path, failOnDataLoss="false")
+        _count_batches(spark, cluster.namesrv, topic, tmp_path)
+    counts += _count_batches(spark, cluster.namesrv, topic, tmp_path, failOnDataLoss="false")
     # A batch without rows follows, whose offset no longer names the missing queues.
     assert [count for count in counts if count] == ([400] if is_deleted else [400, 100])
     assert f"messages.lost queue={topic}@b:3 from_offset=0 messages=100 " in spark_log.read_text()
@@ -169,7 +169,7 @@ def test_a_batch_is_repeated_without_queues_that_are_gone(
 
 @pytest.mark.long
 def test_a_batch_is_repeated_though_a_broker_that_it_does_not_need_is_silent(
-    lake_spark: Any, own_cluster: Cluster, spark_log: Path, tmp_path: Path
+    spark: Any, own_cluster: Cluster, spark_log: Path, tmp_path: Path
 ) -> None:
     namesrv, checkpoint = own_cluster.namesrv, tmp_path / "checkpoint"
     own_cluster.send("Needed", 60)
@@ -181,18 +181,18 @@ def test_a_batch_is_repeated_though_a_broker_that_it_does_not_need_is_silent(
     with stopping([other]):
         _set_queues(other.start(), "Unneeded", 2)
         until_blocking(lambda: _has_topic(namesrv, "Unneeded"), "the topic is registered")
-        counts = _count_batches(lake_spark, namesrv, topics, checkpoint, **quick)
+        counts = _count_batches(spark, namesrv, topics, checkpoint, **quick)
         assert counts == [60]
         forget_last_commit(checkpoint)
         os.kill(other.pid, signal.SIGSTOP)
         try:
             # The batch is repeated; then the run fails, because it might skip messages.
             with pytest.raises(Exception, match=r"no broker answers for Unneeded@c:0.*failOnDataLoss=false"):
-                _count_batches(lake_spark, namesrv, topics, checkpoint, counts, **quick)
+                _count_batches(spark, namesrv, topics, checkpoint, counts, **quick)
             assert counts == [60, 60]
             forget_last_commit(checkpoint)
             lenient = {**quick, "failOnDataLoss": "false"}
-            _count_batches(lake_spark, namesrv, topics, checkpoint, counts, **lenient)
+            _count_batches(spark, namesrv, topics, checkpoint, counts, **lenient)
             assert counts == [60, 60, 60]
         finally:
             os.kill(other.pid, signal.SIGCONT)
@@ -274,12 +274,12 @@ def test_options_that_cut_and_divide_a_read(spark: Any, cluster: Any) -> None:
 
 @pytest.mark.long
 def test_progress_is_committed_for_a_group_unless_it_is_not_wanted(
-    lake_spark: Any, cluster: Any, tmp_path: Path
+    spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     topic = "SparkProgress"
     cluster.send(topic, 60)
     for group, options in (("progress-on", {}), ("progress-off", {"commitProgress": "false"})):
-        stream = follow_topic(lake_spark, cluster.namesrv, topic, group=group, **options)
+        stream = follow_topic(spark, cluster.namesrv, topic, group=group, **options)
         land(stream, tmp_path / group)
         assert pq.read_table(tmp_path / group).num_rows == 60
     with BlockingAdmin(cluster.namesrv) as admin:
@@ -317,31 +317,31 @@ def test_a_misspelt_option_fails_with_the_right_name(spark: Any, cluster: Any) -
 
 
 def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
-    lake_spark: Any, cluster: Any, tmp_path: Path
+    spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     out, options = tmp_path / "lake", {"maxOffsetsPerTrigger": "400", "readFrom": "prefer-slave"}
-    stream = follow_topic(lake_spark, cluster.namesrv, "SparkStream", **options)
+    stream = follow_topic(spark, cluster.namesrv, "SparkStream", **options)
     first = cluster.send("SparkStream", 900)
     land(stream, out)
-    manager = lake_spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
+    manager = spark.conf.get("spark.sql.streaming.checkpointFileManagerClass")
     assert manager.endswith(".FileSystemBasedCheckpointFileManager")
     second = cluster.send("SparkStream", 100, first=900)
     land(stream, out)
     by_arrow = pq.read_table(out)
     assert sorted(by_arrow["body"].to_pylist()) == sorted(first + second)
     assert sorted(pd.read_parquet(out)["queueOffset"]) == sorted(by_arrow["queueOffset"].to_pylist())
-    by_spark = lake_spark.read.parquet(str(out))
+    by_spark = spark.read.parquet(str(out))
     assert by_spark.count() == by_spark.select("queueId", "queueOffset").distinct().count() == 1000
     assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
 
 
 @pytest.mark.long
 def test_a_topic_made_again_is_not_taken_for_the_old_one(
-    lake_spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
+    spark: Any, cluster: Any, spark_log: Path, tmp_path: Path
 ) -> None:
     topic, out = "SparkAgain", tmp_path / "lake"
-    stream = follow_topic(lake_spark, cluster.namesrv, topic)
-    lossy = follow_topic(lake_spark, cluster.namesrv, topic, failOnDataLoss="false")
+    stream = follow_topic(spark, cluster.namesrv, topic)
+    lossy = follow_topic(spark, cluster.namesrv, topic, failOnDataLoss="false")
     with BlockingAdmin(cluster.namesrv) as admin:
         admin.create_topic(topic, queue_count=1)
         first = cluster.send(topic, 40)
@@ -359,9 +359,9 @@ def test_a_topic_made_again_is_not_taken_for_the_old_one(
 
 
 @pytest.mark.long
-def test_a_new_checkpoint_on_an_old_lake_is_refused(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_a_new_checkpoint_on_an_old_lake_is_refused(spark: Any, cluster: Any, tmp_path: Path) -> None:
     cluster.send("SparkOwner", 10)
-    stream = follow_topic(lake_spark, cluster.namesrv, "SparkOwner")
+    stream = follow_topic(spark, cluster.namesrv, "SparkOwner")
     land(stream, tmp_path)
     (tmp_path / "_checkpoint").rename(tmp_path / "_lost")
     with pytest.raises(Exception, match=r"Writing job failed|was written by query"):

@@ -31,14 +31,14 @@ def _source(cluster: Any, topic: str, **more: str) -> dict[str, str]:
 
 
 def test_a_rollup_counts_each_message_once_though_a_batch_is_repeated(
-    lake_spark: Any, cluster: Any, tmp_path: Path
+    spark: Any, cluster: Any, tmp_path: Path
 ) -> None:
     bodies = cluster.send("Rolled", 900)
     source = _source(cluster, "Rolled", maxOffsetsPerTrigger="400")
-    land(make_stream(lake_spark, source, live_since_ms=0), tmp_path)
+    land(make_stream(spark, source, live_since_ms=0), tmp_path)
     forget_last_commit(tmp_path / "_checkpoint")
     bodies += cluster.send("Rolled", 100, first=900)
-    land(make_stream(lake_spark, source, live_since_ms=None), tmp_path)
+    land(make_stream(spark, source, live_since_ms=None), tmp_path)
     rows = read_rollup(tmp_path)
     assert {row.tag: 0 for row in rows} == {"a": 0, "b": 0}
     assert sum(row.messages for row in rows) == len(bodies)
@@ -55,14 +55,14 @@ def test_a_rollup_counts_each_message_once_though_a_batch_is_repeated(
 
 
 @pytest.mark.usefixtures("run_command")
-def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_path: Path) -> None:
+def test_history_has_no_gap_and_no_overlap(spark: Any, cluster: Any, tmp_path: Path) -> None:
     bodies = cluster.send("Historic", 600)
-    stream = lake_spark.readStream.format("tandemmq").options(**_source(cluster, "Historic"))
+    stream = spark.readStream.format("tandemmq").options(**_source(cluster, "Historic"))
     out = tmp_path / "lake"
     columns = "topic,brokerName,queueId,queueOffset,tags,body"
 
     def read() -> Any:
-        return history(lake_spark, lake=out, name_servers=cluster.namesrv, topic="Historic")
+        return history(spark, lake=out, name_servers=cluster.namesrv, topic="Historic")
 
     assert read().count() == 600
     land(stream.option("columns", columns).option("maxOffsetsPerTrigger", "250").load(), out)
@@ -85,7 +85,7 @@ def test_history_has_no_gap_and_no_overlap(lake_spark: Any, cluster: Any, tmp_pa
 
 
 def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_same(
-    lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+    spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
 ) -> None:
     first = [b'{"n":7,"n":8,"in":{"A":1,"A":2}}', b'{"N":1,"in":{"a":5}}', b'{"n":9,"in":{"A":1}}']
     bad = [b"no json", b"[1]", b"\xff\xfe", b"\x00", b'{"n":1}\n{"n":2}', b'{"n":3} x']
@@ -121,9 +121,7 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     assert reasons[b"no json"].startswith("no JSON: ")
     assert reasons[b'{"n":1}\n{"n":2}'].startswith("no JSON: Extra data")
 
-    reported = read_topic(
-        lake_spark, cluster.namesrv, "ParsedBad", columns="msgId,tags,properties,body"
-    ).collect()
+    reported = read_topic(spark, cluster.namesrv, "ParsedBad", columns="msgId,tags,properties,body").collect()
     assert len({row.msgId for row in reported}) == len(bad)
     assert {bytes(row.body): row.properties["badReason"] for row in reported} == reasons
     assert {row.tags for row in reported} == {"bad"}
@@ -132,8 +130,8 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
     # They are messages of the topic: no copy is complete without them.
     recorder = Recorder()
     options = AuditOptions(topic="Parsed", name_servers=cluster.namesrv, lakes=(tmp_path,), piece_size=100)
-    assert Audit(Workplace(lake_spark, recorder, StopFlag()), options).run(), recorder.events
-    rows = history(lake_spark, lake=tmp_path, name_servers=cluster.namesrv).collect()
+    assert Audit(Workplace(spark, recorder, StopFlag()), options).run(), recorder.events
+    rows = history(spark, lake=tmp_path, name_servers=cluster.namesrv).collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(sent)
     assert all(row[FROM_COLUMN] for row in rows)
     where = ("--where", "dt IS NOT NULL AND (badReason IS NOT NULL OR json.n >= 298)")
@@ -141,12 +139,12 @@ def test_bad_bodies_are_kept_apart_with_their_reason_and_are_messages_all_the_sa
         "replay", "--lake", str(tmp_path), "--namesrv", cluster.namesrv, "--to", "Fixed", *where
     )
     assert again[-1]["rows_total"] == len(bad) + 2
-    fixed = read_topic(lake_spark, cluster.namesrv, "Fixed", columns="body").collect()
+    fixed = read_topic(spark, cluster.namesrv, "Fixed", columns="body").collect()
     assert sorted(bytes(row.body) for row in fixed) == sorted([*bad, b'{"n":298}', b'{"n":299}'])
 
 
 def test_bodies_that_change_are_rescued_and_the_schema_grows(
-    lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+    spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
 ) -> None:
     bodies = [b'{"n":%d,"new":{"a":%d}}' % (n, n) for n in range(80)]
     bodies[1] = b'{"n":"x","new":{"a":1}}'
@@ -162,7 +160,7 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
     read_with = dict.fromkeys(tuple(event["fields"]) for event in reported if event["event"] == "json_schema")
     assert list(read_with) == [("n",), ("n", "new")]
     assert (reported[-1]["rows_total"], reported[-1]["bad_total"]) == (80, 0)
-    rows = lake_spark.read.option("mergeSchema", "true").parquet(str(tmp_path)).collect()
+    rows = spark.read.option("mergeSchema", "true").parquet(str(tmp_path)).collect()
     parts = [(row.json.asDict(recursive=True), json.loads(row.jsonRescue or "{}")) for row in rows]
     assert sorted((rest.get("new") or read["new"])["a"] for read, rest in parts) == list(range(80))
     assert sum("new" not in rest for _, rest in parts) >= 40
@@ -170,7 +168,7 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
 
 
 def test_avro_bodies_become_columns(
-    lake_spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+    spark: Any, cluster: Any, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
 ) -> None:
     fastavro = pytest.importorskip("fastavro")
     fields = [
