@@ -619,6 +619,20 @@ async def test_a_reply_waits_until_the_next_master_knows_the_requester():
                 await consumer.reply(message, b"pong")
 
 
+async def test_a_reply_waits_for_the_requester_after_a_restart_of_the_master():
+    """The master comes back at its address before the requester has connected to it again."""
+    async with running_cluster(FakeBroker("a"), T=1) as cluster:
+        (broker,) = cluster.brokers
+        broker.put("T", 0, b"ping", REQUEST)
+        async with consumer_of(cluster) as consumer:
+            (message,) = await take(consumer, 1)
+            host, _, port = broker.address.rpartition(":")
+            message.record.store_host = encode_host(host, int(port))
+            broker.reply_codes = [ResponseCode.SERVICE_NOT_AVAILABLE, ResponseCode.SYSTEM_ERROR]
+            await consumer.reply(message, b"pong", timeout_s=PATIENCE_S)
+            assert (broker.replies, broker.reply_codes) == ([b"pong"], [])
+
+
 async def test_broker_resets_and_asks_for_offsets():
     async with running_cluster(T=1) as cluster:
         for i in range(3):

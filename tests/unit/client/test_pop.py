@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from client_fakes import running_cluster
+from test_consumer import REQUEST
 from test_returning import returned
 
 from tandemmq.client import PopConsumer
@@ -32,3 +33,15 @@ async def test_a_dead_letter_is_stored_and_then_acknowledged(monkeypatch: pytest
                 await consumer.dead_letter(message, reason="never")
             assert acked == [(message, 1)]
         assert [one["dead_letter_reason"] for one in returned(cluster)] == ["never"]
+
+
+async def test_a_request_that_is_delivered_again_can_be_answered() -> None:
+    """No route leads to the retry topics of pops, so the reply follows that of the message's topic."""
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("%RETRY%g_T", 0, b"ping", REQUEST)
+        (record,) = decode_records(cluster[0].queue("%RETRY%g_T", 0).records[0][0])
+        message = PoppedMessage(record, topic="T", broker_name="a", handle="handle")
+        async with PopConsumer("g", cluster.namesrv) as consumer:
+            consumer.subscribe("T")
+            await consumer.reply(message, b"pong")
+        assert cluster[0].replies == [b"pong"]

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from tandemmq.api import broker_send
-from tandemmq.client.instance import SILENT_S, ClientInstance
+from tandemmq.client.instance import OUTAGE_PAUSE_MS, SILENT_S, ClientInstance
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.route_cache import RouteView
@@ -41,8 +41,8 @@ async def send_reply(
     """Sends a reply; returns once the requester has received it.
 
     The reply goes to the broker group that the request came from, because the requester is connected to the
-    group's master. If the master has changed since the request was stored, the requester connects to the new
-    master within a moment: the reply is repeated until then, or until the deadline.
+    group's master. If the master has changed since the request was stored, or was away during this call, the
+    requester connects to it within a moment: the reply is repeated until then, or until the deadline.
 
     Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
              RequestRejected when the requester is no longer connected.
@@ -75,11 +75,14 @@ async def send_reply(
         try:
             await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=remaining_s)
         except RequestRejected as error:
-            if error.code != ResponseCode.SYSTEM_ERROR or address == stored_at:
+            waited_s = timeout_s - remaining_s
+            has_left = address == stored_at and waited_s < OUTAGE_PAUSE_MS[0] / 1000
+            if error.code != ResponseCode.SYSTEM_ERROR or has_left:
                 raise
             raise NotServed(error.remark, code=error.code) from None
 
-    await instance.call_master(request.record.topic, request.broker_name, ask, timeout_s=timeout_s)
+    topic = instance.namespace.wrap(request.topic)  # a retry topic may have no route
+    await instance.call_master(topic, request.broker_name, ask, timeout_s=timeout_s)
 
 
 class Requests:
