@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import queue
 import sys
 import threading
 from collections.abc import Iterator
@@ -15,10 +16,14 @@ from client_rig import Rig, running_cluster
 from tandemmq.client import (
     BlockingAdmin,
     BlockingConsumer,
+    BlockingPopConsumer,
     BlockingProducer,
+    BlockingPushConsumer,
     ConsumerOptions,
     Message,
     ProducerOptions,
+    PushOptions,
+    ReceivedMessage,
     SendResult,
     StartFrom,
 )
@@ -247,3 +252,27 @@ def test_a_start_that_fails_closes_what_it_began() -> None:
     assert client.closed_count == 1
     facade.close()
     assert "tandemmq-client" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_settling_positions_and_sends_in_flight_without_an_event_loop(rig: Rig) -> None:
+    handled: queue.SimpleQueue[ReceivedMessage] = queue.SimpleQueue()
+    pushing = PushOptions(start_from=StartFrom.FIRST, commit_s=0.1)
+    with (
+        BlockingProducer("P", rig.namesrv) as producer,
+        BlockingPopConsumer("PG", rig.namesrv) as popped,
+        BlockingConsumer("CG", rig.namesrv, options=FIRST) as consumer,
+        BlockingPushConsumer("HG", rig.namesrv, handled.put, options=pushing) as pushed,
+        BlockingAdmin(rig.namesrv) as admin,
+    ):
+        popped.subscribe("T")
+        consumer.subscribe("T")
+        assert not popped.wait_for_message(timeout_s=0.05)
+        sent, _ = producer.send_batch([Message(topic="T", body=b"0"), Message(topic="T", body=b"1")])
+        assert (producer.in_flight, producer.retried_count) == (0, 0)
+        until_blocking(popped.wait_for_message, "the messages are announced")
+        assert (next(consumer).body, next(consumer).body) == (b"0", b"1")
+        assert consumer.positions[sent.queue] == sent.queue_offset + 1, "what this thread acknowledged counts"
+        pushed.subscribe("T")
+        pushed.dead_letter(handled.get(timeout=PATIENCE_S), reason="never")
+        until_blocking(lambda: pushed.unfinished_count == 0, "the handler has ended")
+        assert admin.message_count("%DLQ%HG") == 1

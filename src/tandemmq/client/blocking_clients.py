@@ -22,7 +22,7 @@ BlockingConsumer. Results, errors and options are those of the asyncio classes.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import partial
 from typing import Protocol, Self, TypeVar, Unpack
@@ -148,6 +148,16 @@ class BlockingProducer(ClientFacade[Producer]):
     flush = blocking(Producer.flush)
     """Waits until every started send has its result."""
 
+    @property
+    def in_flight(self) -> int:
+        """The number of messages without a result yet."""
+        return self._call(in_loop(lambda: self._running.in_flight))
+
+    @property
+    def retried_count(self) -> int:
+        """The number of requests that were sent again, or to another broker."""
+        return self._call(in_loop(lambda: self._running.retried_count))
+
 
 class BlockingTransactionProducer(ClientFacade[TransactionProducer]):
     """The blocking facade of `TransactionProducer`. `check` runs in worker threads, `work` in the calling
@@ -261,12 +271,16 @@ class _BlockingMember(_BlockingSubscriber[M]):
         """Resumes reading these queues, or all queues."""
         self._call(in_loop(self._running.resume, *queues))
 
-    def reply(
-        self, request: ReceivedMessage, body: bytes, *, properties: Mapping[str, str] | None = None
-    ) -> None:
-        """Answers a message that was sent by `Producer.request`."""
-        self._call(self._running.reply(request, body, properties=properties))
+    def ack(self, *messages: ReceivedMessage) -> None:
+        """Acknowledges these messages."""
+        self._call(in_loop(self._running.ack_all, messages))
 
+    retry_later = blocking(GroupConsumer.retry_later)
+    """Sends a message back for a later delivery."""
+    dead_letter = blocking(GroupConsumer.dead_letter)
+    """Makes a message a dead letter of the group."""
+    reply = blocking(GroupConsumer.reply)
+    """Answers a message that was sent by `Producer.request`."""
     lag = blocking(GroupConsumer.lag)
     """Returns the lag of each queue that this consumer reads now, in messages and seconds."""
 
@@ -274,6 +288,11 @@ class _BlockingMember(_BlockingSubscriber[M]):
     def assigned(self) -> tuple[MessageQueue, ...]:
         """The queues that this consumer reads now, sorted."""
         return self._call(in_loop(lambda: self._running.assigned))
+
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The offset that a commit would write now, per queue."""
+        return self._call(in_loop(lambda: self._running.positions))
 
 
 class BlockingConsumer(_BlockingMember[Consumer]):
@@ -353,19 +372,16 @@ class BlockingConsumer(_BlockingMember[Consumer]):
         self._fetched = deque()
         super().close()
 
-    def ack(self, *messages: ReceivedMessage) -> None:
-        """Acknowledges these messages."""
-        self._call(in_loop(self._running.ack_all, messages))
-
     def commit(self) -> bool:
         """Commits the acknowledged messages now; returns False when a broker could not store the commit."""
         self._flush_acks()
         return self._call(self._running.commit())
 
-    retry_later = blocking(Consumer.retry_later)
-    """Sends a message back for a later delivery."""
-    dead_letter = blocking(Consumer.dead_letter)
-    """Makes a message a dead letter of the group."""
+    @property
+    def positions(self) -> dict[MessageQueue, int]:
+        """The offset that a commit would write now, per queue."""
+        self._flush_acks()
+        return super().positions
 
     def suspend(self, message: ReceivedMessage, *, delay_s: float = 1.0) -> None:
         """Puts a message of an orderly consumer back: its queue pauses for `delay_s` and then resumes with
@@ -446,6 +462,11 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
         self._subscribe(consumer)
         return consumer
 
+    @property
+    def unfinished_count(self) -> int:
+        """The number of received messages that are not acknowledged yet."""
+        return self._call(in_loop(lambda: self._running.unfinished_count))
+
     wait_closed = blocking(PushConsumer.wait_closed)
     """Waits until another thread has closed the consumer. Raises as `PushConsumer.wait_closed` does."""
 
@@ -458,6 +479,8 @@ class BlockingPopConsumer(_BlockingSubscriber[PopConsumer]):
 
     receive = blocking(PopConsumer.receive)
     """Returns up to `count_max` messages; an empty list when none came within `timeout_s`."""
+    wait_for_message = blocking(PopConsumer.wait_for_message)
+    """Waits until a broker announces a message, without receiving it; returns False after the timeout."""
     ack = blocking(PopConsumer.ack)
     """Acknowledges these messages."""
     nack = blocking(PopConsumer.nack)
