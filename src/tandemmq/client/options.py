@@ -85,11 +85,12 @@ def _check_middleware(owner: ProducerOptions | PushOptions) -> None:
             raise ConfigError(f"{type(owner).__name__}.middleware: {one!r:.64} must be an async function")
 
 
-def _check_serializer(owner: ConsumerOptions | PopOptions) -> None:
+def _check_serializer(owner: ProducerOptions | ConsumerOptions | PopOptions) -> None:
     found = owner.serializer
-    if found is not None and (isinstance(found, type) or not callable(getattr(found, "decode", None))):
+    method = "encode" if isinstance(owner, ProducerOptions) else "decode"
+    if found is not None and (isinstance(found, type) or not callable(getattr(found, method, None))):
         raise ConfigError(
-            f"{type(owner).__name__}.serializer = {found!r}: must have a method decode, such as Json(Order)"
+            f"{type(owner).__name__}.serializer = {found!r}: must have a method {method}, such as Json(Order)"
         )
 
 
@@ -175,6 +176,7 @@ class ProducerOptions:
                               its own result
     batch_bytes_max           a collected batch is sent at the latest when it has this size
     batch_count_max           or this many messages
+    serializer                encodes the `value` of each message that has no body
     before_send               called with each message in the context of the sender, in the event loop; the
                               returned message is sent instead. An error that it raises is raised to the
                               sender
@@ -198,6 +200,7 @@ class ProducerOptions:
     batch_linger_ms: float | None = None
     batch_bytes_max: int = 128 * KIB
     batch_count_max: int = 1024
+    serializer: Serializer | None = None
     before_send: Callable[[Message], Message] | None = None
     middleware: Sequence[SendMiddleware] = ()
     on_send: Callable[[SendEvent], object] | None = None
@@ -217,6 +220,7 @@ class ProducerOptions:
         if self.batch_linger_ms is not None:
             _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
+        _check_serializer(self)
         _check_hook(self, "before_send", "on_send")
         _check_middleware(self)
         check_topic(self.trace_topic)

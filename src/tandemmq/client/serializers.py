@@ -1,7 +1,8 @@
 """Serializers: typed bodies, as JSON or MessagePack.
 
     ORDERS = Json(Order)
-    await producer.send(Message(topic="Orders", body=ORDERS.encode(order)))
+    producer = Producer("shop", name_server, options=ProducerOptions(serializer=ORDERS))
+    await producer.send(Message(topic="Orders", value=order))
 
 `Order` is a class that msgspec knows (a `msgspec.Struct`, a dataclass, a TypedDict, `dict[str, int]`) or, for
 JSON, a model of pydantic, which then decodes and validates it.
@@ -13,11 +14,16 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import msgspec
 
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.message import Message
+
 T = TypeVar("T")
 
 
 class Serializer(Protocol):
-    """The decoder of bodies; any object with these methods is one. An exception refuses a body."""
+    """The encoder and decoder of bodies; any object with these methods is one. An exception of `decode`
+    refuses a body.
+    """
 
     def encode(self, value: Any) -> bytes: ...
 
@@ -59,3 +65,16 @@ class MsgPack(Generic[T]):
     def decode(self, body: bytes) -> T:
         """Returns the value of a body. Raises ValueError, naming the fault, for an invalid one."""
         return self._decoder.decode(body)
+
+
+def with_body(message: Message, serializer: Serializer) -> Message:
+    """Returns the message with its value as its body; a message that has a body or no value is returned as it
+    is. Raises MessageIllegal for a value that cannot be encoded.
+    """
+    if message.value is None or message.body:
+        return message
+    try:
+        body = serializer.encode(message.value)
+    except Exception as error:
+        raise MessageIllegal(f"the value cannot be encoded: {error}") from error
+    return msgspec.structs.replace(message, body=body)

@@ -7,6 +7,7 @@ Source:     spec semantics 1.4, 1.5; spec remoting 12.5.
 from __future__ import annotations
 
 import binascii
+import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -48,11 +49,12 @@ class Message(msgspec.Struct):
     `wait_stored` False: the answer does not wait for flush or replicas. `deliver_at_ms` (UTC, by the broker's
     clock) or `delay_ms`: the delivery time, accurate to about a second. Only one of the three delays can be
     set. `priority`: 0 and up, for a topic of `message.type` PRIORITY, from which pop consumers receive higher
-    numbers first; it excludes delays and ordering by key.
+    numbers first; it excludes delays and ordering by key. `value`: encoded as the body by a producer with a
+    `serializer`, if the body is empty.
     """
 
     topic: str
-    body: bytes
+    body: bytes = b""
     tags: str = ""
     keys: str | Sequence[str] = ()
     properties: Mapping[str, str] = {}
@@ -62,6 +64,7 @@ class Message(msgspec.Struct):
     deliver_at_ms: int | None = None
     delay_ms: int | None = None
     priority: int | None = None
+    value: Any = None
 
     def __repr__(self) -> str:
         """Shows the fields that are set; a body over `BODY_REPR_BYTES` is truncated and followed by its
@@ -70,7 +73,10 @@ class Message(msgspec.Struct):
         shown = [f"topic={self.topic!r}", f"body={_clipped(self.body)}"]
         for field in msgspec.structs.fields(self)[2:]:
             value = getattr(self, field.name)
-            if value != field.default and (value or field.name != "properties"):
+            if field.name == "value":
+                if value is not None:
+                    shown.append(f"value={reprlib.repr(value)}")
+            elif value != field.default and (value or field.name != "properties"):
                 shown.append(f"{field.name}={value!r}")
         return f"Message({', '.join(shown)})"
 
@@ -136,7 +142,11 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
         if type(body) is not bytes and not isinstance(body, _BYTES):
             raise MessageIllegal(_type_fault(message))
         if not body:
-            raise MessageIllegal("the body is empty")
+            raise MessageIllegal(
+                "the body is empty"
+                if message.value is None
+                else "the message has a value instead of a body, but the producer has no serializer"
+            )
         if message.tags.__class__ is not str and not isinstance(message.tags, str):
             raise MessageIllegal(_type_fault(message))
         if len(body) > bytes_max:

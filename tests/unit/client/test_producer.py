@@ -6,15 +6,17 @@ import asyncio
 import time
 from typing import Any
 
+import msgspec
 import pytest
 from client_fakes import FakeBroker, running_cluster
 
-from tandemmq.client import ClientOptions, Compression, Message, Producer, ProducerOptions, SendStatus
+from tandemmq.client import ClientOptions, Compression, Json, Message, Producer, ProducerOptions, SendStatus
 from tandemmq.client.producer import sender
 from tandemmq.errors import (
     BadRequest,
     BrokerUnreachable,
     ClientError,
+    ConfigError,
     MessageIllegal,
     NoRoute,
     NotServed,
@@ -153,6 +155,50 @@ async def test_before_send_must_return_a_message():
                 with pytest.raises(MessageIllegal, match="before_send returned None"):
                     await sending
             assert cluster[0].queue("T", 0).records == []
+
+
+@pytest.mark.parametrize("linger_ms", [None, 0])
+async def test_values_are_encoded_and_their_bodies_need_room(linger_ms: float | None):
+    """Before a hook could make a body longer than its room, and a batch released more than it had."""
+    numbers = options(
+        serializer=Json(list[int]),
+        before_send=lambda message: msgspec.structs.replace(message, body=message.body + b" "),
+        batch_linger_ms=linger_ms,
+    )
+    value = Message(topic="T", value=[1, 2])
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=numbers) as producer:
+        await producer.send(value)
+        await producer.send_batch([value, MESSAGE])
+        await producer.send_many([value, MESSAGE])
+        await producer.send_oneway(value)
+        await (await producer.start_send(value))
+        records = cluster[0].queue("T", 0).records
+        await until(lambda: len(records) == 7)
+        bodies = sorted(decode_record(record).body for record, *_ in records)
+        assert bodies == [b"[1,2] "] * 5 + [b"x "] * 2
+        with pytest.raises(MessageIllegal, match="the value cannot be encoded"):
+            await producer.send(Message(topic="T", value=object()))
+        wrong = [Message(topic="T", value=object())]
+        assert (await producer.send_many(wrong, stop_on_error=False)).failed_count == 1
+        assert (producer.in_flight, producer._window.bytes) == (0, 0)
+    assert value == Message(topic="T", value=[1, 2])
+    assert repr(value) == "Message(topic='T', body=b'', value=[1, 2])"
+
+
+async def test_a_value_needs_a_serializer():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        with pytest.raises(MessageIllegal, match="the producer has no serializer"):
+            await producer.send(Message(topic="T", value=1))
+    with pytest.raises(ConfigError, match=r"ProducerOptions.serializer .* must have a method encode"):
+        options(serializer=Json)
+
+
+async def test_large_values_are_sent_alone():
+    texts = options(serializer=Json(str))
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv, options=texts) as producer:
+        summary = await producer.send_many(Message(topic="T", value="x" * size) for size in (1, 9_000, 1))
+        assert summary.ok_count == 3
+        assert sorted(cluster[0].send_codes) == [310, 320]
 
 
 @pytest.mark.parametrize(("kind", "sys_flag"), [("ZLIB", 0x301), ("LZ4", 0x101), ("ZSTD", 0x201)])

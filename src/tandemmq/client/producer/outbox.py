@@ -29,6 +29,7 @@ from tandemmq.client.producer.packer import Packer, Shipment, Waiter, must_trave
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.sender import Sender
 from tandemmq.client.route_cache import RouteView
+from tandemmq.client.serializers import with_body
 from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal, NoRoute
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
@@ -209,13 +210,20 @@ class Window:
         return self.bytes + size_bytes <= self._bytes_max or self.count == 0
 
 
-def _checked(before_send: Callable[[Message], Message]) -> Callable[[Message], Message]:
-    """Wraps the application's function; the wrapper raises MessageIllegal for a result that is not a
-    message.
+def _make_prepare(options: ProducerOptions) -> Callable[[Message], Message] | None:
+    """Returns the function that makes a message of the application the one to send; None if nothing changes
+    it. The function raises MessageIllegal for an object that is not a message.
     """
+    serializer, before_send = options.serializer, options.before_send
+    if serializer is None and before_send is None:
+        return None
 
     def prepare(message: Message) -> Message:
-        found: object = before_send(message)
+        if not isinstance(message, Message):
+            raise MessageIllegal(f"expected a Message, got {message!r:.64}")
+        if serializer is not None:
+            message = with_body(message, serializer)
+        found: object = message if before_send is None else before_send(message)
         if not isinstance(found, Message):
             raise MessageIllegal(f"before_send returned {found!r:.64}: it must return the message to send")
         return found
@@ -248,7 +256,8 @@ class Outbox:
         self._packer = Packer(instance, options, namespace)
         self._sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
-        self._before_send = None if options.before_send is None else _checked(options.before_send)
+        self.prepare = _make_prepare(options)
+        """Makes each message the one to send, before its room is acquired; None costs nothing."""
         self.observer: BegunSends | None = None
         """Observes each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
@@ -283,7 +292,7 @@ class Outbox:
     def start(
         self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
     ) -> asyncio.Future[SendResult]:
-        """Starts the send of one message, at once or in a batch; returns the future of its result.
+        """Starts the send of one prepared message, at once or in a batch; returns the future of its result.
 
         `room` is the room in the window that the caller has acquired for the message. The caller acquires it
         so that a send awaits only when there is no room.
@@ -293,8 +302,6 @@ class Outbox:
             self.check_open()
             if queue is not None:
                 _check_queue(queue)
-            if self._before_send is not None:
-                message = self._before_send(message)
             deadline_s = self._packer.deadline_s(timeout_s)
             if self._accumulator is not None and not must_travel_alone(message, self._options):
                 self._accumulator.add(message, queue, waiter, deadline_s)
@@ -318,12 +325,12 @@ class Outbox:
         """Starts a send as `start`, with properties that only the system may set; never part of a batch.
         Waits for room.
         """
+        if self.prepare is not None:
+            message = self.prepare(message)
         room = room_of(message)
         await self.window.take(room)
         try:
             self.check_open()
-            if self._before_send is not None:
-                message = self._before_send(message)
             shipment = self._packer.pack_one(
                 message,
                 queue=None,
@@ -348,14 +355,14 @@ class Outbox:
         """Starts the send of messages that share a request; returns the future of their results. A single
         message is sent as a plain one. Waits for room.
         """
+        if self.prepare is not None:
+            messages = [self.prepare(message) for message in messages]
         room = sum(map(room_of, messages))
         await self.window.take(room)
         try:
             self.check_open()
             if queue is not None:
                 _check_queue(queue)
-            if self._before_send is not None:
-                messages = [self._before_send(message) for message in messages]
             deadline_s = self._packer.deadline_s(timeout_s)
             if len(messages) == 1:
                 shipment = self._packer.pack_one(messages[0], queue=queue, deadline_s=deadline_s)
@@ -384,8 +391,8 @@ class Outbox:
         if address is None:
             routes.refresh_soon(view.topic)
             raise NoRoute(f"broker {target.broker_name!r} has no master for topic {message.topic!r}")
-        if self._before_send is not None:
-            message = self._before_send(message)
+        if self.prepare is not None:
+            message = self.prepare(message)
         shipment = self._packer.pack_one(message, queue=queue, deadline_s=self._packer.deadline_s(None))
         shipment.queue = target
         header = shipment.header(self.group, self._options)

@@ -30,8 +30,9 @@ from tandemmq.client.producer.results import SendResult, broker_of_handle
 from tandemmq.client.producer.send_chain import SendChain
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
+from tandemmq.client.serializers import Serializer, with_body
 from tandemmq.client.tracing import SendObserver, Tracer
-from tandemmq.errors import ClientError, RequestTimeout, TandemError
+from tandemmq.errors import ClientError, MessageIllegal, RequestTimeout, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -123,6 +124,8 @@ class Producer(Client):
         """
         if self._middleware is not None:
             return (await self._middleware.send([message], queue, timeout_s))[0]
+        if self._outbox.prepare is not None:
+            message = self._outbox.prepare(message)
         room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
@@ -137,6 +140,8 @@ class Producer(Client):
         if self._middleware is not None:
             (result,) = await self._middleware.send([message], queue, timeout_s)
             return _ended(result)
+        if self._outbox.prepare is not None:
+            message = self._outbox.prepare(message)
         room = room_of(message)
         if not self._window.try_take(room):
             await self._window.take(room)
@@ -388,13 +393,23 @@ class SendSummary:
 
 
 def cut_messages(messages: Iterable[Message], options: ProducerOptions) -> Iterator[list[Message]]:
-    """Cuts many messages into the lists that are sent together."""
+    """Cuts many messages into the lists that are sent together, with values encoded: their sizes count."""
+    if options.serializer is not None:
+        messages = map(partial(_with_body_if_possible, serializer=options.serializer), messages)
     return chunk_messages(
         messages,
         count_max=options.batch_count_max,
         bytes_max=min(options.batch_bytes_max, options.message_bytes_max),
         travels_alone=partial(must_travel_alone, options=options),
     )
+
+
+def _with_body_if_possible(message: Message, serializer: Serializer) -> Message:
+    """Returns the message with its value as its body; the send refuses a value that cannot be encoded."""
+    try:
+        return with_body(message, serializer)
+    except MessageIllegal:
+        return message
 
 
 def chunk_messages(
