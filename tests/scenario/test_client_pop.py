@@ -17,6 +17,7 @@ from tandemmq.api.broker_consume import read_popped
 from tandemmq.client import (
     Admin,
     BlockingPopConsumer,
+    ClientInstance,
     Json,
     Message,
     PopConsumer,
@@ -32,8 +33,11 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.record import NewRecord, encode_record
 from tandemmq.protocol.requests.consume import PopResponse
+from tandemmq.runtime.machine import LoopClock
+from tandemmq.units import EpochMs
 from waits import PATIENCE_S, until
 
+FIRST = PopOptions(start_from=StartFrom.FIRST)
 HELD_S_MAX = 10.0
 """A request that was held in vain is answered later than this."""
 
@@ -275,6 +279,29 @@ async def test_a_wait_for_a_message_receives_none(tmp_path: Path) -> None:
             while not await consumer.wait_for_message():
                 pass
         assert bodies(await receive(consumer, 1)) == [b"x"]
+
+
+class SlowClock(LoopClock):
+    """A clock that is an hour behind."""
+
+    def now_ms(self) -> EpochMs:
+        return EpochMs(super().now_ms() - 3_600_000)
+
+
+async def test_a_clock_that_is_behind_the_broker_hides_no_message(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig:
+        instance = ClientInstance(rig.namesrv, FAST, clock=SlowClock())
+        await instance.start()
+        try:
+            async with PopConsumer("PG", options=FIRST, instance=instance) as consumer:
+                consumer.subscribe("T")
+                began_s = time.monotonic()
+                assert await consumer.receive(timeout_s=0) == []
+                assert time.monotonic() - began_s < HELD_S_MAX
+                await rig.fill("T", 1)
+                assert len(await receive(consumer, 1, timeout_s=0.1)) == 1
+        finally:
+            await instance.close()
 
 
 async def test_a_receive_that_is_cancelled_at_an_invalid_body_gives_the_others_back(

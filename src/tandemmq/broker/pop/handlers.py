@@ -235,7 +235,8 @@ class PopHandlers:
         pending = PendingPop(channel, command, params, admitted)
         if self._try(pending):
             return None
-        return self._hold(pending, born_at_ms + header.poll_ms, self._on_wake)
+        until_ms = born_at_ms + header.poll_ms if header.poll_ms > 0 else now_ms
+        return self._hold(pending, until_ms, self._on_wake)
 
     def handle_peek(self, channel: Channel, command: Command) -> Command | None:
         """Handles PEEK_MESSAGE (200052), on a slave as well."""

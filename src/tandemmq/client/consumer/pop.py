@@ -47,6 +47,10 @@ log = event_logger(__name__)
 
 POLL_S_MAX = 15.0
 """The longest time in seconds for which a broker holds one request; then the next request is sent."""
+NEVER_LATE_MS = 1 << 53
+"""The time of sending that a pop names. A broker rejects a pop as late by its own clock, which may be ahead
+of this one; a pop that does not wait has no other use for the time.
+"""
 FAILED_PAUSE_S = 1.0
 """The pause before waiting again for a broker that failed."""
 FUTILE_PAUSE_S_MIN, FUTILE_PAUSE_S_MAX = 0.01, 0.2
@@ -355,7 +359,7 @@ class PopConsumer(Client):
             count_max=count_max,
             invisible_ms=invisible_ms,
             poll_ms=0,
-            born_at_ms=self._instance.clock.now_ms(),
+            born_at_ms=NEVER_LATE_MS,
             init_mode=INIT_MIN if self.options.start_from is StartFrom.FIRST else INIT_MAX,
             expression_type=subscription.expression_type,
             expression=subscription.expression,
