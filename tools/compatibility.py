@@ -241,6 +241,12 @@ DIFFERENCES: Final = {
             "broker/pop/handlers.py",
         ),
         (
+            "A group that pops a topic begins in all its queues at once; a queue that the topic gets later"
+            " is popped from its first message. RocketMQ begins there at the last message if the first one"
+            " is not in memory any more.",
+            "broker/pop/reading.py",
+        ),
+        (
             "Priority messages (5.4): a retry keeps the level of its message, without useSeparateRetryQueue,"
             " and is popped before the new messages of that level. In RocketMQ all retries have one level,"
             " and pops by priority find them only when no new message is left.",

@@ -15,6 +15,7 @@ from pop_rig import Popped, ack, ack_in_batch, change, now_ms, pop, pop_all, pop
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.pop import lease_log, service
 from tandemmq.errors import Busy
+from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
@@ -512,3 +513,19 @@ async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer:
     assert len(await pop(peer, "T", consumer_group="PopsFirst")) == 1
     assert not file.is_changed
     assert b'"PopsFirst"' in file.path.read_bytes()
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+async def test_a_group_that_pops_a_topic_skips_nothing_in_its_new_queues(
+    tmp_path: Path, *, is_empty: bool
+) -> None:
+    """Where nothing is taken for young, a new group begins at the last message of each queue."""
+    running = running_broker(tmp_path / "store", pop_init_checks_memory=False)
+    async with running as broker, Peer(broker) as peer:
+        broker._tables.topics.put(TopicConfig(name="T", read_queue_count=2, write_queue_count=2), now_ms())
+        if not is_empty:
+            await fill(peer, "T", 4, queues=2)
+        assert bodies(await pop(peer, "T", init_mode=1)) == ([] if is_empty else [b"002", b"003"])
+        broker._tables.topics.put(TopicConfig(name="T", read_queue_count=3, write_queue_count=3), now_ms())
+        sent = await fill(peer, "T", 9, queues=3)
+        assert bodies(await pop_all(peer, "T", 9, init_mode=1)) == sent

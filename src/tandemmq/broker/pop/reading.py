@@ -492,6 +492,9 @@ class PopReader:
         """Returns the offset at which the group's next pop of the queue begins; applies a pending operator's
         reset.
 
+        A group without progress in the topic begins in all its queues now. A queue in which a group of the
+        topic has none is new, and begins at its first message.
+
         Raises:  Busy for a new group while the table of offsets is full.
         """
         topic, group, queue_id = key
@@ -501,21 +504,33 @@ class PopReader:
                 self.lease_log.put_position(key, position)
                 self.core.offsets.consume_reset(group, topic, queue_id)
             return position
-        low = self.core.store.queue_min(topic, queue_id)
-        is_forgotten = self.core.offsets.is_forgotten(group)
-        if source.flag != receipts.FLAG_NORMAL or params.init_mode == INIT_MIN or is_forgotten:
-            start = low
-        else:
-            start = self._newest(topic, queue_id, low)
+        offsets, now_ms = self.core.offsets, self.core.clock.now_ms()
+        is_from_last = source.flag == receipts.FLAG_NORMAL and params.init_mode != INIT_MIN
+        if is_from_last and not offsets.is_forgotten(group) and not self._has_begun(topic, group):
+            for number in range(self._queue_count(topic)):
+                offsets.commit(group, topic, number, self._newest(topic, number), now_ms)
+            return self._newest(topic, queue_id)
+        start = self.core.store.queue_min(topic, queue_id)
         if self.core.store.queue_max(topic, queue_id):
-            self.core.offsets.commit(group, topic, queue_id, start, self.core.clock.now_ms())
+            offsets.commit(group, topic, queue_id, start, now_ms)
         return start
 
-    def _newest(self, topic: str, queue_id: int, low: int) -> int:
+    def _has_begun(self, topic: str, group: str) -> bool:
+        """Returns True if the group has a position in any queue of the topic."""
+        position = self.lease_log.position
+        return any(position((topic, group, number)) is not None for number in range(self._queue_count(topic)))
+
+    def _queue_count(self, topic: str) -> int:
+        config = self.core.topics.get(topic)
+        return 0 if config is None else config.read_queue_count
+
+    def _newest(self, topic: str, queue_id: int) -> int:
         """Returns the offset of the queue's last message; 0 if the whole queue is still in memory, as for a
         young topic.
         """
-        is_young = low <= 0 and self.core.options.pop_init_checks_memory
+        is_young = (
+            self.core.store.queue_min(topic, queue_id) <= 0 and self.core.options.pop_init_checks_memory
+        )
         if is_young and not self.core.store.reader.get(topic, queue_id, 0, count_max=1).suggest_slave:
             return 0
         return max(0, self.core.store.queue_max(topic, queue_id) - 1)
