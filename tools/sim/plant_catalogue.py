@@ -1413,9 +1413,56 @@ _POP: Final = (
     Plant(
         name="pops of a new group go on in a full table of offsets",
         path="broker/pop/reading.py",
-        sound="self.core.offsets.commit(group, topic, queue_id, start, self.core.clock.now_ms())",
+        sound="offsets.commit(group, topic, queue_id, start, now_ms)",
         bug="self.lease_log.move(key, start)",
         proofs=("property/test_pop_model.py",),
+    ),
+    Plant(
+        name="a new queue of a topic that a group pops begins at its last message",
+        path="broker/pop/reading.py",
+        sound="return any(position((topic, group, number)) is not None",
+        bug="return all(position((topic, group, number)) is not None",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
+        name="a pop is late by a clock that is behind the broker's",
+        path="client/consumer/pop.py",
+        sound="born_at_ms=NEVER_LATE_MS,",
+        bug="born_at_ms=self._instance.clock.now_ms(),",
+        proofs=("scenario/test_client_pop.py",),
+    ),
+    Plant(
+        name="a pop that does not wait is held until its time of sending",
+        path="broker/pop/handlers.py",
+        sound="until_ms = born_at_ms + header.poll_ms if header.poll_ms > 0 else now_ms",
+        bug="until_ms = born_at_ms + header.poll_ms",
+        proofs=("scenario/test_client_pop.py",),
+    ),
+    Plant(
+        name="a reply to a requester that is not connected yet after a restart fails",
+        path="client/producer/request_reply.py",
+        sound="has_left = address == stored_at and waited_s < OUTAGE_PAUSE_MS[0] / 1000",
+        bug="has_left = address == stored_at",
+        proofs=("unit/client/test_consumer.py",),
+    ),
+    Plant(
+        name="a request from a retry topic of pops has no route to its reply",
+        path="client/producer/request_reply.py",
+        sound="topic = instance.namespace.wrap(request.topic)",
+        bug="topic = request.record.topic",
+        proofs=("unit/client/test_pop.py",),
+    ),
+    Plant(
+        name="the room of a value is measured before it is encoded",
+        path="client/producer/producer.py",
+        sound="""        if not self._window.try_take(room):
+            await self._window.take(room)
+        return await self._outbox.start(message, queue, timeout_s, room)""",
+        bug="""        room = 1
+        if not self._window.try_take(room):
+            await self._window.take(room)
+        return await self._outbox.start(message, queue, timeout_s, room)""",
+        proofs=("unit/client/test_producer.py",),
     ),
     Plant(
         name="a start ends because the table of offsets is full",
