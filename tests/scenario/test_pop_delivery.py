@@ -519,7 +519,7 @@ async def test_a_pop_is_answered_when_its_group_is_on_disk(broker: Broker, peer:
 async def test_a_group_that_pops_a_topic_skips_nothing_in_its_new_queues(
     tmp_path: Path, *, is_empty: bool
 ) -> None:
-    """Where nothing is taken for young, a new group begins at the last message of each queue."""
+    """A new group begins at the last message of each queue: no queue counts as young here."""
     running = running_broker(tmp_path / "store", pop_init_checks_memory=False)
     async with running as broker, Peer(broker) as peer:
         broker._tables.topics.put(TopicConfig(name="T", read_queue_count=2, write_queue_count=2), now_ms())
