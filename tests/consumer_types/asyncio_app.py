@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from tandemmq.client import (
     Admin,
     AllocateByConsistentHash,
     ClientInstance,
+    ClientMetrics,
     ClientOptions,
     Compression,
     ConsumeEvent,
     Consumer,
     ConsumeResult,
     ConsumerOptions,
+    GroupDescription,
+    Json,
     Message,
     MessageModel,
     MessageQueue,
@@ -25,6 +29,7 @@ from tandemmq.client import (
     ProducerOptions,
     PushConsumer,
     PushOptions,
+    QueueLag,
     QueueRange,
     ReadFrom,
     ReceivedMessage,
@@ -38,6 +43,7 @@ from tandemmq.client import (
     TransactionResult,
     TransactionState,
     allocate_averagely,
+    message_key,
 )
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -130,6 +136,50 @@ async def push() -> None:
         await asyncio.Event().wait()  # until the task is cancelled
 
 
+@dataclass
+class Order:
+    number: int
+
+
+ORDERS = Json(Order)
+
+
+async def send_values() -> None:
+    options = ProducerOptions(client=CLIENT, serializer=ORDERS, metrics=ClientMetrics())
+    async with Producer("shop", NAME_SERVERS, options=options) as producer:
+        await producer.send(Message(topic="Orders", value=Order(1)))
+        answer: ReceivedMessage = await producer.request(Message(topic="Prices", value=Order(1)), timeout_s=3)
+        order: Order = ORDERS.decode(answer.body)
+        print(order.number, producer.in_flight, producer.is_connected)
+        trips: dict[str, float] = await producer.ping()
+        print(trips)
+        await producer.flush(timeout_s=1)
+
+
+handlers = PushConsumer("billing", NAME_SERVERS, options=PushOptions(client=CLIENT))
+
+
+@handlers.subscriber("Orders", tags=["paid", "refunded"], serializer=ORDERS, order_key=message_key)
+async def handle_order(message: ReceivedMessage) -> ConsumeResult:
+    await message.reply(b"done")
+    return ConsumeResult.SUCCESS
+
+
+@handlers.subscriber("Visits", batch_count_max=100)
+def handle_visits(messages: list[ReceivedMessage]) -> None:
+    for message in messages:
+        message.dead_letter(reason="an example")
+
+
+async def run() -> None:
+    await handlers.run()
+
+
+async def measure(consumer: Consumer) -> int:
+    lags: dict[MessageQueue, QueueLag] = await consumer.lag()
+    return sum(one.messages for one in lags.values())
+
+
 async def pop() -> None:
     async with PopConsumer("billing", NAME_SERVERS, options=PopOptions(invisible_s=30)) as consumer:
         consumer.subscribe("Orders")
@@ -153,9 +203,17 @@ async def transact() -> TransactionResult:
 
 async def administer() -> dict[MessageQueue, QueueRange]:
     async with Admin(NAME_SERVERS, options=CLIENT) as admin:
-        await admin.create_topic("Orders", queue_count=4)
+        is_new: bool = await admin.create_topic("Orders", queue_count=4, exist_ok=True)
+        await admin.update_topic("Orders", queue_count=8)
         names: list[str] = await admin.topics()
-        print(names)
+        print(is_new, names)
+        await admin.create_group("billing", retry_count_max=3, exist_ok=True)
+        description: GroupDescription = await admin.describe_group("billing")
+        groups: list[str] = await admin.groups()
+        left: int = await admin.lag("billing", "Orders")
+        moved: dict[MessageQueue, int] = await admin.skip_to_end("billing", "Orders")
+        print(description, groups, left, moved)
+        await admin.delete_group("billing")
         return dict(await admin.topic_offsets("Orders"))
 
 

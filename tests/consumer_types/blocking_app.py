@@ -11,7 +11,11 @@ from tandemmq.client import (
     BlockingTransactionProducer,
     ConsumeResult,
     ConsumerOptions,
+    Json,
     Message,
+    MessageQueue,
+    ProducerOptions,
+    QueueLag,
     ReceivedMessage,
     SendResult,
     StartFrom,
@@ -39,7 +43,13 @@ def work() -> None:
         admin.create_topic("Orders", queue_count=4)
         names: list[str] = admin.topics()
         print(names)
-    with BlockingProducer("shop", NAME_SERVERS) as producer:
+        left: int = admin.lag("billing", "Orders")
+        groups: list[str] = admin.groups()
+        print(left, groups)
+    numbers = ProducerOptions(serializer=Json(list[int]))
+    with BlockingProducer("shop", NAME_SERVERS, options=numbers) as producer:
+        producer.send(Message(topic="Orders", value=[1, 2]))
+        print(producer.in_flight, producer.retried_count)
         result: SendResult = producer.send(Message(topic="Orders", body=b"order 1", tags="paid", keys=["1"]))
         print(result.status.name, result.queue_offset)
     options = ConsumerOptions(start_from=StartFrom.FIRST)
@@ -49,10 +59,22 @@ def work() -> None:
         print(bodies)
     with BlockingPushConsumer("billing", NAME_SERVERS, bill) as pushed:
         pushed.subscribe("Orders")
+        lags: dict[MessageQueue, QueueLag] = pushed.lag()
+        print(lags, pushed.positions, pushed.unfinished_count)
     with BlockingPopConsumer("billing", NAME_SERVERS) as popped:
         popped.subscribe("Orders")
-        for message in popped.receive():
-            popped.ack(message)
+        if popped.wait_for_message(timeout_s=1):
+            for message in popped.receive():
+                popped.ack(message)
+    handlers = BlockingPushConsumer("billing", NAME_SERVERS)
+
+    @handlers.subscriber("Orders", batch_count_max=10)
+    def bill_all(messages: list[ReceivedMessage]) -> None:
+        for message in messages:
+            handlers.dead_letter(message, reason="an example")
+
+    print(bill_all)
+    handlers.run()
     with BlockingTransactionProducer("shop", NAME_SERVERS, check=unknown) as transactions:
         told = transactions.send(Message(topic="Orders", body=b"order 2"), commit)
         print(told.state)

@@ -182,15 +182,16 @@ class AsyncClient(Protocol):
 
 
 C = TypeVar("C", bound=AsyncClient)
+C_co = TypeVar("C_co", bound=AsyncClient, covariant=True)
 
 
-class Facade(Generic[C]):
+class Facade(Generic[C_co]):
     """A blocking facade of one asyncio client, which is created, used and closed in the shared thread."""
 
-    def __init__(self, make: Callable[[], C]) -> None:
+    def __init__(self, make: Callable[[], C_co]) -> None:
         self._make = make
         self._thread: LoopThread | None = None
-        self._client: C | None = None
+        self._client: C_co | None = None
 
     def start(self) -> Self:
         """Starts the client. Raises BrokerUnreachable when no name server accepts a connection."""
@@ -225,7 +226,7 @@ class Facade(Generic[C]):
     ) -> None:
         self.close()
 
-    async def _make_started(self) -> C:
+    async def _make_started(self) -> C_co:
         client = self._make()
         try:
             await client.start()
@@ -235,7 +236,7 @@ class Facade(Generic[C]):
         return client
 
     @property
-    def _running(self) -> C:
+    def _running(self) -> C_co:
         if self._client is None:
             raise ClientError("the client is not started, or it is closed")
         return self._client
