@@ -172,7 +172,7 @@ async def _require_read(tools: Tools, address: str, config: TopicConfig) -> None
     existing = await admin_topics.read_config(tools.remoting, address, config.name)
     if existing is None or existing.read_queue_count <= config.read_queue_count:
         return
-    found = await admin_topics.find_unread(tools.remoting, address, config.name, config.read_queue_count)
+    found = await admin_topics.find_unread(tools.remoting, address, existing, config.read_queue_count)
     if found:
         raise TopicHasUnread(f"nothing was changed: topic {config.name!r} would lose {found}")
 

@@ -22,7 +22,14 @@ from tandemmq.client.admin_base import (
     serving_replicas,
 )
 from tandemmq.client.changes import change_each
-from tandemmq.client.groups import GroupChanges, change_at, check_changes, move_queue, read_members
+from tandemmq.client.groups import (
+    GroupChanges,
+    change_at,
+    check_changes,
+    move_group,
+    move_queue,
+    read_members,
+)
 from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import BadRequest, GroupExists, GroupNotFound, NoRoute
 from tandemmq.protocol.bodies import MessageQueue
@@ -217,13 +224,15 @@ class GroupAdmin(AdminClient):
                  several brokers failed.
         """
         view = await self._view(topic)
-        masters = _require_masters(view, {queue.broker_name for queue in view.subscribe_queues})
-        return _merged(
-            await change_each(
-                masters,
-                lambda name: broker_admin.reset_offsets(self._remoting, masters[name], group, topic, time_ms),
-            )
-        )
+        queues: dict[str, list[MessageQueue]] = {}
+        for queue in view.subscribe_queues:
+            queues.setdefault(queue.broker_name, []).append(queue)
+        masters = _require_masters(view, queues)
+
+        async def move(name: str) -> dict[MessageQueue, int]:
+            return await move_group(self._remoting, masters[name], group, queues[name], time_ms)
+
+        return _merged(await change_each(masters, move))
 
     async def skip_to_end(self, group: str, topic: str) -> dict[MessageQueue, int]:
         """Moves a group, running or not, to the end of each queue of the topic: it never consumes the

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tandemmq.api import broker_admin
+from tandemmq.api import broker_admin, broker_consume
 from tandemmq.client.changes import change_each
 from tandemmq.errors import BadRequest, RequestRejected, TopicExists, TopicHasUnread, TopicNotFound
 from tandemmq.protocol.bodies.route import TopicRoute
@@ -129,7 +129,7 @@ async def change(
         if wanted.read_queue_count < held.read_queue_count and not force:
             first = msgspec.structs.replace(wanted, read_queue_count=held.read_queue_count)
             await broker_admin.create_topic(remoting, address, first)
-            found = await find_unread(remoting, address, topic, wanted.read_queue_count)
+            found = await find_unread(remoting, address, held, wanted.read_queue_count)
             if found:
                 unread.append(f"{target}: {found}")
                 return first
@@ -149,35 +149,39 @@ async def change(
     return changed
 
 
-async def find_unread(remoting: RemotingClient, address: str, topic: str, read_queue_count: int) -> str:
-    """Describes the messages that `read_queue_count` read queues would hide: the unfinished groups and the
-    queues. Returns an empty text when no message would be hidden.
+async def find_unread(
+    remoting: RemotingClient, address: str, held: TopicConfig, read_queue_count: int
+) -> str:
+    """Describes the messages of the topic `held` that `read_queue_count` read queues would hide: the
+    unfinished groups and the queues. Returns an empty text when no message would be hidden.
 
     If no group is known for the topic, all messages of these queues count as unread.
     """
-    ends = (await broker_admin.query_topic_stats(remoting, address, topic)).queues
-    holding = {
-        queue: one
-        for queue, one in ends.items()
-        if queue.queue_id >= read_queue_count and one.max_offset > one.min_offset
-    }
+    topic = held.name
+    stats = (await broker_admin.query_topic_stats(remoting, address, topic)).queues
+    ends = {queue.queue_id: (one.min_offset, one.max_offset) for queue, one in stats.items()}
+    for number in range(read_queue_count, held.read_queue_count):
+        if number not in ends:  # a broker of RocketMQ 4.9 reports only the queues that are written
+            low = await broker_consume.query_min_offset(remoting, address, topic, number)
+            ends[number] = low, await broker_consume.query_max_offset(remoting, address, topic, number)
+    holding = {number: end for number, end in ends.items() if number >= read_queue_count and end[1] > end[0]}
     if not holding:
         return ""
     is_known = False
     found: list[str] = []
     for group in await broker_admin.query_groups_of_topic(remoting, address, topic):
-        stats = await broker_admin.query_consume_stats(remoting, address, group, topic=topic)
-        progress = {queue: one for queue, one in stats.queues.items() if queue in holding}
+        consumed = (await broker_admin.query_consume_stats(remoting, address, group, topic=topic)).queues
+        progress = {queue.queue_id: one.committed_offset for queue, one in consumed.items()}
+        progress = {number: offset for number, offset in progress.items() if number in holding}
         is_known = is_known or bool(progress)
-        left = sum(holding[queue].max_offset - one.committed_offset for queue, one in progress.items())
+        left = sum(holding[number][1] - offset for number, offset in progress.items())
         if left > 0:
             found.append(f"group {group} has {left} messages left")
     if not is_known:
-        found = [f"{sum(one.max_offset - one.min_offset for one in holding.values())} messages, and no group"]
+        found = [f"{sum(high - low for low, high in holding.values())} messages, and no group"]
     if not found:
         return ""
-    queues = _few([str(number) for number in sorted(queue.queue_id for queue in holding)])
-    return f"queues {queues}: {_few(found)}"
+    return f"queues {_few([str(number) for number in sorted(holding)])}: {_few(found)}"
 
 
 async def read_config(remoting: RemotingClient, address: str, topic: str) -> TopicConfig | None:

@@ -8,7 +8,8 @@ settings that it does not name.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final, TypedDict
 
@@ -29,6 +30,8 @@ UNKNOWN_GROUP: Final = (
     ResponseCode.TOPIC_NOT_EXIST,
 )
 """The codes of a broker that knows no member and no offset of a group."""
+_NO_OFFSET: Final = re.compile("the consumer group .* not exist", re.IGNORECASE)
+"""The remark of a RocketMQ 4.9 broker if a group has no offset in a queue; the code is the general one."""
 
 Count = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -117,6 +120,37 @@ async def read_members(remoting: RemotingClient, addresses: Iterable[str], group
         if found.connections:
             members.kinds.append(found)
     return members
+
+
+async def move_group(
+    remoting: RemotingClient, address: str, group: str, queues: Sequence[MessageQueue], time_ms: int
+) -> dict[MessageQueue, int]:
+    """Moves a group, running or not, to a time in these queues at their master: all its queues of one topic.
+    Returns the new offsets.
+
+    Brokers of RocketMQ 4.9 move a group only if it has an offset in each queue, and leave it to the online
+    members to commit the new ones. There the new offsets are committed first.
+    """
+    topic = queues[0].topic
+    try:
+        return await broker_admin.reset_offsets(remoting, address, group, topic, time_ms)
+    except RequestRejected as error:
+        if error.code != ResponseCode.CONSUMER_NOT_ONLINE and not _NO_OFFSET.match(error.remark):
+            raise
+    offsets: dict[MessageQueue, int] = {}
+    for queue in queues:
+        where = (remoting, address, topic, queue.queue_id)
+        if time_ms == END_OF_QUEUE_MS:
+            offsets[queue] = await broker_consume.query_max_offset(*where)
+        else:
+            offsets[queue] = await broker_consume.search_offset(*where, time_ms)
+        await broker_consume.commit_offset(remoting, address, group, topic, queue.queue_id, offsets[queue])
+    try:
+        return await broker_admin.reset_offsets(remoting, address, group, topic, time_ms)
+    except RequestRejected as error:
+        if error.code != ResponseCode.CONSUMER_NOT_ONLINE:
+            raise
+    return offsets
 
 
 async def move_queue(

@@ -7,11 +7,13 @@ from typing import Any, cast
 import pytest
 
 from tandemmq.api import broker_admin, broker_consume
-from tandemmq.client.groups import check_changes, move_queue
-from tandemmq.errors import BadRequest, NotPermitted
+from tandemmq.api.broker_admin import END_OF_QUEUE_MS
+from tandemmq.client.groups import check_changes, move_group, move_queue
+from tandemmq.errors import BadRequest, NotPermitted, RequestRejected
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import ClientConnection, ConsumerConnections
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.remoting.client import RemotingClient
 
 QUEUE = MessageQueue("Orders", "broker-a", 1)
@@ -93,3 +95,58 @@ async def test_one_queue_is_moved_as_the_broker_can(
         return
     assert await move_queue(remoting, "a:1", "billing", QUEUE, 7) == {QUEUE: 7}
     assert asked == ["reset" if version.startswith("V5") else "commit"]
+
+
+NO_OFFSET = RequestRejected("THe consumer group <billing> not exist", code=ResponseCode.SYSTEM_ERROR)
+NOT_ONLINE = RequestRejected("Consumer not online", code=ResponseCode.CONSUMER_NOT_ONLINE)
+OTHER = RequestRejected("no such topic", code=ResponseCode.SYSTEM_ERROR)
+
+
+@pytest.mark.parametrize(
+    ("answers", "asked"),
+    [
+        ([None], ["reset"]),
+        ([NO_OFFSET, None], ["reset", "find", "commit 7", "reset"]),
+        ([NO_OFFSET, NOT_ONLINE], ["reset", "find", "commit 7", "reset"]),
+        ([NOT_ONLINE, NOT_ONLINE], ["reset", "find", "commit 7", "reset"]),
+        ([OTHER], ["reset"]),
+        ([NOT_ONLINE, OTHER], ["reset", "find", "commit 7", "reset"]),
+    ],
+)
+@pytest.mark.parametrize("time_ms", [END_OF_QUEUE_MS, 1_000])
+async def test_a_group_is_moved_also_where_the_broker_needs_offsets_and_members(
+    monkeypatch: pytest.MonkeyPatch, answers: list[RequestRejected | None], asked: list[str], time_ms: int
+) -> None:
+    done: list[str] = []
+    left = [*answers]
+
+    async def reset_offsets(*_: object) -> dict[MessageQueue, int]:
+        done.append("reset")
+        error = left.pop(0)
+        if error is not None:
+            raise error
+        return {QUEUE: 7}
+
+    async def query_max_offset(*_: object) -> int:
+        assert time_ms == END_OF_QUEUE_MS
+        done.append("find")
+        return 7
+
+    async def search_offset(*given: object) -> int:
+        assert given[-1] == time_ms == 1_000
+        done.append("find")
+        return 7
+
+    async def commit_offset(*given: object) -> None:
+        done.append(f"commit {given[-1]}")
+
+    monkeypatch.setattr(broker_admin, "reset_offsets", reset_offsets)
+    for call in (query_max_offset, search_offset, commit_offset):
+        monkeypatch.setattr(broker_consume, call.__name__, call)
+    moving = move_group(cast(RemotingClient, None), "a:1", "billing", [QUEUE], time_ms)
+    if answers[-1] is OTHER:
+        with pytest.raises(RequestRejected, match="no such topic"):
+            await moving
+    else:
+        assert await moving == {QUEUE: 7}
+    assert done == asked
