@@ -23,7 +23,7 @@ from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.groups import change_group, delete_group, read_state
 from tandemmq.manage.tools import Place, Tools, find_targets
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import RequestMode
+from tandemmq.protocol.bodies.client import ClientConnection, ProducerInfo, RequestMode
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import render_version
@@ -107,9 +107,7 @@ async def consumer_connection(tools: Tools, group: ConsumerGroup, broker: opt.Ad
     for at, found in await tools.ask(places, broker_admin.query_consumer_connections, group):
         if found is None:
             continue
-        for one in found.connections:
-            version = render_version(one.version)
-            members.rows.append((at, one.client_id, one.address, one.language, version))
+        members.rows += [(at, *client_row(one)) for one in found.connections]
         for topic, data in sorted(found.subscriptions.items()):
             wants.rows.append((at, topic, data.expression, data.expression_type))
         for refusal in found.refusals or ():
@@ -172,11 +170,7 @@ async def producer_connection(
     return CommandAnswer.of_rows(
         "producers",
         "broker client address language version",
-        [
-            (at, one.client_id, one.address, one.language, render_version(one.version))
-            for at, producers in found
-            for one in producers
-        ],
+        [(at, *client_row(one)) for at, producers in found for one in producers],
         otherwise=f"no producer of group {group!r} is online",
     )
 
@@ -189,7 +183,7 @@ async def all_producers(tools: Tools, broker: opt.BrokerAddress) -> CommandAnswe
         "producers",
         "group client address language version seen_at",
         [
-            (group, one.client_id, one.address, one.language, render_version(one.version), one.updated_at_ms)
+            (group, *client_row(one), one.updated_at_ms)
             for group, members in sorted(found.items())
             for one in members
         ],
@@ -469,6 +463,11 @@ async def _progress_of_group(
         table.columns = (*table.columns, "client_ip")
         table.rows = [(*lag_row(one), readers.get(one.queue)) for one in lags]
     return CommandAnswer([table], notes)
+
+
+def client_row(one: ClientConnection | ProducerInfo) -> Row:
+    """Returns a connected client as a row: client, address, language, version."""
+    return (one.client_id, one.address, one.language, render_version(one.version))
 
 
 def lag_row(one: progress.GroupLag) -> Row:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
@@ -43,6 +44,12 @@ class Table:
     name: str
     columns: tuple[str, ...]
     rows: list[Row] = field(default_factory=list)
+
+
+def rows_of(values: Iterable[object], attributes: str, *before: object) -> list[Row]:
+    """Returns a row for each value: `before`, and its attributes, two or more names separated by blanks."""
+    read = attrgetter(*attributes.split())
+    return [(*before, *read(one)) for one in values]
 
 
 @dataclass(frozen=True, slots=True)

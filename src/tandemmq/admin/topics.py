@@ -7,14 +7,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 from msgspec import to_builtins
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.options import option
-from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
+from tandemmq.admin.render import CommandAnswer, Row, Table, rows_of, write_json
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.client import admin_topics
 from tandemmq.client.consumer.rebalance import allocate_averagely
@@ -33,6 +33,11 @@ app = typer.Typer()
 
 Force = Annotated[bool, option("--force", "Remove read queues even if they hold unread messages.")]
 Permission = Annotated[int, option("-p --perm", "2: write, 4: read, 6: both.", min=0, max=7)]
+
+
+END_COLUMNS: Final = ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at")
+QUEUE_ENDS: Final = "broker_name queue_id min_offset max_offset count newest_at_ms"
+"""The ends of a queue, and their columns."""
 
 
 @opt.command(app, "topicList")
@@ -88,12 +93,10 @@ async def topic_cluster_list(tools: Tools, topic: opt.Topic) -> CommandAnswer:
 async def topic_status(tools: Tools, topic: opt.Topic) -> CommandAnswer:
     """Show the first and last offset of each queue of a topic."""
     route = await tools.cluster_admin.topic_route(topic)
-    table = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
+    table = Table("queues", END_COLUMNS)
     for broker in sorted(route.brokers, key=lambda one: one.broker_name):
         address = _master_or_slave(broker.addresses, broker.broker_name)
-        for queue in await read_ends(tools, address, topic):
-            ends = (queue.min_offset, queue.max_offset, queue.count, queue.newest_at_ms)
-            table.rows.append((queue.broker_name, queue.queue_id, *ends))
+        table.rows += rows_of(await read_ends(tools, address, topic), QUEUE_ENDS)
     return CommandAnswer([table])
 
 

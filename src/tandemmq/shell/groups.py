@@ -7,14 +7,13 @@ from typing import Annotated
 import typer
 
 from tandemmq.admin import options as opt
-from tandemmq.admin.groups import LAG_COLUMNS, lag_row, show_progress
+from tandemmq.admin.groups import LAG_COLUMNS, client_row, lag_row, show_progress
 from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, print_preview
 from tandemmq.manage.groups import delete_everywhere, read_group
 from tandemmq.manage.resets import NewPosition, QueueMove, preview_reset, reset_group
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.codes import render_version
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.shell import nouns
 from tandemmq.shell.nouns import Yes, confirm, noun, verb
@@ -38,10 +37,7 @@ async def describe_group(tools: Tools, group: nouns.Group) -> CommandAnswer:
         allowed = "allowed" if one.is_consume_enabled else "stopped"
         settings.rows.append((name, allowed, one.is_orderly, one.retry_count_max, one.attributes))
     members = Table("members", ("client", "address", "language", "version"))
-    members.rows = [
-        (client, one.address, one.language, render_version(one.version))
-        for client, one in sorted(state.members.members.items())
-    ]
+    members.rows = [client_row(one) for _, one in sorted(state.members.members.items())]
     wants = Table("subscriptions", ("topic", "expression"))
     for topic, by_broker in sorted(state.members.subscriptions.items()):
         wants.rows += sorted({(topic, data.expression) for data in by_broker.values()})

@@ -6,8 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
@@ -209,7 +209,7 @@ def produce(
         _wait_for_route(producer, topic)
         is_typed = not texts and source.is_typed
         sending = Sending(
-            stack.enter_context(_progress(is_typed=is_typed)), has_lines=not (texts or source.size)
+            stack.enter_context(_open_progress(is_typed=is_typed)), has_lines=not (texts or source.size)
         )
         try:
             for bodies in source.open(texts, stack):
@@ -314,25 +314,17 @@ def _pair(text: str) -> tuple[str, str]:
     return name, value
 
 
-class _progress:  # a context manager
-    """A progress bar on a terminal's standard error; None elsewhere, and if the lines are typed at a
+@contextmanager
+def _open_progress(*, is_typed: bool) -> Iterator[Progress | None]:
+    """Yields a progress bar on a terminal's standard error; None elsewhere, and if the lines are typed at a
     terminal.
     """
+    if is_typed or not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    def __init__(self, *, is_typed: bool) -> None:
-        self._progress: Progress | None = None
-        if sys.stderr.isatty() and not is_typed:
-            from rich.console import Console
-            from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-            columns = SpinnerColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
-            self._progress = Progress(*columns, console=Console(stderr=True), transient=True)
-
-    def __enter__(self) -> Progress | None:
-        if self._progress is not None:
-            self._progress.start()
-        return self._progress
-
-    def __exit__(self, *ignored: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    columns = SpinnerColumn(), TextColumn("{task.fields[rate]}"), TimeElapsedColumn()
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        yield progress

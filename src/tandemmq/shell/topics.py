@@ -9,7 +9,8 @@ import typer
 
 from tandemmq.admin import options as opt
 from tandemmq.admin.options import option
-from tandemmq.admin.render import CommandAnswer, Table
+from tandemmq.admin.render import CommandAnswer, Table, rows_of
+from tandemmq.admin.topics import END_COLUMNS, QUEUE_ENDS
 from tandemmq.client.admin_topics import NEW_QUEUE_COUNT
 from tandemmq.errors import TandemError
 from tandemmq.manage import topics
@@ -133,11 +134,7 @@ async def describe_topic(tools: Tools, topic: session.Topic) -> CommandAnswer:
     """Show a topic's settings, queues, traffic and the groups that read it."""
     found = await topics.read_topic(tools, topic, LoopClock().now_ms())
     shown = _shown(found)
-    queues = Table("queues", ("broker", "queue", "min_offset", "max_offset", "messages", "newest_at"))
-    queues.rows = [
-        (one.broker_name, one.queue_id, one.min_offset, one.max_offset, one.count, one.newest_at_ms)
-        for one in found.queues
-    ]
+    queues = Table("queues", END_COLUMNS, rows_of(found.queues, QUEUE_ENDS))
     groups = Table("groups", ("group", "members", "lag", "behind_seconds", "out_tps", "out_24h"))
     groups.rows = [
         (one.group, one.member_count, one.lag, one.behind_s, round(one.out_tps, 2), one.out_day)

@@ -16,9 +16,10 @@ from tandemmq.manage.delayed import (
     cancel,
     handle_of,
     is_cancelled,
+    read_all_waiting,
     read_waiting,
 )
-from tandemmq.manage.tools import Tools, find_targets
+from tandemmq.manage.tools import Target, Tools, find_targets
 from waits import until
 
 
@@ -50,6 +51,12 @@ async def test_waiting_messages_are_listed_by_due_time() -> None:
             (17, 1, 3_600_000),
         ]
         assert not found.is_cut
+        (target,) = await find_targets(tools, masters_only=True)
+        away = Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1")
+        everything = await read_all_waiting(tools, [target, away], now_ms)
+        assert [one.level for one in everything.messages] == [6, None, 17]
+        assert [(one, level.level) for one, level in everything.levels] == [(target, 6), (target, 17)]
+        assert (set(everything.failed), everything.is_cut) == ({away}, False)
         with pytest.raises(BadRequest, match="delay level"):
             handle_of(found.messages[0])
         with pytest.raises(NotPermitted, match="recallMessageEnable"):

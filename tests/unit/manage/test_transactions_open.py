@@ -12,6 +12,7 @@ from tandemmq.manage.tools import Target, Tools, find_targets
 from tandemmq.manage.transactions import (
     OpenTransaction,
     check_again,
+    read_all_transactions,
     read_discarded_transactions,
     read_open_transactions,
 )
@@ -76,6 +77,9 @@ async def test_a_discarded_transaction_is_checked_again_and_ends_once() -> None:
 
             await until(is_discarded)
             (given_up,) = await read_discarded_transactions(tools, await master(tools))
+            away = Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1")
+            found = await read_all_transactions(tools, [away, await master(tools)])
+            assert (found.discarded, set(found.failed)) == ([given_up], {away})
             assert given_up.is_discarded
             assert given_up.checks == 2
             state = State.COMMIT

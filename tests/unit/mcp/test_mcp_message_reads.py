@@ -32,6 +32,9 @@ async def test_waiting_messages_are_listed_by_due_time(managed: ManagedCluster) 
     assert (found["note"], found["is_cut"], found["incomplete"]) == (UNTRUSTED, False, [])
     assert [(one["level"], one["waiting"]) for one in found["levels"]] == [(17, 1)]
     assert [one["level"] for one in found["untrusted"]["messages"]] == [None, 17]
+    assert set(found["levels"][0]) == {"broker", "level", "delay_seconds", "waiting", "next_at"}
+    names = "broker topic message_id unique_key keys tags stored_at due_at level"
+    assert set(found["untrusted"]["messages"][0]) == set(names.split())
     assert found["untrusted"]["messages_by_topic"] == {"Orders": 2}
     found = await read(managed.tools, "list_waiting_messages", search="TIMER")
     assert [one["keys"] for one in found["untrusted"]["messages"]] == ["timer"]
@@ -49,6 +52,8 @@ async def test_open_transactions_are_listed(managed: ManagedCluster) -> None:
     assert (found["note"], found["is_cut"], found["incomplete"]) == (UNTRUSTED, False, [])
     [half] = found["untrusted"]["open"]
     assert (half["topic"], half["producer_group"], half["keys"]) == ("Orders", "payers", "k1")
+    names = "broker topic producer_group message_id unique_key keys tags born_at stored_at checks"
+    assert set(half) == set(names.split())
     assert found["untrusted"]["given_up"] == []
 
 
@@ -91,6 +96,7 @@ async def test_a_trace_is_shown_as_data(managed: ManagedCluster) -> None:
     assert found["note"] == UNTRUSTED
     [send] = found["untrusted"]["sends"]
     assert (send["topic"], send["is_ok"]) == ("Orders", True)
+    assert set(send) == {"group", "client", "topic", "kind", "sent_at", "took_ms", "is_ok", "broker"}
     found = await read(managed.tools, "trace_message", unique_key=KEY_OF_NOTHING)
     assert found["is_traced"] is False
 

@@ -84,11 +84,16 @@ async def test_an_overview_lists_the_brokers(cluster: Cluster) -> None:
     [broker] = (await ask(cluster, "cluster_overview"))["brokers"]
     assert (broker["broker"], broker["role"], broker["error"]) == ("broker-a", "master", "")
     assert broker["started_at"].endswith("+00:00")
+    rates = {"messages_in_per_second", "messages_out_per_second", "disk_used_share"}
+    names = {"cluster", "broker", "id", "address", "role", "version", "started_at", "error"}
+    assert set(broker) == names | rates
 
 
 async def test_topics_are_listed_by_name_and_use(cluster: Cluster) -> None:
     found = await ask(cluster, "list_topics", search="ORD")
     assert [(one["topic"], one["messages"]) for one in found["topics"]] == [("Orders", 5)]
+    names = "topic kind read_queues write_queues message_type messages newest_at messages_in_per_second"
+    assert set(found["topics"][0]) == set(names.split())
     found = await ask(cluster, "list_topics", kind="any", limit=3)
     assert len(found["topics"]) == 3
     assert found["more"] > 3
@@ -99,6 +104,8 @@ async def test_a_topic_shows_its_queues_and_its_groups(cluster: Cluster) -> None
     found = await ask(cluster, "describe_topic", topic="Orders")
     assert sum(one["end_offset"] for one in found["queues"]) == 5
     assert [one["group"] for one in found["groups"]] == ["billing"]
+    assert (found["kind"], found["clusters"], found["permissions"]) == ("user", ["DefaultCluster"], [6])
+    assert set(found["queues"][0]) == {"broker", "queue", "first_offset", "end_offset", "newest_at"}
     assert (found["more_queues"], found["more_groups"]) == (0, 0)
     found = await ask(cluster, "describe_topic", topic="Orders", limit=1)
     assert found["more_queues"] == 3
@@ -111,6 +118,8 @@ async def test_groups_show_their_lag(cluster: Cluster) -> None:
     found = await ask(cluster, "describe_group", group="billing")
     assert found["settings_by_broker"]["broker-a"]["groupName"] == "billing"
     assert sum(one["lag"] for one in found["queues"]) == 4
+    names = "topic broker queue end_offset committed_offset lag in_flight read_up_to"
+    assert set(found["queues"][0]) == set(names.split())
     assert "no broker that answers has the group" in await ask(cluster, "describe_group", group="nobody")
 
 
