@@ -12,6 +12,7 @@ import pytest
 from tandemmq.errors import ConfigError
 from tandemmq.manage import pipelines
 from tandemmq.manage.pipelines import PipelineState, read_pipelines
+from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.pipelines.events import (
     AuditDone,
     Event,
@@ -20,7 +21,6 @@ from tandemmq.spark.pipelines.events import (
     SideJudged,
     Started,
     Stopped,
-    Totals,
     make_batch_done,
 )
 

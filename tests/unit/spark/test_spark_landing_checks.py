@@ -20,13 +20,12 @@ import tandemmq.spark.pipelines.runner
 import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.command import app
-from tandemmq.spark.lake.files import claim_lake
+from tandemmq.spark.lake.files import Totals, claim_lake
 from tandemmq.spark.lake.home import hold_directory
 from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
 from tandemmq.spark.pipelines.options import LandingOptions
-from tandemmq.spark.pipelines.runner import Totals
 from tandemmq.spark.session import hush_pandas, share_python_path
 
 

@@ -15,10 +15,10 @@ import pytest
 
 import tandemmq.spark.sink.writer
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import SUMMARY_FILE, batch_dir, claim_lake
+from tandemmq.spark.lake.files import SUMMARY_FILE, Totals, batch_dir, claim_lake
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.pipelines.dead_letters import _make_letter
-from tandemmq.spark.pipelines.events import ResultReporter, Totals
+from tandemmq.spark.pipelines.events import ResultReporter
 from tandemmq.spark.pipelines.options import DeadLetterOptions, ReplayOptions, parse_time
 from tandemmq.spark.pipelines.replay import Replay, load_state
 from tandemmq.spark.pipelines.runner import StopFlag, Workplace

@@ -17,6 +17,7 @@ from rich.console import Console
 
 import tandemmq.spark.pipelines.events
 import tandemmq.spark.pipelines.runner
+from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.offsets import measure_lag
 from tandemmq.spark.pipelines.events import (
     AuditDone,
@@ -38,7 +39,6 @@ from tandemmq.spark.pipelines.runner import (
     Jobs,
     Runner,
     StopFlag,
-    Totals,
     explain_failure,
     is_transient,
 )

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import (
+    BAD_RECORDS_DIR,
     CONTROL_DIR,
     CommitOutcome,
     CommittedFile,
@@ -250,6 +251,11 @@ def list_committed(root: Path) -> list[int]:
     if directory.is_dir():
         found.update(int(entry.stem) for entry in directory.glob("*.json"))
     return sorted(found)
+
+
+def is_begun(root: Path) -> bool:
+    """Returns True if anything has been landed, good rows or bad records."""
+    return bool(list_committed(root) or list_batches(root / BAD_RECORDS_DIR))
 
 
 def read_committed(root: Path, batch_id: int) -> Totals:

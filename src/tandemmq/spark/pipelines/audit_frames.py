@@ -45,8 +45,7 @@ class RangePart(NamedTuple):
     end: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
+class Digest(NamedTuple):
     """The digest of one side's rows in one piece. `offset_xor` covers only hashes of the queue offsets."""
 
     rows: int
@@ -60,16 +59,14 @@ class Digest:
 Digests = Mapping[PieceKey, Digest]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class Expected(NamedTuple):
     """The digest values of a piece without gaps and repeats, which do not depend on the messages."""
 
     rows: int
     offset_xor: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Shortfall:
+class Shortfall(NamedTuple):
     """The end of a queue that a side lacks: `messages` of them, from the offset `reached` on."""
 
     queue: QueueKey
@@ -78,8 +75,7 @@ class Shortfall:
     seconds: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class Comparison(NamedTuple):
     """The result of a comparison. `suspects`: pieces to compare row by row, in order; `surplus`: rows beyond
     one per offset.
     """
@@ -114,7 +110,7 @@ def compare(
         end = min(part.end, reached[key.queue])
         if part.begin >= end:
             continue
-        is_whole = found is not None and (found.rows, found.offset_xor) == (wanted.rows, wanted.offset_xor)
+        is_whole = found is not None and (found.rows, found.offset_xor) == wanted
         if not is_whole or not _is_same(reference.get(key), found):
             suspects.append(RangePart(key, part.begin, end))
     behind = find_behind(reference, side, ranges, reached)
@@ -199,8 +195,7 @@ ROWS_PER_TASK = 200_000
 _TYPES = {column.name: column.types for column in COLUMNS}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Side:
+class Side(NamedTuple):
     """One copy of the topics: a replica of the cluster, a lake, or the files of a store."""
 
     name: str
@@ -420,4 +415,4 @@ def _queue(row: Any) -> QueueKey:
 
 
 def _digest(row: Any) -> Digest:
-    return Digest(**{name: row[name] for name in Digest.__slots__})
+    return Digest(**{name: row[name] for name in Digest._fields})

@@ -24,13 +24,8 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import replace_file
-from tandemmq.spark.lake.files import (
-    BAD_RECORDS_DIR,
-    CONTROL_DIR,
-    batch_dir,
-    list_batches,
-)
-from tandemmq.spark.lake.formats import list_committed
+from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
+from tandemmq.spark.lake.formats import is_begun
 from tandemmq.spark.lake.home import DataFiles, find_files
 from tandemmq.spark.pipelines.events import Event, ReportTable
 from tandemmq.spark.pipelines.options import JsonChanges
@@ -108,11 +103,6 @@ def _is_growth_of(begun: StructType, kept: StructType) -> bool:
 def save_schema(out: Path, schema: StructType) -> None:
     """Stores the schema of a lake's bodies; it is on disk when this returns."""
     replace_file(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
-
-
-def is_begun(out: Path) -> bool:
-    """Returns True if anything has been landed."""
-    return bool(list_committed(out) or list_batches(out / BAD_RECORDS_DIR))
 
 
 def parse_schema(text: str) -> StructType:
