@@ -77,6 +77,8 @@ def _collect(module: str, *names: str) -> None:
         globals()[f"Test_{module}_{name}"] = cases
 
 
+# First, as its worker must not share the queue with the one of the other cases; the last case stops all.
+_collect("test_dedup_chain_dispatch", "test_dedup_chain_dispatch")
 _collect(
     "test_tasks",
     "test_class_based_tasks",
@@ -97,7 +99,6 @@ _collect(
 )
 _collect("test_inspect", "test_Inspect")
 _collect("test_loader", "test_loader")
-_collect("test_dedup_chain_dispatch", "test_dedup_chain_dispatch")
 _collect("test_prefork_shutdown", "test_prefork_shutdown")
 inspect = _load("test_inspect").inspect
 dedup_worker = _load("test_dedup_chain_dispatch").dedup_worker
