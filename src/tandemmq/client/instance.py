@@ -377,6 +377,11 @@ class ClientInstance:
             consumers=tuple(member.describe() for member in self._consumers.values()),
         )
 
+    async def learn_version(self, address: str) -> None:
+        """Sends a heartbeat to a broker of unknown version; without an answer it stays unknown."""
+        if address not in self.broker_versions:
+            await self._beat_one(address, self._heartbeat())
+
     async def _beat_one(self, address: str, body: Heartbeat) -> None:
         try:
             self.broker_versions[address] = await broker_consume.send_heartbeat(self.remoting, address, body)

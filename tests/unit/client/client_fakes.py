@@ -18,7 +18,7 @@ from tandemmq.protocol.bodies.route import (
     encode_cluster_info,
     encode_topic_route,
 )
-from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.message_id import encode_host, encode_message_id
@@ -67,6 +67,7 @@ class FakeBroker:
         self.broker_id = broker_id
         self.queues: dict[tuple[str, int], FakeQueue] = {} if log is None else log
         self.offsets: dict[tuple[str, str, int], int] = {}
+        self.version = OUR_VERSION
         self.members: dict[str, dict[str, Channel]] = {}
         self.heartbeats: list[Heartbeat] = []
         self.sends = 0
@@ -244,7 +245,9 @@ class FakeBroker:
             if heartbeat.client_id not in members:
                 members[heartbeat.client_id] = channel
                 self.notify(consumer.group)
-        return command.reply()
+        answer = command.reply()
+        answer.version = self.version
+        return answer
 
     def _unregister(self, channel: Channel, command: Command) -> Command:
         header = command.decode(UnregisterClientRequest)

@@ -12,6 +12,7 @@ from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.record import decode_records
+from waits import until
 
 
 async def test_a_dead_letter_is_stored_and_then_acknowledged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,3 +46,15 @@ async def test_a_request_that_is_delivered_again_can_be_answered() -> None:
             consumer.subscribe("T")
             await consumer.reply(message, b"pong")
         assert cluster[0].replies == [b"pong"]
+
+
+async def test_a_broker_that_does_not_pop_is_named() -> None:
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        consumer.subscribe("T")
+
+        async def receive() -> bool:
+            assert await consumer.receive(timeout_s=0) == []
+            return False
+
+        with pytest.raises(RequestRejected, match="broker 'a' does not serve pops: they need RocketMQ 5"):
+            await until(receive)

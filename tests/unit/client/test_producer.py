@@ -10,7 +10,16 @@ import msgspec
 import pytest
 from client_fakes import FakeBroker, running_cluster
 
-from tandemmq.client import ClientOptions, Compression, Json, Message, Producer, ProducerOptions, SendStatus
+from tandemmq.client import (
+    ClientOptions,
+    Compression,
+    Json,
+    Message,
+    Producer,
+    ProducerOptions,
+    SendResult,
+    SendStatus,
+)
 from tandemmq.client.producer import sender
 from tandemmq.errors import (
     BadRequest,
@@ -26,6 +35,7 @@ from tandemmq.errors import (
     ServiceNotAvailable,
 )
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import VERSION_TIMERS
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
 from waits import PATIENCE_S, until
@@ -636,3 +646,35 @@ async def test_the_answer_of_an_attempt_that_was_given_up_decides_nothing():
         attempts._on_answer(shipment, number, MessageIllegal("this attempt says so"))
         with pytest.raises(MessageIllegal, match="this attempt"):
             await sending
+
+
+@pytest.mark.parametrize("fields", [{"delay_ms": 5_000}, {"deliver_at_ms": 1 << 41}, {"priority": 3}])
+async def test_old_brokers_get_no_message_with_a_field_that_they_ignore(fields: dict[str, int]) -> None:
+    timed = Message(topic="T", body=b"x", **fields)  # type: ignore[arg-type]  # real fields
+    old, new = FakeBroker("a"), FakeBroker("b")
+    old.version = VERSION_TIMERS - 2
+    async with running_cluster(old, new, T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        queues = {queue.broker_name: queue for queue in await producer.queues("T")}
+        at_old = timed if "priority" not in fields else None
+        if at_old is not None:
+            for _ in range(2):  # before and after the version is known
+                with pytest.raises(MessageIllegal, match="'a' has RocketMQ V4_9_9, which ignores"):
+                    await producer.send(at_old, queue=queues["a"])
+            with pytest.raises(MessageIllegal, match="V4_9_9"):
+                await producer.send_oneway(at_old, queue=queues["a"])
+            assert (await producer.send(at_old, queue=queues["b"])).is_ok
+        else:
+            outcomes = await asyncio.gather(*(producer.send(timed) for _ in range(2)), return_exceptions=True)
+            assert sorted(map(type, outcomes), key=str) == sorted((MessageIllegal, SendResult), key=str)
+        assert (old.sends, new.sends) == (0, 1)
+        level = Message(topic="T", body=b"x", delay_level=3)
+        assert (await producer.send(level, queue=queues["a"])).is_ok
+
+
+async def test_a_timed_message_is_sent_if_the_version_stays_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def learn_nothing(address: str) -> None: ...
+
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        monkeypatch.setattr(producer.instance, "learn_version", learn_nothing)
+        monkeypatch.setattr(producer.instance, "broker_versions", {})
+        assert (await producer.send(Message(topic="T", body=b"x", delay_ms=5_000))).is_ok

@@ -32,7 +32,7 @@ from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settle
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.serializers import Serializer
-from tandemmq.errors import ClientError, NoRoute, TandemError
+from tandemmq.errors import ClientError, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -479,6 +479,11 @@ class PopConsumer(Client):
 
     def _note_failure(self, target: _Target, error: TandemError) -> None:
         """Raises an error that would occur again; otherwise the next broker is asked, and this one later."""
+        if isinstance(error, RequestRejected) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise RequestRejected(
+                f"broker {target.broker_name!r} does not serve pops: they need RocketMQ 5 or TandemMQ",
+                code=error.code,
+            ) from error
         if not (error.retriable or error.refresh_route):
             raise error
         self._log_failure(target, error)

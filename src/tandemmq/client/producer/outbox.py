@@ -395,6 +395,10 @@ class Outbox:
             message = self.prepare(message)
         shipment = self._packer.pack_one(message, queue=queue, deadline_s=self._packer.deadline_s(None))
         shipment.queue = target
+        if shipment.version_min:
+            await self.instance.learn_version(address)
+            if (fault := self._sender.version_fault(shipment, address)) is not None:
+                raise fault
         header = shipment.header(self.group, self._options)
         try:
             await broker_send.send_oneway(self.instance.remoting, address, header, shipment.body)

@@ -20,6 +20,7 @@ from tandemmq.client.producer.results import SendResult, split_answer
 from tandemmq.errors import MessageIllegal
 from tandemmq.protocol.batch import encode_batch_item
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.codes import VERSION_TIMERS
 from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message, check_message, encode_wire_properties, is_delayed
 from tandemmq.protocol.properties import check_properties_size, encode_properties
@@ -57,6 +58,8 @@ class Shipment:
     list_waiter: Waiter | None = None
     room_bytes: int = 0
     room_count: int = 0
+    version_min: int = 0
+    """The version of the oldest broker that understands the message; 0: of any broker."""
     attempts: int = 0
     avoid: str = ""
 
@@ -210,6 +213,8 @@ class Packer:
         )
         shipment.flag = message.flag
         shipment.sys_flag = sys_flag | system_flag
+        if message.delay_ms is not None or message.deliver_at_ms is not None or message.priority is not None:
+            shipment.version_min = VERSION_TIMERS
         return shipment
 
     def pack_item(self, message: Message) -> tuple[bytes, str]:

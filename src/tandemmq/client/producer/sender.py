@@ -26,6 +26,7 @@ from tandemmq.client.producer.packer import Shipment
 from tandemmq.client.route_cache import FaultyPeers, RouteView
 from tandemmq.errors import (
     BrokerUnreachable,
+    MessageIllegal,
     NoRoute,
     QueueNotFound,
     RequestRejected,
@@ -33,7 +34,7 @@ from tandemmq.errors import (
     TandemError,
 )
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.codes import ResponseCode, render_version
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import TimerHandle
@@ -121,7 +122,8 @@ class Sender:
             )
             return
         channel = self._remoting.open_channel(address)
-        if channel is None:
+        is_unsure = shipment.version_min and address not in self._instance.broker_versions
+        if channel is None or is_unsure:
             self._await_channel(shipment, address)
         else:
             self._send(shipment, channel, address)
@@ -152,8 +154,22 @@ class Sender:
             choice = self._choices[view.topic] = QueueChoice(self._instance.chance.below(START_BOUND))
         return choice.next_queue(view.publish_queues, avoid)
 
+    def version_fault(self, shipment: Shipment, address: str) -> MessageIllegal | None:
+        """Returns the error for a message with a field that the broker is known to ignore; None otherwise."""
+        assert shipment.queue is not None
+        version = self._instance.broker_versions.get(address, shipment.version_min)
+        if version >= shipment.version_min:
+            return None
+        return MessageIllegal(
+            f"broker {shipment.queue.broker_name!r} has RocketMQ {render_version(version)}, which ignores"
+            " delay_ms, deliver_at_ms and priority: use delay_level, or a broker of RocketMQ 5 or TandemMQ"
+        )
+
     def _send(self, shipment: Shipment, channel: Channel, address: str) -> None:
         shipment.attempts += 1
+        if shipment.version_min and (fault := self.version_fault(shipment, address)) is not None:
+            self._fail(shipment, fault)
+            return
         command = send_command(shipment.header(self._group, self._options), shipment.body)
         now_s = self._clock.monotonic()
         remaining_s = shipment.deadline_s - now_s
@@ -336,6 +352,8 @@ class Sender:
                 shipment.attempts += 1
                 self._on_error(shipment, error)
             return
+        if any(shipment.version_min for shipment in self._awaiting_channel.get(address, ())):
+            await self._instance.learn_version(address)
         # Brokers must know a producer before they can send it a request.
         self._instance.beat_soon()
         for shipment in self._awaiting_channel.pop(address, ()):
