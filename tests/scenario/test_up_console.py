@@ -36,8 +36,9 @@ def test_a_console_runs_is_restarted_and_stops_with_the_cluster(tmp_path: Path) 
         assert f"The web console is at http://{console['address']}" in began.stdout
         until_blocking(lambda: is_serving(console["address"]))
         foreign = urllib.request.Request(f"http://{console['address']}/", headers={"Host": "evil"})
-        with pytest.raises(urllib.error.HTTPError, match="421"):
+        with pytest.raises(urllib.error.HTTPError, match="421") as refused:
             urllib.request.urlopen(foreign, timeout=10)
+        refused.value.close()
         assert (folder / "console" / "audit.jsonl").exists()
         os.kill(console["process"], signal.SIGKILL)
         until_blocking(lambda: servers(folder)["console"]["restarts"] == 1)

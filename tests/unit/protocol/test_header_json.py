@@ -213,7 +213,7 @@ BAD_HEADERS = {
     "fields are a text": b'{"code":1,"extFields":"x"}',
     "no UTF-8": b'{"code":1,"extFields":{"a":"\xff"}}',
     "no UTF-8 in remark": b'{"code":1,"remark":"\xff"}',
-    "deep": b'{"code":1,"extFields":{"a":' + b"[" * 50_000 + b"]" * 50_000 + b"}}",
+    "deep": b'{"code":1,"remark":' + b"[" * 50_000 + b"]" * 50_000 + b"}",
     "deep and cut": b"[" * 100_000,
     "binary": bytes(range(256)),
 }
@@ -223,6 +223,16 @@ BAD_HEADERS = {
 def test_unreadable_header_is_the_peers_fault(header: bytes) -> None:
     with pytest.raises(RemoteProtocolError):
         read(header)
+
+
+def test_a_deep_field_is_text_or_refused() -> None:
+    """The depth that msgspec skips differs between versions of Python."""
+    deep = "[" * 50_000 + "]" * 50_000
+    try:
+        fields = read(b'{"code":1,"extFields":{"a":' + deep.encode() + b"}}").fields
+    except RemoteProtocolError:
+        return
+    assert fields == {"a": deep}
 
 
 def test_written_header_is_strict_json_without_nulls() -> None:
