@@ -14,7 +14,7 @@ import pytest
 from sim.cluster.cluster import Cluster
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.run import Summary
-from sim.cluster.settings import WORK_NAMES, Settings
+from sim.cluster.settings import GROWING, WORK_NAMES, Settings
 from sim.cluster.simulation import Adjust, run_seed
 from sim.cluster.work.kinds import KINDS
 from tandemmq.broker.replica.tail_check import TailCheck
@@ -33,7 +33,7 @@ from tandemmq.runtime.ports import Disk
 from tandemmq.store import BrokerRole, FlushMode, StoreOptions, flusher
 from tandemmq.store.segmented_log import Segment
 
-SMOKE_SEEDS = range(917, 925)
+SMOKE_SEEDS = range(917, 926)
 SMOKE_LOAD_S = 12.0
 REPEATED_SEED = 903
 LATE_S = 0.02
@@ -56,7 +56,7 @@ def test_seeds_break_no_promise() -> None:
 
 
 def test_every_kind_of_work_can_be_drawn() -> None:
-    assert set(KINDS) == set(WORK_NAMES)
+    assert set(KINDS) == {*WORK_NAMES, GROWING}
 
 
 def test_a_broker_that_does_not_find_numbered_sends_again_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

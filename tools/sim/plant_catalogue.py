@@ -1418,6 +1418,20 @@ _POP: Final = (
         proofs=("property/test_pop_model.py",),
     ),
     Plant(
+        name="a queue that appears under a running consumer begins at its end",
+        path="client/consumer/offsets.py",
+        sound="                start_from = StartFrom.FIRST\n            elif",
+        bug="                pass\n            elif",
+        proofs=("simulation/test_growing_simulation.py",),
+    ),
+    Plant(
+        name="every route counts as the first that a consumer saw",
+        path="client/consumer/offsets.py",
+        sound="self._first_route.setdefault(topic, frozenset(queues))",
+        bug="self._first_route[topic] = frozenset(queues)",
+        proofs=("simulation/test_growing_simulation.py",),
+    ),
+    Plant(
         name="a new queue of a topic that a group pops begins at its last message",
         path="broker/pop/reading.py",
         sound="return any(position((topic, group, number)) is not None",

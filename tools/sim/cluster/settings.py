@@ -15,7 +15,9 @@ TAGS = ("red", "blue", "")
 PASSING_TOPIC = "Passing"
 """A topic that operators delete and create again."""
 WORK_NAMES = ("timed", "transaction", "filter", "pop", "numbered", "ordered", "renewed", "moved")
-"""The kinds of work in `work/kinds.py`."""
+"""The kinds of work in `work/kinds.py`, without GROWING."""
+GROWING = "growing"
+"""The work of a seed that draws no other kind."""
 WORK_COUNT_MAX = 3
 
 
@@ -189,4 +191,5 @@ def draw_settings(dice: Dice) -> Settings:
 def _draw_work(dice: Dice) -> tuple[str, ...]:
     """Draws few kinds at a time: each then occurs often, and in more circumstances."""
     names = list(WORK_NAMES)
-    return tuple(names.pop(dice.below(len(names))) for _ in range(dice.between(0, WORK_COUNT_MAX)))
+    drawn = tuple(names.pop(dice.below(len(names))) for _ in range(dice.between(0, WORK_COUNT_MAX)))
+    return drawn or (GROWING,)

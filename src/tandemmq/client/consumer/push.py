@@ -39,7 +39,7 @@ class PushConsumer(GroupConsumer):
     def __init__(
         self,
         group: str,
-        namesrv: ServerNames,
+        namesrv: ServerNames = "",
         handler: AnyHandler | None = None,
         *,
         options: PushOptions | None = None,

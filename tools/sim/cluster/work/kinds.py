@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from sim.cluster.ledger import Ledger
 from sim.cluster.watch import Watch
+from sim.cluster.work.growing import GrowingWork
 from sim.cluster.work.later import FilterWork, TimedWork, TransactionWork
 from sim.cluster.work.node import WorkNode
 from sim.cluster.work.sharing import NumberedWork, OrderedWork, PopWork
@@ -21,6 +22,7 @@ KINDS: dict[str, type[WorkNode]] = {
         OrderedWork,
         RenewedWork,
         MovedWork,
+        GrowingWork,
     )
 }
 

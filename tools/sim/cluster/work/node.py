@@ -17,18 +17,22 @@ from sim.cluster.ledger import Ledger
 from sim.cluster.nodes import BrokerNode
 from sim.cluster.watch import EXCUSE_S, Watch
 from sim.cluster.world import World
+from sim.memory import MemoryDisk
 from tandemmq.client import (
     Admin,
     Consumer,
     ConsumerOptions,
     Message,
+    PopConsumer,
     Producer,
     ProducerOptions,
+    PushConsumer,
     ReceivedMessage,
     SendResult,
     StartFrom,
 )
 from tandemmq.errors import TandemError
+from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.runtime.tasks import TaskScope
 
 RETRY_S = 0.5
@@ -104,8 +108,9 @@ class WorkNode(ClientNode):
         self.is_resting = False
         """True once the load is to end."""
         self.is_load_over = False
-        self._open: list[Consumer | Producer] = []
+        self._open: list[Consumer | Producer | PushConsumer | PopConsumer] = []
         self._scope: TaskScope | None = None
+        self._disk = MemoryDisk()
 
     # The process.
 
@@ -186,10 +191,12 @@ class WorkNode(ClientNode):
         filling = self.world.dice.between(0, min(200, self.world.settings.body_bytes_max))
         return self.book.new(self.world.loop.time(), filling)
 
-    async def send(self, producer: Producer, item: Item, message: Message) -> SendResult | None:
+    async def send(
+        self, producer: Producer, item: Item, message: Message, *, queue: MessageQueue | None = None
+    ) -> SendResult | None:
         """Sends a message; returns None if that failed, in which case the outcome is unknown."""
         try:
-            result = await producer.send(message)
+            result = await producer.send(message, queue=queue)
         except TandemError as error:
             self.world.note(f"{self.process} {item} fails: {type(error).__name__}")
             return None
@@ -217,16 +224,15 @@ class WorkNode(ClientNode):
         """Returns a started consumer, which is closed with the process."""
         dice = self.world.dice
         chosen = ConsumerOptions(
-            start_from=StartFrom.FIRST,
             commit_s=0.5,
             rebalance_s=2.0,
             suspend_s=float(dice.between(1, 5)),
             pull_error_delay_s=0.5,
             pull_count_max=dice.pick((1, 8, 256)),
-            **options,
+            **{"start_from": StartFrom.FIRST, **options},
         )
         while True:
-            consumer = Consumer(group, options=chosen, instance=self.instance)
+            consumer = Consumer(group, options=chosen, instance=self.instance, disk=self._disk)
             subscribe(consumer)
             try:
                 await consumer.start()
