@@ -84,6 +84,21 @@ async def test_two_members_get_each_message_once_and_what_is_let_go_again(tmp_pa
             assert await one.receive(timeout_s=0.1) == []
 
 
+async def test_a_batch_of_acks_ends_every_lease(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(broker_consume, "ack", None)  # a single one would fail
+    async with running_cluster(tmp_path) as rig, pops(rig) as consumer:
+        await rig.fill("T", 40)
+        found = await receive(consumer, 40)
+        (broker,) = {broker for (_, broker_id), broker in rig._brokers.items() if broker_id == 0}
+        assert broker._parts is not None
+        leases = broker._parts.pop.revive.lease_log.leases
+        assert len(leases) > 1
+        await consumer.ack(*found[:30])
+        assert len(leases) > 0
+        await consumer.ack(*found)  # the first 30 once more, which changes nothing
+        assert len(leases) == 0
+
+
 async def test_a_receive_of_one_topic_leaves_the_others_alone(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as rig, pops(rig) as consumer:
         async with Admin(rig.namesrv) as admin:

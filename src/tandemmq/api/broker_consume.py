@@ -4,8 +4,9 @@ queues.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -18,6 +19,7 @@ from tandemmq.protocol.bodies.client import (
     decode_lock_answer,
 )
 from tandemmq.protocol.bodies.codec import encode_body
+from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
@@ -211,6 +213,10 @@ async def wait_for_message(client: RemotingClient, address: str, header: headers
     return answer.decode(headers.NotificationResponse).has_message
 
 
+ACK_BITS_MAX: Final = 1 << 16
+"""The bits of one entry of a batch of acks that every broker reads."""
+
+
 def _name_popped(
     group: str, topic: str, handle_text: str, *, is_strict: bool | None = None
 ) -> headers.AckRequest:
@@ -228,6 +234,51 @@ def _name_popped(
 ack = Call(RequestCode.ACK_MESSAGE, _name_popped, done)
 """Acknowledges the message. Raises RequestRejected for an invalid handle; `is_strict`: with NO_MESSAGE also
 for one whose lease has ended (a TandemMQ broker; others report success).
+"""
+
+
+def batch_of_acks(group: str, topic: str, broker_name: str, handle_texts: Sequence[str]) -> BatchAck | None:
+    """Returns one request for these messages of a broker, with an entry for each check point; None if one of
+    them needs a request of its own: it was popped in order, so that a late ack is an error, or its offset is
+    too far from the check point for the bits of an entry.
+
+    Raises:  BadRequest for an invalid handle.
+    """
+    numbers: dict[pop_receipts.Handle, list[int]] = {}
+    for handle in map(pop_receipts.parse_handle, handle_texts):
+        number = handle.offset - handle.start_offset
+        if handle.is_ordered or not 0 <= number < ACK_BITS_MAX:
+            return None
+        numbers.setdefault(handle._replace(offset=0), []).append(number)
+    entries = [
+        BatchAckEntry(
+            bits=encode_bits(of_check_point),
+            group=group,
+            invisible_ms=handle.invisible_ms,
+            pop_time_ms=handle.pop_time_ms,
+            queue_id=handle.queue_id,
+            retry_flag=handle.flag,
+            revive_queue_id=handle.revive_queue_id,
+            start_offset=handle.start_offset,
+            topic=topic,
+        )
+        for handle, of_check_point in numbers.items()
+    ]
+    return BatchAck(entries=entries, broker_name=broker_name)
+
+
+def _batch_body(batch: BatchAck) -> bytes:
+    return encode_body(batch)
+
+
+ack_batch = Call(
+    RequestCode.BATCH_ACK_MESSAGE,
+    _batch_body,
+    lambda _: True,
+    outcomes={ResponseCode.REQUEST_CODE_NOT_SUPPORTED: lambda _: False},
+)
+"""Acknowledges the messages of `batch_of_acks`; returns False if the broker lacks this request (early
+releases of RocketMQ 5). A message whose lease has ended is ignored.
 """
 
 

@@ -88,7 +88,7 @@ class FakeBroker:
         self.proof: str | None = None
         self.address = ""
         self._arrived = asyncio.Event()
-        handlers: dict[int, Callable[[Channel, Command], Command | Awaitable[Command | None] | None]] = {
+        self.handlers: dict[int, Callable[[Channel, Command], Command | Awaitable[Command | None] | None]] = {
             RequestCode.SEND_MESSAGE_V2: self._send,
             RequestCode.SEND_BATCH_MESSAGE: self._send,
             RequestCode.PULL_MESSAGE: self._pull,
@@ -103,7 +103,7 @@ class FakeBroker:
             RequestCode.SEND_REPLY_MESSAGE_V2: self._reply,
         }
         self.server = RemotingServer(
-            {int(code): handler for code, handler in handlers.items()},
+            self.handlers,
             network=TcpNetwork(),
             clock=LoopClock(),
         )

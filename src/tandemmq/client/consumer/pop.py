@@ -21,7 +21,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Self
+from typing import NamedTuple, Self, TypeVar
 
 from tandemmq.api import broker_consume, broker_send
 from tandemmq.client.consumer.returning import GroupReturns
@@ -44,6 +44,7 @@ from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import event_logger
 
 log = event_logger(__name__)
+T = TypeVar("T")
 
 POLL_S_MAX = 15.0
 """The longest time in seconds for which a broker holds one request; then the next request is sent."""
@@ -58,6 +59,7 @@ FUTILE_PAUSE_S_MIN, FUTILE_PAUSE_S_MAX = 0.01, 0.2
 faster, or the broker delivers none now. The pause doubles each time.
 """
 ACKS_AT_ONCE = 64
+ACKS_IN_BATCH_MAX = 1024
 
 
 def longer_pause_s(pause_s: float) -> float:
@@ -97,6 +99,8 @@ class PopConsumer(Client):
         self._subscriptions: dict[str, Subscription] = {}
         self._settler = Settler()
         self._turn = 0
+        self._without_batches: set[str] = set()
+        """The brokers that acknowledge messages only one by one."""
         self._bells: dict[_Target, asyncio.Task[bool]] = {}
         self._failure: BaseException | None = None
         self._is_started = False
@@ -201,12 +205,16 @@ class PopConsumer(Client):
         return await self._wait_for_bell(await self._targets(None), self._topics(None), timeout_s)
 
     async def ack(self, *messages: PoppedMessage) -> None:
-        """Acknowledges these messages.
+        """Acknowledges these messages, those of one broker and topic with one request.
 
         Raises:  the first error, after all were tried; a message whose acknowledgement failed may be
                  delivered again.
         """
-        await self._each(messages, self._ack)
+        batches: dict[tuple[str, str, int], list[PoppedMessage]] = {}
+        for number, message in enumerate(messages):
+            key = (message.topic, message.broker_name, number // ACKS_IN_BATCH_MAX)
+            batches.setdefault(key, []).append(message)
+        await self._each([*batches.values()], self._ack_batch)
 
     async def nack(self, *messages: PoppedMessage, delay_s: float = 0.0, counts: bool = True) -> None:
         """Gives these messages back: they are delivered again, to any member, `delay_s` from now.
@@ -295,12 +303,10 @@ class PopConsumer(Client):
 
     # Inside
 
-    async def _each(
-        self, messages: Sequence[PoppedMessage], call: Callable[[PoppedMessage], Awaitable[None]]
-    ) -> None:
+    async def _each(self, items: Sequence[T], call: Callable[[T], Awaitable[None]]) -> None:
         failure: BaseException | None = None
-        for first in range(0, len(messages), ACKS_AT_ONCE):
-            some = messages[first : first + ACKS_AT_ONCE]
+        for first in range(0, len(items), ACKS_AT_ONCE):
+            some = items[first : first + ACKS_AT_ONCE]
             outcomes = await asyncio.gather(*map(call, some), return_exceptions=True)
             failure = failure or next((one for one in outcomes if one is not None), None)
         if failure is not None:
@@ -455,6 +461,25 @@ class PopConsumer(Client):
         if remaining_s > 0:
             await self._instance.clock.sleep(min(remaining_s, FAILED_PAUSE_S))
         return False
+
+    async def _ack_batch(self, messages: list[PoppedMessage]) -> None:
+        """Acknowledges messages of one topic at one broker, one by one if the broker lacks batches."""
+        broker_name = messages[0].broker_name
+        topic, remoting = self._namespace.wrap(messages[0].topic), self._instance.remoting
+        if len(messages) > 1 and broker_name not in self._without_batches:
+            handles = [message.handle for message in messages]
+            batch = broker_consume.batch_of_acks(self.group, topic, broker_name, handles)
+            if batch is not None:
+                is_done = await self._instance.call_master(
+                    topic,
+                    broker_name,
+                    lambda address, left_s: broker_consume.ack_batch.within(left_s, remoting, address, batch),
+                    timeout_s=self._instance.options.call_timeout_s,
+                )
+                if is_done:
+                    return
+                self._without_batches.add(broker_name)
+        await self._each(messages, self._ack)
 
     async def _ack(self, message: PoppedMessage) -> None:
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting

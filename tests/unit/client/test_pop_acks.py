@@ -1,0 +1,83 @@
+"""Acknowledgements of a pop consumer: batches, and single ones where a broker or a message needs that."""
+
+from __future__ import annotations
+
+import pytest
+from client_fakes import FakeCluster, running_cluster
+
+from tandemmq.client import PopConsumer
+from tandemmq.errors import RequestRejected
+from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.protocol.bodies.progress import BatchAck, decode_bits
+from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.record import decode_records
+from tandemmq.protocol.requests.consume import AckRequest
+from tandemmq.remoting.channel import Channel
+
+
+def popped(cluster: FakeCluster, start: int, offset: int, *, revive_queue_id: int = 3) -> PoppedMessage:
+    cluster[0].put("T", 0, b"0")
+    (record,) = decode_records(cluster[0].queue("T", 0).records[0][0])
+    handle = f"{start} 1700 60000 {revive_queue_id} 0 a 0 {offset}"
+    return PoppedMessage(record, topic="T", broker_name="a", handle=handle)
+
+
+def serve_acks(cluster: FakeCluster, *, batches: bool) -> tuple[list[int], list[BatchAck]]:
+    """Makes the broker answer acks; returns those of single messages, by offset, and the batches."""
+    single: list[int] = []
+    batched: list[BatchAck] = []
+
+    def ack(_: Channel, command: Command) -> Command:
+        single.append(command.decode(AckRequest).offset)
+        return command.reply(ResponseCode.MESSAGE_ILLEGAL if single[-1] == 13 else ResponseCode.SUCCESS)
+
+    def ack_batch(_: Channel, command: Command) -> Command:
+        batched.append(decode_body(command.body, BatchAck))
+        return command.reply(0 if batches else ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
+
+    cluster[0].handlers |= {RequestCode.ACK_MESSAGE: ack, RequestCode.BATCH_ACK_MESSAGE: ack_batch}
+    return single, batched
+
+
+async def test_messages_of_one_broker_are_acknowledged_with_one_request() -> None:
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        single, batched = serve_acks(cluster, batches=True)
+        places = [(5, 5), (5, 7), (8, 9)]
+        await consumer.ack(*(popped(cluster, start, offset) for start, offset in places))
+        assert single == []
+        (batch,) = batched
+        assert batch.broker_name == "a"
+        assert [(one.start_offset, decode_bits(one.bits, 8)) for one in batch.entries] == [
+            (5, [0, 2]),
+            (8, [1]),
+        ]
+        for one in batch.entries:
+            assert (one.group, one.topic, one.retry_flag, one.queue_id) == ("g", "T", "0", 0)
+            assert (one.pop_time_ms, one.invisible_ms, one.revive_queue_id) == (1700, 60000, 3)
+        await consumer.ack(popped(cluster, 5, 6))
+        assert (single, len(batched)) == ([6], 1), "one message needs no batch"
+
+
+async def test_a_batch_is_split_where_its_broker_or_its_bits_need_that() -> None:
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        single, batched = serve_acks(cluster, batches=True)
+        await consumer.ack(popped(cluster, 5, 6), popped(cluster, 5, 5 + (1 << 16)))
+        assert (sorted(single), batched) == ([6, 5 + (1 << 16)], [])
+        single.clear()
+        await consumer.ack(*(popped(cluster, 5, offset, revive_queue_id=999) for offset in (5, 6)))
+        assert (sorted(single), batched) == ([5, 6], []), "popped in order"
+        message = popped(cluster, 0, 1)
+        await consumer.ack(*[message] * 1500)
+        assert [len(decode_bits(batch.entries[0].bits, 8)) for batch in batched] == [1, 1]
+
+
+async def test_a_broker_without_batches_gets_single_acks_and_the_first_error_is_raised() -> None:
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        single, batched = serve_acks(cluster, batches=False)
+        for _ in range(2):
+            with pytest.raises(RequestRejected, match="MESSAGE_ILLEGAL"):
+                await consumer.ack(*(popped(cluster, 12, offset) for offset in (12, 13, 14)))
+        assert sorted(single) == [12, 12, 13, 13, 14, 14], "all were tried"
+        assert len(batched) == 1, "the broker is not asked for a batch again"
