@@ -7,7 +7,7 @@ ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
-.PHONY: console coverage-core consumer-types boards docs image packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc setup-demo setup-dev clean
+.PHONY: console coverage-core consumer-types boards docs image packaging package changelog coverage setup-maintain help demo test test-long test-all interop metrics grpc client-both client-soak lint types contracts check crash power sim elected proxied raft plants fuzz soak failover strangers spark costs bench growth bench-quick bench-kafka bench-grpc bench-client setup-demo setup-dev clean
 
 help: ## List the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -153,6 +153,12 @@ bench: setup-dev ## Measure ours and Java RocketMQ in turns, then Kafka and NATS
 bench-grpc: setup-dev ## Measure our gRPC proxy and Java RocketMQ's in turns, before one broker (needs a JDK and Maven; about 10 minutes; ARGS="--java-broker")
 	@scripts/setup jdk
 	@$(PY) -m bench grpc $(ARGS)
+
+bench-client: ROUNDS ?= 3
+bench-client: setup-dev ## Measure our Python client, RocketMQ's Java client, aiokafka and nats.py in turns, write docs/client/speed.md (needs a JDK, Maven and nats-server; 15 minutes; ROUNDS=n)
+	@scripts/setup jdk
+	@scripts/setup peers
+	@$(PY) -m bench client --rounds $(ROUNDS) $(or $(ARGS),--out docs)
 
 growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/growth.md (ARGS="--only topics" prints some)
 	@$(PY) -m growth $(or $(ARGS),--out docs)

@@ -2,7 +2,7 @@
 
 - `open`: opening a store after its broker was killed;
 - `catchup`: an empty slave copies its master;
-- `client`: the rates of the Python client, with our broker or another one, and beside the Java client;
+- `client`: the Python client beside RocketMQ's Java client, aiokafka and nats.py;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
 - `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others;
 - `grpc`: our gRPC proxy beside Java RocketMQ's.
@@ -15,32 +15,20 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
-from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
-from rich.table import Table
 
-from bench.around import (
-    client_rows,
-    measure_around,
-    measure_java_beside,
-    measure_python_client,
-    render_catchup,
-    render_reopened,
-)
+from bench.around import measure_around, render_catchup, render_reopened
 from bench.catchup import measure_catchup
 from bench.reopen import measure_reopening
-from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT, TABLE_WIDTH, measured_cluster
+from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT
 from tandemmq.bench.process_stats import describe_machine
 from tandemmq.errors import ConfigError, install_hint
-
-if TYPE_CHECKING:
-    from bench.java.measure import CaseFigures
 
 app = typer.Typer(
     add_completion=False,
@@ -90,42 +78,35 @@ def catchup(
 
 
 @app.command(name="client")
-def client_rates(
-    namesrv: Annotated[
-        str,
-        typer.Option(
-            "-n", "--namesrv", help="Name servers of a cluster that runs, of either maker; else one of ours."
-        ),
-    ] = "",
-    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 5.0,
+def clients(
+    rounds: Annotated[int, typer.Option(help="Rounds of all clients that count.", min=1)] = 3,
+    seconds: Annotated[float, typer.Option(help="Length of each measured run.", min=0.1, max=60)] = 3.0,
     body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1)] = BODY_BYTES,
-    java: Annotated[
-        bool, typer.Option("--java", help="RocketMQ's Java client beside it; needs a JDK and Maven.")
-    ] = False,
+    out: Annotated[Path | None, typer.Option(help="The folder of the documents, for the page.")] = None,
     cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
+    directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
 ) -> None:
-    """Send and read with the Python client, and print the messages per second."""
-    of_java: dict[str, CaseFigures] = {}
-    with ExitStack() as stack:
-        if not namesrv:
-            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
-            servers = stack.enter_context(measured_cluster(directory, has_slave=False))
-            namesrv = servers["name server"].address
-        readings = measure_python_client(namesrv, body_bytes=body, seconds=seconds)
-        if java:
-            of_java = measure_java_beside(namesrv, body_bytes=body, seconds=seconds, cache=cache)
-    table = Table(title=f"Python client, {body} B bodies", title_justify="left")
-    headings, *rows = client_rows(readings, of_java)
-    for heading in headings:
-        table.add_column(heading, justify="left" if heading == "case" else "right")
-    for row in rows:
-        table.add_row(*row)
-    console = Console()
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
-    console.print(table)
-    if any(one.error or not one.message_count for one in readings):
-        raise typer.Exit(1)
+    """Measure our Python client, RocketMQ's Java client, aiokafka on Kafka and nats.py on NATS in turns, and
+    print messages per second and per processor second. Needs a JDK and Maven, nats-server, and the clients
+    that `scripts/setup peers` installs; what is missing is left out. `tandemmq bench client` measures ours
+    alone.
+    """
+    from bench.client_beside import measure_clients, render_clients, render_page
+
+    console = Console(stderr=True)
+    with console.status("") as status:
+        found = measure_clients(
+            rounds=rounds,
+            seconds=seconds,
+            body_bytes=body,
+            cache=cache.absolute(),
+            directory=directory,
+            on_progress=status.update if console.is_terminal else console.print,
+        )
+    typer.echo("\n".join(render_clients(found)))
+    if out is not None:
+        machine = describe_machine()[0].partition(": ")[2]
+        (out / "client" / "speed.md").write_text(render_page(found, machine, rounds), encoding="utf-8")
 
 
 @app.command(name="spark")
@@ -190,8 +171,8 @@ def java(
     """Measure our servers and Java RocketMQ's alternately, pair by pair, and print medians and ratios.
 
     Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed). With
-    --out, the figures of `bench catchup`, `open` and `client --java` are added, which otherwise only those
-    commands print. Needs a JDK and Maven, which downloads RocketMQ and Kafka at the first run, nats-server
+    --out, the figures of `bench catchup` and `bench open` are added, which otherwise only those commands
+    print. Needs a JDK and Maven, which downloads RocketMQ and Kafka at the first run, nats-server
     for NATS, and about 40 GB of disk for all cases.
     """
     from bench.java.measure import measure_pairs
@@ -232,7 +213,7 @@ def java(
             typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
             if cases and out is not None:
                 write_report(readings, machine, out, others)
-                chapter = measure_around(cache=cache, directory=directory, on_progress=on_progress)
+                chapter = measure_around(directory=directory, on_progress=on_progress)
                 write_report(readings, machine, out, others, chapter)
 
 

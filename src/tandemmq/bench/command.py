@@ -1,19 +1,19 @@
 """`tandemmq bench`: the cost of a send under a light load.
 
 Without a command it measures one broker alone, and one with a synchronous slave. `processes` measures brokers
-side by side, as `tandemmq up --processes` starts them; `grpc` measures a gRPC proxy. Comparisons with other
-brokers and proxies, and the costs of the components around a broker, are in a checkout:
-`python -m bench --help`.
+side by side, as `tandemmq up --processes` starts them; `client` measures the Python client, `grpc` a gRPC
+proxy. Comparisons with other brokers, clients and proxies, and the costs of the components around a broker,
+are in a checkout: `python -m bench --help`.
 """
 
 from __future__ import annotations
 
+import asyncio
 import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import Executor, ProcessPoolExecutor
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
@@ -24,7 +24,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from tandemmq.bench.generator import LoadResult, run_load, send_frames
+from tandemmq.bench.generator import LoadResult, QuickRow, run_load, send_frames
 from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.launcher import Server, stopping, write_properties
@@ -40,17 +40,6 @@ TOPIC = "BenchTopic"  # created by the first send, as any producer of a developm
 GROUP = "bench"
 _WARM_UP_SECONDS = 1.5
 TABLE_WIDTH = 132
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuickRow:
-    """One measured line: the setting, the number of sends in flight, and the cost."""
-
-    setting: str
-    in_flight: int
-    result: LoadResult
-    processor_us: dict[str, float]
-    resident_mib: dict[str, float]
 
 
 @contextmanager
@@ -164,9 +153,13 @@ def _load_of(address: str, frames: list[bytes], in_flight: int, seconds: float) 
 
 
 def _render(
-    rows: list[QuickRow], loads: str = "send", connections: str = "one connection", first: str = "setting"
+    rows: list[QuickRow],
+    loads: str = "send",
+    connections: str = "one connection",
+    first: str = "setting",
+    body_bytes: int = BODY_BYTES,
 ) -> Table:
-    table = Table(title=f"{loads}, {BODY_BYTES} B bodies, {connections}", title_justify="left")
+    table = Table(title=f"{loads}, {body_bytes} B bodies, {connections}", title_justify="left")
     for heading in (
         first,
         "in flight",
@@ -181,13 +174,23 @@ def _render(
         table.add_row(
             row.setting,
             str(row.in_flight),
-            f"{row.result.count / row.result.seconds:,.0f}",
-            f"{row.result.percentile_us(0.5):,.0f}",
-            f"{row.result.percentile_us(0.99):,.0f}",
+            f"{row.result.per_second:,.0f}",
+            *(
+                f"{row.result.percentile_us(share):,.0f}" if row.result.latencies_us else "-"
+                for share in (0.5, 0.99)
+            ),
             ", ".join(f"{name} {cost:.1f}" for name, cost in row.processor_us.items()),
             ", ".join(f"{name} {size:.0f}" for name, size in row.resident_mib.items()),
         )
     return table
+
+
+def open_console() -> Console:
+    """Returns a console whose tables have room when they are not printed to a terminal."""
+    console = Console()
+    if not console.is_terminal:
+        console.width = TABLE_WIDTH
+    return console
 
 
 @app.callback()
@@ -201,9 +204,7 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return
-    console = Console()
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
+    console = open_console()
     frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
     rows: list[QuickRow] = []
     for setting, has_slave in (("ASYNC_FLUSH, no slave", False), ("ASYNC_FLUSH, synchronous slave", True)):
@@ -236,9 +237,7 @@ def brokers_side_by_side(
     """Measure how the total throughput grows with the number of brokers on this machine: 1, 2, 4, ...
     brokers, each with its own sender.
     """
-    console = Console()
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
+    console = open_console()
     frames = send_frames(TOPIC, QUEUE_COUNT, BODY_BYTES, 4096)
     rows: list[QuickRow] = []
     for count in (1 << power for power in range(most.bit_length())):
@@ -253,6 +252,48 @@ def brokers_side_by_side(
             measure(in_flight=64, seconds=min(seconds, _WARM_UP_SECONDS))
             rows += [measure(in_flight=in_flight, seconds=seconds) for in_flight in (1, 16, 64)]
     _print_rows(console, _render(rows, connections="one connection and one generator to each broker"), rows)
+
+
+@app.command(name="client")
+def python_client(
+    namesrv: Annotated[
+        str,
+        typer.Option(
+            "-n",
+            "--namesrv",
+            help="Name servers of a running cluster, ours or RocketMQ's; else one is started.",
+        ),
+    ] = "",
+    seconds: Annotated[float, typer.Option(help="Length of each run in seconds.", min=0.05, max=60)] = 5.0,
+    body: Annotated[int, typer.Option(help="Body of each message, in bytes.", min=1)] = BODY_BYTES,
+) -> None:
+    """Measure the Python client: sends with 1 and 64 in flight and in batches, then reads of the backlog by
+    pull, push and pop, each pop acknowledged. Prints the processor time of the client and, of a cluster that
+    it starts, of the broker. Uses a topic that it creates and deletes.
+    """
+    from tandemmq.bench.client_load import measure_client
+
+    console = open_console()
+    rows: list[QuickRow] = []
+    broker_pids: dict[str, int] = {}
+
+    async def measure() -> None:
+        loads = measure_client(namesrv, body_bytes=body, seconds=seconds, broker_pids=broker_pids)
+        async for row in loads:
+            rows.append(row)
+
+    with ExitStack() as stack:
+        if not namesrv:
+            directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="tandemmq-bench-")))
+            servers = stack.enter_context(measured_cluster(directory, has_slave=False))
+            namesrv = servers["name server"].address
+            broker_pids["broker"] = servers["master"].pid
+        try:
+            with console.status("measuring"):
+                asyncio.run(measure())
+        finally:
+            if rows:  # an error ends the measurement, but not the figures before it
+                console.print(_render(rows, "Python client", "one process", "case", body))
 
 
 @contextmanager
@@ -308,9 +349,7 @@ def grpc_proxy(
         raise ConfigError(f"bench grpc needs h2 and protobuf: {install_hint('proxy')}")
     from tandemmq.bench.proxy_load import IN_FLIGHT, OPERATIONS, ProxyLoad
 
-    console = Console()
-    if not console.is_terminal:
-        console.width = TABLE_WIDTH
+    console = open_console()
     pids: dict[str, int] = {}
     with ExitStack() as stack:
         if not endpoint:

@@ -27,10 +27,26 @@ class LoadResult:
     latencies_us: list[float]
     failed: int
 
+    @property
+    def per_second(self) -> float:
+        """Messages per second."""
+        return self.count / self.seconds
+
     def percentile_us(self, share: float) -> float:
         """Returns the latency that `share` (0..1) of the sends did not exceed."""
         ordered = sorted(self.latencies_us)
         return ordered[min(int(len(ordered) * share), len(ordered) - 1)]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuickRow:
+    """One measured line: the setting, the number of calls in flight, and the cost."""
+
+    setting: str
+    in_flight: int
+    result: LoadResult
+    processor_us: dict[str, float]
+    resident_mib: dict[str, float]
 
 
 def send_frames(topic: str, queue_count: int, body_bytes: int, count: int) -> list[bytes]:

@@ -158,9 +158,11 @@ class CaseFigures:
     failed: int
     """The number of sends at a fixed rate that a broker could not accept in time."""
     processor_us: dict[str, float]
-    """The processor time per message, by process."""
+    """The processor time per message, by process of the cluster."""
     private_bytes: dict[str, int]
     resident_bytes: dict[str, int]
+    client_us: float = 0.0
+    """The processor time per message of a load by RocketMQ's client."""
 
 
 def choose_cases(wanted: Sequence[str], *, elsewhere: Sequence[str] = ()) -> list[Case]:
@@ -394,35 +396,6 @@ class Loads:
         return reading_of(cluster, case, load_figures(result, has_order=cluster.side == OURS), before, after)
 
 
-CLIENT_CASES: Final = {
-    "send, 1 in flight": ("send", 1, 1),
-    "send, 16 in flight": ("send", 16, 1),
-    "send, 64 in flight": ("send", 64, 1),
-    "send, 256 in flight": ("send", 256, 1),
-    "send batched, 256 in flight": ("send", 16, 16),
-    "consume, push": ("push", 1, 1),
-    "consume, pop": ("pop", 4, 1),
-    "consume, poll": ("read", 1, 1),
-}
-"""The equivalent load for each case of `client_bench`: its kind, the number in flight, and the batch size."""
-
-
-def measure_java_client(
-    name_server: str, topic: str, *, body_bytes: int, seconds: float, cache: Path
-) -> Iterator[tuple[str, CaseFigures]]:
-    """Runs `CLIENT_CASES` with RocketMQ's client against a running cluster, in an existing topic.
-
-    Raises:  TandemError without Java or Maven, or if a load fails.
-    """
-    tools = prepare_java(cache)
-    cluster = MeasuredCluster(JAVA, name_server, "", {})
-    with tempfile.TemporaryDirectory(prefix="tandemmq-bench-") as home:
-        loads = Loads(tools, Path(home), seconds)
-        for name, (kind, in_flight, batch) in CLIENT_CASES.items():
-            case = Case(setting=ASYNC, kind=kind, body_bytes=body_bytes, in_flight=in_flight, batch=batch)
-            yield name, loads.run(cluster, case, topic=topic)
-
-
 def topic_of(case: Case) -> str:
     """Returns the topic that a case sends to or reads from. Backlogs have separate topics, which fit into the
     page cache on both sides. All other sent messages do not fit, and reading those would measure the disk.
@@ -464,4 +437,5 @@ def reading_of(
         processor_us={name: (after[name] - before[name]) * 1e6 / count for name in after},
         private_bytes={name: private_bytes(pid) for name, pid in cluster.pids.items()},
         resident_bytes={name: resident_bytes(pid) for name, pid in cluster.pids.items()},
+        client_us=load.get("client_seconds", 0.0) * 1e6 / count,
     )

@@ -24,8 +24,9 @@ contains this text, and prints them. Both commands need a JDK and Maven, up to 4
 otherwise idle machine.
 
 After the RocketMQ cases, `make bench` compares with Apache Kafka and with NATS JetStream
-(`apt-get install nats-server`); a missing program is skipped. The page also has three measurements that
-are made once: the catch-up of an empty slave, the opening of a store after a kill, and the Python client.
+(`apt-get install nats-server`); a missing program is skipped. The page also has two measurements that are
+made once: the catch-up of an empty slave, and the opening of a store after a kill. The Python client has
+[a page of its own](client/speed.md).
 
 How it is measured:
 
