@@ -46,7 +46,7 @@ async def test_the_archive_has_states_and_no_secrets(tmp_path: Path) -> None:
 
 
 def test_secrets_of_java_brokers_are_hidden() -> None:
-    found = debug._without_secrets("somePassword=hidden\nbrokerName=b\n", "b:10911", is_tandem=False)
+    found = debug._without_secrets({"somePassword": "hidden", "brokerName": "b"}, is_tandem=False)
     assert found == {"somePassword": "(hidden)", "brokerName": "b"}
 
 

@@ -6,12 +6,14 @@ import asyncio
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 from client_rig import running_cluster
 
+from tandemmq.testing import Cluster
 from waits import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,12 @@ DOCUMENTS = (
     "docs/security.md",
 )
 NAME_SERVER = "127.0.0.1:9876"
+GUARDED = {
+    "authenticationEnabled": "true",
+    "authorizationEnabled": "true",
+    "initAuthenticationUser": '{"username":"root","password":"root-password"}',
+    "innerClientAuthenticationCredentials": '{"accessKey":"inner","secretKey":"inner-password"}',
+}
 SNIPPET = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
@@ -43,10 +51,21 @@ async def test_snippet_runs(source: str, tmp_path: Path) -> None:
         assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
         return
     assert NAME_SERVER in source, "a snippet that reaches no cluster shows nothing"
-    async with running_cluster(tmp_path) as cluster:
-        script = source.replace(NAME_SERVER, cluster.namesrv)
+    async with _cluster_for(source, tmp_path) as name_server:
+        script = source.replace(NAME_SERVER, name_server)
         run = await asyncio.to_thread(_run, "-c", script)
     assert run.returncode == 0, f"{run.stdout}\n{run.stderr}"
+
+
+@asynccontextmanager
+async def _cluster_for(source: str, root: Path) -> AsyncIterator[str]:
+    """Runs a cluster, with access control for a snippet that signs, and yields its name server."""
+    if 'access_key="root"' in source:
+        async with Cluster(settings=GUARDED) as guarded:
+            yield guarded.name_servers
+    else:
+        async with running_cluster(root) as cluster:
+            yield cluster.namesrv
 
 
 def _run(*arguments: str) -> subprocess.CompletedProcess[str]:
