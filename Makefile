@@ -64,7 +64,7 @@ frameworks: setup-dev ## Run the cases of FastStream, kombu, Celery and Taskiq, 
 
 client-both: setup-dev ## Run every case of the Python client against our servers and RocketMQ's (needs a JDK and Maven)
 	@scripts/setup jdk
-	@TANDEMMQ_REQUIRE_INTEROP=1 TANDEMMQ_CLIENT_BOTH=1 $(PY) -m pytest -m interop tests/interop/test_interop_client.py $(ARGS)
+	@TANDEMMQ_REQUIRE_INTEROP=1 TANDEMMQ_CLIENT_BOTH=1 $(PY) -m pytest -m interop tests/interop/test_interop_client.py tests/interop/test_interop_client_*.py $(ARGS)
 
 client-soak: MESSAGES ?= 10000000
 client-soak: setup-dev ## Put 10 million messages through a push consumer whose connections break; what grew, what is left (MESSAGES=n, ARGS=--threads)

@@ -11,10 +11,13 @@ from collections.abc import Iterator
 
 import pytest
 from ahead import Ahead
-from clusters import Cluster, java_cluster, our_cluster
+from client_place import Place
+from clusters import Cluster, JavaBroker, java_cluster, our_cluster
 from java_peers import GRPC, LINE_4, LINE_5, fetch_all, jars, missing_tools
 from language_peers import GRPC_LANGUAGES, absent_tools
 from tally import Tally, grpc_place_of, place_of
+
+from tandemmq.client import Admin
 
 TALLY = pytest.StashKey[Tally]()
 STATUS = pytest.StashKey[int]()
@@ -123,7 +126,8 @@ def ahead() -> Iterator[Ahead]:
 
 
 # What the defaults of both makers leave off, and a case needs.
-SETTINGS = {"recallMessageEnable": "true"}
+FILTERS = {"enablePropertyFilter": "true"}
+SETTINGS = {"recallMessageEnable": "true", **FILTERS}
 
 
 @pytest.fixture(scope="session")
@@ -137,7 +141,7 @@ def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 @pytest.fixture(scope="session")
 def java_4(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with java_cluster(LINE_4, tmp_path_factory.mktemp("java-4")) as cluster:
-        cluster.start_java(LINE_4, "broker-a")
+        cluster.start_java(LINE_4, "broker-a", FILTERS)
         yield cluster
 
 
@@ -146,3 +150,27 @@ def java_5(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with java_cluster(LINE_5, tmp_path_factory.mktemp("java-5")) as cluster:
         cluster.start_java(LINE_5, "broker-a", SETTINGS)
         yield cluster
+
+
+# The cases of our Python client
+
+
+@pytest.fixture(params=["ours", "java_4", "java_5"])
+def cluster(request: pytest.FixtureRequest) -> Cluster:
+    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
+
+
+@pytest.fixture
+def rests_after_transactions(cluster: Cluster) -> Iterator[None]:
+    yield
+    for broker in cluster.brokers.values():
+        if isinstance(broker, JavaBroker):
+            broker.restart()
+
+
+@pytest.fixture
+async def place(cluster: Cluster) -> Place:
+    place = Place(cluster.name_server)
+    async with Admin(place.namesrv) as admin:
+        await admin.create_topic(place.topic, queue_count=2)
+    return place

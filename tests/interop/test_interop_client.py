@@ -5,15 +5,14 @@ other. `make client-both` runs only these and ends with a line of their counts.
 from __future__ import annotations
 
 import asyncio
-import secrets
 import threading
 import zlib
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from clusters import Cluster, JavaBroker
+from client_place import CASES, FAST, SENDING, Place, bodies, calls, numbers, only_5, take
+from clusters import Cluster
 
 from tandemmq.api.calls import call
 from tandemmq.client import (
@@ -21,17 +20,11 @@ from tandemmq.client import (
     BlockingPopConsumer,
     BlockingPushConsumer,
     ClientInstance,
-    ClientOptions,
     ConsumeEvent,
-    Consumer,
     ConsumeResult,
-    ConsumerOptions,
     Message,
     MessageModel,
-    PopConsumer,
     PopOptions,
-    Producer,
-    ProducerOptions,
     PushConsumer,
     PushOptions,
     ReceivedMessage,
@@ -47,105 +40,18 @@ from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
 from tandemmq.protocol.topic_names import TRACE_TOPIC, dlq_topic
 from waits import PATIENCE_S, until
 
-pytestmark = [pytest.mark.interop, pytest.mark.timeout(180), pytest.mark.interop_case(row="other")]
-
-FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=1.0)
-SENDING = ProducerOptions(client=FAST, timeout_s=20.0)
+pytestmark = CASES
 
 
-class Place:
-    """A topic of its own with two queues, and a group of its own."""
-
-    def __init__(self, namesrv: str) -> None:
-        token = secrets.token_hex(4)
-        self.namesrv = namesrv
-        self.topic, self.group = f"T{token}", f"G{token}"
-
-    def producer(self, **changes: object) -> Producer:
-        settings: dict[str, object] = {"client": FAST, "timeout_s": 20.0, **changes}
-        return Producer(f"P{self.group}", self.namesrv, options=ProducerOptions(**settings))  # type: ignore[arg-type]  # real fields
-
-    def consumer(self, topic: str = "", tags: str = "*", group: str = "", **changes: object) -> Consumer:
-        consumer = Consumer(
-            group or self.group, self.namesrv, options=ConsumerOptions(**self._settings(changes))
-        )
-        if topic != "-":
-            consumer.subscribe(topic or self.topic, tags)
-        return consumer
-
-    def push(self, handler: Handler, **changes: object) -> PushConsumer:
-        options = PushOptions(**self._settings(changes))
-        consumer = PushConsumer(self.group, self.namesrv, handler, options=options)
-        consumer.subscribe(self.topic)
-        return consumer
-
-    def pop(self) -> PopConsumer:
-        options = PopOptions(client=FAST, start_from=StartFrom.FIRST)
-        consumer = PopConsumer(self.group, self.namesrv, options=options)
-        consumer.subscribe(self.topic)
-        return consumer
-
-    def _settings(self, changes: dict[str, object]) -> dict[str, object]:  # type: ignore[type-arg]
-        return {
-            "client": FAST,
-            "start_from": StartFrom.FIRST,
-            "rebalance_s": 1.0,
-            "commit_s": 0.5,
-            "suspend_s": 2.0,
-            **changes,
-        }
-
-    async def fill(self, count: int) -> None:
-        """The numbers from 0 on, in both queues in turn."""
-        async with self.producer() as producer:
-            sends = [
-                await producer.start_send(Message(topic=self.topic, body=b"%d" % number, tags="t"))
-                for number in range(count)
-            ]
-            assert all(result.is_ok for result in await asyncio.gather(*sends))
-
-
-only_5 = pytest.mark.parametrize("cluster", ["ours", "java_5"], indirect=True)
-"""For what RocketMQ 4.9 does not have: pop, and timers to the second."""
-
-
-@pytest.fixture(params=["ours", "java_4", "java_5"])
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    return request.getfixturevalue(request.param)  # type: ignore[no-any-return]
-
-
-@pytest.fixture
-def rests_after_transactions(cluster: Cluster) -> Iterator[None]:
-    yield
-    for broker in cluster.brokers.values():
-        if isinstance(broker, JavaBroker):
-            broker.restart()
-
-
-@pytest.fixture
-async def place(cluster: Cluster) -> Place:
-    place = Place(cluster.name_server)
-    async with Admin(place.namesrv) as admin:
-        await admin.create_topic(place.topic, queue_count=2)
-    return place
-
-
-async def take(consumer: Consumer, count: int) -> list[ReceivedMessage]:
-    messages: list[ReceivedMessage] = []
-    async with asyncio.timeout(PATIENCE_S):
-        while len(messages) < count:
-            messages += await consumer.poll(count - len(messages), 0.5)
-    return messages
-
-
-def bodies(messages: list[ReceivedMessage]) -> list[bytes]:
-    return sorted(message.body for message in messages)
-
-
-def numbers(count: int) -> list[bytes]:
-    return sorted(b"%d" % number for number in range(count))
-
-
+@calls(
+    "Producer.send",
+    "Producer.send_batch",
+    "Producer.send_many",
+    "Producer.send_oneway",
+    "ProducerOptions.batch_linger_ms",
+    "Message.tags",
+    "Message.keys",
+)
 async def test_every_way_to_send(place: Place) -> None:
     large = zlib.compress(b"x") * 2_000
     async with place.producer(batch_linger_ms=0) as producer, place.consumer() as consumer:
@@ -166,6 +72,7 @@ async def test_every_way_to_send(place: Place) -> None:
         assert got.queue_offset == single.queue_offset
 
 
+@calls("ConsumerOptions.auto_ack")
 async def test_unacknowledged_messages_are_redelivered(place: Place) -> None:
     await place.fill(20)
     async with place.consumer(auto_ack=False) as consumer:
@@ -176,6 +83,7 @@ async def test_unacknowledged_messages_are_redelivered(place: Place) -> None:
         assert bodies(await take(consumer, len(left))) == bodies(left)
 
 
+@calls("Message.delay_level")
 async def test_tags_and_delay_levels(place: Place) -> None:
     async with place.producer() as producer, place.consumer(tags="Aa || c") as consumer:
         for tag in ("BB", "Aa", "c", "d"):
@@ -189,6 +97,7 @@ async def test_tags_and_delay_levels(place: Place) -> None:
 
 
 @only_5
+@calls("Message.delay_ms")
 async def test_a_message_for_later_to_the_second(place: Place) -> None:
     async with place.producer() as producer, place.consumer() as consumer:
         await producer.send(Message(topic=place.topic, body=b"timer", delay_ms=1_500))
@@ -197,6 +106,7 @@ async def test_a_message_for_later_to_the_second(place: Place) -> None:
         assert message.stored_at_ms - message.born_at_ms >= 1_000
 
 
+@calls("GroupConsumer.retry_later")
 async def test_handed_back_messages_come_again_and_die(place: Place) -> None:
     await place.fill(3)
     async with place.consumer() as consumer:
@@ -210,6 +120,7 @@ async def test_handed_back_messages_come_again_and_die(place: Place) -> None:
             assert bodies(await take(dead, 3)) == numbers(3)
 
 
+@calls("ConsumerOptions.model", "ConsumerOptions.offsets_dir")
 async def test_broadcasting_gives_everything_to_everybody(
     place: Place, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -220,6 +131,7 @@ async def test_broadcasting_gives_everything_to_everybody(
         assert bodies(await take(one, 10)) == bodies(await take(two, 10)) == numbers(10)
 
 
+@calls("Consumer.suspend", "ConsumerOptions.orderly")
 async def test_orderly_queues_wait_for_what_was_suspended(place: Place) -> None:
     await place.fill(12)
     handled: dict[int, list[int]] = defaultdict(list)
@@ -237,6 +149,7 @@ async def test_orderly_queues_wait_for_what_was_suspended(place: Place) -> None:
     assert len(failed) == 2
 
 
+@calls("Consumer.poll", "Consumer.assign", "Consumer.seek", "GroupConsumer.pause", "GroupConsumer.resume")
 async def test_chosen_queues_pause_and_seek(place: Place) -> None:
     await place.fill(10)
     consumer = place.consumer("-", auto_ack=False)
@@ -253,6 +166,7 @@ async def test_chosen_queues_pause_and_seek(place: Place) -> None:
         assert (await take(consumer, 1))[0].queue_offset == 0
 
 
+@calls("ConsumerOptions.allocate", "allocate_by_circle")
 async def test_members_share_queues_by_circle(place: Place) -> None:
     async with place.consumer(allocate=allocate_by_circle) as one:
         async with place.consumer(allocate=allocate_by_circle) as two:
@@ -264,6 +178,7 @@ async def test_members_share_queues_by_circle(place: Place) -> None:
         await until(lambda: sum(queue.topic == place.topic for queue in one.assigned) == 2)
 
 
+@calls("ConsumerOptions.server_assignment")
 async def test_members_share_queues_as_the_broker_says(place: Place) -> None:
     await place.fill(20)
     async with place.consumer(server_assignment=True) as one:
@@ -278,6 +193,7 @@ async def test_members_share_queues_as_the_broker_says(place: Place) -> None:
 
 
 @pytest.mark.parametrize("is_async", [True, False])
+@calls("PushOptions.retry_delay_level", "ConsumerOptions.retry_count_max")
 async def test_push_tries_again_and_gives_up(place: Place, is_async: bool) -> None:
     tried: dict[bytes, list[int]] = defaultdict(list)
 
@@ -364,6 +280,7 @@ async def test_an_administrator_calls_the_handler(place: Place, cluster: Cluster
 
 
 @only_5
+@calls("PopConsumer.receive", "PopConsumer.change_invisible")
 async def test_pop_gives_each_message_once_and_what_is_let_go_again(place: Place) -> None:
     await place.fill(20)
     async with place.pop() as consumer, asyncio.timeout(PATIENCE_S):
@@ -384,6 +301,7 @@ async def test_pop_gives_each_message_once_and_what_is_let_go_again(place: Place
 
 
 @pytest.mark.usefixtures("rests_after_transactions")
+@calls("TransactionProducer.send")
 async def test_transactions(place: Place) -> None:
     async with (
         TransactionProducer(
@@ -398,6 +316,7 @@ async def test_transactions(place: Place) -> None:
         assert await consumer.poll(timeout_s=0.3) == []
 
 
+@calls("GroupConsumer.reply", "Producer.request")
 async def test_a_push_consumer_replies(place: Place) -> None:
     consumers: list[PushConsumer] = []
 
@@ -411,6 +330,7 @@ async def test_a_push_consumer_replies(place: Place) -> None:
         assert reply.body == b"re: ping"
 
 
+@calls("ProducerOptions.on_send", "ProducerOptions.trace", "PushOptions.on_consume", "PushOptions.trace")
 async def test_hooks_and_traces(place: Place) -> None:
     sent: list[SendEvent] = []
     handled: list[ConsumeEvent] = []
@@ -451,6 +371,7 @@ async def test_admin_reads_counts_lag_and_messages(place: Place) -> None:
         await until(is_found)
 
 
+@calls("ClientOptions.namespace")
 async def test_a_namespace_is_a_prefix_that_only_others_see(place: Place) -> None:
     inside = replace(FAST, namespace="shop")
     full = f"shop%{place.topic}"
@@ -473,6 +394,7 @@ async def test_a_namespace_is_a_prefix_that_only_others_see(place: Place) -> Non
         assert (message.topic, message.properties["INSTANCE_ID"]) == (full, "shop")
 
 
+@calls("ClientOptions.namespace_v2")
 async def test_requests_may_name_the_newer_kind_of_namespace(place: Place) -> None:
     newer = replace(FAST, namespace_v2="shop")
     async with place.producer(client=newer) as producer, place.consumer(client=newer) as consumer:
