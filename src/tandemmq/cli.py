@@ -832,6 +832,10 @@ def _register_other(name: str) -> None:
         rich_help_panel=_OTHERS[name][0],
     )
     def _delegate(context: typer.Context) -> None:
+        import logging
+
+        # Log lines of the client are for services: commands print what happened.
+        logging.getLogger("tandemmq").addHandler(logging.NullHandler())
         try:
             found = _load_other(name)
             found(

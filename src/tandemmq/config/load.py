@@ -43,7 +43,7 @@ from tandemmq.controller.options import ControllerConfig, ControllerOptions
 from tandemmq.errors import ConfigError, LocalProtocolError
 from tandemmq.nameserver.options import CHANGEABLE_KEYS, CONFIG_STORE_PATH, NameServerOptions
 from tandemmq.protocol.message_id import encode_host
-from tandemmq.protocol.properties_file import Setting, parse_properties
+from tandemmq.protocol.properties_file import Setting, parse_override, parse_properties
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
@@ -179,17 +179,6 @@ def with_saved_settings(
         return dict(settings)
     kept = read_settings(saved_path, ())
     return {**{key: kept[key] for key in kept.keys() & changeable}, **settings}
-
-
-def parse_override(argument: str) -> tuple[str, Setting]:
-    """Parses one `--set key=value`.
-
-    Raises:  ConfigError without an equals sign or key.
-    """
-    key, equals, value = argument.partition("=")
-    if not equals or not key.strip():
-        raise ConfigError(f"--set {argument!r}: must have the form key=value")
-    return key.strip(), Setting(value.strip(), "--set")
 
 
 def load_name_server(

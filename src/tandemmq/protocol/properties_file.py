@@ -48,6 +48,17 @@ def parse_properties(data: bytes, source: str) -> dict[str, Setting]:
     return settings
 
 
+def parse_override(argument: str) -> tuple[str, Setting]:
+    """Returns the key and the setting of one `--set KEY=VALUE`.
+
+    Raises:  ConfigError without an equals sign or key.
+    """
+    key, equals, value = argument.partition("=")
+    if not equals or not key.strip():
+        raise ConfigError(f"--set {argument}: must be KEY=VALUE")
+    return key.strip(), Setting(value.strip(), "--set")
+
+
 def edit_properties(data: bytes, settings: Mapping[str, str]) -> bytes:
     """Returns a properties file with these settings: existing lines are replaced in place, missing ones
     appended.

@@ -30,7 +30,7 @@ from typing import Any, Final
 
 from tandemmq.errors import ConfigError, TandemError, install_hint
 from tandemmq.launcher import write_properties
-from tandemmq.protocol.properties_file import parse_properties
+from tandemmq.protocol.properties_file import parse_override, parse_properties
 from tandemmq.units import MIB
 
 FOLDER_VARIABLE: Final = "TANDEMMQ_STORE"
@@ -177,10 +177,9 @@ def make_plan(
     Raises:  ConfigError for invalid numbers and addresses, for ports in use, and for a folder with the other
              mode.
     """
+    check_plan(groups=groups, port_base=port_base, host=host, bind=bind, overrides=overrides)
     is_elected = _choose_mode(folder, is_minimal=is_minimal, is_elected=is_elected)
-    _require_ipv4("--host", host)
     bind = bind or (host if host.startswith("127.") else "0.0.0.0")
-    _require_ipv4("--bind", bind)
     names, brokers = _choose_ports(
         bind, groups, is_minimal=is_minimal, is_elected=is_elected, port_base=port_base
     )
@@ -216,16 +215,16 @@ def make_plan(
     return plans + slaves
 
 
-def require_valid(plans: Iterable[ServerPlan]) -> None:
-    """Raises ConfigError for a setting with which a broker would not start: before the first process starts,
-    because on a busy machine processes need long to start, fail, and stop again.
+def require_valid(plans: Iterable[ServerPlan], overrides: Sequence[str]) -> None:
+    """Raises ConfigError for an override with which a broker would not start. On a busy machine processes
+    need long to start, fail, and stop again.
     """
     from tandemmq.config.load import load_broker, read_settings
     from tandemmq.shell.machine import this_machine
 
     machine = this_machine()
     for plan in filter(lambda one: one.is_broker, plans):
-        load_broker(read_settings(plan.directory / "server.properties", []), machine)
+        load_broker(read_settings(plan.directory / "server.properties", overrides), machine)
 
 
 def _metrics_settings(given: Mapping[str, str], port: int) -> dict[str, object]:
@@ -376,12 +375,20 @@ def _kept_log_file_bytes(directory: Path) -> int:
     return int(kept.text) if kept is not None and kept.text.isdecimal() else 0
 
 
-def _require_ipv4(option: str, text: str) -> None:
-    """Raises ConfigError for a text that is not a numeric IPv4 address."""
-    try:
-        IPv4Address(text)
-    except ValueError:
-        raise ConfigError(f"{option} {text}: must be a numeric IPv4 address, such as 192.0.2.1") from None
+def check_plan(*, groups: int, port_base: str, host: str, bind: str, overrides: Sequence[str]) -> None:
+    """Raises ConfigError for options of `make_plan` that are wrong on every machine and in every folder."""
+    for option, text in (("--host", host), ("--bind", bind or host)):
+        try:
+            IPv4Address(text)
+        except ValueError:
+            raise ConfigError(f"{option} {text}: must be a numeric IPv4 address, such as 192.0.2.1") from None
+    if not 1 <= groups <= GROUPS_MAX:
+        raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
+    port_end = 65536 - PORT_STEP * groups - 5
+    is_port = port_base.isascii() and port_base.isdecimal() and 0 < int(port_base) < port_end
+    if port_base not in ("", AUTO) and not is_port:
+        raise ConfigError(f"--port-base {port_base}: must be a port below {port_end}, or {AUTO}")
+    _pairs(overrides)
 
 
 def _write_plan(
@@ -418,16 +425,13 @@ def stop_seconds_max(settings: Mapping[str, str]) -> float:
 
 
 def _pairs(overrides: Sequence[str]) -> dict[str, str]:
-    text = "\n".join(overrides).encode()
-    return {key: setting.text for key, setting in parse_properties(text, "--set").items()}
+    return {key: setting.text for key, setting in map(parse_override, overrides)}
 
 
 def _choose_ports(
     bind: str, groups: int, *, is_minimal: bool, is_elected: bool, port_base: str
 ) -> tuple[int, list[tuple[int, ...]]]:
     """Returns the name server's port, and the ports of the brokers by group."""
-    if not 1 <= groups <= GROUPS_MAX:
-        raise ConfigError(f"--processes {groups}: must be from 1 to {GROUPS_MAX}")
 
     def ports_from(names: int, first: int) -> tuple[int, list[tuple[int, ...]]]:
         masters = [first + PORT_STEP * number for number in range(groups)]
@@ -446,13 +450,8 @@ def _choose_ports(
             if first_occupied(*chosen) is None:
                 return chosen
         raise ConfigError(f"found no {groups * PORT_STEP} free consecutive ports at {bind}")
-    port_end = 65536 - PORT_STEP * groups - 5
-    if not port_base:
-        chosen = ports_from(NAMESRV_PORT, BROKER_PORT)
-    elif port_base.isdecimal() and 0 < int(port_base) < port_end:
-        chosen = ports_from(int(port_base), int(port_base) + 5)
-    else:
-        raise ConfigError(f"--port-base {port_base}: must be a port below {port_end}, or {AUTO}")
+    base = int(port_base or NAMESRV_PORT)
+    chosen = ports_from(base, base + 5 if port_base else BROKER_PORT)
     taken = first_occupied(*chosen)
     if taken is not None:
         raise ConfigError(

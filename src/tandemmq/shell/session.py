@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 import os
 import select
 import signal
@@ -86,7 +85,6 @@ def find_name_servers(option: str) -> str:
 
 def run(work: Callable[[], Awaitable[int]]) -> NoReturn:
     """Does the work and exits with its code; Ctrl-C and SIGTERM cancel it and exit with code 0."""
-    _quiet_logs()
 
     async def main() -> int:
         task = asyncio.ensure_future(work())
@@ -125,11 +123,6 @@ def explained_errors() -> Iterator[None]:
             yield
         except errors.TandemError as error:
             raise explain(error) from error
-
-
-def _quiet_logs() -> None:
-    """Discards the client's log lines, which are meant for services; commands print their own messages."""
-    logging.getLogger("tandemmq").addHandler(logging.NullHandler())
 
 
 def note(sentence: str) -> None:

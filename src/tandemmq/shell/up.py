@@ -107,6 +107,18 @@ class UpOptions:
         option("--set", "Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
     ] = None
 
+    def __post_init__(self) -> None:
+        try:
+            local.check_plan(
+                groups=self.processes,
+                port_base=self.port_base,
+                host=self.host,
+                bind=self.bind,
+                overrides=self.override or (),
+            )
+        except ConfigError as error:
+            raise typer.BadParameter(str(error)) from None
+
 
 @grouped
 def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptions()) -> None:
@@ -139,7 +151,7 @@ def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptio
                 overrides=options.override or (),
             )
             if options.override:
-                local.require_valid(plans)
+                local.require_valid(plans, options.override)
             names = plans[0]
             plans += _plan_front("proxy for gRPC clients", local.plan_proxy, folder, names, options.proxy)
             plan_console = partial(local.plan_console, port=options.console_port)

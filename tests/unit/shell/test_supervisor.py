@@ -146,7 +146,7 @@ def test_an_invalid_setting_is_refused_before_a_process_starts(
 ) -> None:
     plans = local.make_plan(tmp_path, port_base="auto", overrides=[setting])
     with pytest.raises(ConfigError, match=reason):
-        local.require_valid(plans)
+        local.require_valid(plans, [setting])
 
 
 def test_each_server_has_a_port_of_its_own_for_metrics_and_health(tmp_path: Path) -> None:
