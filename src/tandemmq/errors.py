@@ -47,7 +47,9 @@ class RequestRejected(TandemError):
             self.code = code
 
     def __str__(self) -> str:
-        return f"{self.remark} (response code {self.code})"
+        # The code of a subclass adds nothing to its remark.
+        is_known = type(self) is not RequestRejected and self.code == type(self).code
+        return self.remark if is_known else f"{self.remark} (response code {self.code})"
 
 
 class BadRequest(RequestRejected):

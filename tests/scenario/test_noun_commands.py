@@ -108,7 +108,7 @@ async def test_a_group_is_moved_after_a_preview_and_deleted(nouns: Nouns) -> Non
     await nouns.run("lag", "-g", "billing", "--max-lag", "4")
     assert "lag 4" in await nouns.run("groups", "delete", "billing", given="y\n")
     assert await nouns.rows("groups") == []
-    assert "has the group 'billing'" in await nouns.run("groups", "describe", "billing", code=1)
+    assert "has the group" in await nouns.run("groups", "describe", "billing", code=1)
 
 
 async def test_purged_dead_letters_are_gone_and_later_ones_are_seen(nouns: Nouns) -> None:

@@ -145,14 +145,16 @@ def _record_error(record: RequestRecorder, error: Exception) -> None:
 
 def _unsupported_remark(code: int) -> str:
     """Returns the error text for an unknown code; a RocketMQ code without support is named, with the
-    reason.
+    reason, and so is a code of another kind of server.
     """
-    from tandemmq.protocol.catalogue import (
-        NOT_OURS,  # the client, which answers requests too, starts without it
-    )
+    # The client, which answers requests too, starts without it.
+    from tandemmq.protocol.catalogue import CATALOGUE, NOT_OURS
 
-    name, reason = NOT_OURS.get(code, ("", ""))
     text = f"request code {code} is not supported"
+    if code in CATALOGUE:
+        row = CATALOGUE[code]
+        return f"{text}: {row.name} is a request to a {row.served_by.value}"
+    name, reason = NOT_OURS.get(code, ("", ""))
     return f"{text}: {name}, {reason}" if name else text
 
 

@@ -36,7 +36,7 @@ async def test_groups_have_settings_members_and_lag(managed: ManagedCluster) -> 
     await managed.cluster.create_topic("Orders", queue_count=2)
     await managed.send("Orders", 4)
     await managed.consume("Orders", "billing", 1)
-    with pytest.raises(GroupNotFound, match=r"no broker that answers has the group 'audit' .response code"):
+    with pytest.raises(GroupNotFound, match=r"no broker that answers has the group 'audit'"):
         await read_group(managed.tools, "audit", NOW_MS)
     async with managed.cluster.consumer("Orders", "billing"):
         table = await read_groups(managed.tools)

@@ -17,6 +17,13 @@ def test_code_and_remark_survive_both_ways(code: ResponseCode) -> None:
     assert (error.code, error.remark) == (code, "because")
 
 
+def test_the_text_of_an_error_shows_the_codes_that_no_class_stands_for() -> None:
+    assert str(to_error(Command(17, remark="no such topic"))) == "no such topic"
+    assert str(TopicNotFound("no such topic")) == "no such topic"
+    assert str(to_error(Command(1, remark="odd"))) == "odd (response code 1)"
+    assert str(to_error(Command(215, remark="too much"))) == "too much (response code 215)"
+
+
 def test_classes() -> None:
     assert type(to_error(Command(17))) is TopicNotFound
     assert type(to_error(Command(2))) is Busy

@@ -20,7 +20,7 @@ from tandemmq.errors import (
     RequestTimeout,
     TopicNotFound,
 )
-from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, ResponseCode
+from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting import server as server_module
@@ -159,6 +159,10 @@ async def test_errors_become_answers(make: MakePeers, caplog: pytest.LogCaptureF
     peers = await make().start()
     missing = await peers.call(MISSING)
     assert (missing.code, missing.remark) == (3, f"request code {MISSING} is not supported")
+    other = await peers.call(RequestCode.GET_BROKER_CLUSTER_INFO)
+    assert other.remark == (
+        "request code 106 is not supported: GET_BROKER_CLUSTER_INFO is a request to a name server"
+    )
     refused = await peers.call(REFUSE)
     assert (refused.code, refused.remark) == (17, "no such topic")
     unreadable = await peers.call(UNREADABLE)
