@@ -173,11 +173,9 @@ async def delete_acl(
     resources: Annotated[tuple[str, ...], RESOURCES, PARTS] = (),
 ) -> CommandAnswer:
     """Delete a user's policies for resources; without resources, all of the user's policies."""
-    rows: list[Row] = []
-    for address in await tools.brokers(place):
-        for resource in resources or (None,):
-            await broker_admin.delete_acl(tools.remoting, address, subject=subject, resource=resource)
-            rows.append((address, subject, resource or "*"))
+    brokers = await tools.brokers(place)
+    await admin_access.delete_policies(tools.remoting, {at: at for at in brokers}, subject, resources)
+    rows = [(at, subject, resource or "*") for at in brokers for resource in resources or (None,)]
     return CommandAnswer.of_rows("deleted", "broker subject resource", rows)
 
 

@@ -230,7 +230,7 @@ async def export_pop_record(
     """
     addresses = await tools.masters(place)
     if not only_named:
-        await tools.ask(addresses, broker_admin.export_leases)
+        await tools.change(addresses, broker_admin.export_leases)
     return CommandAnswer.of_rows("exported", "broker dry", [(at, only_named) for at in addresses])
 
 

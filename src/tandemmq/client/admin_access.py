@@ -6,7 +6,7 @@ cluster; one that does not answer does not hold the others up, because a right m
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ParamSpec, TypedDict, TypeVar, Unpack
 
 from tandemmq.api import broker_admin
@@ -112,10 +112,9 @@ class AccessAdmin(AdminClient):
         self, username: str, resources: Iterable[str] = (), *, cluster: str | None = None
     ) -> None:
         """Deletes a user's policies for these resources; without resources, all of the user's policies."""
-        for resource in _texts(resources) or (None,):
-            await self._change_brokers(
-                cluster, broker_admin.delete_acl, subject=_subject(username), resource=resource
-            )
+        await delete_policies(
+            self._remoting, await self._brokers(cluster), _subject(username), _texts(resources)
+        )
 
     async def accounts(self, *, cluster: str | None = None) -> dict[str, AccountsInfo]:
         """Returns the accounts of the rule files of each broker, with their secret keys."""
@@ -195,11 +194,13 @@ async def copy_users(
         raise ConfigError(
             f"{source} does not show the password of {', '.join(hidden)}: sign as one of its super users"
         )
-    for user in chosen:
-        held = await broker_admin.query_user(remoting, target, str(user.username))
+
+    async def copy(name: str) -> None:
+        held = await broker_admin.query_user(remoting, target, name)
         put = broker_admin.create_user if held is None else broker_admin.update_user
-        await put(remoting, target, user)
-    return [str(user.username) for user in chosen]
+        await put(remoting, target, known[name])
+
+    return list(await change_each([str(user.username) for user in chosen], copy))
 
 
 async def copy_policies(
@@ -212,11 +213,32 @@ async def copy_policies(
     missing = [subject for subject in subjects if subject not in known]
     if missing:
         raise ConfigError(f"{source} has no policies of {', '.join(missing)}")
-    for subject in subjects or known:
+
+    async def copy(subject: str) -> None:
         held = await broker_admin.query_acl(remoting, target, subject)
         put = broker_admin.create_acl if held is None else broker_admin.update_acl
         await put(remoting, target, known[subject])
-    return list(subjects or known)
+
+    return list(await change_each(subjects or known, copy))
+
+
+async def delete_policies(
+    remoting: RemotingClient, brokers: Mapping[str, str], subject: str, resources: tuple[str, ...] = ()
+) -> None:
+    """Deletes a subject's policies for these resources, or all, at brokers by the texts that name them. Raises
+    the errors of `change_each`, which name broker and resource.
+    """
+    targets = {
+        f"{name}: {resource}" if resource else name: (address, resource)
+        for name, address in brokers.items()
+        for resource in resources or (None,)
+    }
+
+    async def delete(target: str) -> None:
+        address, resource = targets[target]
+        await broker_admin.delete_acl(remoting, address, subject=subject, resource=resource)
+
+    await change_each(targets, delete)
 
 
 def _subject(username: str) -> str:
