@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from client_rig import Rig, numbers, running_cluster, running_rig, take
 
+from tandemmq.api.broker_admin import create_group
 from tandemmq.client import Admin, BlockingAdmin
 from tandemmq.errors import (
     BadRequest,
@@ -17,8 +18,36 @@ from tandemmq.errors import (
     QueueNotFound,
     TopicNotFound,
 )
+from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
+from tandemmq.protocol.requests.admin import IfExists
 from waits import until
+
+
+async def test_of_two_creators_at_the_same_moment_one_is_told(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as rig, Admin(rig.namesrv) as admin:
+        counts = (3, 4)
+        answers = await asyncio.gather(
+            *(admin.create_group("billing", retry_count_max=count) for count in counts),
+            return_exceptions=True,
+        )
+        (held,) = (await admin.group_config("billing")).values()
+        for count, answer in zip(counts, answers, strict=True):
+            if held.retry_count_max == count:
+                assert answer is True
+            else:
+                assert isinstance(answer, GroupExists), answer
+        equal = [admin.create_group("stock", retry_count_max=3) for _ in range(2)]
+        assert True in await asyncio.gather(*equal)
+
+        (address,) = (one.addresses[0] for one in (await admin.cluster_info()).brokers.values())
+        other = SubscriptionGroupConfig(name="billing", retry_count_max=9)
+        async with open_tools("") as tools:
+            await create_group(tools.remoting, address, other, if_exists=IfExists.KEEP)
+            with pytest.raises(BadRequest, match="tmIfExists 'grow' must be keep for a group"):
+                await create_group(tools.remoting, address, other, if_exists=IfExists.GROW)
+        assert await admin.group_config("billing") == {"broker-a": held}
 
 
 async def lacks(admin: Admin, group: str) -> bool:

@@ -82,7 +82,15 @@ query_topic_stats = AdminCall(
 )
 """Returns the first and last offset of each queue of a topic on this broker. Raises TopicNotFound."""
 
-create_group = AdminCall(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, encode_body, done)
+
+def _describe_group(
+    config: tables.SubscriptionGroupConfig, *, if_exists: headers.IfExists | None = None
+) -> RequestContent:
+    return RequestContent(headers.CreateGroupRequest(if_exists), encode_body(config))
+
+
+create_group = AdminCall(Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, _describe_group, done)
+"""Creates or changes a group on one broker, which obeys `if_exists` as for `create_topic`."""
 create_groups = AdminCall(
     Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, tables.encode_group_config_list, done
 )

@@ -35,6 +35,7 @@ from tandemmq.errors import BadRequest, GroupExists, GroupNotFound, NoRoute
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import ClientConnection, SubscriptionData
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
+from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.protocol.topic_names import check_group, is_system_group
 
 
@@ -99,7 +100,8 @@ class GroupAdmin(AdminClient):
         Returns True if a master lacked the group. An existing group is not changed. If its settings differ
         from the given ones, that is an error unless `exist_ok` is set.
 
-        Raises:  GroupExists for a group with other settings, before anything is created; BadRequest for an
+        Raises:  GroupExists for a group with other settings. Nothing was created then, except when another
+                 caller created the group at the same moment. BadRequest for an
                  invalid name or setting, or a missing `cluster` when the number of clusters is not one;
                  NoRoute when the cluster has no master; PartlyChanged when some of several masters failed.
         """
@@ -110,9 +112,16 @@ class GroupAdmin(AdminClient):
         if not exist_ok:
             for name, config in held.items():
                 _require_equal(name, config, fields)
-        lacking = {name: address for name, address in masters.items() if name not in held}
+        lacking = [name for name in masters if name not in held]
         new = SubscriptionGroupConfig(name=group)
-        await change_each(lacking, lambda name: change_at(self._remoting, lacking[name], new, fields))
+
+        async def create_at(name: str) -> None:
+            await change_at(self._remoting, masters[name], new, fields, if_exists=IfExists.KEEP)
+            if not exist_ok:
+                for config in (await self._held_configs({name: masters[name]}, group)).values():
+                    _require_equal(name, config, fields)
+
+        await change_each(lacking, create_at)
         return bool(lacking)
 
     async def update_group(

@@ -22,6 +22,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import ClientConnection, ConsumerConnections, Refusal, SubscriptionData
 from tandemmq.protocol.bodies.tables import GroupRetryPolicy, SubscriptionGroupConfig
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.requests.admin import IfExists
 from tandemmq.remoting.client import RemotingClient
 
 UNKNOWN_GROUP: Final = (
@@ -91,14 +92,19 @@ def check_changes(changes: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def change_at(
-    remoting: RemotingClient, address: str, held: SubscriptionGroupConfig, changes: Mapping[str, Any]
+    remoting: RemotingClient,
+    address: str,
+    held: SubscriptionGroupConfig,
+    changes: Mapping[str, Any],
+    *,
+    if_exists: IfExists | None = None,
 ) -> SubscriptionGroupConfig:
     """Creates a group at a broker, or changes the given fields of the settings that it has there. Returns the
-    settings that were sent.
+    settings that were sent. `if_exists` is for a group that another caller has just created.
     """
     # A group keeps its attributes; a request contains only changes of them.
     config = msgspec.structs.replace(held, **{"attributes": {}, **changes})
-    await broker_admin.create_group(remoting, address, config)
+    await broker_admin.create_group(remoting, address, config, if_exists=if_exists)
     return config
 
 

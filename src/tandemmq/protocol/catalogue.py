@@ -128,7 +128,7 @@ _ADMIN = _entries(
     (Code.DELETE_TOPIC_IN_BROKER, admin.DeleteTopicRequest, None),
     (Code.GET_TOPIC_CONFIG, admin.TopicConfigRequest, None),
     (Code.GET_TOPIC_STATS_INFO, admin.TopicStatsRequest, None),
-    (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, None, None),
+    (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP, admin.CreateGroupRequest, None),
     (Code.UPDATE_AND_CREATE_SUBSCRIPTIONGROUP_LIST, None, None),
     (Code.GET_SUBSCRIPTIONGROUP_CONFIG, admin.GroupConfigRequest, None),
     (Code.DELETE_SUBSCRIPTIONGROUP, admin.DeleteGroupRequest, None),

@@ -261,9 +261,15 @@ class GroupHandlers:
 
     async def handle_create(self, channel: Channel, command: Command) -> Command:
         """Handles UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200)."""
+        if_exists = command.decode(admin.CreateGroupRequest).if_exists
         config = read_body(tables.SubscriptionGroupConfig, command.body)
         self._require_master()
-        if self.core.groups.put(self._checked(config), self.core.clock.now_ms()):
+        if if_exists is not None and if_exists != admin.IfExists.KEEP:
+            raise invalid(f"tmIfExists {if_exists[:32]!r} must be {admin.IfExists.KEEP} for a group")
+        config = self._checked(config)
+        if if_exists is not None and self.core.groups.get(config.name) is not None:
+            return command.reply()
+        if self.core.groups.put(config, self.core.clock.now_ms()):
             await save_or_reject(self.core.tables.saver, self.core.tables.group_file)
         return command.reply()
 

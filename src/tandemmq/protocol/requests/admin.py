@@ -176,7 +176,9 @@ class ReadModeRequest(Header, frozen=True):
 
 
 class IfExists(StrEnum):
-    """The change that a creation makes to a topic that the broker has already; ours, in `tmIfExists`."""
+    """The change that a creation makes to a topic that the broker has already; ours, in `tmIfExists`. A group
+    has KEEP only.
+    """
 
     KEEP = "keep"
     """An existing topic is not changed."""
@@ -223,6 +225,14 @@ class TopicStatsRequest(Header, frozen=True):
     """GET_TOPIC_STATS_INFO (202); code 17 if absent."""
 
     topic: str
+
+
+class CreateGroupRequest(Header, frozen=True):
+    """UPDATE_AND_CREATE_SUBSCRIPTIONGROUP (200); the group is in the body. Without `if_exists`, an existing
+    group is changed as requested, which brokers that do not know the field always do.
+    """
+
+    if_exists: str | None = field(name="tmIfExists", default=None)  # ours
 
 
 class GroupConfigRequest(Header, frozen=True):
