@@ -36,6 +36,7 @@ MACHINE = MachineFacts(
     rocketmq_home=HOME,
     name_servers="",
 )
+PLAIN_LINE = re.compile(r"^    (tandemmq (?:admin|topics|reply|request) .*)$", re.MULTILINE)
 BLOCK = re.compile(r"^```sh\n(.*?)^```", re.MULTILINE | re.DOTALL)
 NAMED = (
     "up",
@@ -63,7 +64,11 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     assert first_screen is not None
     # The `pip` lines are skipped, and another test runs the Spark line.
     begin = [line for line in first_screen[1].splitlines() if not line.startswith(("pip ", "python -c "))]
-    script = "\n".join(begin) + "\n" + "".join(BLOCK.findall(source))
+    *blocks, last = BLOCK.findall(source)
+    pages = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "docs" / "client").glob("*.md"))
+    script = "\n".join([*begin, *blocks, *PLAIN_LINE.findall(pages)])
+    create, reply, request = PLAIN_LINE.findall(source)
+    assert "tandemmq down" in last
     assert [name for name in NAMED if f"tandemmq {name}" not in script] == []
     tool = tmp_path / "bin" / "tandemmq"
     tool.parent.mkdir()
@@ -90,9 +95,11 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
         )
 
     try:
-        done = run(script)
+        done = run(f"{script}\n{create}")
+        answered = run(f"{reply} & until {request} >answer; do kill -0 $!; done; kill $!; wait; cat answer")
     finally:
-        run("tandemmq down")
+        run(last)
+    assert answered.stdout.endswith("HOW MANY?\n"), answered.stdout + answered.stderr
     assert done.returncode == 0, done.stdout + done.stderr
     assert "2 messages sent to greetings" in done.stdout
     assert "1000 messages sent to Orders" in done.stdout

@@ -106,6 +106,8 @@ async def test_a_group_is_moved_after_a_preview_and_deleted(nouns: Nouns) -> Non
     assert moved == {"topic": "Orders", "queues": 1, "skipped": 0, "repeated": 4}
     assert "above 3" in await nouns.run("lag", "-g", "billing", "--max-lag", "3", code=3)
     await nouns.run("lag", "-g", "billing", "--max-lag", "4")
+    assert "above 3 messages: billing" in await nouns.run("lag", "--max-lag", "3", code=3)
+    await nouns.run("lag", "--max-lag", "4")
     assert "lag 4" in await nouns.run("groups", "delete", "billing", given="y\n")
     assert await nouns.rows("groups") == []
     assert "has the group" in await nouns.run("groups", "describe", "billing", code=1)

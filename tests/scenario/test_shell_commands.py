@@ -367,7 +367,19 @@ def test_errors_name_the_next_step(shell: Shell, tmp_path: Path) -> None:
     assert "exclude each other" in shell.run("produce", "T", "x", "--size", "5", code=2)
     assert "separate tags by ||" in shell.run("tail", "T", "--tag", "a|b", code=2)
     assert "exclude each other" in shell.run("tail", "T", "--json", "--format", "x", code=2)
-    assert "the group 'a b'" in shell.run("consume", "T", "--group", "a b", code=2)
+    assert "TEXT is empty" in shell.run("produce", "T", "x", "", code=2)
+    for arguments in (
+        ("consume", "T", "--group", "a b"),
+        ("lag", "--group", "a b"),
+        ("resend", "--group", "a b"),
+        ("groups", "describe", "a b"),
+        ("dlq", "show", "a b"),
+    ):
+        assert "the group 'a b'" in shell.run(*arguments, code=2)
+    for arguments in (("topics", "create", "a b"), ("request", "a b", "x"), ("topics", "describe", "a b")):
+        assert "the topic 'a b'" in shell.run(*arguments, code=2)
+    assert "needs the group" in shell.run("lag", "--topic", "T", code=2)
+    assert "need --listen" in shell.run("mcp", "--host-name", "x", code=2)
     assert "`tandemmq up`" in Shell(tmp_path).run("topics", code=1)
 
 

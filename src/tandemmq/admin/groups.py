@@ -423,16 +423,23 @@ async def show_progress(
     tools: Tools, group: str, topic: str, *, has_clients: bool = False, lag_max: int | None = None
 ) -> CommandAnswer:
     """Shows the progress of one group in each queue, optionally with the member that reads it, or the sums of
-    all groups. A lag of the group above `lag_max` has exit code LAG_EXIT_CODE.
+    all groups. A lag of a group above `lag_max` has exit code LAG_EXIT_CODE.
     """
     masters = await tools.masters()
     if group:
         answer = await _progress_of_group(tools, masters, group, topic, has_clients=has_clients)
-        lag = sum(row[LAG_COLUMNS.index("lag")] for row in answer.tables[0].rows)
-        if lag_max is None or lag <= lag_max:
-            return answer
-        notes = [*answer.notes, f"the lag is above {lag_max} messages"]
-        return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
+        lags = {group: sum(row[LAG_COLUMNS.index("lag")] for row in answer.tables[0].rows)}
+    else:
+        answer = await _progress_of_all(tools, masters)
+        lags = {name: lag for name, _, lag in answer.tables[0].rows}
+    above = [name for name, lag in lags.items() if lag_max is not None and lag > lag_max]
+    if not above:
+        return answer
+    notes = [*answer.notes, f"the lag is above {lag_max} messages: {', '.join(above)}"]
+    return CommandAnswer(answer.tables, notes, LAG_EXIT_CODE)
+
+
+async def _progress_of_all(tools: Tools, masters: list[str]) -> CommandAnswer:
     table, refused = Table("groups", ("group", "members", "lag")), []
     for one in await progress.read_group_names(tools, masters, await tools.cluster_admin.topics()):
         members = await read_members(tools.remoting, masters, one)

@@ -225,8 +225,9 @@ async def copy_policies(
 async def delete_policies(
     remoting: RemotingClient, brokers: Mapping[str, str], subject: str, resources: tuple[str, ...] = ()
 ) -> None:
-    """Deletes a subject's policies for these resources, or all, at brokers by the texts that name them. Raises
-    the errors of `change_each`, which name broker and resource.
+    """Deletes a subject's policies for these resources, or all, at brokers by the texts that name them.
+
+    Raises:  the errors of `change_each`, which name broker and resource.
     """
     targets = {
         f"{name}: {resource}" if resource else name: (address, resource)

@@ -101,9 +101,9 @@ class GroupAdmin(AdminClient):
         from the given ones, that is an error unless `exist_ok` is set.
 
         Raises:  GroupExists for a group with other settings. Nothing was created then, except when another
-                 caller created the group at the same moment. BadRequest for an
-                 invalid name or setting, or a missing `cluster` when the number of clusters is not one;
-                 NoRoute when the cluster has no master; PartlyChanged when some of several masters failed.
+                 caller created the group at the same moment. BadRequest for an invalid name or setting, or a
+                 missing `cluster` when the number of clusters is not one. NoRoute when the cluster has no
+                 master. PartlyChanged when some of several masters failed.
         """
         check_group(group)
         fields = check_changes(settings)

@@ -7,8 +7,9 @@ import signal
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from tandemmq.admin.options import option
-from tandemmq.errors import ConfigError
 from tandemmq.manage.tools import open_tools
 from tandemmq.mcp.http import McpHttpOptions, read_token, serve_http
 from tandemmq.mcp.server import build_server
@@ -65,7 +66,7 @@ def mcp(
             names = tuple(host_name or ())
             options = McpHttpOptions(listen, read_token(token_file), names, tls_cert, tls_key)
         elif token_file or host_name or tls_cert or tls_key:
-            raise ConfigError("--token-file, --host-name, --tls-cert and --tls-key need --listen")
+            raise typer.BadParameter("--token-file, --host-name, --tls-cert and --tls-key need --listen")
         # Before the SDK configures its own handler, which leaves out the arguments of changes.
         configure_logging("WARNING")
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -25,6 +25,7 @@ from tandemmq.units import MIB, EpochMs
 MESSAGE_BYTES_MAX: Final = 4 * MIB
 FLAG_BOUND: Final = 2**31
 BODY_REPR_BYTES: Final = 64
+FIELD_REPR_CHARS: Final = 1_000
 
 _BYTES: Final = (bytes, bytearray, memoryview)
 _FIELD_TYPES: Final[tuple[tuple[str, tuple[type, ...], str], ...]] = (
@@ -67,8 +68,8 @@ class Message(msgspec.Struct):
     value: Any = None
 
     def __repr__(self) -> str:
-        """Shows the fields that are set; a body over `BODY_REPR_BYTES` is truncated and followed by its
-        size.
+        """Shows the fields that are set; a body over `BODY_REPR_BYTES`, and any other field over
+        `FIELD_REPR_CHARS`, is truncated and followed by its size.
         """
         shown = [f"topic={self.topic!r}", f"body={_clipped(self.body)}"]
         for field in msgspec.structs.fields(self)[2:]:
@@ -77,14 +78,17 @@ class Message(msgspec.Struct):
                 if value is not None:
                     shown.append(f"value={reprlib.repr(value)}")
             elif value != field.default and (value or field.name != "properties"):
-                shown.append(f"{field.name}={value!r}")
+                shown.append(f"{field.name}={_clipped(value)}")
         return f"Message({', '.join(shown)})"
 
 
-def _clipped(body: object) -> str:
-    if not isinstance(body, _BYTES) or len(body) <= BODY_REPR_BYTES:
-        return repr(body)
-    return f"{bytes(body[:BODY_REPR_BYTES])!r}... ({len(body)} bytes)"
+def _clipped(value: object) -> str:
+    if isinstance(value, _BYTES) and len(value) > BODY_REPR_BYTES:
+        return f"{bytes(value[:BODY_REPR_BYTES])!r}... ({len(value)} bytes)"
+    text = repr(value)
+    if len(text) > FIELD_REPR_CHARS:
+        return f"{text[:FIELD_REPR_CHARS]}... ({len(text)} characters)"
+    return text
 
 
 def is_delayed(message: Message) -> bool:

@@ -54,6 +54,7 @@ class ResendOptions:
         option(
             "--to", "Send to this topic instead.", show_default="the group's retry topic", metavar="TOPIC"
         ),
+        session.TOPIC_NAME,
     ] = ""
     again: Annotated[bool, option("--again", "Include messages that an earlier resend sent.")] = False
     dry_run: Annotated[bool, option("--dry-run", "Print the dead letters instead of sending them.")] = False
@@ -85,7 +86,6 @@ def show_letters(
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Print a group's dead letters; exit code 1 when there is none."""
-    session.check_name(retry_topic(group))
 
     async def work() -> int:
         left = count
@@ -141,9 +141,6 @@ async def purge(tools: Tools, group: nouns.Group, yes: Yes = False) -> CommandAn
 
 def run_resend(group: str, namesrv: str, wanted: Wanted, options: ResendOptions, *, as_json: bool) -> None:
     """Runs `tandemmq dlq resend` and `tandemmq resend`."""
-    session.check_name(retry_topic(group))
-    if options.to:
-        session.check_name(options.to)
     servers = session.find_name_servers(namesrv)
     show = None
     if options.dry_run:

@@ -12,16 +12,20 @@ from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer
 from tandemmq.manage.tools import Tools
 from tandemmq.shell.positions import SECONDS
-from tandemmq.shell.session import AsJson, NameServers, run_tools
+from tandemmq.shell.session import GROUP_NAME, AsJson, NameServers, run_tools
 
 
 @grouped
 def lag(
-    group: Annotated[str, option("--group -g", "The consumer group.")],
+    group: Annotated[
+        str,
+        option("--group -g", "The consumer group.", show_default="the sums of all groups"),
+        GROUP_NAME,
+    ] = "",
     namesrv: NameServers = "",
     topic: Annotated[str, option("--topic -t", "Only this topic.")] = "",
     max_lag: Annotated[
-        int | None, option("--max-lag", "Exit with 3 if the lag is above N messages.", min=0, metavar="N")
+        int | None, option("--max-lag", "Exit with 3 if a group has a lag above N.", min=0, metavar="N")
     ] = None,
     watch: Annotated[bool, option("--watch -w", "Repeat until Ctrl-C.")] = False,
     interval_s: Annotated[
@@ -29,7 +33,9 @@ def lag(
     ] = 2.0,
     as_json: AsJson = False,
 ) -> None:
-    """Show the lag of a group, per queue."""
+    """Show the lag of a group, per queue; without --group, that of each group."""
+    if topic and not group:
+        raise typer.BadParameter("--topic also needs the group: --group")
     if watch and max_lag is not None:
         raise typer.BadParameter("--watch and --max-lag exclude each other: give only one")
 

@@ -20,7 +20,7 @@ from tandemmq.manage.contexts import active_context
 from tandemmq.shell import session
 
 Yes = Annotated[bool, option("--yes -y", "Do it without asking.")]
-Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP")]
+Group = Annotated[str, typer.Argument(help="The consumer group.", metavar="GROUP"), session.GROUP_NAME]
 
 
 class NounGroup(TyperGroup):

@@ -70,7 +70,7 @@ class EndOptions:
 @grouped
 def consume(
     topic: session.Topic,
-    group: Annotated[str, option("--group -g", "The consumer group.")],
+    group: session.Group,
     namesrv: session.NameServers = "",
     tag: Tag = "*",
     start: Annotated[
@@ -87,8 +87,6 @@ def consume(
     form: session.LineForm = session.PLAIN,
 ) -> None:
     """Read as a member of a group. Printed messages are acknowledged; the next run continues after them."""
-    session.check_name(topic)
-    session.check_group_name(group)
     servers = session.find_name_servers(namesrv)
 
     async def work() -> int:
@@ -214,7 +212,6 @@ def tail(
     form: session.LineForm = session.PLAIN,
 ) -> None:
     """Show the last messages of all queues and new ones, without a group; continues while brokers restart."""
-    session.check_name(topic)
     if last and since_ms is not None:
         raise typer.BadParameter("--last and --since exclude each other: give only one")
     if last is None:
@@ -306,7 +303,6 @@ def browse(
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
-    session.check_name(topic)
     subscription = parse_subscription(topic, tag, 0)
     servers = session.find_name_servers(namesrv)
 

@@ -35,7 +35,6 @@ def request(
     form: session.LineForm = session.PLAIN,
 ) -> None:
     """Send a request and print the reply; exit code 1 when none comes in time."""
-    session.check_name(topic)
     every = given.make(topic)
     servers = session.find_name_servers(namesrv)
     body = text.encode("utf-8", "surrogateescape") or sys.stdin.buffer.read()
@@ -57,7 +56,7 @@ def request(
 @grouped
 def reply(
     topic: session.Topic,
-    group: Annotated[str, option("--group -g", "The consumer group.")],
+    group: session.Group,
     text: Annotated[str, typer.Argument(help="The reply to every request.", metavar="[TEXT]")] = "",
     namesrv: session.NameServers = "",
     command: Annotated[
@@ -68,8 +67,6 @@ def reply(
     form: session.LineForm = session.PLAIN,
 ) -> None:
     """Answer the requests that arrive, with a text or a command's output, and print them."""
-    session.check_name(topic)
-    session.check_group_name(group)
     if bool(text) == bool(command):
         raise typer.BadParameter("give the reply, or --exec COMMAND that prints it")
     servers = session.find_name_servers(namesrv)

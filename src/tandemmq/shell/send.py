@@ -196,9 +196,10 @@ def produce(
     as_json: session.AsJson = False,
 ) -> None:
     """Send the texts, or each line of the input without its line end. Empty lines are skipped."""
-    session.check_name(topic)
     texts = text or ()
     source.check(texts)
+    if "" in texts:
+        raise typer.BadParameter("TEXT is empty: a message needs a body")
     every = given.make(topic)
     options = ProducerOptions(client=tools_options(), batch_count_max=batch)
 
@@ -282,7 +283,7 @@ class Sending:
 
 @grouped
 def resend(
-    group: Annotated[str, option("--group -g", "The consumer group.")],
+    group: session.Group,
     namesrv: session.NameServers = "",
     wanted: Wanted = Wanted(),  # frozen
     options: ResendOptions = ResendOptions(),  # frozen

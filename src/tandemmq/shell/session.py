@@ -45,7 +45,25 @@ NameServers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print JSON; messages as one object per line.")]
-Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC")]
+
+
+def _checked(check: Callable[[str], object]) -> opt.Text:
+    """Marks an option with a name, which `check` examines."""
+
+    def parse(name: str, _: str) -> str:
+        try:
+            check(name)
+        except errors.RequestRejected as error:
+            raise typer.BadParameter(error.remark) from None
+        return name
+
+    return opt.Text(parse)
+
+
+TOPIC_NAME: Final = _checked(check_topic)
+GROUP_NAME: Final = _checked(check_group)
+Topic = Annotated[str, typer.Argument(help="The topic.", metavar="TOPIC"), TOPIC_NAME]
+Group = Annotated[str, option("--group -g", "The consumer group."), GROUP_NAME]
 Meta = Annotated[bool, option("--meta/--no-meta", "Print time, position, id, tag and keys before each body.")]
 
 _NEXT_STEPS: Final[tuple[tuple[type[errors.TandemError], str], ...]] = (
@@ -128,22 +146,6 @@ def explained_errors() -> Iterator[None]:
 def note(sentence: str) -> None:
     """Prints a sentence for the user to standard error."""
     typer.echo(f"tandemmq: {sentence}", err=True)
-
-
-def check_name(topic: str) -> None:
-    """Raises typer.BadParameter for an invalid topic name."""
-    try:
-        check_topic(topic)
-    except errors.RequestRejected as error:
-        raise typer.BadParameter(error.remark) from None
-
-
-def check_group_name(group: str) -> None:
-    """Raises typer.BadParameter for an invalid group name."""
-    try:
-        check_group(group)
-    except errors.RequestRejected as error:
-        raise typer.BadParameter(error.remark) from None
 
 
 # Messages

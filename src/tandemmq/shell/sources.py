@@ -126,8 +126,8 @@ def read_json(line: bytes, every: Message) -> Message:
         return structs.replace(
             every,
             body=body,
-            tags=every.tags or str(fields.get("tags") or ""),
-            keys=every.keys or list(fields.get("keys") or ()),
+            tags=every.tags or fields.get("tags") or "",
+            keys=every.keys or fields.get("keys") or (),
             properties={name: text for name, text in properties.items() if not is_reserved(name)}
             | dict(every.properties),
             priority=parse_priority(properties.get(names.PRIORITY))

@@ -171,3 +171,5 @@ def test_a_message_shows_the_beginning_of_a_large_body() -> None:
     shown = repr(Message("T", b"x" * 4_000_000, keys=["k"], wait_stored=False, delay_ms=0))
     body = f"{b'x' * 64!r}... (4000000 bytes)"
     assert shown == f"Message(topic='T', body={body}, keys=['k'], wait_stored=False, delay_ms=0)"
+    shown = repr(Message("T", b"small", properties={"note": "x" * 30_000}))
+    assert (len(shown) < 1_100, shown[-19:]) == (True, "(30012 characters))")

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tandemmq.client import Message
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.message import check_message
 from tandemmq.shell import sources
 from tandemmq.shell.sources import (
     UnusableInput,
@@ -96,6 +98,12 @@ def test_the_json_of_tail_becomes_the_same_message() -> None:
 def test_another_line_is_refused_with_its_begin(line: bytes) -> None:
     with pytest.raises(UnusableInput, match="body or body_base64"):
         read_json(line, EVERY)
+
+
+def test_values_of_a_line_keep_their_types_and_the_producer_refuses_wrong_ones() -> None:
+    for fields, fault in (({"tags": ["a"]}, "tags must be str, not list"), ({"keys": 5}, "keys")):
+        with pytest.raises(MessageIllegal, match=fault):
+            check_message(read_json(json.dumps({"body": "x", **fields}).encode(), Message("T", b"x")))
 
 
 def test_a_key_is_before_the_delimiter() -> None:
