@@ -146,9 +146,8 @@ async def describe_topic(tools: Tools, topic: session.Topic) -> CommandAnswer:
         notes.append("no group reads it")
     if found.consumer_count > len(found.consumers):
         notes.append(f"the first {len(found.consumers)} of {found.consumer_count} groups are shown")
-    notes += [f"{one.broker_name} does not answer: {error}" for one, error in found.failed.items()]
     tables = [*shown.tables, queues, *([groups] if groups.rows else [])]
-    return CommandAnswer(tables, notes, exit_code=1 if found.failed else 0)
+    return CommandAnswer(tables, [*notes, *shown.notes], exit_code=1 if found.failed else 0)
 
 
 @verb(app, "alter")
@@ -200,4 +199,5 @@ def _shown(found: topics.TopicDetails, notes: Sequence[str] = ()) -> CommandAnsw
     for name, one in sorted(found.topic.configs.items()):
         counts = one.read_queue_count, one.write_queue_count
         table.rows.append((name, one.name, *counts, topics.permission_text(one.permission), one.attributes))
-    return CommandAnswer([table], notes)
+    silent = [f"{one.broker_name} does not answer: {error}" for one, error in found.failed.items()]
+    return CommandAnswer([table], [*notes, *silent])

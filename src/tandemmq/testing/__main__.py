@@ -12,8 +12,8 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from tandemmq.config.load import parse_override
 from tandemmq.errors import TandemError
+from tandemmq.protocol.properties_file import parse_override
 from tandemmq.testing import BlockingCluster
 
 PLAIN: Final = (
