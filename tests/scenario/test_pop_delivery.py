@@ -529,3 +529,16 @@ async def test_a_group_that_pops_a_topic_skips_nothing_in_its_new_queues(
         broker._tables.topics.put(TopicConfig(name="T", read_queue_count=3, write_queue_count=3), now_ms())
         sent = await fill(peer, "T", 9, queues=3)
         assert bodies(await pop_all(peer, "T", 9, init_mode=1)) == sent
+
+
+async def test_a_group_that_began_at_the_last_messages_does_so_in_all_queues_also_after_a_kill(
+    tmp_path: Path,
+) -> None:
+    """The first pop took one message of one queue; the broker was killed before it saved its offsets."""
+    async with running_broker(tmp_path / "a", pop_init_checks_memory=False) as broker, Peer(broker) as peer:
+        broker._tables.topics.put(TopicConfig(name="T", read_queue_count=2, write_queue_count=2), now_ms())
+        await fill(peer, "T", 8, queues=2)
+        first = bodies(await pop(peer, "T", init_mode=1, count_max=1))
+        shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=shutil.ignore_patterns("lock"))
+    async with running_broker(tmp_path / "b", pop_init_checks_memory=False) as broker, Peer(broker) as peer:
+        assert first + bodies(await pop(peer, "T", init_mode=1)) in ([b"006", b"007"], [b"007", b"006"])

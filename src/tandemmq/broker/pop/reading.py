@@ -507,8 +507,13 @@ class PopReader:
         offsets, now_ms = self.core.offsets, self.core.clock.now_ms()
         is_from_last = source.flag == receipts.FLAG_NORMAL and params.init_mode != INIT_MIN
         if is_from_last and not offsets.is_forgotten(group) and not self._has_begun(topic, group):
-            for number in range(self._queue_count(topic)):
-                offsets.commit(group, topic, number, self._newest(topic, number), now_ms)
+            starts = [self._newest(topic, number) for number in range(self._queue_count(topic))]
+            for number, start in enumerate(starts):
+                offsets.commit(group, topic, number, start, now_ms)
+            for number, start in enumerate(starts):
+                if start > self.core.store.queue_min(topic, number):
+                    # After a kill or a failover, which may lose the offset, the queue would count as new.
+                    self.lease_log.put_position((topic, group, number), start)
             return self._newest(topic, queue_id)
         start = self.core.store.queue_min(topic, queue_id)
         if self.core.store.queue_max(topic, queue_id):
