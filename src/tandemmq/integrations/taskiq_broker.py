@@ -214,7 +214,7 @@ def _request_of(message: PoppedMessage, address: str | None) -> ReceivedMessage:
     record = msgspec.structs.replace(
         message.record, raw_properties=encode_properties(properties), _properties=properties
     )
-    return ReceivedMessage(record, broker_name=message.broker_name)
+    return ReceivedMessage(record, topic=message.topic, broker_name=message.broker_name)
 
 
 class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by mypy

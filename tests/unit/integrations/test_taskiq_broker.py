@@ -11,6 +11,10 @@ import pytest
 from tandemmq.errors import BrokerUnreachable, ClientError, NotPermitted
 from tandemmq.integrations import taskiq_broker
 from tandemmq.integrations.taskiq_broker import TandemBroker
+from tandemmq.protocol import properties as names
+from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 
 
 class FakeMessage:
@@ -117,3 +121,18 @@ async def test_a_second_start_does_not_connect_again(monkeypatch: pytest.MonkeyP
     await broker.shutdown()
     await broker.shutdown()
     assert made[1:] == ["closed"]
+
+
+def test_the_reply_to_a_task_that_came_again_follows_the_route_of_its_topic() -> None:
+    """No route leads to the retry topic, which its record is in."""
+    host = encode_host("127.0.0.1", 1)
+    properties = names.encode_properties({names.REPLY_TO_CLIENT: "worker"})
+    new = NewRecord(
+        topic="%RETRY%g_tasks", queue_id=0, body=b"", properties=properties, born_at_ms=5, born_host=host
+    )
+    encoded = encode_record(new, queue_offset=7, log_offset=9, stored_at_ms=6, store_host=host)
+    message = PoppedMessage(decode_record(encoded), topic="tasks", broker_name="a", handle="")
+    request = taskiq_broker._request_of(message, '["sender", "7"]')
+    assert (request.topic, request.broker_name) == ("tasks", "a")
+    found = request.properties
+    assert (found[names.REPLY_TO_CLIENT], found[names.CORRELATION_ID]) == ("sender", "7")
