@@ -696,14 +696,14 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
     group: Elected, rig: Rig
 ) -> None:
     first, _ = await group.start_pair()
-    first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=400))
+    first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=2_000))
     sender = StaleSender(group, 1)
     begun_s = rig.clock.monotonic()
     retiring = asyncio.create_task(first.retire())
-    await until(lambda: group.masters() == [2] and first._forwarding.count > 5, "it forwards")
+    await until(lambda: group.masters() == [2] and first._forwarding.count > 0, "it forwards")
     await sender.stop()
     await retiring
-    assert rig.clock.monotonic() - begun_s >= 0.4
+    assert rig.clock.monotonic() - begun_s >= 2.0
     assert {answer.code for answer in sender.answers.values()} == {ResponseCode.SUCCESS}
 
 
