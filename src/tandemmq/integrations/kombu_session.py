@@ -39,7 +39,6 @@ from tandemmq.integrations.exchanges import Binding, Names, tag_of, tags_of
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
-from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -79,15 +78,13 @@ class Delivery:
     queue: str
     body: bytes
     born_at_ms: int
-    is_redelivered: bool = False
+    retry_count: int = 0
     popped: PoppedMessage | None = None
 
     @classmethod
     def of_popped(cls, queue: str, message: PoppedMessage) -> Delivery:
         """Returns the delivery of a message that a durable queue's group has popped."""
-        # What is given back, also without being counted, is read from the group's retry topic.
-        is_redelivered = message.retry_count > 0 or is_retry_topic(message.record.topic)
-        return cls(queue, message.body, message.born_at_ms, is_redelivered, message)
+        return cls(queue, message.body, message.born_at_ms, message.retry_count, message)
 
 
 class ArrivedMessages:
