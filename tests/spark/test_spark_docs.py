@@ -107,7 +107,7 @@ def test_classes_are_archived_once_for_all_sessions(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "tandemmq", "pipeline", "prepare"]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    (archive,) = (tmp_path / "tandemmq").iterdir()
+    (archive,) = (tmp_path / "tandemmq").glob("*.jsa")
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"{archive}: ")
     assert archive.stat().st_size > 50 * MIB
