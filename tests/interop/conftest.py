@@ -48,7 +48,6 @@ def tools_of(kind: str) -> list[str]:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[TALLY] = Tally()
-    config.addinivalue_line("markers", "interop_case(row=, column=): where it is counted, see tally.py")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
