@@ -701,6 +701,7 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
     begun_s = rig.clock.monotonic()
     retiring = asyncio.create_task(first.retire())
     await until(lambda: group.masters() == [2] and first._forwarding.count > 0, "it forwards")
+    await sender.more(1)
     await sender.stop()
     await retiring
     assert rig.clock.monotonic() - begun_s >= 2.0
