@@ -69,7 +69,7 @@ def test_the_commands_of_the_document_run(tmp_path: Path) -> None:
     script = "\n".join([*begin, *blocks, *PLAIN_LINE.findall(pages)])
     create, reply, request = PLAIN_LINE.findall(source)
     assert "tandemmq down" in last
-    assert [name for name in NAMED if f"tandemmq {name}" not in script] == []
+    assert [name for name in NAMED if f"tandemmq {name}" not in script + last] == []
     tool = tmp_path / "bin" / "tandemmq"
     tool.parent.mkdir()
     # Only the ports differ from the document: RocketMQ's own may be in use here.
