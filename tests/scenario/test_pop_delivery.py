@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-from broker_rig import Peer, make_broker, running_broker
+from broker_rig import Peer, copy_as_killed, make_broker, running_broker
 from pop_rig import Popped, ack, ack_in_batch, change, now_ms, pop, pop_all, pop_header, popped_of
 
 from tandemmq.broker.broker import Broker
@@ -19,6 +20,7 @@ from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
+from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.admin import DeleteGroupRequest, DeleteTopicRequest
 from tandemmq.protocol.requests.consume import (
     AckRequest,
@@ -30,6 +32,7 @@ from tandemmq.protocol.requests.consume import (
     PollingInfoResponse,
     PopResponse,
 )
+from tandemmq.store import PutStatus
 from tandemmq.store.options import FlushMode
 from tandemmq.telemetry import events
 from waits import PATIENCE_S, until
@@ -189,7 +192,7 @@ async def test_leases_acks_and_positions_outlive_the_broker(tmp_path: Path, is_k
             assert await ack(peer, message) == 0
         kept = await change(peer, got[6], 60_000)
         if is_killed:
-            _copy_as_killed(tmp_path / "a", tmp_path / "b")
+            copy_as_killed(tmp_path / "a", tmp_path / "b")
     await broker.stop()
     acked = {message.body for message in got[:6]} | {kept.body}
     async with (
@@ -213,7 +216,7 @@ async def test_a_message_that_was_put_off_comes_once_though_the_log_ends_before_
         await fill(peer, "T", 2, queues=1)
         first, second = await pop_all(peer, "T", 2, count_max=2, invisible_ms=400)
         kept = await change(peer, first, 60_000)
-        _copy_as_killed(tmp_path / "a", tmp_path / "b")
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
     await broker.stop()
     [file] = (tmp_path / "b" / "commitlog").iterdir()
     log = bytearray(file.read_bytes())
@@ -233,17 +236,7 @@ async def test_a_message_that_was_put_off_comes_once_though_the_log_ends_before_
 
 
 def _remove(path: Path) -> None:
-    import shutil
-
     shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
-
-
-def _copy_as_killed(source: Path, target: Path) -> None:
-    """Copies the files that a kill would leave now."""
-    import shutil
-
-    shutil.copytree(source, target)
-    (target / "abort").write_text("")
 
 
 async def test_a_held_pop_is_served_when_a_message_comes(broker: Broker, peer: Peer) -> None:
@@ -339,6 +332,34 @@ async def test_a_batch_of_acks_is_one_request(peer: Peer) -> None:
     assert await ack_in_batch(peer, got[0], [0, 1, 2, 4, 77]) == ResponseCode.SUCCESS
     assert (await peer.ask(RequestCode.BATCH_ACK_MESSAGE)).code == ResponseCode.NO_MESSAGE
     assert bodies(await pop_all(peer, "T", 1)) == [b"003"]
+
+
+async def test_a_repeated_ack_is_answered_once_an_ack_is_stored(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(peer, "T", 3, queues=1)
+    first, moved, _ = await pop_all(peer, "T", 3)
+    later = await change(peer, moved, 50_000)
+    append = lease_log.LeaseLog._append
+    held: list[Callable[[], None]] = []
+
+    def append_held(
+        log: lease_log.LeaseLog, records: Sequence[NewRecord], on_done: Callable[[PutStatus], None]
+    ) -> int:
+        return append(log, records, lambda status: held.append(lambda: on_done(status)))
+
+    monkeypatch.setattr(lease_log.LeaseLog, "_append", append_held)
+    tasks: list[asyncio.Task[int]] = []
+    for ask in (ack, ack, ack_in_batch):
+        tasks.append(asyncio.create_task(ask(peer, first)))
+        await until(lambda: len(held) == len(tasks) or tasks[-1].done(), "the ack is in the log")
+    assert not any(task.done() for task in tasks)
+    assert await ack(peer, moved) == 0, "an ack of a handle that ended is answered at once"
+    for release in held:
+        release()
+    assert await asyncio.gather(*tasks) == [0, 0, 0]
+    monkeypatch.undo()
+    assert await ack(peer, later) == 0
 
 
 async def test_peek_and_notification_move_nothing(peer: Peer) -> None:
@@ -491,13 +512,11 @@ async def test_a_group_that_was_deleted_with_its_progress_begins_anew_also_after
         assert bodies(await pop(peer, "T")) == expected
         delete = DeleteGroupRequest(group="CG", cleans_offsets=True)
         assert (await peer.ask(RequestCode.DELETE_SUBSCRIPTIONGROUP, delete)).code == ResponseCode.SUCCESS
-        shutil.copytree(
-            tmp_path / "store", left, ignore=shutil.ignore_patterns("lock")
-        )  # as a kill leaves it
+        copy_as_killed(tmp_path / "store", left)
     again = tmp_path / "again"
     async with running_broker(left) as broker, Peer(broker) as peer:
         assert bodies(await pop(peer, "T")) == expected
-        shutil.copytree(left, again, ignore=shutil.ignore_patterns("lock"))
+        copy_as_killed(left, again)
     async with running_broker(again) as broker, Peer(broker) as peer:
         assert await pop(peer, "T") == []
         assert broker._parts is not None
@@ -539,7 +558,8 @@ async def test_a_group_that_began_at_the_last_messages_does_so_in_all_queues_als
         broker._tables.topics.put(TopicConfig(name="T", read_queue_count=2, write_queue_count=2), now_ms())
         await fill(peer, "T", 8, queues=2)
         first = bodies(await pop(peer, "T", init_mode=1, count_max=1))
-        lost = shutil.ignore_patterns("lock", "*.tmp", "consumerOffset.json*")
-        shutil.copytree(tmp_path / "a", tmp_path / "b", ignore=lost)
+        copy_as_killed(tmp_path / "a", tmp_path / "b")
+        for file in (tmp_path / "b").rglob("consumerOffset.json*"):
+            file.unlink()
     async with running_broker(tmp_path / "b", pop_init_checks_memory=False) as broker, Peer(broker) as peer:
         assert first + bodies(await pop(peer, "T", init_mode=1)) in ([b"006", b"007"], [b"007", b"006"])

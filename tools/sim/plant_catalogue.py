@@ -1187,6 +1187,20 @@ _POP: Final = (
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(
+        name="a repeated ack is a success before one is stored",
+        path="broker/pop/ack_handlers.py",
+        sound="        if lease is None or index is None or lease.is_moved(index):\n            named",
+        bug="        if lease is None or index is None or not lease.is_open(index):\n            named",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
+        name="a repeated ack in a batch is a success before one is stored",
+        path="broker/pop/ack_handlers.py",
+        sound="if index is not None and not lease.is_moved(index):",
+        bug="if index is not None and lease.is_open(index):",
+        proofs=("scenario/test_pop_delivery.py",),
+    ),
+    Plant(
         name="a renewal is forgotten when the leases are read back",
         path="broker/pop/lease_log.py",
         sound="if not change.is_late and lease.invisible_ms != known.invisible_ms:",

@@ -60,15 +60,14 @@ class AckHandlers:
             return self._ack_in_order(channel, command, key, header, handle.pop_time_ms)
         lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
         index = None if lease is None else lease.index(header.offset)
-        if lease is None or index is None or not lease.is_open(index):
+        if lease is None or index is None or lease.is_moved(index):
             named = LeaseKey(*key, handle.start_offset, handle.pop_time_ms)
             if header.is_strict and not self.lease_log.leases.is_acknowledged(named, header.offset):
                 raise _not_held(header.offset)
             if header.is_strict and lease is None and named in self.lease_log.leases:
                 raise Busy("[REJECTREQUEST] the lease has ended and is being revived: try again")
-            if not header.is_strict or lease is None or index is None:
-                return command.reply()
-            # Only a repetition, but the first ack may not be stored yet.
+            return command.reply()
+        # A repetition is stored, too: the first ack may not be stored yet.
         self._count_ack(key)
         self.lease_log.ack(lease, index, _answer(channel, command))
         return None
@@ -161,7 +160,7 @@ class AckHandlers:
             return
         for number in numbers:
             index = lease.index(entry.start_offset + number)
-            if index is not None and lease.is_open(index):
+            if index is not None and not lease.is_moved(index):
                 self._count_ack(key)
                 self.lease_log.ack(lease, index, pending.add())
 

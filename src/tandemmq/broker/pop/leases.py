@@ -76,6 +76,9 @@ class Lease:
     def is_open(self, index: int) -> bool:
         return not self.bits >> index & 1
 
+    def is_moved(self, index: int) -> bool:
+        return bool(self.moved_bits >> index & 1)
+
     def mark_moved(self, indexes: Iterable[int]) -> None:
         """Marks messages as moved to another lease or to the retry topic."""
         for index in indexes:
@@ -84,7 +87,7 @@ class Lease:
     def is_acknowledged(self, offset: int) -> bool:
         """Returns True if the message was acknowledged under this lease."""
         index = self.index(offset)
-        return index is not None and not self.is_open(index) and not self.moved_bits >> index & 1
+        return index is not None and not self.is_open(index) and not self.is_moved(index)
 
     @property
     def is_finished(self) -> bool:
