@@ -86,3 +86,51 @@ async def test_a_signal_ends_a_program_after_its_handlers(
         async with rig.consumer() as consumer:
             rest = await take(consumer, 100 - len(found["done"]))
         assert sorted(numbers(rest) + found["done"]) == list(range(100))
+
+
+# The main thread blocks the signals, so the system gives them to another thread and interrupts no wait of the
+# main thread: as if each signal came just before the wait.
+UNINTERRUPTED = """
+import signal, threading
+threading.Thread(target=time.sleep, args=(3600,), daemon=True).start()
+def begin(message):
+    print("begun", flush=True)
+"""
+UNNOTICED = {
+    "asyncio": UNINTERRUPTED
+    + """
+async def handle(message):
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    begin(message)
+
+consumer = PushConsumer("CG", sys.argv[1], handle, options=options)
+consumer.subscribe("T")
+asyncio.run(consumer.run())
+""",
+    "threads": UNINTERRUPTED
+    + """
+consumer = BlockingPushConsumer("CG", sys.argv[1], begin, options=options)
+consumer.subscribe("T")
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+consumer.run()
+""",
+}
+
+
+@pytest.mark.parametrize("program", UNNOTICED)
+async def test_a_signal_that_interrupts_no_wait_ends_a_program(tmp_path: Path, program: str) -> None:
+    async with running_cluster(tmp_path) as rig:
+        await rig.fill("T", 1)
+        text = PROGRAM + UNNOTICED[program]
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", text, rig.namesrv, stdout=asyncio.subprocess.PIPE
+        )
+        assert process.stdout is not None
+        try:
+            async with asyncio.timeout(PATIENCE_S):
+                assert await process.stdout.readline() == b"begun\n"
+                process.send_signal(signal.SIGTERM)
+                assert await process.wait() == 0
+        finally:
+            if process.returncode is None:
+                process.kill()

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from functools import partial
 from typing import Protocol, Self, TypeVar, Unpack
 
@@ -48,7 +48,7 @@ from tandemmq.client.options import (
 from tandemmq.client.producer.producer import OnResult, Outcome, Producer, SendSummary, cut_messages
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.transactions import TransactionProducer, TransactionResult, TransactionState
-from tandemmq.client.stop_signals import on_stop_signal
+from tandemmq.client.stop_signals import SIGNAL_S, on_stop_signal
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -450,8 +450,11 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
             if self._client is None:
                 self.start()
             try:
-                if not is_stopped:
-                    self._call(self._running.wait_stopped())
+                if not is_stopped and self._thread is not None:
+                    stopped = self._thread.submit(self._running.wait_stopped())
+                    while not stopped.done():
+                        wait([stopped], SIGNAL_S)
+                    outcome_of(stopped)
             finally:
                 self.close()
 

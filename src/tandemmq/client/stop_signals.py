@@ -14,6 +14,11 @@ from typing import Any, Final
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
+SIGNAL_S: Final = 1.0
+"""The longest wait of a main thread without a bytecode. CPython runs the handler of a signal between two
+bytecodes, so a signal that comes just before a wait begins is handled when the wait ends.
+"""
+
 _notified: Final[dict[object, Callable[[], object]]] = {}
 """The functions to call at a signal: one for each `run` of the process."""
 _replaced: Final[dict[int, Any]] = {}
