@@ -138,6 +138,27 @@ async def test_an_async_handler_that_takes_too_long_is_cancelled() -> None:
         assert [one.delay_level for one in cluster[0].handed_back] == [workers.TIMED_OUT_LEVEL]
 
 
+@pytest.mark.parametrize("is_delivered", [True, False])
+async def test_a_handler_that_cancels_its_task_keeps_its_worker(is_delivered: bool) -> None:
+    handled: list[bytes] = []
+
+    async def handle(message: ReceivedMessage) -> None:
+        handled.append(message.body)
+        if message.body == b"0":
+            current = asyncio.current_task()
+            assert current is not None
+            current.cancel()
+            if is_delivered:
+                await asyncio.sleep(0)
+
+    async with running_cluster(T=1) as cluster:
+        fill(cluster[0], 3)
+        async with push(cluster, handle, worker_count=1):
+            await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 3)
+        assert handled == [b"0", b"1", b"2"]
+        assert len(cluster[0].handed_back) == is_delivered  # a call that was cancelled has failed
+
+
 async def test_a_thread_that_hangs_holds_nothing_but_itself() -> None:
     release = threading.Event()
     handled: list[bytes] = []

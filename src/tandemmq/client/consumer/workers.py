@@ -297,7 +297,7 @@ class Workers:
         try:
             result = await running
         except asyncio.CancelledError as raised:
-            if task.cancelling() > (task in self._overdue):
+            if self._member.tasks.is_closed:
                 raise
             error = raised
         except Exception as raised:  # noqa: BLE001  # the user's code; what it raises is an outcome
@@ -306,9 +306,15 @@ class Workers:
             del self._running[task]
             if task in self._overdue:
                 self._overdue.discard(task)
-                task.uncancel()
                 error = None if error is None else TimedOut()
-        return HandlerOutcome(result, error, self._clock.monotonic() - began_s)
+        took_s = self._clock.monotonic() - began_s
+        if task.cancelling() and not self._member.tasks.is_closed:
+            # By `_watch`, or by the handler, which may cancel its own task: the worker continues.
+            with suppress(asyncio.CancelledError):
+                await self._clock.sleep(0)  # the handler may end before the cancellation reaches it
+            while task.cancelling():
+                task.uncancel()
+        return HandlerOutcome(result, error, took_s)
 
     async def _run(self, argument: object, settle: Callable[[HandlerOutcome], Awaitable[T]]) -> T:
         """Calls the handler once, and returns the answer of `settle` for the outcome.
