@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator
@@ -87,11 +88,16 @@ def commands() -> Iterator[pytest.ParameterSet]:
                 yield pytest.param(match[1], id=f"{name}:{number}")
 
 
+@functools.cache
+def command_tree(name: str | None) -> Any:
+    """Returns the commands of `cli.app`, or those `cli` loads by name. Made once each."""
+    return cli._load_other(name) if name else typer.main.get_command(cli.app)
+
+
 def resolve(words: list[str]) -> tuple[Any, list[str]]:
     """The command that the words name, and the words behind it."""
-    command: Any = typer.main.get_command(cli.app)
-    if words and words[0] in cli._OTHERS:
-        command = cli._load_other(words.pop(0))
+    other = words.pop(0) if words and words[0] in cli._OTHERS else None
+    command = command_tree(other)
     while words and isinstance(command, TyperGroup) and words[0] in command.commands:
         command = command.commands[words.pop(0)]
     return command, words

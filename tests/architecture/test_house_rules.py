@@ -7,7 +7,7 @@ from __future__ import annotations
 import ast
 import functools
 from collections import defaultdict
-from collections.abc import Iterator
+from dataclasses import dataclass
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -21,21 +21,43 @@ PARAMETERS_MAX = 8
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 
+@dataclass(frozen=True)
+class Facts:
+    """The facts of a module that the rules need. Its syntax tree is not kept: those of the whole package are
+    millions of objects, which each garbage collection of later tests would visit.
+    """
+
+    functions: dict[str, tuple[int, int]]
+    """The lines and parameters of each function, by its place."""
+    classes: tuple[str, ...]
+    imports: frozenset[tuple[str, str]]
+    """Each imported module, and the name that is taken from it or an empty string."""
+
+
 @functools.cache
-def _modules() -> dict[str, ast.Module]:
-    """Returns the syntax tree of each module of the package by its dotted name."""
+def _modules() -> dict[str, Facts]:
+    """Returns the facts of each module of the package by its dotted name."""
     found = {}
     for path in sorted(PACKAGE.rglob("*.py")):
         parts = path.relative_to(PACKAGE.parent).with_suffix("").parts
-        found[".".join(parts).removesuffix(".__init__")] = ast.parse(path.read_text())
+        module = ".".join(parts).removesuffix(".__init__")
+        found[module] = _facts(module, ast.parse(path.read_text()))
     return found
 
 
-def _functions() -> Iterator[tuple[str, FunctionNode]]:
-    for module, tree in _modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, FunctionNode):
-                yield f"{module}: {node.name}, line {node.lineno}", node
+def _facts(module: str, tree: ast.Module) -> Facts:
+    functions, classes, imports = {}, [], set()
+    for node in ast.walk(tree):
+        if isinstance(node, FunctionNode):
+            lines = (node.end_lineno or 0) - node.lineno + 1
+            functions[f"{module}: {node.name}, line {node.lineno}"] = (lines, _parameter_count(node))
+        elif isinstance(node, ast.ClassDef):
+            classes.append(node.name)
+        elif isinstance(node, ast.Import):
+            imports |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            imports |= {(node.module, alias.name) for alias in node.names}
+    return Facts(functions, tuple(classes), frozenset(imports))
 
 
 def _parameter_count(node: FunctionNode) -> int:
@@ -44,40 +66,37 @@ def _parameter_count(node: FunctionNode) -> int:
     return len(names) - (bool(names) and names[0].arg in ("self", "cls"))
 
 
+def _functions() -> dict[str, tuple[int, int]]:
+    return {place: sizes for facts in _modules().values() for place, sizes in facts.functions.items()}
+
+
 def test_functions_fit_on_a_screen() -> None:
-    lengths = {place: (node.end_lineno or 0) - node.lineno + 1 for place, node in _functions()}
-    assert {place: length for place, length in lengths.items() if length > LINES_MAX} == {}
+    assert {place: lines for place, (lines, _) in _functions().items() if lines > LINES_MAX} == {}
 
 
 def test_functions_have_few_parameters() -> None:
-    counts = {place: _parameter_count(node) for place, node in _functions()}
-    assert {place: count for place, count in counts.items() if count > PARAMETERS_MAX} == {}
+    assert {place: count for place, (_, count) in _functions().items() if count > PARAMETERS_MAX} == {}
 
 
 def test_class_names_are_used_once() -> None:
     owners = defaultdict(list)
-    for module, tree in _modules().items():
-        for node in ast.walk(tree):
-            if isinstance(node, ast.ClassDef):
-                owners[node.name].append(module)
+    for module, facts in _modules().items():
+        for name in facts.classes:
+            owners[name].append(module)
     assert {name: modules for name, modules in owners.items() if len(modules) > 1} == {}
 
 
-def _imported(module: str, tree: ast.Module) -> set[str]:
+def _imported(module: str, facts: Facts) -> set[str]:
     """Returns the modules of the package that this one imports anywhere, also for its types only."""
     found = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            for alias in node.names:
-                full = f"{node.module}.{alias.name}"
-                found.add(full if full in _modules() else node.module)
+    for source, name in facts.imports:
+        full = f"{source}.{name}"
+        found.add(full if full in _modules() else source)
     return found & _modules().keys() - {module}
 
 
 def test_modules_import_each_other_in_one_direction() -> None:
-    graph = {module: _imported(module, tree) for module, tree in _modules().items()}
+    graph = {module: _imported(module, facts) for module, facts in _modules().items()}
     # A package's own file re-exports names of its modules.
     for module, imported in graph.items():
         graph[module] = {name for name in imported if not name.startswith(f"{module}.")}
