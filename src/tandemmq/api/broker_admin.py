@@ -27,6 +27,7 @@ from tandemmq.protocol.bodies.progress import decode_reset_offsets
 from tandemmq.protocol.bodies.replica import HaStatus
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.properties import split_keys
 from tandemmq.protocol.record import Record, decode_record, decode_records
 from tandemmq.protocol.requests import admin as headers
 from tandemmq.protocol.requests.consume import QueryMessageRequest, ViewMessageRequest
@@ -147,7 +148,7 @@ async def query_messages(client: RemotingClient, address: str, header: QueryMess
         record
         for record in await _query_index(client, address, header)
         if record.topic == header.topic
-        and (record.unique_key == header.key if header.is_unique_key else header.key in record.keys.split())
+        and header.key in ((record.unique_key,) if header.is_unique_key else split_keys(record.keys))
     ]
 
 

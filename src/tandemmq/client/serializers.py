@@ -76,5 +76,5 @@ def with_body(message: Message, serializer: Serializer) -> Message:
     try:
         body = serializer.encode(message.value)
     except Exception as error:
-        raise MessageIllegal(f"the value cannot be encoded: {error}") from error
+        raise MessageIllegal(f"the value cannot be encoded: {type(error).__name__}: {error}") from error
     return msgspec.structs.replace(message, body=body)

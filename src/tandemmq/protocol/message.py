@@ -9,11 +9,12 @@ from __future__ import annotations
 import binascii
 import reprlib
 from collections.abc import Awaitable, Mapping, Sequence
+from operator import index
 from typing import Any, Final, Protocol
 
 import msgspec
 
-from tandemmq.errors import ClientError, MessageIllegal
+from tandemmq.errors import ClientError, LocalProtocolError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.properties import encode_properties, is_reserved
@@ -120,10 +121,12 @@ def wire_properties(message: Message, unique_key: str) -> dict[str, str]:
 def encode_wire_properties(message: Message, unique_key: str) -> bytes:
     """Returns the wire form of `wire_properties`.
 
-    Raises:  MessageIllegal if they are more than a record can hold; LocalProtocolError for a name or value
-             without a wire form.
+    Raises:  MessageIllegal if they are more than a record can hold, or a name or value has no wire form.
     """
-    raw = encode_properties(wire_properties(message, unique_key))
+    try:
+        raw = encode_properties(wire_properties(message, unique_key))
+    except LocalProtocolError as error:
+        raise MessageIllegal(str(error)) from None
     names.check_properties_size(raw)
     return raw
 
@@ -155,7 +158,7 @@ def check_message(message: Message, *, bytes_max: int = MESSAGE_BYTES_MAX) -> No
             raise MessageIllegal(_type_fault(message))
         if len(body) > bytes_max:
             raise MessageIllegal(f"the body has {len(body)} bytes, at most {bytes_max} are allowed")
-        if message.flag and not -FLAG_BOUND <= message.flag < FLAG_BOUND:
+        if message.flag and not -FLAG_BOUND <= index(message.flag) < FLAG_BOUND:
             raise MessageIllegal(f"the flag {message.flag} must fit into 32 bits, with a sign")
         if message.delay_level or message.deliver_at_ms is not None or message.delay_ms is not None:
             _check_delays(message)
@@ -191,12 +194,12 @@ def _check_delays(message: Message) -> None:
     ]
     if len(given) > 1:
         raise MessageIllegal("only one of delay_level, deliver_at_ms and delay_ms can be given")
-    if given and given[0] < 0:
+    if given and index(given[0]) < 0:
         raise MessageIllegal(f"the delay {given[0]} must not be negative")
 
 
 def _check_priority(message: Message, priority: int) -> None:
-    if not 0 <= priority <= names.PRIORITY_MAX:
+    if not 0 <= index(priority) <= names.PRIORITY_MAX:
         raise MessageIllegal(f"the priority {priority} must be from 0 to {names.PRIORITY_MAX}")
     if is_delayed(message) or names.SHARDING_KEY in message.properties:
         raise MessageIllegal("a message with a priority must not be delayed or have a sharding key")
@@ -286,7 +289,7 @@ class ReceivedMessage:
     @property
     def keys(self) -> tuple[str, ...]:
         """The keys; empty without keys."""
-        return tuple(self.record.keys.split())
+        return names.split_keys(self.record.keys)
 
     @property
     def properties(self) -> dict[str, str]:

@@ -124,6 +124,11 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     return text.encode("utf-8", "replace")
 
 
+def split_keys(text: str) -> tuple[str, ...]:
+    """Returns the keys of the property KEYS; only spaces separate them, as in the index (spec store 2)."""
+    return tuple(filter(None, text.split(" ")))
+
+
 def _check_pairs(properties: Mapping[str, str]) -> None:
     for name, value in properties.items():
         if not name or "\x01" in name or "\x02" in name:

@@ -73,7 +73,7 @@ def _optional_fields(record: Record, properties: Mapping[str, str]) -> dict[str,
     if tag := properties.get(names.TAGS):
         fields["tag"] = tag
     if keys := properties.get(names.KEYS):
-        fields["keys"] = keys.split()
+        fields["keys"] = names.split_keys(keys)
     if group := properties.get(names.SHARDING_KEY):
         fields["message_group"] = group
     if context := properties.get(names.TRACE_CONTEXT):

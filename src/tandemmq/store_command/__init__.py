@@ -206,7 +206,7 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
     compression of its own.
     """
     from tandemmq.client import BlockingProducer, Message
-    from tandemmq.protocol.properties import SYSTEM_NAMES
+    from tandemmq.protocol.properties import SYSTEM_NAMES, split_keys
     from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
 
     sent = left = undecoded = 0
@@ -230,7 +230,7 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
                     record.topic,
                     bytes(content.data),
                     tags=pairs.get("TAGS", ""),
-                    keys=pairs.get("KEYS", "").split(),
+                    keys=split_keys(pairs.get("KEYS", "")),
                     properties=users,
                 )
                 producer.send(message)

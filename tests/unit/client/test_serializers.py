@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tandemmq.client.serializers import Json
+from tandemmq.client.serializers import Json, with_body
+from tandemmq.errors import MessageIllegal
+from tandemmq.protocol.message import Message
 
 
 def test_models_of_pydantic_validate_themselves() -> None:
@@ -18,3 +20,15 @@ def test_models_of_pydantic_validate_themselves() -> None:
 
 def test_plain_types_are_values_too() -> None:
     assert Json(dict[str, int]).decode(b'{"a": 1}') == {"a": 1}
+
+
+def test_a_value_that_cannot_be_encoded_is_refused_with_the_kind_of_the_error() -> None:
+    class Lookup:
+        def encode(self, value: dict[str, str]) -> bytes:
+            return value["body"].encode()
+
+        def decode(self, body: bytes) -> dict[str, str]:
+            return {"body": body.decode()}
+
+    with pytest.raises(MessageIllegal, match="the value cannot be encoded: KeyError: 'body'"):
+        with_body(Message(topic="T", value={}), Lookup())

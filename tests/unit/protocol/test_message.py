@@ -86,6 +86,9 @@ def test_message_that_no_broker_would_store_is_refused(message: Message, reason:
         ({"delay_level": "3"}, "delay_level must be int, not str"),
         ({"delay_ms": "3"}, "delay_ms must be int or None, not str"),
         ({"priority": "3"}, "priority must be int or None, not str"),
+        ({"flag": 1.5}, "flag must be int, not float"),
+        ({"delay_ms": 1.5}, "delay_ms must be int or None, not float"),
+        ({"priority": 1.5}, "priority must be int or None, not float"),
     ],
 )
 def test_a_wrong_type_is_named(wrong: dict[str, Any], fault: str) -> None:
@@ -158,6 +161,18 @@ def test_keys_are_one_text_or_several(keys: str | tuple[str, ...]) -> None:
     message = Message(topic="T", body=b"b", keys=keys)
     check_message(message)
     assert wire_properties(message, "u")["KEYS"] == "N14228 UA1545"
+
+
+@pytest.mark.parametrize("field", [{"keys": ["a\x02b"]}, {"tags": "\x02"}, {"properties": {"a\x01": "b"}}])
+def test_a_text_without_a_wire_form_is_refused(field: dict[str, Any]) -> None:
+    with pytest.raises(MessageIllegal, match="propert"):
+        encode_wire_properties(Message(topic="T", body=b"b", **field), "u")
+
+
+def test_only_spaces_separate_received_keys() -> None:
+    keys = ["a\tb", "c\u3000d", "e"]
+    sent = encode_wire_properties(Message(topic="T", body=b"b", keys=keys), "u")
+    assert ReceivedMessage(stored(b"b", properties=sent)).keys == tuple(keys)
 
 
 @pytest.mark.parametrize("keys", [" ", "a  b", " a", ("a b",), ("",)])
