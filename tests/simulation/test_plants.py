@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ast
+import functools
 import time
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -23,12 +24,35 @@ def test_the_catalogue_is_long_and_its_names_differ() -> None:
     assert set(ELECTION_BUGS) < set(names)
 
 
+def instructions(code: CodeType) -> tuple[object, ...]:
+    """Returns the instructions, names and constants of some code and of the code in it, without lines."""
+    inner = [instructions(one) if isinstance(one, CodeType) else repr(one) for one in code.co_consts]
+    names = (code.co_names, code.co_varnames, code.co_freevars)
+    return (code.co_code, code.co_exceptiontable, *names, *inner)
+
+
+def compiled(text: str) -> tuple[object, ...]:
+    return instructions(compile(text, "plant", "exec", dont_inherit=True))
+
+
+@functools.cache
+def sound_source(path: str) -> tuple[str, tuple[object, ...]]:
+    """Returns the text of a source and its instructions. Many plants share a source."""
+    text = (SOURCES / path).read_text(encoding="utf-8")
+    return text, compiled(text)
+
+
+def test_a_comment_or_a_line_break_is_no_plant() -> None:
+    text = "def twice(number):\n    return 2 * number\n"
+    assert compiled(text) == compiled("# twice\ndef twice(\n    number\n):\n    return 2 * number  # so\n")
+    assert compiled(text) != compiled(text.replace("2", "3"))
+
+
 @pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
 def test_a_bug_can_be_planted(plant: Plant) -> None:
-    text = (SOURCES / plant.path).read_text(encoding="utf-8")
+    text, sound = sound_source(str(plant.path))
     assert text.count(plant.sound) == 1, f"{plant.path} has its line {text.count(plant.sound)} times"
-    planted = text.replace(plant.sound, plant.bug)
-    assert ast.dump(ast.parse(planted)) != ast.dump(ast.parse(text))
+    assert compiled(text.replace(plant.sound, plant.bug)) != sound
     assert plant.proofs
     for proof in plant.proofs:
         assert proof in HUNTS or (TESTS / proof).exists(), proof
