@@ -183,6 +183,7 @@ class ClientInstance:
         self.broker_versions: dict[str, int] = {}
         """The versions of the brokers, by address, as far as they have answered a heartbeat."""
         self._is_started = False
+        self._loop: asyncio.AbstractEventLoop | None = None
         self.failure: BaseException | None = None
         self.on_failure: list[Callable[[BaseException], None]] = []
         """The functions to call once, when a background task of this instance has died."""
@@ -202,6 +203,7 @@ class ClientInstance:
         if self._is_started:
             raise ClientError("clients are single-use: create a new one instead of starting this one again")
         self._is_started = True
+        self._loop = asyncio.get_running_loop()
         _started.add(self)
         try:
             ip = self.options.client_ip or await self._local_ip()
@@ -217,7 +219,8 @@ class ClientInstance:
         self.tasks.start("heartbeat", self._beat())
 
     async def close(self) -> None:
-        """Stops the tasks, then the connections."""
+        """Stops the tasks, then the connections. Raises ClientError in another event loop."""
+        self.check_loop()
         try:
             await self.tasks.close()
         finally:
@@ -243,9 +246,17 @@ class ClientInstance:
         return times
 
     def check_alive(self) -> None:
-        """Raises ClientError when a background task of this instance has died."""
+        """Raises ClientError when a background task of this instance has died, or in another event loop."""
         if self.failure is not None:
             raise ClientError(f"the client has failed: {self.failure!r}") from self.failure
+        self.check_loop()
+
+    def check_loop(self) -> None:
+        """Raises ClientError in another event loop than the client's: there, no answer would ever come."""
+        if self._loop is not None and self._loop is not asyncio.get_running_loop():
+            raise ClientError(
+                "the client was started in another event loop: use it there, or create one for each loop"
+            )
 
     def add_producer(self, group: str) -> None:
         """Registers a producer group: from the next heartbeat on, brokers know this client as a member

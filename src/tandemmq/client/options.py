@@ -80,6 +80,7 @@ def _check_hook(owner: object, *names: str) -> None:
 
 
 def _check_middleware(owner: ProducerOptions | PushOptions) -> None:
+    _check_kind(owner, middleware=Sequence)
     for one in owner.middleware:
         if not callable(one):
             raise ConfigError(f"{type(owner).__name__}.middleware: {one!r:.64} must be an async function")
@@ -140,6 +141,8 @@ class ClientOptions:
     def __post_init__(self) -> None:
         _check_hook(self, "on_disconnected", "on_reconnected")
         _check_namespace(self, "namespace", "namespace_v2")
+        if self.tls is not None:
+            _check_kind(self, tls=TlsClientOptions)
         if bool(self.access_key) != bool(self.secret_key):
             raise ConfigError("ClientOptions.access_key and secret_key must be given together")
         if self.security_token and not self.access_key:
@@ -410,6 +413,7 @@ class PushOptions(ConsumerOptions):
         if self.consume_timeout_s is not None:
             _check(self, "consume_timeout_s", low=0.01, high=86_400)
         _check(self, "retry_delay_level", low=-1, high=18)
+        _check_kind(self, retry_delays_s=Sequence)
         if not all(isinstance(one, int | float) and 0 <= one <= DELAY_S_MAX for one in self.retry_delays_s):
             raise ConfigError(
                 f"PushOptions.retry_delays_s = {self.retry_delays_s!r}: must be numbers from 0 to"

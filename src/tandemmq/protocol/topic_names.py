@@ -189,16 +189,20 @@ def group_fault(group: str) -> str:
 
 def check_topic(topic: str) -> None:
     """Checks a topic name. Raises BadRequest with the reason if a broker would refuse it."""
-    fault = topic_fault(topic)
+    fault = topic_fault(topic) if isinstance(topic, str) else _type_fault("topic", topic)
     if fault:
         raise BadRequest(fault)
 
 
 def check_group(group: str) -> None:
     """Checks a group name. Raises BadRequest with the reason if it is refused."""
-    fault = group_fault(group)
+    fault = group_fault(group) if isinstance(group, str) else _type_fault("group", group)
     if fault:
         raise BadRequest(fault)
+
+
+def _type_fault(kind: str, name: object) -> str:
+    return f"the {kind} must be str, not {type(name).__name__}"
 
 
 # Names of other systems, such as `orders.v1` and `celery@host`.

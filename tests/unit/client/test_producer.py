@@ -614,9 +614,21 @@ async def test_a_send_that_pauses_before_another_try_ends_with_its_producer():
                 await sending
 
 
-def test_bad_group_is_refused():
-    with pytest.raises(BadRequest):
-        Producer("no group", "127.0.0.1:9876")
+@pytest.mark.parametrize("group", ["no group", None, 5, ["g"]])
+def test_bad_group_is_refused(group: Any):
+    with pytest.raises(BadRequest, match="the group"):
+        Producer(group, "127.0.0.1:9876")
+
+
+def test_a_tls_option_of_another_type_is_refused():
+    with pytest.raises(ConfigError, match="tls = True: must be TlsClientOptions"):
+        ClientOptions(tls=True)  # type: ignore[arg-type]
+
+
+async def test_only_a_delayed_message_has_a_recall_handle():
+    async with running_cluster(T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        with pytest.raises(ClientError, match="a delayed message has one"):
+            await producer.recall("T", (await producer.send(MESSAGE)).recall_handle)
 
 
 async def test_a_full_batch_leaves_once_and_the_next_one_waits_for_its_own_time():

@@ -420,7 +420,15 @@ def test_the_blocking_twin_handles_in_threads() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"worker_count": 0}, {"consume_timeout_s": 0}, {"retry_delay_level": 19}, {"span_max": 0}]
+    "wrong",
+    [
+        {"worker_count": 0},
+        {"consume_timeout_s": 0},
+        {"retry_delay_level": 19},
+        {"span_max": 0},
+        {"retry_delays_s": 5},
+        {"middleware": print},
+    ],
 )
 def test_options_out_of_range_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong))):

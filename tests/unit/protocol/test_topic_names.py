@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tandemmq.errors import BadRequest
@@ -51,6 +53,13 @@ def test_groups_are_shorter_than_topics() -> None:
         check_group("")
     with pytest.raises(BadRequest, match="characters other"):
         check_group("a.b")
+
+
+@pytest.mark.parametrize("name", [None, 5, ["Orders"]])
+def test_a_name_of_another_type_is_refused(name: Any) -> None:
+    for check in (check_topic, check_group):
+        with pytest.raises(BadRequest, match=f"must be str, not {type(name).__name__}"):
+            check(name)
 
 
 def test_topics_of_a_group_are_recognised() -> None:

@@ -158,6 +158,7 @@ class Membership:
         """
         if not self._is_started:
             return
+        self.instance.check_loop()
         self._is_started = False
         self.ended.set()
         if self._end_route_watch is not None:

@@ -144,6 +144,7 @@ class PopConsumer(Client):
         """Leaves the group. Unacknowledged messages are delivered again after their invisible time."""
         if not self._is_started:
             return
+        self._instance.check_loop()
         self._is_started = False
         try:
             await self._tasks.close()

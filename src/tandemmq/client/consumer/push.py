@@ -138,8 +138,9 @@ class PushConsumer(GroupConsumer):
         """Stops starting handlers, waits for running ones (at most `drain_s`), commits, and leaves the group.
         Unacknowledged messages are delivered again.
 
-        Raises:  ClientError when a handler calls it.
+        Raises:  ClientError when a handler calls it, or in another event loop.
         """
+        self._member.instance.check_loop()
         try:
             await self._handlers.drain(self.options.drain_s)
         except asyncio.CancelledError:

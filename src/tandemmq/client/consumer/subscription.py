@@ -100,6 +100,8 @@ def make_subscription(topic: str, tags: Tags, sql: str | None, version: int) -> 
         return parse_subscription(topic, tags, version)
     if tags != ALL:
         raise BadRequest(f"topic {topic!r}: pass tags or sql, not both; sql can compare the property TAGS")
+    if not isinstance(sql, str):
+        raise BadRequest(f"topic {topic!r}: sql {sql!r:.64}: must be str")
     return parse_sql(topic, sql, version)
 
 

@@ -283,11 +283,12 @@ class Outbox:
         self._sender.abandon(error)
 
     def check_open(self) -> None:
-        """Raises ClientError when nothing can be sent: not started, closed, or the client has died."""
+        """Raises ClientError when nothing can be sent: not started, closed, another event loop, or the client
+        has died.
+        """
         if not self.is_open:
             raise ClientError("the producer is not started, or it is closed")
-        if self.instance.failure is not None:
-            self.instance.check_alive()
+        self.instance.check_alive()
 
     def start(
         self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int

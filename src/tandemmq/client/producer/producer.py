@@ -91,6 +91,7 @@ class Producer(Client):
         """Waits for the sends in flight (at most the send timeout), then leaves."""
         if not self._outbox.is_open:
             return
+        self._instance.check_loop()
         try:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self.options.timeout_s):

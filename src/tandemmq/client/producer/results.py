@@ -43,10 +43,12 @@ def broker_of_handle(recall_handle: str) -> str:
     """
     try:
         parts = base64.urlsafe_b64decode(recall_handle).decode().split(" ")
-    except ValueError:
+    except (TypeError, ValueError):
         parts = []
     if len(parts) != 5 or parts[0] != "v1":
-        raise ClientError(f"{recall_handle[:64]} is not a recall handle")
+        raise ClientError(
+            f"{recall_handle!r:.64} is not a recall handle; a delayed message has one, in its result"
+        )
     return parts[2]
 
 
