@@ -20,6 +20,7 @@ from tandemmq.spark.pipelines.options import (
     LandingOptions,
     ReplayOptions,
     RollupOptions,
+    ServeOptions,
 )
 from tandemmq.units import MIB
 
@@ -40,6 +41,40 @@ def landing(options: LandingOptions, reporter: Reporter) -> int:
     from tandemmq.spark.pipelines.landing import run_landing
 
     return run_landing(options, reporter)
+
+
+@pipeline_command(app, ServeOptions)
+def serve(options: ServeOptions, reporter: Reporter) -> int:
+    """Land many topics in one session, a lake each, each message exactly once; new topics while it runs.
+
+    On SIGTERM or Ctrl-C it stops after the running batches. The next start resumes there.
+    """
+    from tandemmq.spark.pipelines.serve import run_serve
+
+    return run_serve(options, reporter)
+
+
+Topics = Annotated[list[str] | None, typer.Option(help="A topic; repeatable.")]
+
+
+@app.command()
+def served(
+    config: Annotated[Path, typer.Option(help="The YAML file of `serve`.")],
+    pause: Topics = None,
+    resume: Topics = None,
+    redo: Annotated[
+        list[str] | None, typer.Option(help="A topic to land anew from its start; its lake is moved aside.")
+    ] = None,
+) -> None:
+    """Show the topics of a `serve` with state, lag, freshness and errors; pause, resume or redo some."""
+    from tandemmq.spark.pipelines.serve import give_orders, render_status
+    from tandemmq.spark.pipelines.serve_config import read_config
+
+    with refusals():
+        served_by = read_config(config)
+        give_orders(served_by, pause or (), resume or (), redo or ())
+        for line in render_status(served_by):
+            typer.echo(line)
 
 
 @app.command()

@@ -19,6 +19,7 @@ import tandemmq.spark.pipelines.landing
 import tandemmq.spark.pipelines.runner
 import tandemmq.spark.session
 from tandemmq.errors import ConfigError
+from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import Totals, claim_lake
 from tandemmq.spark.lake.home import hold_directory
@@ -100,9 +101,10 @@ def test_senseless_options_are_refused(tmp_path: Path, settings: dict[str, objec
 
 def test_the_landed_schema(tmp_path: Path) -> None:
     options = _options(tmp_path, columns=("queueId", "body", "properties"), is_body_text=True)
-    assert plan_landing(options).schema == "`queueId` int, `body` string, `properties` map<string,string>"
+    schema = render_ddl(plan_landing(options).columns)
+    assert schema == "`queueId` int, `body` string, `properties` map<string,string>"
     options = _options(tmp_path, columns=("body", "properties"), source=(("propertiesAs", "string"),))
-    assert plan_landing(options).schema == "`body` binary, `properties` string"
+    assert render_ddl(plan_landing(options).columns) == "`body` binary, `properties` string"
 
 
 def test_the_users_options_win(tmp_path: Path) -> None:

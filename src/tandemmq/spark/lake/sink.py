@@ -9,7 +9,7 @@ removes only staged files. The tables of `formats` follow the same rules.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,11 +119,14 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
-        batch_id, partition_id = int(context.getLocalProperty(BATCH_ID)), context.partitionId()
-        query_id = str(context.getLocalProperty(QUERY_ID))
+        query_id, batch_id = str(context.getLocalProperty(QUERY_ID)), int(context.getLocalProperty(BATCH_ID))
+        return self.stage(iterator, query_id, batch_id, context.partitionId())
+
+    def stage(self, rows_in: Iterable[Any], query_id: str, batch_id: int, partition_id: int) -> TaskFiles:
+        """Writes the Arrow batches of a task to files that no reader sees yet."""
         stagers: dict[Path, ParquetStager] = {}
         try:
-            for batch in iterator:
+            for batch in rows_in:
                 for root, rows in zip((self.root, self._bad_root), self._split(batch), strict=False):
                     if rows.num_rows and root not in stagers:
                         stagers[root] = self._stage(root, rows.schema, batch_id, partition_id)

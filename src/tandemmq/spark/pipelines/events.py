@@ -269,6 +269,63 @@ def render_bytes(count: int) -> str:
     return f"{size:.1f} GiB"
 
 
+# The events of a service of many topics.
+
+
+class TopicEvent(Event, frozen=True, kw_only=True):
+    """An event of one of the topics."""
+
+    topic: str
+
+
+class TopicBatch(TopicEvent, frozen=True, kw_only=True):
+    """A batch of a topic is committed and visible.
+
+    `lost`: messages of the topic that were gone before they were read, since the service began; `p50_seconds`
+    and `p99_seconds`: from the birth of a message until its row was visible, None without rows.
+    """
+
+    kind = "topic_batch"
+    is_tick = True
+
+    batch: int
+    rows: int
+    bad: int
+    rows_total: int
+    bytes_total: int
+    bad_total: int
+    lag: int
+    lost: int
+    seconds: float
+    p50_seconds: float | None
+    p99_seconds: float | None
+
+    def render(self) -> str:
+        fresh = "" if self.p99_seconds is None else f", 99 % after at most {self.p99_seconds:.1f} s"
+        return f"{self.topic}: batch {self.batch}, {self.rows:,} rows{fresh}, lag {self.lag:,}"
+
+
+class TopicChanged(TopicEvent, frozen=True, kw_only=True):
+    """The state of a topic changed: running, paused or failing. A failing topic is tried again after
+    `next_try_seconds`.
+    """
+
+    kind = "topic"
+    is_lasting = True
+
+    state: str
+    error: str = ""
+    next_try_seconds: float = 0.0
+
+    @property
+    def is_failing(self) -> bool:
+        return bool(self.error)
+
+    def render(self) -> str:
+        why = f", next try in {self.next_try_seconds:g} s: {self.error}" if self.error else ""
+        return f"{self.topic}: {self.state}{why}"
+
+
 # The events of an audit.
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
-from tandemmq.spark.columns import BODY_FAULT, find_column, select_columns
+from tandemmq.spark.columns import BODY_FAULT, Projection, find_column, render_ddl, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
 from tandemmq.spark.lake.formats import check_table, make_home, parse_format, plan_files
 from tandemmq.spark.lake.home import TableHome
@@ -44,15 +44,18 @@ from tandemmq.spark.pipelines.options import JsonChanges, LandingOptions
 class Landing:
     """A landing whose options are parsed and checked, and whose lake was looked up; made by `plan_landing`.
 
-    `records`: the reader of Avro or Protobuf bodies; `names`: the landed columns of messages.
+    `records`: the reader of Avro or Protobuf bodies; `columns`: the landed columns of messages.
     """
 
     options: LandingOptions
     source: dict[str, str]
-    schema: str
-    names: tuple[str, ...]
+    columns: Projection
     records: BodyReader | None
     home: TableHome
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(column.label for column in self.columns)
 
     @property
     def is_parsed(self) -> bool:
@@ -123,7 +126,8 @@ def plan_landing(options: LandingOptions) -> Landing:
     names = [find_column(name).name for name in options.columns]
     chosen = select_columns(names, properties_as)
     names = [column.label for column in chosen]
-    types = {"body": "string"} if options.is_body_text else {}
+    body_type = "string" if options.is_body_text else "binary"
+    chosen = tuple(one._replace(type=body_type) if one.name == "body" else one for one in chosen)
     kind = parse_format(options.lake_format)
     home = make_home(kind.value, options.data, options.catalog, options.table)
     check_table(options.out, home)
@@ -132,8 +136,7 @@ def plan_landing(options: LandingOptions) -> Landing:
     return Landing(
         options=options,
         source=source,
-        schema=", ".join(f"`{column.label}` {types.get(column.name, column.type)}" for column in chosen),
-        names=tuple(names),
+        columns=chosen,
         records=records,
         home=home,
     )
@@ -158,7 +161,7 @@ def run_landing(options: LandingOptions, reporter: Reporter) -> int:
 
 
 def _make_stream(spark: SparkSession, landing: Landing, reporter: Reporter) -> DataFrame:
-    options, schema = landing.options, landing.schema
+    options, schema = landing.options, render_ddl(landing.columns)
     if landing.is_parsed and not landing.has_body:
         schema += f", `body` {'string' if options.is_body_text else 'binary'}"
     if landing.has_bad_records and not landing.has_body_faults:

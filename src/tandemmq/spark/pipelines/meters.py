@@ -11,20 +11,31 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Final
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.pipelines.events import BatchDone, Event, Restarted, SideJudged, Started, Stopped
+from tandemmq.spark.pipelines.events import (
+    BatchDone,
+    Event,
+    Restarted,
+    SideJudged,
+    Started,
+    Stopped,
+    TopicBatch,
+    TopicChanged,
+    TopicEvent,
+)
 from tandemmq.telemetry.metrics import Metric, MetricKind, Sample
 from tandemmq.telemetry.prometheus import CONTENT_TYPE, TextExporter
 
 _PIPELINE = ("pipeline",)
 _SIDE = ("pipeline", "side")
+_TOPIC = ("pipeline", "topic")
 
 
 def _gauge(name: str, text: str, labels: tuple[str, ...] = _PIPELINE) -> Metric:
     return Metric(f"tandemmq_pipeline_{name}", MetricKind.GAUGE, text, labels)
 
 
-def _counter(name: str, text: str) -> Metric:
-    return Metric(f"tandemmq_pipeline_{name}", MetricKind.COUNTER, text, _PIPELINE)
+def _counter(name: str, text: str, labels: tuple[str, ...] = _PIPELINE) -> Metric:
+    return Metric(f"tandemmq_pipeline_{name}", MetricKind.COUNTER, text, labels)
 
 
 ROWS: Final = _counter("rows_total", "messages delivered, by earlier runs too")
@@ -41,6 +52,24 @@ MISSING: Final = _gauge("audit_missing_messages", "messages that the side lacks"
 REPEATED: Final = _gauge("audit_repeated_messages", "messages that the side has more than once", _SIDE)
 DIFFERENT: Final = _gauge("audit_different_messages", "messages that differ, in the ranges searched", _SIDE)
 LOSS: Final = _gauge("audit_loss_seconds", "store time that is missing (RPO)", _SIDE)
+TOPIC_ROWS: Final = _counter("topic_rows_total", "rows of the topic's table, of earlier runs too", _TOPIC)
+TOPIC_BAD: Final = _counter(
+    "topic_bad_records_total", "bad records of the topic, of earlier runs too", _TOPIC
+)
+TOPIC_LOST: Final = _counter(
+    "topic_lost_messages_total", "messages that were gone before they were read", _TOPIC
+)
+TOPIC_BATCHES: Final = _counter("topic_batches_total", "batches since the process began", _TOPIC)
+TOPIC_LAG: Final = _gauge("topic_lag_messages", "messages that the last batch left behind", _TOPIC)
+TOPIC_P50: Final = _gauge(
+    "topic_freshness_p50_seconds",
+    "from the birth of a message to its visible row: median of the last batch",
+    _TOPIC,
+)
+TOPIC_P99: Final = _gauge(
+    "topic_freshness_p99_seconds", "the same, not exceeded by 99 % of the last batch's rows", _TOPIC
+)
+TOPIC_FAILING: Final = _gauge("topic_failing", "1 while the topic's last turn failed", _TOPIC)
 
 TABLE: Final[tuple[Metric, ...]] = tuple(
     value for value in list(globals().values()) if isinstance(value, Metric)
@@ -59,10 +88,23 @@ _FACTS: Final[dict[type[Event], dict[Metric, str]]] = {
         DIFFERENT: "differing",
         LOSS: "loss_seconds",
     },
+    TopicBatch: {
+        TOPIC_ROWS: "rows_total",
+        TOPIC_BAD: "bad_total",
+        TOPIC_LOST: "lost",
+        TOPIC_LAG: "lag",
+        TOPIC_P50: "p50_seconds",
+        TOPIC_P99: "p99_seconds",
+    },
+    TopicChanged: {TOPIC_FAILING: "is_failing"},
 }
 """The metrics that take a field of an event, with its name."""
 
-_COUNTED: Final[dict[type[Event], Metric]] = {BatchDone: BATCHES, Restarted: RESTARTS}
+_COUNTED: Final[dict[type[Event], Metric]] = {
+    BatchDone: BATCHES,
+    Restarted: RESTARTS,
+    TopicBatch: TOPIC_BATCHES,
+}
 """The metrics that count events."""
 
 
@@ -85,7 +127,9 @@ class MetricsReporter:
         return int(self._server.server_address[1])
 
     def report(self, event: Event) -> None:
-        labels = (self._pipeline, event.side) if isinstance(event, SideJudged) else (self._pipeline,)
+        part = event.side if isinstance(event, SideJudged) else ""
+        part = event.topic if isinstance(event, TopicEvent) else part
+        labels = (self._pipeline, part) if part else (self._pipeline,)
         for metric, name in _FACTS.get(type(event), {}).items():
             if (value := getattr(event, name)) is not None:
                 self._values[metric, labels] = int(value) if isinstance(value, bool) else value

@@ -283,6 +283,22 @@ class LandingOptions(StreamOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServeOptions(PipelineOptions):
+    """The options of `tandemmq pipeline serve`; those of the topics are in the file."""
+
+    name = "serve"
+    config: Annotated[Path, flag("The YAML file that names the topics and how to land them.")]
+    name_servers: Annotated[str, flag("Name servers, instead of those in the file.", "--namesrv")] = ""
+    is_continuous: Annotated[
+        bool, flag("Keep running, or stop at the current ends of the topics.", "--continuous/--once")
+    ] = True
+
+    @property
+    def subject(self) -> str:
+        return str(self.config)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RoundOptions(PipelineOptions):
     """The options of the pipelines that can repeat their work."""
 

@@ -1,0 +1,165 @@
+"""Tests the loop of `pipeline serve` without Spark: turns, failing topics, pauses, new topics, and redo."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from spark_fakes import FakeNet, FakeQueue
+
+import tandemmq.spark.pipelines.serve
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CONTROL_DIR
+from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
+from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
+from tandemmq.spark.pipelines.runner import StopFlag
+from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, give_orders, render_status
+from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
+
+
+class Recorder:
+    """Keeps the events, and sets the flag after one that `until` accepts."""
+
+    def __init__(self, until: Callable[[Event], bool] = lambda event: False) -> None:
+        self.events: list[Event] = []
+        self.stop = StopFlag()
+        self._until = until
+
+    def report(self, event: Event) -> None:
+        self.events.append(event)
+        self.stop.is_set = self.stop.is_set or self._until(event)
+
+    def close(self) -> None:
+        pass
+
+
+def run_here(work: Callable[[NumberedTask], StagedRows], tasks: Sequence[NumberedTask]) -> list[StagedRows]:
+    return [work(task) for task in tasks]
+
+
+def run_topic(topic: str) -> RunTasks:
+    return run_here
+
+
+def make_config(out: Path, topics: Sequence[dict[str, Any]], **more: Any) -> ServeConfig:
+    defaults = {"startingOffsets": "earliest", "batchRows": 10}
+    return parse_config(
+        {"nameServer": "ns:1", "out": str(out), "defaults": defaults, "topics": topics, **more}
+    )
+
+
+def serve(
+    config: ServeConfig, recorder: Recorder, run: Any = run_topic, *, is_once: bool = True
+) -> LakeService:
+    service = LakeService(config, recorder, run, is_once=is_once)
+    service.run(recorder.stop, lambda: None, lambda: None)
+    return service
+
+
+def count_rows(out: Path) -> int:
+    return int(pq.read_table(out, columns=["queueId"]).num_rows)
+
+
+def test_all_topics_of_a_pattern_are_landed_in_turns(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(**{f"Shop{n}_0": FakeQueue(0, 10 * n) for n in range(1, 6)}, Other_0=FakeQueue(0, 3))
+    recorder = Recorder()
+    config = make_config(tmp_path, [{"pattern": "Shop.*"}], batchesAtOnce=1)
+    service = serve(config, recorder)
+    assert {name: count_rows(tmp_path / name) for name in service.topics} == {
+        f"Shop{n}": 10 * n for n in range(1, 6)
+    }
+    assert service.total.rows == 150
+    batches = [event.topic for event in recorder.events if isinstance(event, TopicBatch)]
+    # The small topics do not wait for the large ones.
+    assert set(batches[:5]) == set(service.topics)
+    status = json.loads((tmp_path / CONTROL_DIR / "status.json").read_text())
+    assert status["topics"]["Shop3"]["total"]["rows"] == 30
+
+
+def test_a_failing_topic_does_not_stop_the_others(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(Good_0=FakeQueue(0, 30), Bad_0=FakeQueue(0, 30))
+
+    def run(topic: str) -> RunTasks:
+        def fail(work: object, tasks: object) -> list[StagedRows]:
+            raise OSError("no space left")
+
+        return fail if topic == "Bad" else run_here
+
+    recorder = Recorder()
+    config = make_config(tmp_path, [{"name": "Bad"}, {"name": "Good"}])
+    serve(config, recorder, run)
+    assert count_rows(tmp_path / "Good") == 30
+    changes = [event for event in recorder.events if isinstance(event, TopicChanged) and event.error]
+    assert [(event.topic, event.error) for event in changes] == [("Bad", "no space left")]
+    assert changes[0].next_try_seconds == 1.0
+    lines = "\n".join(render_status(config))
+    assert "no space left (next try in" in lines
+    # Its next turn repeats the batch.
+    serve(config, Recorder())
+    assert count_rows(tmp_path / "Bad") == 30
+
+
+def test_a_topic_that_is_made_later_is_added(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tandemmq.spark.pipelines.serve, "DISCOVER_S", 0.0)
+    net.add_master(First_0=FakeQueue(0, 5))
+
+    def add(event: Event) -> bool:
+        if isinstance(event, TopicBatch) and event.topic == "First":
+            net.add_master(Second_0=FakeQueue(0, 6))
+        return isinstance(event, TopicBatch) and event.topic == "Second"
+
+    serve(make_config(tmp_path, [{"pattern": ".*"}], pollSeconds=0.01), Recorder(add), is_once=False)
+    assert count_rows(tmp_path / "Second") == 6
+
+
+def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: Path) -> None:
+    queue = FakeQueue(0, 5)
+    net.add_master(A_0=queue, B_0=FakeQueue(0, 5))
+    config = make_config(tmp_path, [{"pattern": ".*"}])
+    give_orders(config, pause=["A"], resume=[], redo=[])
+    service = serve(config, Recorder())
+    assert service.topics["A"].state == "paused"
+    assert not (tmp_path / "A" / "batch=00000000").exists()
+    assert count_rows(tmp_path / "B") == 5
+    give_orders(config, pause=[], resume=["A"], redo=[])
+    serve(config, Recorder())
+    assert count_rows(tmp_path / "A") == 5
+    queue.end = 8
+    give_orders(config, pause=[], resume=[], redo=["A"])
+    serve(config, Recorder())
+    assert count_rows(tmp_path / "A") == 8
+    (before,) = (tmp_path / CONTROL_DIR / REPLACED).iterdir()
+    assert count_rows(before) == 5
+    serve(config, Recorder())
+    assert count_rows(tmp_path / "A") == 8
+    with pytest.raises(
+        ConfigError, match="no entry of the configuration matches the topic 'SCHEDULE_TOPIC_XXXX'"
+    ):
+        give_orders(config, pause=["SCHEDULE_TOPIC_XXXX"], resume=[], redo=[])
+
+
+def test_a_service_without_java_ends(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(A_0=FakeQueue(0, 5))
+
+    def check_java() -> None:
+        raise JavaEnded("gone")
+
+    recorder = Recorder()
+    service = LakeService(make_config(tmp_path, [{"name": "A"}]), recorder, run_topic, is_once=False)
+    with pytest.raises(JavaEnded):
+        service.run(recorder.stop, check_java, lambda: None)
+
+
+def test_unreachable_name_servers_are_shown(net: FakeNet, tmp_path: Path) -> None:
+    net.is_name_server_down = True
+    config = make_config(tmp_path, [{"name": "A"}, {"pattern": "B.*"}])
+    service = serve(config, Recorder())
+    assert "no name server answers" in service.error
+    assert service.topics["A"].state == "failing"
+    assert "name servers: no name server answers" in "\n".join(render_status(config))
