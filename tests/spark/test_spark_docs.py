@@ -37,8 +37,6 @@ TOLD = {
     "history": "200 rows",
     "deadletters": "order-",
     "lake": "/orders",
-    "serve": "rows",
-    "served": "topics, as of",
 }
 """A text in the output of each command of the document."""
 
@@ -62,7 +60,7 @@ def _commands(text: str) -> list[tuple[list[str], str]]:
         command = shlex.split(line)
         if command == ["prepare"]:
             continue  # it needs a process without a session
-        if command[0] in ("landing", "rollup", "serve") and "--once" not in command:
+        if command[0] in ("landing", "rollup") and "--once" not in command:
             command.append("--once")
         commands.append((command, TOLD[command[0]]))
     assert {command[0] for command, _ in commands} == set(TOLD)
@@ -92,8 +90,6 @@ def test_the_examples_run(
     make_dead_letters(cluster.namesrv, "billing", "Orders2Pay", 20, key="order-{}")
     # Simulates the loss of all queues: the log contains the messages that the slave acknowledged.
     shutil.copytree(cluster.directory / "slave" / "commitlog", tmp_path / "stopped" / "commitlog")
-    (config,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
-    (tmp_path / "lake.yaml").write_text(config)
     for command, reported in _commands(text):
         output = run_command(*command)
         assert reported in output, (command, output)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 from pipeline_process import Event, running_pipeline
 from spark_cluster import Cluster
@@ -40,6 +40,7 @@ def has_batch(topic: str, rows: int) -> Callable[[Event], bool]:
     )
 
 
+@pytest.mark.long
 def test_a_killed_service_lands_each_message_once(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
     config = write_config(tmp_path / "lake.yaml", cluster, "Served")
     sent = {
@@ -65,21 +66,3 @@ def test_a_killed_service_lands_each_message_once(spark: Any, cluster: Cluster, 
         root = tmp_path / "lakes" / topic
         assert read_bodies(spark, root) == sorted(bodies), topic
         assert check_lake(root).faults == (), topic
-
-
-def test_a_lake_changes_between_a_service_and_a_landing(
-    spark: Any, cluster: Cluster, tmp_path: Path, run_command: Callable[..., str]
-) -> None:
-    sent = cluster.send("Taken-parquet-0", 120)
-    config = write_config(tmp_path / "lake.yaml", cluster, "Taken")
-    out = tmp_path / "lakes" / "Taken-parquet-0"
-    once = ("serve", "--config", str(config), "--once", "--progress", "json")
-    landing = ("landing", "--namesrv", cluster.namesrv, "--topic", "Taken-parquet-0", "--out", str(out))
-    for number, command in enumerate((once, (*landing, "--once", "--progress", "json"), once)):
-        last = json.loads(run_command(*command).splitlines()[-1])
-        assert last["reason"] == "done", last
-        assert read_bodies(spark, out) == sorted(sent)
-        sent += cluster.send("Taken-parquet-0", 10, first=120 + 10 * number)
-    shown = run_command("served", "--config", str(config))
-    assert "Taken-parquet-0" in shown
-    assert "running" in shown

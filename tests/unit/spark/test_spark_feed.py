@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -28,10 +29,12 @@ def run_here(work: Work, tasks: Sequence[NumberedTask]) -> list[StagedRows]:
     return [work(task) for task in tasks]
 
 
-def make_feed(out: Path, *, ttl_days: int | None = None, is_compacted: bool = False, **more: Any) -> Feed:
+def make_feed(
+    out: Path, *, key: str = "", ttl_days: int | None = None, is_compacted: bool = False, **more: Any
+) -> Feed:
     given = {"batch_records_max": 10, "starting_offsets": "earliest", **more}
     options = LandingOptions(name_servers="ns:1", topic="T", out=out, **given)
-    return Feed(options, ttl_days=ttl_days, is_compacted=is_compacted)
+    return Feed(options, key=key, ttl_days=ttl_days, is_compacted=is_compacted)
 
 
 def read_places(out: Path) -> list[tuple[int, int]]:
@@ -159,6 +162,40 @@ def test_a_lake_is_compacted_and_expired_between_batches(
     # The messages of this test were stored in 1970.
     assert read_places(tmp_path / "expired") == [(0, n) for n in range(60, 65)]
     assert land_all(expired) == 0
+
+
+@pytest.mark.skipif(find_spec("deltalake") is None, reason="no deltalake")
+def test_a_table_by_key_survives_a_kill(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from deltalake import DeltaTable
+
+    def read_keys() -> list[tuple[str, int]]:
+        rows = DeltaTable(str(tmp_path)).to_pyarrow_table(columns=["tags", "queueOffset"]).to_pylist()
+        return sorted((row["tags"], row["queueOffset"]) for row in rows)
+
+    def tag_of(offset: int) -> str:
+        return "" if offset == 6 else "abcd"[offset % 4]
+
+    queue = FakeQueue(0, 5, tag_of=tag_of)
+    net.add_master(T_0=queue)
+    given = {"lake_format": "delta", "key": "tags"}
+    assert land_all(make_feed(tmp_path, **given)) == 5
+    assert read_keys() == [("a", 4), ("b", 1), ("c", 2), ("d", 3)]
+    queue.end = 8
+
+    def killed(log: BatchLog) -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(BatchLog, "commit", killed)
+        with pytest.raises(Killed):
+            make_feed(tmp_path, **given).run_batch(run_here)
+    result = make_feed(tmp_path, **given).run_batch(run_here)
+    assert result is not None
+    # The message without a tag is a bad record.
+    assert (result.done.rows, result.done.bad, result.lost) == (2, 1, 0)
+    assert read_keys() == [("a", 4), ("b", 5), ("c", 2), ("d", 7)]
 
 
 def test_the_lock_is_free_between_turns(net: FakeNet, tmp_path: Path) -> None:

@@ -76,6 +76,15 @@ def test_tables_elsewhere_are_named_after_their_topics() -> None:
         ({"topics": [{"name": "a b"}]}, "characters other than"),
         ({"topics": [{"name": "_tandemmq"}]}, "the service's own state"),
         ({"topics": [{"pattern": ".*", "format": "delta", "data": "s3://b/x"}]}, "put {topic} into"),
+        ({"topics": [{"name": "A", "key": "keys"}]}, "key keys: needs the format delta or iceberg"),
+        (
+            {"topics": [{"name": "A", "key": "keys", "format": "delta", "columns": ["body"]}]},
+            "the columns must include keys, queueOffset, storeTimestamp",
+        ),
+        (
+            {"topics": [{"name": "A", "key": "keys", "format": "delta", "ttlDays": 3}]},
+            "no partitionBy and no ttlDays",
+        ),
         ({"topics": ["A"]}, "topics[0]: expected a mapping"),
         ({"topics": []}, "topics is required"),
         ({"out": ""}, "out is required"),

@@ -25,6 +25,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
 from tandemmq.spark.lake.home import DataFiles, Partitions, find_files
 from tandemmq.spark.lake.parquet import NULL_PARTITION
+from tandemmq.spark.lake.upsert import DELETED
 
 TEXT_CHARS_MAX = 64
 """The longest text that gets bounds; a truncated upper bound would be wrong."""
@@ -85,10 +86,7 @@ def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
     partitions = [_partition_values(file) for file in files]
     names = list(partitions[0])
     schema = _table_schema(data, files[0], names)
-    properties = CommitProperties(
-        custom_metadata={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
-        app_transactions=[Transaction(query_id, batch_id)],
-    )
+    properties = _mark(batch_id, query_id)
     added = [_add(data, file, values) for file, values in zip(files, partitions, strict=True)]
     table = open_delta(root)
     if table is None:
@@ -106,6 +104,38 @@ def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
     _add_columns(table, schema)
     table.create_write_transaction([*added], "append", table.schema(), names, commit_properties=properties)
     return CommitOutcome.COMMITTED
+
+
+def upsert_table(root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
+    """Updates, inserts and deletes rows by key as one transaction, unless the query's batch is in the log."""
+    table = open_delta(root)
+    schema = changes.schema.remove(changes.schema.get_field_index(DELETED))
+    if table is None:
+        table = DeltaTable.create(find_files(root).place, Schema.from_arrow(schema))
+    known = table.transaction_version(query_id)
+    if known is not None and known >= batch_id:
+        return CommitOutcome.ALREADY_COMMITTED
+    _add_columns(table, schema)
+    values = {f"t.`{name}`": f"s.`{name}`" for name in schema.names}
+    merge = table.merge(
+        changes,
+        f"s.`{key}` = t.`{key}`",
+        source_alias="s",
+        target_alias="t",
+        commit_properties=_mark(batch_id, query_id),
+    )
+    merge.when_matched_delete(f"s.`{DELETED}`").when_matched_update(
+        values, predicate=f"NOT s.`{DELETED}`"
+    ).when_not_matched_insert(values, predicate=f"NOT s.`{DELETED}`").execute()
+    return CommitOutcome.COMMITTED
+
+
+def _mark(batch_id: int, query_id: str) -> CommitProperties:
+    """Returns the properties by which a commit is recognised as that of the batch."""
+    return CommitProperties(
+        custom_metadata={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
+        app_transactions=[Transaction(query_id, batch_id)],
+    )
 
 
 def open_delta(root: Path) -> DeltaTable | None:

@@ -45,6 +45,8 @@ from tandemmq.spark.lake.home import (
 )
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from tandemmq.spark.lake.parquet import ParquetOptions
 
 SUMMARIES_DIR = "batches"
@@ -71,6 +73,9 @@ class LakeTable(Protocol):
 
     def commit_table(
         self, root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]
+    ) -> CommitOutcome: ...
+    def upsert_table(
+        self, root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str
     ) -> CommitOutcome: ...
     def list_table_files(self, root: Path) -> list[CommittedFile]: ...
     def read_table_state(self, root: Path, query_id: str) -> tuple[int | None, Partitions, list[str]]: ...
@@ -153,8 +158,10 @@ def commit_files(
     query_id: str,
     files: Sequence[StagedFile],
     crash: Crash = no_crash,
+    key: str = "",
 ) -> CommitOutcome:
-    """Makes all files of a batch visible at once, unless the batch is visible already.
+    """Makes all files of a batch visible at once, unless the batch is visible already. With `key`, their rows
+    replace those of the same key in a table.
 
     Raises:  ConfigError if the lake belongs to another query, or is of another kind.
     """
@@ -165,12 +172,19 @@ def commit_files(
     if not files:
         return CommitOutcome.EMPTY
     data = find_files(root)
-    for file in files:
-        data.sync_parents(file.staged)
+    if not key:
+        for file in files:
+            data.sync_parents(file.staged)
     crash("before commit")
-    outcome = find_table(kind).commit_table(root, batch_id, query_id, files)
+    table = find_table(kind)
+    if key:
+        from tandemmq.spark.lake.upsert import read_changes
+
+        outcome = table.upsert_table(root, batch_id, query_id, read_changes(data, files, key), key)
+    else:
+        outcome = table.commit_table(root, batch_id, query_id, files)
     crash("after commit")
-    if outcome is CommitOutcome.ALREADY_COMMITTED:
+    if key or outcome is CommitOutcome.ALREADY_COMMITTED:
         # Attempts have separate file names, but a file that the table may need is never removed.
         live = list_live_files(kind, root)
         for file in files:

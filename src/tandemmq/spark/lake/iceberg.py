@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import logging
 import re
+import warnings
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog, load_catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import NoSuchTableError
+from pyiceberg.expressions import In, Reference
 from pyiceberg.table import Table
 from pyiceberg.transforms import DayTransform, IdentityTransform
 from sqlalchemy import NullPool, create_engine
@@ -29,6 +32,7 @@ from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
 from tandemmq.spark.lake.home import DataFiles, Partitions, TableHome, find_files, find_home, s3_settings
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
+from tandemmq.spark.lake.upsert import DELETED
 
 CATALOG_FILE = "catalog.db"
 
@@ -63,6 +67,30 @@ def commit_table(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
             [data.uri(file.staged) for file in files],
             snapshot_properties={"tandemmq.query": query_id, "tandemmq.batch": str(batch_id)},
         )
+    return CommitOutcome.COMMITTED
+
+
+def upsert_table(root: Path, batch_id: int, query_id: str, changes: pa.Table, key: str) -> CommitOutcome:
+    """Updates, inserts and deletes rows by key as one commit, unless the query's batch is in the table.
+
+    Files with a row of a changed key are written anew without it; the new rows are appended.
+    """
+    rows = changes.filter(pc.invert(changes.column(DELETED))).drop_columns([DELETED])
+    # To write rows of a day's partition pyiceberg would need one more package.
+    table = open_iceberg(root) or _create(root, rows.schema, is_partitioned=False)
+    name = BATCH_PROPERTY + query_id
+    if int(table.properties.get(name, -1)) >= batch_id:
+        return CommitOutcome.ALREADY_COMMITTED
+    keys = set(changes.column(key).to_pylist())
+    with table.transaction() as change, warnings.catch_warnings():
+        # pyiceberg warns if none of the keys is there yet.
+        warnings.simplefilter("ignore")
+        with change.update_schema() as columns:
+            columns.union_by_name(rows.schema)
+        change.set_properties({name: str(batch_id)})
+        change.delete(In(term=Reference(key), values=keys))
+        if rows.num_rows:
+            change.append(rows)
     return CommitOutcome.COMMITTED
 
 
@@ -163,7 +191,7 @@ def _location(root: Path) -> str:
     return find_files(root).uri("").rstrip("/")
 
 
-def _create(root: Path, schema: pa.Schema) -> Table:
+def _create(root: Path, schema: pa.Schema, *, is_partitioned: bool = True) -> Table:
     root.mkdir(parents=True, exist_ok=True)
     catalog = _catalog(root)
     name = _name(find_home(root))
@@ -174,9 +202,9 @@ def _create(root: Path, schema: pa.Schema) -> Table:
         ) as change,
         change.update_spec() as spec,
     ):
-        if "topic" in schema.names:
+        if is_partitioned and "topic" in schema.names:
             spec.add_field("topic", IdentityTransform(), "topic_part")
-        if TIME_COLUMN in schema.names:
+        if is_partitioned and TIME_COLUMN in schema.names:
             spec.add_field(TIME_COLUMN, DayTransform(), "dt")
     return catalog.load_table(name)
 

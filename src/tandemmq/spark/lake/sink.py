@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 SINK_NAME = "tandemmq_lake"
 
 _SENDING = SECURITY_NAMES | {"nameserver"}
-_OPTIONS = _SENDING | {"path", "partitionby", "compression", "format", "data", "catalog", "table"}
+_OPTIONS = _SENDING | {"path", "partitionby", "compression", "format", "data", "catalog", "table", "key"}
 _BAD_OPTIONS = frozenset(("badtopic", "badcolumn", "badonly"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """The names that Spark itself adds to the options."""
@@ -64,7 +64,8 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
     """The sink. Options: `path`; `partitionBy` (columns, `dt`, `hour`); `compression` zstd, snappy or none.
 
     `format`: parquet (default), delta or iceberg (`formats`). `data`: an address for the files of a table;
-    `catalog`, `table`: an Iceberg table of a catalog, whose files are at `data` (`home`).
+    `catalog`, `table`: an Iceberg table of a catalog, whose files are at `data` (`home`). `key`: the column
+    whose values identify the rows of a table: a row replaces that of its key (`upsert`).
     `badColumn`: rows in which it is not null are written to the nested lake `_bad_records`, in the same
     batch. `badOnly`: columns that only those rows keep. `badTopic`: each of those rows is also sent to this
     topic; needs `nameServer`, and accepts the sink `tandemmq`'s options for credentials and TLS.
@@ -98,6 +99,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             bad_column=self.options.get("badColumn", ""),
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
+            key=self.options.get("key", ""),
             # With an address the catalog need not be asked again for every step of every batch.
             home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
         )
@@ -116,6 +118,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     bad_only: tuple[str, ...] = ()
     bad_sink: SinkOptions | None = None
     home: TableHome = PARQUET_HOME
+    key: str = ""
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
@@ -169,6 +172,8 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             self.compression,
             self.home.address if is_good else "",
         )
+        if self.key:
+            options = replace(options, partition_by=())
         return ParquetStager(
             root, batch_id=batch_id, partition_id=partition_id, schema=schema, options=options
         )
@@ -199,7 +204,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             # neither lake.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            commit_files(self._kind, self.root, batchId, done[0].query_id, files)
+            commit_files(self._kind, self.root, batchId, done[0].query_id, files, key=self.key)
             if bad_files and not files:
                 # Without files the lake has no other record that the batch is complete.
                 record_summary(self.root, batchId, files)

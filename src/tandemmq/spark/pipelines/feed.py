@@ -2,8 +2,8 @@
 
 A turn of a `Feed` plans a batch, runs its tasks and commits it. Two logs make it exactly once, as in a
 landing (`lake_job`): the end offsets of batch N are on disk before its tasks run, and the lake accepts batch
-N at most once. The log of offsets has the form of Spark's checkpoints and is in the lake's directory, so that
-`audit`, `history` and a later `landing` find what they expect.
+N at most once. The log of offsets has the form of Spark's checkpoints and is in the lake's directory, where
+`history` looks for it.
 
 The tasks read and write Arrow batches in Spark's Python workers. No row crosses Java, and a topic needs no
 streaming query of its own, whose planner process alone costs more than all the rest (decision 033).
@@ -138,11 +138,13 @@ class Feed:
         self,
         options: LandingOptions,
         *,
+        key: str = "",
         ttl_days: int | None = None,
         is_compacted: bool = False,
         is_once: bool = False,
     ) -> None:
         self.options = options
+        self._key = key
         self._ttl_days = ttl_days
         self._is_compacted = is_compacted
         self._is_once = is_once
@@ -174,7 +176,7 @@ class Feed:
         """
         began = time.monotonic()
         with hold_directory(self.options.out):
-            stage = self._stage = self._stage or _open(self.options, is_once=self._is_once)
+            stage = self._stage = self._stage or _open(self.options, self._key, is_once=self._is_once)
             if not _plan(stage):
                 return None
             log = stage.log
@@ -188,7 +190,7 @@ class Feed:
             return _measure(stage, staged, visible_ms, began)
 
 
-def _open(options: LandingOptions, *, is_once: bool) -> _Stage:
+def _open(options: LandingOptions, key: str, *, is_once: bool) -> _Stage:
     landing = plan_landing(options)
     check_checkpoint(options.out, options.checkpoint_dir)
     source = parse_options(landing.source, is_streaming=True)
@@ -196,7 +198,7 @@ def _open(options: LandingOptions, *, is_once: bool) -> _Stage:
     reader = TopicStreamReader(source, columns)
     if is_once:
         reader.prepareForTriggerAvailableNow()
-    sink = CaseInsensitiveDict({**landing.sink_options(), "path": str(options.out.absolute())})
+    sink = CaseInsensitiveDict({**landing.sink_options(), "path": str(options.out.absolute()), "key": key})
     writer = LakeSink(sink).streamWriter(schema=None, overwrite=False)
     log, meter = BatchLog(options.checkpoint_dir), LakeMeter(options.out)
     return _Stage(log=log, reader=reader, writer=writer, source=source, columns=columns, meter=meter)
@@ -243,6 +245,8 @@ def stage_task(
     (query_id, batch_id), (number, task) = names, numbered
     born: Counter[int] = Counter()
     rows = _count_births(read_task(task, source, columns), born)
+    if writer.key:
+        rows = _mark_keyless(rows, writer.key)
     return StagedRows(writer.stage(rows, query_id, batch_id, number), born)
 
 
@@ -259,6 +263,18 @@ def _count_births(batches: Iterable[Any], born: Counter[int]) -> Iterator[Any]:
             found, counts = np.unique(np.maximum(slots, oldest), return_counts=True)
             born.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
         yield batch
+
+
+def _mark_keyless(batches: Iterable[Any], key: str) -> Iterator[Any]:
+    """Yields the Arrow batches with rows without a key as bad records."""
+    import pyarrow.compute as pc
+
+    from tandemmq.spark.lake.upsert import find_keyless
+
+    for batch in batches:
+        at = batch.schema.get_field_index(BAD_COLUMN)
+        reasons = pc.coalesce(batch.column(at), find_keyless(batch.column(key)))
+        yield batch.set_column(at, batch.schema.field(at), reasons)
 
 
 def _measure(stage: _Stage, staged: Sequence[StagedRows], visible_ms: int, began: float) -> TurnResult:

@@ -133,6 +133,7 @@ class LakeService:
                 options = self._config.make_options(topic, rule)
                 feed = Feed(
                     options,
+                    key=rule.key,
                     ttl_days=rule.ttl_days,
                     is_compacted=rule.is_compacted,
                     is_once=self._is_once,

@@ -27,6 +27,7 @@ from tandemmq.spark.columns import find_column
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.lake.formats import parse_format
 from tandemmq.spark.lake.home import TableHome
+from tandemmq.spark.lake.upsert import check_key
 from tandemmq.spark.option_table import read_enum, suggest
 from tandemmq.spark.options import ReadPreference, parse_options
 from tandemmq.spark.pipelines.options import LandingOptions
@@ -59,7 +60,12 @@ _LANDING = {
 }
 """The settings that are options of a landing."""
 
-_TOPIC = {**_LANDING, "ttlDays": _Setting("ttl_days", int), "compact": _Setting("is_compacted", bool)}
+_TOPIC = {
+    **_LANDING,
+    "key": _Setting("key", str),
+    "ttlDays": _Setting("ttl_days", int),
+    "compact": _Setting("is_compacted", bool),
+}
 _ENTRY = {"name": _Setting("name", str), "pattern": _Setting("pattern", str), **_TOPIC}
 _SERVICE = {
     "nameServer": _Setting("name_servers", str),
@@ -82,12 +88,14 @@ _KINDS = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicRule:
     """An entry of `topics`: the topics that it names, and their settings. `landing`: the options of their
-    landings; `ttl_days`: rows stored longer ago are deleted, None for never.
+    landings; `key`: the column that identifies the rows of a table, empty for one row per message;
+    `ttl_days`: rows stored longer ago are deleted, None for never.
     """
 
     name: str = ""
     pattern: str = ""
     landing: Mapping[str, Any]
+    key: str = ""
     ttl_days: int | None = None
     is_compacted: bool = False
 
@@ -163,11 +171,11 @@ def parse_config(document: Any, name_servers: str = "") -> ServeConfig:
         raise ConfigError(f"topics: {max(names, key=names.count)} is named twice")
     config = ServeConfig(**{**given, "out": Path(given["out"])}, rules=rules)
     for at, rule in enumerate(rules):
-        _check_options(f"topics[{at}]", config.make_options(rule.name or "AnyTopic", rule))
+        _check_rule(f"topics[{at}]", rule, config.make_options(rule.name or "AnyTopic", rule))
     return config
 
 
-def _check_options(place: str, options: LandingOptions) -> None:
+def _check_rule(place: str, rule: TopicRule, options: LandingOptions) -> None:
     """Raises ConfigError for settings with which the landing of a topic could not begin."""
     try:
         parse_options(options.source_options(), is_streaming=True)
@@ -175,6 +183,13 @@ def _check_options(place: str, options: LandingOptions) -> None:
             find_column(name)
         parse_format(options.lake_format)
         TableHome(options.lake_format, options.data, options.catalog, options.table)
+        if rule.key:
+            check_key(rule.key, options.columns)
+            if options.lake_format == "parquet" or options.partition_by or rule.ttl_days is not None:
+                raise ConfigError(
+                    f"key {rule.key}: needs the format delta or iceberg, and no partitionBy and no ttlDays:"
+                    " rows leave the table when a message deletes their key"
+                )
     except ConfigError as error:
         raise ConfigError(f"{place}: {error}") from error
 
@@ -197,7 +212,7 @@ def _read_rule(place: str, entry: Any, defaults: Mapping[str, Any]) -> TopicRule
     for key in ("data", "table"):
         if pattern and values.get(key) and TOPIC not in values[key]:
             raise ConfigError(f"{place}.{key}: topics cannot share it: put {TOPIC} into {values[key]!r}")
-    upkeep = {key: values.pop(key) for key in ("ttl_days", "is_compacted") if key in values}
+    upkeep = {key: values.pop(key) for key in ("key", "ttl_days", "is_compacted") if key in values}
     return TopicRule(name=name, pattern=pattern, landing=_convert(place, values), **upkeep)
 
 
@@ -235,7 +250,7 @@ def _read_value(place: str, value: Any, kind: type) -> Any:
     is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if kind is float and is_number and value > 0:
         return float(value)
-    is_wrong = not isinstance(value, kind) or (kind is int and (not is_number or value < 1))
-    if kind is float or is_wrong:
+    is_wrong_number = kind is float or (kind is int and (not is_number or value < 1))
+    if is_wrong_number or not isinstance(value, kind):
         raise ConfigError(f"{place}: expected {_KINDS[kind]}, got {value!r}")
     return value

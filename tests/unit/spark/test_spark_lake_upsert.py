@@ -1,0 +1,118 @@
+"""Tests tables by key: the newest row of each key, deletes, repeated batches, new columns, kills."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tandemmq.errors import ConfigError
+from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files
+from tandemmq.spark.lake.home import DataFiles
+from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
+from tandemmq.spark.lake.upsert import NO_KEY, check_key, find_keyless
+
+Row = tuple[str, str]
+_PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
+TABLES = [
+    pytest.param(kind, marks=pytest.mark.skipif(find_spec(package) is None, reason=f"no {package}"))
+    for kind, package in _PACKAGES.items()
+]
+
+
+class Killed(Exception):
+    """A stand-in for a process that ends at this step."""
+
+
+def stage(
+    root: Path, batch_id: int, rows: list[Row], first: int, task: int = 0, **more: str
+) -> list[StagedFile]:
+    """Stages rows of key and body, stored one second apart."""
+    numbers = range(first, first + len(rows))
+    times = [datetime(2025, 1, 1 + batch_id, second=n % 60, tzinfo=UTC) for n in numbers]
+    columns: dict[str, Any] = {
+        "topic": pa.array(["T" for _ in rows]),
+        "queueOffset": pa.array(numbers, pa.int64()),
+        "storeTimestamp": pa.array(times, pa.timestamp("us", "UTC")),
+        "keys": pa.array([key for key, _ in rows]),
+        "body": pa.array([body.encode() for _, body in rows]),
+        "properties": pa.array([[("n", str(n))] for n in numbers], pa.map_(pa.string(), pa.string())),
+        **{name: pa.array([text for _ in rows]) for name, text in more.items()},
+    }
+    batch = pa.record_batch(columns)
+    stager = ParquetStager(
+        root,
+        batch_id=batch_id,
+        partition_id=task,
+        schema=batch.schema,
+        options=ParquetOptions(data_dir="data"),
+    )
+    stager.write(batch)
+    return list(stager.finish())
+
+
+def read(kind: LakeFormat, root: Path) -> dict[str, str]:
+    if kind is LakeFormat.DELTA:
+        from deltalake import DeltaTable
+
+        table = DeltaTable(str(root)).to_pyarrow_table()
+    else:
+        from tandemmq.spark.lake.iceberg import require_iceberg
+
+        table = require_iceberg(root).scan().to_arrow()
+    rows = [(row["keys"], bytes(row["body"]).decode()) for row in table.to_pylist()]
+    assert len(dict(rows)) == len(rows), rows
+    return dict(rows)
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_has_the_newest_row_of_each_key(kind: LakeFormat, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    first = [("a", "1"), ("b", "1"), ("a", "2"), ("c", ""), ("d", "1")]
+    assert commit_files(kind, root, 0, "q", stage(root, 0, first, 0), key="keys") is CommitOutcome.COMMITTED
+    assert read(kind, root) == {"a": "2", "b": "1", "d": "1"}
+    files = stage(root, 1, [("b", "null"), ("c", "3")], 5) + stage(
+        root, 1, [("a", "3"), ("b", "")], 7, task=1
+    )
+    commit_files(kind, root, 1, "q", files, key="keys")
+    assert read(kind, root) == {"a": "3", "c": "3", "d": "1"}
+    commit_files(kind, root, 2, "q", stage(root, 2, [("nobody", "")], 9), key="keys")
+    assert read(kind, root) == {"a": "3", "c": "3", "d": "1"}
+    # A new column; older rows have nulls.
+    commit_files(kind, root, 3, "q", stage(root, 3, [("e", "1")], 10, region="eu"), key="keys")
+    assert read(kind, root) == {"a": "3", "c": "3", "d": "1", "e": "1"}
+    live = list_live_files(kind, root)
+    assert not {file.staged for file in files} & live
+    assert not [name for name in DataFiles(str(root)).list_parquet() if name in {f.staged for f in files}]
+
+
+@pytest.mark.parametrize("kind", TABLES)
+@pytest.mark.parametrize("killed_at", ["before commit", "after commit"])
+def test_a_killed_batch_changes_the_table_once(kind: LakeFormat, killed_at: str, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    commit_files(kind, root, 0, "q", stage(root, 0, [("a", "1"), ("b", "1")], 0), key="keys")
+
+    def crash(step: str) -> None:
+        if step == killed_at:
+            raise Killed
+
+    rows = [("a", "2"), ("b", ""), ("c", "2")]
+    with pytest.raises(Killed):
+        commit_files(kind, root, 1, "q", stage(root, 1, rows, 2), crash, key="keys")
+    commit_files(kind, root, 1, "q", stage(root, 1, rows, 2), key="keys")
+    assert read(kind, root) == {"a": "2", "c": "2"}
+
+
+def test_rows_without_a_key_are_found() -> None:
+    found = find_keyless(pa.array(["a", "", None]))
+    assert found.to_pylist() == [None, NO_KEY, NO_KEY]
+
+
+def test_a_key_needs_its_columns() -> None:
+    with pytest.raises(ConfigError, match="key keys: the columns must include keys, storeTimestamp"):
+        check_key("keys", ["body", "queueOffset"])
