@@ -174,8 +174,9 @@ async def delete_acl(
 ) -> CommandAnswer:
     """Delete a user's policies for resources; without resources, all of the user's policies."""
     brokers = await tools.brokers(place)
-    await admin_access.delete_policies(tools.remoting, {at: at for at in brokers}, subject, resources)
-    rows = [(at, subject, resource or "*") for at in brokers for resource in resources or (None,)]
+    named = resources or (None,)
+    await admin_access.delete_policies(tools.remoting, {at: at for at in brokers}, subject, named)
+    rows = [(at, subject, resource or "*") for at in brokers for resource in named]
     return CommandAnswer.of_rows("deleted", "broker subject resource", rows)
 
 

@@ -6,7 +6,7 @@ cluster; one that does not answer does not hold the others up, because a right m
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import ParamSpec, TypedDict, TypeVar, Unpack
 
 from tandemmq.api import broker_admin
@@ -109,12 +109,11 @@ class AccessAdmin(AdminClient):
         await self._change_brokers(cluster, broker_admin.create_acl, acl)
 
     async def delete_policies(
-        self, username: str, resources: Iterable[str] = (), *, cluster: str | None = None
+        self, username: str, resources: Iterable[str] | None = None, *, cluster: str | None = None
     ) -> None:
-        """Deletes a user's policies for these resources; without resources, all of the user's policies."""
-        await delete_policies(
-            self._remoting, await self._brokers(cluster), _subject(username), _texts(resources)
-        )
+        """Deletes a user's policies for these resources; for None, all of the user's policies."""
+        named = (None,) if resources is None else _texts(resources)
+        await delete_policies(self._remoting, await self._brokers(cluster), _subject(username), named)
 
     async def accounts(self, *, cluster: str | None = None) -> dict[str, AccountsInfo]:
         """Returns the accounts of the rule files of each broker, with their secret keys."""
@@ -223,16 +222,17 @@ async def copy_policies(
 
 
 async def delete_policies(
-    remoting: RemotingClient, brokers: Mapping[str, str], subject: str, resources: tuple[str, ...] = ()
+    remoting: RemotingClient, brokers: Mapping[str, str], subject: str, resources: Sequence[str | None]
 ) -> None:
-    """Deletes a subject's policies for these resources, or all, at brokers by the texts that name them.
+    """Deletes a subject's policies for these resources at brokers by the texts that name them. The resource
+    None stands for all.
 
     Raises:  the errors of `change_each`, which name broker and resource.
     """
     targets = {
         f"{name}: {resource}" if resource else name: (address, resource)
         for name, address in brokers.items()
-        for resource in resources or (None,)
+        for resource in resources
     }
 
     async def delete(target: str) -> None:

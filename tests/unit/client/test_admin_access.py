@@ -72,6 +72,8 @@ async def test_policies_are_listed_and_copied() -> None:
         assert copied == held
         with pytest.raises(ConfigError, match="has no user nobody; its users: "):
             await admin.copy_users(source, target, ["nobody"])
+        await admin.delete_policies("app", [])
+        assert (await admin.policies())[source] == [held]
         await admin.delete_policies("app")
         assert (await admin.policies())[source] == []
 
