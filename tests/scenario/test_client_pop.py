@@ -27,7 +27,7 @@ from tandemmq.client import (
     ProducerOptions,
     StartFrom,
 )
-from tandemmq.errors import Busy, ClientError, ConfigError, RemoteProtocolError, RequestRejected
+from tandemmq.errors import BadRequest, Busy, ClientError, ConfigError, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.pop_receipts import parse_handle
@@ -97,6 +97,17 @@ async def test_a_batch_of_acks_ends_every_lease(tmp_path: Path, monkeypatch: pyt
         assert len(leases) > 0
         await consumer.ack(*found)  # the first 30 once more, which changes nothing
         assert len(leases) == 0
+
+
+async def test_an_invalid_handle_is_named_and_leaves_the_other_acks_alone(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig, pops(rig) as consumer:
+        await rig.fill("T", 3)
+        found = await receive(consumer, 3, invisible_s=1)
+        found[1].handle = "torn"
+        with pytest.raises(BadRequest, match="torn"):
+            await consumer.ack(*found)
+        (again,) = await receive(consumer, 1)
+        assert (again.body, await consumer.receive(timeout_s=0.1)) == (b"1", [])
 
 
 async def test_a_receive_of_one_topic_leaves_the_others_alone(tmp_path: Path) -> None:

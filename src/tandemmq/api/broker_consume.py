@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 import msgspec
 
 from tandemmq.api.calls import Call, absent, body, call, call_raw, done, value
-from tandemmq.errors import RemoteProtocolError
+from tandemmq.errors import BadRequest, RemoteProtocolError
 from tandemmq.protocol import pop_receipts, rejections
 from tandemmq.protocol.bodies.client import (
     Assignments,
@@ -239,13 +239,15 @@ for one whose lease has ended (a TandemMQ broker; others report success).
 
 def batch_of_acks(group: str, topic: str, broker_name: str, handle_texts: Sequence[str]) -> BatchAck | None:
     """Returns one request for these messages of a broker, with an entry for each check point; None if one of
-    them needs a request of its own: it was popped in order, so that a late ack is an error, or its offset is
-    too far from the check point for the bits of an entry.
-
-    Raises:  BadRequest for an invalid handle.
+    them needs a request of its own: its handle is invalid, it was popped in order, so that a late ack is an
+    error, or its offset is too far from the check point for the bits of an entry.
     """
     numbers: dict[pop_receipts.Handle, list[int]] = {}
-    for handle in map(pop_receipts.parse_handle, handle_texts):
+    try:
+        handles = [pop_receipts.parse_handle(text) for text in handle_texts]
+    except BadRequest:
+        return None
+    for handle in handles:
         number = handle.offset - handle.start_offset
         if handle.is_ordered or not 0 <= number < ACK_BITS_MAX:
             return None
