@@ -7,10 +7,12 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from client_rig import FAST, Rig, running_cluster, running_rig, take
 
+from tandemmq.api import broker_send
 from tandemmq.client import (
     BlockingTransactionProducer,
     Consumer,
@@ -23,6 +25,7 @@ from tandemmq.client import (
     TransactionProducer,
     TransactionState,
 )
+from tandemmq.client.instance import ClientInstance
 from tandemmq.errors import BadRequest, ClientError, MessageIllegal, RequestRejected, RequestTimeout
 from waits import PATIENCE_S
 
@@ -157,7 +160,27 @@ async def test_request_without_reply_ends_in_time(rig: Rig) -> None:
                 await consumer.reply(message, b"x")
 
 
-async def test_reply_to_a_client_that_left_is_refused(rig: Rig) -> None:
+@pytest.mark.parametrize("late_s", [0.0, 0.2])
+async def test_reply_to_a_client_that_left_is_refused_at_once(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, late_s: float
+) -> None:
+    """A busy loop may begin the first attempt late."""
+    call_master, send_reply, addresses = ClientInstance.call_master, broker_send.send_reply, []
+
+    async def call_late(
+        instance: ClientInstance, topic: str, name: str, ask: Any, *, timeout_s: float
+    ) -> Any:
+        def ask_late(address: str, remaining_s: float) -> Any:
+            return ask(address, remaining_s - late_s)
+
+        return await call_master(instance, topic, name, ask_late, timeout_s=timeout_s)
+
+    async def send_counted(remoting: Any, address: str, *args: Any, **kwargs: Any) -> Any:
+        addresses.append(address)
+        return await send_reply(remoting, address, *args, **kwargs)
+
+    monkeypatch.setattr(ClientInstance, "call_master", call_late)
+    monkeypatch.setattr(broker_send, "send_reply", send_counted)
     async with Producer("askers", rig.namesrv, options=PRODUCING) as producer:
         with pytest.raises(RequestTimeout):
             await producer.request(Message(topic="Ask", body=b"hello?"), 1.0)
@@ -166,6 +189,7 @@ async def test_reply_to_a_client_that_left_is_refused(rig: Rig) -> None:
         [message] = await take(consumer, 1)
         with pytest.raises(RequestRejected, match="not connected"):
             await consumer.reply(message, b"too late")
+    assert len(addresses) == 1
 
 
 async def test_sql_subscription_brings_what_it_takes(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from tandemmq.api import broker_send
-from tandemmq.client.instance import OUTAGE_PAUSE_MS, SILENT_S, ClientInstance
+from tandemmq.client.instance import SILENT_S, ClientInstance
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.route_cache import RouteView
@@ -69,14 +69,15 @@ async def send_reply(
         properties=encode_properties(pairs).decode(),
         broker_name=request.broker_name,
     )
-    stored_at = render_address(request.record.store_address)
+    stored_at: str | None = render_address(request.record.store_address)
 
     async def ask(address: str, remaining_s: float) -> None:
+        nonlocal stored_at
+        # Only of the first attempt: after an outage, the requester may still be about to connect again.
+        has_left, stored_at = address == stored_at, None
         try:
             await broker_send.send_reply(instance.remoting, address, header, body, timeout_s=remaining_s)
         except RequestRejected as error:
-            waited_s = timeout_s - remaining_s
-            has_left = address == stored_at and waited_s < OUTAGE_PAUSE_MS[0] / 1000
             if error.code != ResponseCode.SYSTEM_ERROR or has_left:
                 raise
             raise NotServed(error.remark, code=error.code) from None
