@@ -18,8 +18,11 @@ from taskiq import TaskiqMessage
 from taskiq.exceptions import ResultGetError, SendTaskError
 
 from tandemmq.client import Admin
-from tandemmq.errors import BrokerUnreachable
+from tandemmq.client.consumer.pop import PopConsumer
+from tandemmq.errors import BadRequest, BrokerUnreachable, NotPermitted, RequestRejected
+from tandemmq.integrations import taskiq_broker
 from tandemmq.integrations.taskiq_broker import TandemBroker
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
 
@@ -121,6 +124,31 @@ async def test_tasks_that_were_sent_before_the_first_worker_are_read() -> None:
         async with aclosing(broker.listen()) as tasks:
             found = [broker.formatter.loads((await anext(tasks)).data).task_id for _ in range(3)]
         assert found == ["0", "1", "2"]
+        await broker.shutdown()
+
+
+@pytest.mark.parametrize(
+    "final",
+    [BadRequest("never valid"), RequestRejected("no pops", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)],
+)
+async def test_a_worker_waits_at_refusals_until_one_is_final(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, final: RequestRejected
+) -> None:
+    monkeypatch.setattr(taskiq_broker, "PAUSE_S_MIN", 0.01)
+    refusals = iter([NotPermitted("no right yet"), RequestRejected("a failure"), final])
+
+    async def receive(*_: object) -> None:
+        raise next(refusals)
+
+    monkeypatch.setattr(PopConsumer, "receive", receive)
+    async with Cluster() as cluster, asyncio.timeout(PATIENCE_S):
+        broker = TandemBroker(cluster.name_servers)
+        await broker.startup()
+        with pytest.raises(RequestRejected) as raised:
+            await anext(broker.listen())
+        assert raised.value is final
+        assert caplog.text.count("tasks cannot be read now: ") == 2
+        assert f"tasks cannot be read: {final}" in caplog.text
         await broker.shutdown()
 
 

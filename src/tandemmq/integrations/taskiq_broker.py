@@ -31,8 +31,9 @@ from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, PopOptions, ProducerOptions, ServerNames, StartFrom
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
-from tandemmq.errors import RequestRejected, TandemError, install_hint
+from tandemmq.errors import BadRequest, RequestRejected, TandemError, install_hint
 from tandemmq.protocol import properties as names
+from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
 from tandemmq.protocol.properties import encode_properties
 
@@ -61,8 +62,9 @@ REPLY_LABEL: Final = "tandemmq_reply_to"
 RESULTS_MAX: Final = 10_000
 OPEN_MAX: Final = 10_000
 SEND_S: Final = 10.0
-PAUSE_S: Final = 1.0
-"""The pause after a failed read."""
+PAUSE_S_MIN: Final = 1.0
+PAUSE_S_MAX: Final = 30.0
+"""The pauses after failed reads: each is twice the one before."""
 
 
 class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
@@ -150,17 +152,28 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
             await self._replies.send(message.task_id, task)
 
     async def listen(self) -> AsyncGenerator[AckableMessage, None]:
-        """Yields the tasks for this worker."""
+        """Yields the tasks for this worker. Waits while a broker refuses it: an operator may grant a missing
+        permission, for example.
+
+        Raises:  BadRequest for a setting that brokers do not allow; RequestRejected from brokers that do not
+                 serve pops.
+        """
+        pause_s = PAUSE_S_MIN
         consumer = PopConsumer(self.group, options=self._pop, instance=self.producer.instance)
         consumer.subscribe(self.topic)
         async with consumer:
             while True:
                 try:
                     found = await consumer.receive(1)
-                except RequestRejected as error:  # e.g. no permission: an operator may grant it
+                except RequestRejected as error:
+                    if isinstance(error, BadRequest) or error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                        log.error("tasks cannot be read: %s", error)
+                        raise
                     log.warning("tasks cannot be read now: %s", error)
-                    await asyncio.sleep(PAUSE_S)
+                    await asyncio.sleep(pause_s)
+                    pause_s = min(2 * pause_s, PAUSE_S_MAX)
                     continue
+                pause_s = PAUSE_S_MIN
                 for message in found:
                     self._note_open(message)
                     yield AckableMessage(data=message.body, ack=partial(_acknowledge, consumer, message))
