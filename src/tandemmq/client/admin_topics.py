@@ -60,7 +60,7 @@ async def create(
             _require_equal(name, held, wanted)
 
     async def create_at(name: str) -> None:
-        await broker_admin.create_topic(remoting, lacking[name], wanted, if_exists=IfExists.KEEP)
+        await _write(remoting, lacking[name], wanted, if_exists=IfExists.KEEP)
         if not exist_ok:
             held = await _read_config(remoting, name, lacking[name], wanted.name, None)
             if held is not None:  # with the attributes as that broker understands them
@@ -88,7 +88,7 @@ async def grow(remoting: RemotingClient, masters: Masters, wanted: TopicConfig) 
             )
             if (config.read_queue_count, config.write_queue_count) == _counts(held):
                 return False
-        await broker_admin.create_topic(remoting, address, config, if_exists=IfExists.GROW)
+        await _write(remoting, address, config, if_exists=IfExists.GROW)
         return True
 
     return any((await change_each(masters, grow_at)).values())
@@ -123,17 +123,17 @@ async def change(
                 return None
             new = TopicConfig(name=topic, read_queue_count=NEW_QUEUE_COUNT, write_queue_count=NEW_QUEUE_COUNT)
             wanted = _with_changes(new, **changes)
-            await broker_admin.create_topic(remoting, address, wanted, if_exists=IfExists.NO_FEWER)
+            await _write(remoting, address, wanted, if_exists=IfExists.NO_FEWER)
             return wanted
         wanted = _with_changes(held, **changes)
         if wanted.read_queue_count < held.read_queue_count and not force:
             first = msgspec.structs.replace(wanted, read_queue_count=held.read_queue_count)
-            await broker_admin.create_topic(remoting, address, first)
+            await _write(remoting, address, first)
             found = await find_unread(remoting, address, held, wanted.read_queue_count)
             if found:
                 unread.append(f"{target}: {found}")
                 return first
-        await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
+        await _write(remoting, address, wanted, if_exists=if_exists)
         return wanted
 
     answers = await change_each(masters, change_at)
@@ -194,6 +194,22 @@ async def read_config(remoting: RemotingClient, address: str, topic: str) -> Top
         if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
             raise
     return (await broker_admin.query_topic_configs(remoting, address)).topics.get(topic)
+
+
+async def _write(
+    remoting: RemotingClient, address: str, wanted: TopicConfig, *, if_exists: IfExists | None = None
+) -> None:
+    """Creates or changes the topic at a broker. Raises BadRequest for attributes if the broker has none."""
+    if wanted.attributes:
+        try:
+            await broker_admin.query_topic_config(remoting, address, wanted.name)
+        except RequestRejected as error:
+            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+                raise BadRequest(
+                    f"attributes {', '.join(wanted.attributes)}: brokers of RocketMQ 4 ignore them, as their"
+                    " topics have none; leave them out"
+                ) from None
+    await broker_admin.create_topic(remoting, address, wanted, if_exists=if_exists)
 
 
 def require_queue_count(count: int | None) -> None:
