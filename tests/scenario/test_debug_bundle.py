@@ -50,11 +50,14 @@ def test_secrets_of_java_brokers_are_hidden() -> None:
     assert found == {"somePassword": "(hidden)", "brokerName": "b"}
 
 
-async def test_what_cannot_be_read_is_listed() -> None:
+async def test_what_cannot_be_read_is_listed(tmp_path: Path) -> None:
+    (tmp_path / "up" / "broker-b" / "log").mkdir(parents=True)
     async with open_tools("") as tools:
         parts = await collect(tools, "127.0.0.1:1")
     failed = json.loads(parts["not-read.json"])
-    assert {"cluster", "topics", "groups", "brokers", "name-servers/127.0.0.1-1"} == set(failed)
+    log = "logs/broker-b-log"
+    assert {"cluster", "topics", "groups", "brokers", "name-servers/127.0.0.1-1", log} == set(failed)
+    assert failed[log] == "Is a directory"
     assert "does not answer" in parts["doctor.json"].decode()
     assert "logs/broker-a-log" in parts
 

@@ -27,9 +27,10 @@ import typer
 from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer
 from tandemmq.api.broker_admin import END_OF_QUEUE_MS
 from tandemmq.api.calls import Call
-from tandemmq.errors import RemoteProtocolError, TandemError
+from tandemmq.errors import ConfigError, RemoteProtocolError, TandemError
 from tandemmq.manage.tools import Place, Tools, open_tools
 from tandemmq.protocol.bodies.codec import decode_body
+from tandemmq.remoting.options import parse_address, render_address
 from tandemmq.runtime.machine import LoopClock
 
 Kind = TypeVar("Kind")
@@ -54,6 +55,14 @@ def flag(text: str, option: str) -> bool:
     return text.lower() == "true"
 
 
+def checked_address(text: str) -> str:
+    """Returns the address of a server, or nothing. Raises typer.BadParameter."""
+    try:
+        return text and render_address(parse_address(text))
+    except ConfigError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
 FLAG: Final = Text(flag)
 """Marks an option with the value true or false, as mqadmin has them."""
 
@@ -68,8 +77,9 @@ NameServers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
-Address = Annotated[str, option("-b --brokerAddr", "The broker's address.", metavar="HOST:PORT")]
-BrokerAddress = Annotated[str, option("-b --brokerAddr", "The broker.", metavar="HOST:PORT")]
+_ADDRESS: Final = {"metavar": "HOST:PORT", "callback": checked_address}
+Address = Annotated[str, option("-b --brokerAddr", "The broker's address.", **_ADDRESS)]
+BrokerAddress = Annotated[str, option("-b --brokerAddr", "The broker.", **_ADDRESS)]
 Cluster = Annotated[str, option("-c --clusterName", "The cluster's name.")]
 SettingKey = Annotated[str, option("-k --key", "The setting.")]
 NewValue = Annotated[str, option("-v --value", "The new value.")]

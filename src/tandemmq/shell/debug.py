@@ -9,7 +9,7 @@ import platform
 import sys
 import tarfile
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from importlib.metadata import distributions
@@ -104,7 +104,13 @@ async def collect(tools: Tools, servers: str) -> dict[str, bytes]:
     for target in targets:
         folder = f"brokers/{target.broker_name}-{target.broker_id}"
         await add(folder, partial(_broker, tools, target))
-    parts |= {f"logs/{name}": text for name, text in _log_ends(local.default_folder())}
+    local_folder = local.default_folder()
+    for path in _logs(local_folder):
+        name = f"logs/{'-'.join(path.relative_to(local_folder).parts)}"
+        try:
+            parts[name] = _end_of(path)
+        except OSError as error:
+            failed[name] = str(error.strerror)
     parts["not-read.json"] = _as_json(failed)
     return parts
 
@@ -163,12 +169,15 @@ def _without_secrets(settings: Mapping[str, str], *, is_tandem: bool) -> dict[st
     return {row.key: row.value for row in describe_settings(settings, is_tandem=is_tandem)}
 
 
-def _log_ends(folder: Path) -> Iterator[tuple[str, bytes]]:
-    """Yields the ends of the logs of a local cluster, by name."""
-    for path in sorted({*folder.glob("*.log"), *folder.glob("*/log"), *folder.glob("*/log.1")})[:LOGS_MAX]:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
-            yield "-".join(path.relative_to(folder).parts), file.read(LOG_BYTES_MAX)
+def _logs(folder: Path) -> list[Path]:
+    """Returns the logs of a local cluster."""
+    return sorted({*folder.glob("*.log"), *folder.glob("*/log"), *folder.glob("*/log.1")})[:LOGS_MAX]
+
+
+def _end_of(path: Path) -> bytes:
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - LOG_BYTES_MAX))
+        return file.read(LOG_BYTES_MAX)
 
 
 def _file_name(address: str) -> str:

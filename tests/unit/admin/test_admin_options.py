@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 from tandemmq.admin.options import option, parse_time
 from tandemmq.admin.render import CommandAnswer, Table, exit_on_broken_pipe, print_answer, render_time
+from tandemmq.cli import app
 
 NOW_MS = 1_700_000_000_000
 
@@ -32,15 +33,15 @@ def test_time_as_mqadmin_writes_it_is_local() -> None:
 
 
 def test_an_option_has_its_names_its_help_and_its_settings() -> None:
-    app = typer.Typer()
+    one = typer.Typer()
 
-    @app.command()
+    @one.command()
     def show(count: Annotated[int, option("-c --count", "How many.", min=1)] = 2) -> None:
         typer.echo(count)
 
-    assert CliRunner().invoke(app, ["-c", "3"]).output == "3\n"
-    assert CliRunner().invoke(app, ["--count", "0"]).exit_code == 2
-    assert "How many." in CliRunner().invoke(app, ["--help"]).output
+    assert CliRunner().invoke(one, ["-c", "3"]).output == "3\n"
+    assert CliRunner().invoke(one, ["--count", "0"]).exit_code == 2
+    assert "How many." in CliRunner().invoke(one, ["--help"]).output
 
 
 @pytest.mark.parametrize("text", ["", "soon", "-2", "2024-05-06", "1e3"])
@@ -109,3 +110,10 @@ def test_a_reader_that_has_gone_is_a_good_end(monkeypatch: pytest.MonkeyPatch, a
 
 def test_no_time_is_a_dash() -> None:
     assert render_time(0) == render_time(-1) == "-"
+
+
+def test_an_address_without_a_port_is_a_mistake_of_use() -> None:
+    for name in ("getBrokerConfig", "acceptLog", "producer"):
+        done = CliRunner().invoke(app, ["admin", name, "-b", "localhost"])
+        assert done.exit_code == 2, done.output
+        assert "expected host:port" in done.output
