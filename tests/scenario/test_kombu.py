@@ -14,8 +14,9 @@ import pytest
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
 from tandemmq.client import Message
-from tandemmq.errors import ConfigError
+from tandemmq.errors import ConfigError, RequestTimeout
 from tandemmq.integrations import kombu_transport
+from tandemmq.integrations.kombu_session import KombuSession
 from tandemmq.remoting.options import TlsClientOptions
 from tandemmq.testing import BlockingCluster
 from waits import PATIENCE_S, until_blocking
@@ -215,6 +216,7 @@ def test_a_requeued_message_never_becomes_a_dead_letter(connect: Callable[..., A
         Producer(one.channel()).publish("x", exchange="", routing_key="returned", declare=[queue])
         drain(one, lambda: len(seen) == 40)
         rest(one)
+    assert seen == [False] + 39 * [True]
 
 
 @pytest.mark.parametrize("settle", ["ack", "requeue", "reject"])
@@ -409,6 +411,28 @@ def test_a_dead_master_is_replaced_under_a_reader() -> None:
                 cluster.lose_master()
                 producer.publish("after", exchange="", routing_key="survives")
                 drain(one, lambda: "after" in found.bodies)
+
+
+def test_a_connection_lost_between_declaration_and_sending_is_replaced(
+    connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kombu declares over a new connection then, and sends with the channel of the old one."""
+    ensure_topic, failures = KombuSession.ensure_topic, iter([RequestTimeout("planted")])
+
+    async def fail_once(session: KombuSession, topic: str) -> None:
+        for failure in failures:
+            raise failure
+        await ensure_topic(session, topic)
+
+    connection = connect()
+    producer, queue = Producer(connection), Queue("replaced")
+    closed = connection.default_channel
+    monkeypatch.setattr(KombuSession, "ensure_topic", fail_once)
+    policy = {"max_retries": 3, "interval_start": 0.01}
+    producer.publish("x", routing_key="replaced", declare=[queue], retry=True, retry_policy=policy)
+    assert queue(connection.default_channel).get(no_ack=True).payload == "x"
+    with pytest.raises(connection.recoverable_connection_errors, match="the channel is closed"):
+        closed.basic_publish(closed.prepare_message("late"), exchange="", routing_key="replaced")
 
 
 def test_no_server_is_an_error_that_kombu_retries() -> None:

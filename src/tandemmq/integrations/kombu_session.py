@@ -39,6 +39,7 @@ from tandemmq.integrations.exchanges import Binding, Names, tag_of, tags_of
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
+from tandemmq.protocol.pop_receipts import FLAG_NORMAL, parse_handle
 from tandemmq.runtime.tasks import TaskScope
 
 log = logging.getLogger(__name__)
@@ -78,13 +79,15 @@ class Delivery:
     queue: str
     body: bytes
     born_at_ms: int
-    retry_count: int = 0
+    is_redelivered: bool = False
     popped: PoppedMessage | None = None
 
     @classmethod
     def of_popped(cls, queue: str, message: PoppedMessage) -> Delivery:
         """Returns the delivery of a message that a durable queue's group has popped."""
-        return cls(queue, message.body, message.born_at_ms, message.retry_count, message)
+        # Messages that were given back, also uncounted, come from the retry topic; only the handle says so.
+        is_redelivered = parse_handle(message.handle).flag != FLAG_NORMAL
+        return cls(queue, message.body, message.born_at_ms, is_redelivered, message)
 
 
 class ArrivedMessages:

@@ -158,6 +158,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         super().__init__(connection, **kwargs)
         self.transport = connection
         self.session = connection.session()
+        self._options = connection.client.transport_options
         self.is_open = True
         self._credit: Credit | None = None
 
@@ -254,7 +255,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         self._run(self.session.send(names.queue_topic(queue), body, routing_key=queue, **how))
 
     def _delay_and_priority(self, message: dict[str, Any]) -> dict[str, int]:
-        options = self.transport.client.transport_options
+        options = self._options
         eta = (message.get("headers") or {}).get("eta")
         if isinstance(eta, str) and options.get("eta_from_broker", True):
             try:
@@ -368,6 +369,9 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             self.is_open = False
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        if not self.is_open:  # kombu may publish with the channel of a connection that it has just replaced
+            work.close()
+            raise BrokerUnreachable("the channel is closed")
         return self.transport.thread.call(work)
 
     def _call(self, function: Callable[..., T], *args: object) -> T:
@@ -388,7 +392,7 @@ def payload_of(delivery: Delivery) -> dict[str, Any] | None:
         expiration_ms = properties.get("expiration")
         if expiration_ms is not None and delivery.born_at_ms + float(expiration_ms) <= time.time() * 1000:
             return None
-        properties.setdefault("delivery_info", {})["redelivered"] = delivery.retry_count > 0
+        properties.setdefault("delivery_info", {})["redelivered"] = delivery.is_redelivered
         properties["delivery_tag"] = uuid()
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         log.error("queue %s: a message that kombu did not send is dropped: %r", delivery.queue, error)
