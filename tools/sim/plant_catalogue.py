@@ -862,6 +862,13 @@ _TABLES: Final = (
         proofs=("scenario/test_broker_admin.py",),
     ),
     Plant(
+        name="a broadcasting client of a master that lost its disk skips what that master never had",
+        path="broker/offsets/claims.py",
+        sound="min(committed, younger, beyond, seen.queue_offset)",
+        bug="min(committed, younger, seen.queue_offset)",
+        proofs=("unit/broker/test_claims.py",),
+    ),
+    Plant(
         name="a broadcasting client is believed wherever it begins, once it was told an offset",
         path="broker/offsets/claims.py",
         sound="        return answered == offset\n",
@@ -1634,8 +1641,8 @@ _OFFSETS: Final = (
     Plant(
         name="who shows a record of another log goes on above where the logs parted",
         path="broker/offsets/claims.py",
-        sound="safe = min(committed, younger, seen.queue_offset)",
-        bug="safe = min(committed, seen.queue_offset)",
+        sound="safe = min(committed, younger, beyond, seen.queue_offset)",
+        bug="safe = min(committed, beyond, seen.queue_offset)",
         proofs=("unit/broker/test_claims.py", "scenario/test_progress_clamped.py"),
     ),
     Plant(

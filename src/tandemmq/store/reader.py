@@ -662,6 +662,23 @@ class Reader:
         assert queue.min_offset <= low <= queue.max_offset, (queue, low)
         return max(low - 1, queue.min_offset) if upper else low
 
+    def offset_beyond(self, topic: str, queue_id: int, log_offset: int) -> int:
+        """Returns the first queue offset whose record begins after a log offset; the queue's max without
+        one.
+        """
+        queue = self._queues.table.get((topic, queue_id))
+        if queue is None:
+            return 0
+        low, high = queue.min_offset, queue.max_offset
+        while low < high:
+            middle = (low + high) // 2
+            at, found = queue.first_real(middle)
+            if at < high and found <= log_offset:
+                low = at + 1
+            else:
+                high = middle
+        return low
+
     def query_tags(
         self, topic: str, tags: str, count_max: int, begin_ms: int, end_ms: int
     ) -> tuple[list[int], bool]:

@@ -55,6 +55,9 @@ class Store:
     def offset_by_time(self, _topic: str, _queue_id: int, at_ms: int) -> int:
         return min(max(self.min_offset, -(-at_ms // SECOND_MS)), self.end)
 
+    def offset_beyond(self, _topic: str, _queue_id: int, log_offset: int) -> int:
+        return min(max(self.min_offset, log_offset // 100 + 1), self.end)
+
 
 class Channel:
     """A connection; claims do not read `is_closed`."""
@@ -206,13 +209,23 @@ def test_the_logs_may_have_parted_below_what_the_group_has_committed() -> None:
     """They diverged at the first record that is younger than the lost one."""
     world = World()
     world.offsets.commit("G", "T", 0, 8, 0)
-    lost = SeenRecord(19, 7, 4 * SECOND_MS).render()
+    lost = SeenRecord(19, 1907, 4 * SECOND_MS).render()
     assert world.pull(20, seen=lost) == 4
     assert world.commit(20, seen=lost) == 4
-    early = SeenRecord(2, 7, 15 * SECOND_MS).render()
+    early = SeenRecord(2, 207, 15 * SECOND_MS).render()
     assert world.commit(3, seen=early) == 2
     world.store.min_offset = 6  # nothing is left below
     assert world.commit(20, seen=lost) == 6
+
+
+def test_a_record_that_begins_after_the_lost_one_is_not_in_the_log_of_that_one() -> None:
+    """The lost record was the 20th of a master that had lost its disk, so it lay near the log's beginning."""
+    world = World()
+    world.online(BROADCASTING)
+    world.store.run_start = END  # all of them were stored in an earlier run
+    lost = SeenRecord(19, 150, 22 * SECOND_MS).render()
+    assert world.pull(20, seen=lost) == 2
+    assert world.commit(20, seen=lost) == 2
 
 
 @pytest.mark.parametrize(

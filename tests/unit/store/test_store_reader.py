@@ -260,6 +260,15 @@ async def test_offset_by_time_finds_the_first_and_the_last_of_equal_times() -> N
     await store.close()
 
 
+async def test_offset_beyond_finds_the_first_record_that_begins_after_a_log_offset() -> None:
+    store = await filled(Rig(), 4)
+    begins = [place[0] for n in range(4) if (place := store.reader.find_record("T", 0, n)) is not None]
+    assert [store.reader.offset_beyond("T", 0, begin - 1) for begin in begins] == [0, 1, 2, 3]
+    assert [store.reader.offset_beyond("T", 0, begin) for begin in begins] == [1, 2, 3, 4]
+    assert store.reader.offset_beyond("X", 0, 0) == 0
+    await store.close()
+
+
 async def test_times_of_what_is_not_there_are_unknown() -> None:
     store = await filled(Rig(), 1)
     assert (

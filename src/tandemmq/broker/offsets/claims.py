@@ -329,9 +329,12 @@ class Claims:
 
         The logs may have diverged in an earlier run, below this run's run start. Unless clocks were set
         back, they diverged no later than the first record here that is not older than the lost one.
+        In the lost record's log, earlier records of the queue begin before it. A record here that begins
+        after it is therefore none of them. Such a record may lie far below the lost one's queue offset if the
+        other log was that of a master that had lost its disk.
         Every master run lowered the group's committed offset, but a slave stores commits that nothing has
         contradicted yet, including this client's. The result is therefore the lowest of the committed offset,
-        the first such record, and the record's own offset.
+        the first record that is not older, the first that begins later, and the lost record's own offset.
         A group without a commit here may have read nothing of this log, so its initial position counts
         instead. On a master the result is never below the beginning of the queue; below a slave's beginning,
         the master can still serve the client.
@@ -344,7 +347,8 @@ class Claims:
         if committed is None:
             committed = self._beginning_of(claim)
         younger = self._store.reader.offset_by_time(*claim.queue, seen.stored_at_ms)
-        safe = min(committed, younger, seen.queue_offset)
+        beyond = self._store.reader.offset_beyond(*claim.queue, seen.log_offset)
+        safe = min(committed, younger, beyond, seen.queue_offset)
         return safe if self._is_slave else max(claim.bounds.min_offset, safe)
 
     def _beginning_of(self, claim: _Claim) -> int:
