@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from client_fakes import FakeCluster, running_cluster
+from client_fakes import FakeBroker, FakeCluster, running_cluster
 
 from tandemmq.client import PopConsumer
 from tandemmq.errors import RequestRejected
@@ -58,6 +58,22 @@ async def test_messages_of_one_broker_are_acknowledged_with_one_request() -> Non
             assert (one.pop_time_ms, one.invisible_ms, one.revive_queue_id) == (1700, 60000, 3)
         await consumer.ack(popped(cluster, 5, 6))
         assert (single, len(batched)) == ([6], 1), "one message needs no batch"
+
+
+async def test_each_broker_gets_the_acks_of_its_own_messages() -> None:
+    async with (
+        running_cluster(FakeBroker("a"), FakeBroker("b"), T=1) as cluster,
+        PopConsumer("g", cluster.namesrv) as consumer,
+    ):
+        at_a = serve_acks(cluster, batches=True)
+        cluster.brokers.reverse()  # the functions above use the first broker
+        at_b = serve_acks(cluster, batches=True)
+        messages = [popped(cluster, 5, offset) for offset in (5, 6, 7)]
+        for message in messages[1:]:
+            message.broker_name = "b"
+        await consumer.ack(*messages)
+        assert (at_a, at_b[0]) == (([5], []), [])
+        assert [batch.broker_name for batch in at_b[1]] == ["b"]
 
 
 async def test_a_batch_is_split_where_its_broker_or_its_bits_need_that() -> None:

@@ -32,3 +32,8 @@ def test_a_value_that_cannot_be_encoded_is_refused_with_the_kind_of_the_error() 
 
     with pytest.raises(MessageIllegal, match="the value cannot be encoded: KeyError: 'body'"):
         with_body(Message(topic="T", value={}), Lookup())
+
+
+def test_a_message_with_a_body_keeps_it() -> None:
+    message = Message(topic="T", body=b"b", value=5)
+    assert with_body(message, Json(int)) is message
