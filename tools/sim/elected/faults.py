@@ -208,18 +208,23 @@ class ElectedFaultInjector(FaultInjector):
         """Stops all brokers, and starts the one with an old disk first.
 
         The broker starts with its own disk if the old one reaches the confirmed offset that the controllers
-        know, and more was confirmed since: that is the limit of one heartbeat in docs/durability.md.
+        know, and more was confirmed since: that is the limit of one heartbeat in docs/durability.md. It also
+        starts with its own disk if it was the last to end, led, and confirmed messages that no other holds.
         """
         brokers = self._cluster.brokers_made
         node = self._dice.pick(brokers)
         image = self._backups.find(node)
         if image is None or len(brokers) < 2 or not all(one.is_running for one in brokers):
             return
-        stores = [one.store for one in brokers if one.store is not None]
+        stores, own = [one.store for one in brokers if one.store is not None], node.store
         for one in brokers if self._dice.happens(50) else brokers[::-1]:
             one.kill() if self._dice.happens(70) else await one.stop_cleanly()
         confirmed = max((store.confirmed_log_offset for store in stores), default=0)
-        if not self._cluster.reported_offset() <= self._backups.log_end(node) < confirmed:
+        is_sole_copy = confirmed > max(
+            (store.appended.value for store in stores if store is not own), default=0
+        )
+        is_unreported = self._cluster.reported_offset() <= self._backups.log_end(node) < confirmed
+        if not is_sole_copy and not is_unreported:
             self._cluster.put_back(node, image)
         node.start()
         await self._pause(0, self._dice.pick((1_000, 20_000)))
