@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import tempfile
@@ -69,6 +70,12 @@ LONG = (
 """Real processes that are killed, and Spark sessions: few tests, and more than half of the time of all. Some
 tests of other files have the mark themselves.
 """
+
+
+def pytest_collection_finish() -> None:
+    """Spares the garbage collector the imported modules and the collected tests: they live until the end."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -231,12 +231,10 @@ async def test_slow_slave_does_not_hold_the_others_or_the_memory(peers: Peers) -
 
 
 @pytest.fixture
-def _only_own_objects() -> Iterator[None]:
+def _only_own_objects() -> None:
     """Freezes other tests' objects: the collector skips them, so counting is fast and excludes them."""
     gc.collect()
     gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 @pytest.mark.usefixtures("_only_own_objects")

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -256,6 +257,14 @@ async def test_a_server_has_its_garbage_collected_though_its_imports_had_not() -
     assert (result.exit_code, gc.isenabled()) == (1, True)
 
 
+@pytest.fixture
+def _nothing_frozen() -> Iterator[None]:
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("_nothing_frozen")
 async def test_collections_of_a_server_pass_over_what_it_began_with() -> None:
     outcome = ServerEnd()
     made_at_start: list[list[object]] = []
