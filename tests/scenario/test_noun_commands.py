@@ -83,6 +83,7 @@ async def test_topics_are_created_described_altered_and_deleted(nouns: Nouns) ->
         (("groups", "reset", "g", "--to", "latest", "--queue", "broker-a/0"), "needs its topic"),
         (("groups", "reset", "g", "--to", "latest", "--topic", "T", "--queue", "0"), "a broker and a queue"),
         (("lag", "-g", "g", "--watch", "--max-lag", "1"), "exclude each other"),
+        (("lag", "--topic", "T"), "also needs the group"),
     ],
 )
 def test_mistakes_name_what_is_allowed(words: tuple[str, ...], reason: str) -> None:
