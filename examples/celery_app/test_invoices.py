@@ -17,6 +17,8 @@ def worker(tandemmq_cluster, tmp_path_factory):
     invoices.app.conf.update(
         broker_url=f"tandemmq://{tandemmq_cluster.name_servers}",
         result_backend=f"file://{tmp_path_factory.mktemp('results')}",
+        # A task whose delivery was on its way from a master that died runs after this time.
+        broker_transport_options={"visibility_timeout": 5},
     )
     with start_worker(invoices.app, perform_ping_check=False, pool="threads", concurrency=2):
         yield

@@ -21,7 +21,8 @@ def tandemmq_options():
 @asynccontextmanager
 async def running(cluster):
     """The broker of the application, at the cluster of the test, and a worker."""
-    broker = TandemBroker(cluster.name_servers, topic="thumbnails").with_results_by_reply()
+    # A task that was on its way from a master that died is delivered again after `invisible_s`.
+    broker = TandemBroker(cluster.name_servers, topic="thumbnails", invisible_s=5.0).with_results_by_reply()
     thumbnails.scale.broker = broker
     broker.local_task_registry[thumbnails.scale.task_name] = thumbnails.scale
     await broker.startup()

@@ -63,7 +63,7 @@ def broker(monkeypatch: pytest.MonkeyPatch) -> TandemBroker:
     broker = TandemBroker("127.0.0.1:9876")
     monkeypatch.setattr(broker, "_producer", FakeProducer())
     monkeypatch.setattr(taskiq_broker, "PopConsumer", FakeConsumer)
-    monkeypatch.setattr(taskiq_broker, "PAUSE_S", 0.0)
+    monkeypatch.setattr(taskiq_broker, "PAUSE_S_MIN", 0.0)
     return broker
 
 
