@@ -27,7 +27,7 @@ test: JOBS ?= 3
 test: setup-dev ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
 	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not grpc and not console and not long")
 
-test-long: JOBS ?= 2
+test-long: JOBS ?= 3
 test-long: setup-dev ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
 	@$(PYTEST) -m "long and not interop and not grpc and not console"
 
