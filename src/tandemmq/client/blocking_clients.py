@@ -48,7 +48,7 @@ from tandemmq.client.options import (
 from tandemmq.client.producer.producer import OnResult, Outcome, Producer, SendSummary, cut_messages
 from tandemmq.client.producer.results import SendResult
 from tandemmq.client.producer.transactions import TransactionProducer, TransactionResult, TransactionState
-from tandemmq.client.stop_signals import SIGNAL_S, on_stop_signal
+from tandemmq.client.stop_signals import SIGNAL_CHECK_S, on_stop_signal
 from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
@@ -453,7 +453,7 @@ class BlockingPushConsumer(_BlockingMember[PushConsumer]):
                 if not is_stopped and self._thread is not None:
                     stopped = self._thread.submit(self._running.wait_stopped())
                     while not stopped.done():
-                        wait([stopped], SIGNAL_S)
+                        wait([stopped], SIGNAL_CHECK_S)
                     outcome_of(stopped)
             finally:
                 self.close()

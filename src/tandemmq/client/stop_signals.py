@@ -14,9 +14,9 @@ from typing import Any, Final
 
 STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 
-SIGNAL_S: Final = 1.0
-"""The longest wait of a main thread without a bytecode. CPython runs the handler of a signal between two
-bytecodes, so a signal that comes just before a wait begins is handled when the wait ends.
+SIGNAL_CHECK_S: Final = 1.0
+"""The longest single wait of the main thread, in seconds. CPython runs the handler of a signal only between
+two bytecodes, so a signal that arrives just before a wait is handled after the wait.
 """
 
 _notified: Final[dict[object, Callable[[], object]]] = {}
