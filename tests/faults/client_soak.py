@@ -9,7 +9,8 @@ or grows under running consumers of every kind, none of which may skip a message
         files=0 threads=0
 
 on one line, or CLIENT SOAK FAILED, exit code 1. `memory`: the private memory of the process in the last
-fifth of the run, relative to the second fifth.
+fifth of the run, relative to the third fifth. The topics have all their queues after a quarter of the run,
+because each queue costs each consumer a reader.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import argparse
 import asyncio
 import gc
 import logging
+import math
 import os
 import socket
 import statistics
@@ -32,7 +34,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from growing_topics import GrowingTopics, growing_topics
+from growing_topics import STEPS, GrowingTopics, growing_topics
 
 from ports import free_port
 from tandemmq.bench.process_stats import HOST, private_bytes
@@ -62,6 +64,8 @@ RECONNECTS = 40
 """The number of reconnects in a whole run."""
 KILL_EVERY = 4
 """Every Nth reconnect is a kill of the broker."""
+GROWTH_PART = 4
+"""The topics grow in the first of this many parts of the reconnects."""
 FAIL_EVERY = 5_000
 """Every Nth message fails once."""
 SAMPLES = 100
@@ -247,6 +251,7 @@ async def consume(
     consumer = PushConsumer(GROUP, servers.name_server, handler, options=options)
     consumer.subscribe(TOPIC)
     memory: list[int] = []
+    steps = math.ceil(STEPS / (reconnects / GROWTH_PART))
     done = 0
     last_count, last_s = 0, time.monotonic()
     async with Admin(servers.name_server) as admin, consumer:
@@ -263,7 +268,7 @@ async def consume(
                 memory.append(private_bytes(os.getpid()))
             if handled.count * reconnects >= (done + 1) * handled.total:
                 done += 1
-                growth = asyncio.create_task(growing.grow())
+                growth = asyncio.create_task(growing.grow(steps))
                 if done % KILL_EVERY == 0:
                     await asyncio.to_thread(servers.restart_broker)
                 else:
@@ -296,7 +301,7 @@ async def run(
     gc.collect()
     left = {"tasks": len(asyncio.all_tasks()) - 1, **Held.now().since(before)}
     fifth = len(memory) // 5
-    growth = statistics.median(memory[-fifth:]) / statistics.median(memory[fifth : 2 * fifth])
+    growth = statistics.median(memory[-fifth:]) / statistics.median(memory[2 * fifth : 3 * fifth])
     is_good = growth <= GROWTH_MAX and not any(left.values()) and handled.count == total
     print(
         f"CLIENT SOAK {'OK' if is_good else 'FAILED'} messages={handled.count} rate={total / lasted_s:.0f}"

@@ -35,6 +35,8 @@ from waits import until
 TOPICS: Final = tuple(f"Growing{number}" for number in range(4))
 KINDS: Final = ("pull", "orderly", "broadcasting", "push", "pop")
 QUEUE_COUNT_MAX: Final = 32
+STEPS: Final = len(TOPICS) * (QUEUE_COUNT_MAX.bit_length() - 1)
+"""The steps after which no topic grows any more."""
 RETRY_S: Final = 0.2
 RESTART_S_MAX: Final = 300.0
 """The time within which a killed broker answers again, on a busy machine."""
@@ -50,8 +52,12 @@ class GrowingTopics:
         self.sent: set[str] = set()
         self.got: dict[str, set[str]] = defaultdict(set)
 
-    async def grow(self) -> None:
-        """Creates the next topic, or doubles the queues of one, and sends to each queue that is new."""
+    async def grow(self, steps: int) -> None:
+        """Creates topics, or doubles their queues, one after the other, and sends to each of their queues."""
+        for _ in range(steps):
+            await self._grow_next()
+
+    async def _grow_next(self) -> None:
         number, self._round = self._round, self._round + 1
         topic, is_new = TOPICS[number % len(TOPICS)], number < len(TOPICS)
         if is_new and number % 2:
