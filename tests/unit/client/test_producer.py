@@ -38,6 +38,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import VERSION_TIMERS
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
+from tandemmq.remoting.channel import Channel
 from waits import PATIENCE_S, until
 
 MESSAGE = Message(topic="T", body=b"x")
@@ -690,3 +691,27 @@ async def test_a_timed_message_is_sent_if_the_version_stays_unknown(monkeypatch:
         monkeypatch.setattr(producer.instance, "learn_version", learn_nothing)
         monkeypatch.setattr(producer.instance, "broker_versions", {})
         assert (await producer.send(Message(topic="T", body=b"x", delay_ms=5_000))).is_ok
+
+
+async def test_a_request_over_a_new_connection_introduces_the_client_again() -> None:
+    """A broker forgets its clients with their connections, and delivers a reply only to a client it knows."""
+    introduced: list[Channel] = []
+    senders: list[Channel] = []
+
+    class Broker(FakeBroker):
+        def _heartbeat(self, channel: Channel, command: Command) -> Command:
+            introduced.append(channel)
+            return super()._heartbeat(channel, command)
+
+        def _send(self, channel: Channel, command: Command) -> Command | None:
+            senders.append(channel)
+            return super()._send(channel, command)
+
+    async with running_cluster(Broker("a"), T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        for _ in range(2):
+            await producer.send(Message("T", b"before"))
+            with pytest.raises(RequestTimeout):
+                await producer.request(Message("T", b"ping"), timeout_s=0.2)
+            assert senders[-1] in introduced
+            senders[-1].close()
+            await until(lambda: senders[-1].is_closed, "the connection is closed")

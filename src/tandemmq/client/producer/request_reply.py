@@ -22,7 +22,6 @@ from tandemmq.protocol.message import Message, ReceivedMessage, check_message, w
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import reply_topic
-from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.options import render_address
 
 REPLY_TYPE = "reply"
@@ -92,7 +91,6 @@ class Requests:
     def __init__(self, instance: ClientInstance, outbox: Outbox) -> None:
         self._instance = instance
         self._outbox = outbox
-        self._introduced: dict[str, Channel] = {}
 
     async def ask(
         self,
@@ -133,15 +131,11 @@ class Requests:
             questions.forget_reply(correlation_id)
 
     async def _introduce(self, view: RouteView) -> None:
-        """Sends a heartbeat if a master of the topic may not know this client, so that it can deliver a
-        reply. Each connection needs one, because a broker forgets its clients with their connections.
+        """Sends a heartbeat if a master of the topic has no connection to this client, so that it can deliver
+        a reply. A sender's new connections cause a heartbeat anyway.
         """
         if self._strangers(view):
             await self._instance.beat()
-            for address in _masters(view):
-                channel = self._instance.remoting.open_channel(address)
-                if channel is not None:
-                    self._introduced[address] = channel
 
     def _refresh_masters(self, topic: str) -> None:
         """Refreshes the route, because the reply comes from the group's master, and another broker may be
@@ -154,13 +148,8 @@ class Requests:
             self._instance.tasks.start("introduce", self._introduce(view))
 
     def _strangers(self, view: RouteView) -> bool:
-        """Returns True if a master does not know this client yet, or not over its present connection."""
-        open_channel = self._instance.remoting.open_channel
-        for address in _masters(view):
-            channel = open_channel(address)
-            if channel is None or self._introduced.get(address) is not channel:
-                return True
-        return False
+        """Returns True if a master has no connection to this client."""
+        return not all(map(self._instance.remoting.open_channel, _masters(view)))
 
 
 def _masters(view: RouteView) -> set[str]:
