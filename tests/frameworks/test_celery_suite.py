@@ -101,7 +101,6 @@ _collect("test_inspect", "test_Inspect")
 _collect("test_loader", "test_loader")
 _collect("test_prefork_shutdown", "test_prefork_shutdown")
 inspect = _load("test_inspect").inspect
-dedup_worker = _load("test_dedup_chain_dispatch").dedup_worker
 heartbeat_worker = _load("test_prefork_shutdown").heartbeat_worker
 
 
@@ -153,6 +152,26 @@ def celery_session_worker(celery_session_app: Any) -> Iterator[Any]:
         celery_session_app, pool="prefork", ping_task_timeout=60, shutdown_timeout=60
     ) as worker:
         yield worker
+
+
+@pytest.fixture
+def dedup_worker(celery_session_app: Any) -> Iterator[Any]:
+    """Runs Celery's worker that acknowledges late and repeats no finished task.
+
+    Celery's own fixture configures late acknowledgements. A task copies that for good when it is first used,
+    and four tasks of a later case would then fill the worker's prefetch until its fifth has expired.
+    """
+    tasks = list(celery_session_app.tasks.values())
+    celery_session_app.conf.worker_deduplicate_successful_tasks = True
+    for task in tasks:
+        task.acks_late = True
+    with start_worker(
+        celery_session_app, pool="solo", perform_ping_check=False, shutdown_timeout=60
+    ) as worker:
+        yield worker
+    for task in tasks:
+        del task.acks_late
+    celery_session_app.conf.worker_deduplicate_successful_tasks = False
 
 
 @pytest.fixture(autouse=True)
