@@ -23,7 +23,7 @@ from tandemmq.api import broker_admin
 from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.membership import queue_of
-from tandemmq.client.consumer.pop import PopConsumer, longer_pause_s
+from tandemmq.client.consumer.pop import COUNT_MAX, PopConsumer, longer_pause_s
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
 from tandemmq.client.producer.producer import Producer
@@ -46,7 +46,6 @@ log = logging.getLogger(__name__)
 
 ROUTING_KEY: Final = "ROUTING_KEY_"
 """The property with the routing key. Names of system properties end otherwise."""
-POP_MAX: Final = 32
 TRANSIENT_MAX: Final = 10_000
 POLL_S: Final = 0.01
 PAUSE_S: Final = 1.0
@@ -354,7 +353,7 @@ class KombuSession:
         """Returns the available messages. An idle queue reserves nothing while it waits: the channel's other
         queues need it.
         """
-        count = await credit.reserve(POP_MAX)
+        count = await credit.reserve(COUNT_MAX)
         found: list[PoppedMessage] = []
         try:
             found = await consumer.receive(count, timeout_s=0.0)

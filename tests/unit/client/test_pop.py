@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from typing import Any
+
 import pytest
 from client_fakes import running_cluster
 from test_consumer import REQUEST
 from test_returning import returned
 
+from tandemmq.api import broker_consume
 from tandemmq.client import PopConsumer
-from tandemmq.errors import RequestRejected
+from tandemmq.errors import BadRequest, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.record import decode_records
@@ -58,3 +62,43 @@ async def test_a_broker_that_does_not_pop_is_named() -> None:
 
         with pytest.raises(RequestRejected, match="broker 'a' does not serve pops: they need RocketMQ 5"):
             await until(receive)
+
+
+async def test_a_message_of_the_changed_subscription_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The broker filters by the latest heartbeat, which may be newer than the request."""
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"0", b"TAGS\x01b\x02")
+        (record,) = decode_records(cluster[0].queue("T", 0).records[0][0])
+        message = PoppedMessage(record, topic="T", broker_name="a", handle="handle")
+        is_asked, may_answer = asyncio.Event(), asyncio.Event()
+
+        async def pop(*_: Any) -> list[PoppedMessage]:
+            if is_asked.is_set():
+                return []
+            is_asked.set()
+            await may_answer.wait()
+            return [message]
+
+        monkeypatch.setattr(broker_consume, "pop", pop)
+        async with PopConsumer("g", cluster.namesrv) as consumer:
+            consumer.subscribe("T", "a")
+            receiving = asyncio.create_task(consumer.receive(timeout_s=5.0))
+            await is_asked.wait()
+            consumer.subscribe("T", "b")
+            may_answer.set()
+            assert await receiving == [message]
+
+
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"count_max": 33}, "count_max 33: must be from 1 to 32"),
+        ({"count_max": 0}, "count_max 0: must be from 1 to 32"),
+        ({"invisible_s": 0}, "invisible_s 0: must be more than 0"),
+    ],
+)
+async def test_bounds_of_a_receive(how: dict[str, int], reason: str) -> None:
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        consumer.subscribe("T")
+        with pytest.raises(BadRequest, match=reason):
+            await consumer.receive(**how)

@@ -32,7 +32,7 @@ from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settle
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.serializers import Serializer
-from tandemmq.errors import ClientError, NoRoute, RequestRejected, TandemError
+from tandemmq.errors import BadRequest, ClientError, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -58,6 +58,8 @@ FUTILE_PAUSE_S_MIN, FUTILE_PAUSE_S_MAX = 0.01, 0.2
 """The pause before the next pop when a broker announced messages and then returned none: another member was
 faster, or the broker delivers none now. The pause doubles each time.
 """
+COUNT_MAX = 32
+"""The most messages that brokers return for one pop."""
 ACKS_AT_ONCE = 64
 ACKS_IN_BATCH_MAX = 1024
 
@@ -155,7 +157,7 @@ class PopConsumer(Client):
 
     async def receive(
         self,
-        count_max: int = 32,
+        count_max: int = COUNT_MAX,
         *,
         topic: str | None = None,
         invisible_s: float | None = None,
@@ -168,8 +170,13 @@ class PopConsumer(Client):
         A cancelled call gives back the messages that it was about to receive, so it may end a little later.
         An unreachable broker is skipped.
 
-        Raises:  the RequestRejected class of a rejection that a broker would repeat; ClientError.
+        Raises:  BadRequest for a count or a time out of bounds; the RequestRejected class of a rejection that
+                 a broker would repeat; ClientError.
         """
+        if not 1 <= count_max <= COUNT_MAX:
+            raise BadRequest(f"count_max {count_max!r}: must be from 1 to {COUNT_MAX}")
+        if invisible_s is not None and invisible_s <= 0:
+            raise BadRequest(f"invisible_s {invisible_s!r}: must be more than 0")
         if not self._has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe first")
         only = None if topic is None else self._namespace.wrap(topic)
