@@ -351,6 +351,17 @@ def test_higher_priorities_come_first(connect: Callable[..., Any]) -> None:
     assert [bound.get(no_ack=True).payload for _ in range(4)] == [9, 5, 1, 0]
 
 
+def test_only_properties_of_amqp_are_sent(connect: Callable[..., Any]) -> None:
+    """Celery's signals pass objects as properties when a handler publishes again."""
+    connection = connect()
+    queue = Queue("plain")
+    producer = Producer(connection.channel())
+    producer.publish("body", exchange="", routing_key="plain", declare=[queue], sender=object(), reply_to="q")
+    message = queue(connection.channel()).get(no_ack=True)
+    assert message.properties["reply_to"] == "q"
+    assert "sender" not in message.properties
+
+
 def test_processes_that_bind_a_queue_at_once_skip_nothing(
     connect: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

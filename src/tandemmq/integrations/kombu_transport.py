@@ -67,6 +67,13 @@ T = TypeVar("T")
 SCHEME: Final = "tandemmq"
 OUTAGES: Final = (BrokerUnreachable, RequestTimeout, NoRoute, Busy, ServiceNotAvailable)
 """The errors after which kombu connects again."""
+AMQP_PROPERTIES: Final = frozenset(
+    (
+        *("app_id", "cluster_id", "correlation_id", "delivery_mode", "expiration", "message_id"),
+        *("priority", "reply_to", "timestamp", "type", "user_id"),
+    )
+)
+"""The properties that are sent, as over AMQP. Callers pass others, too, such as what Celery's signals carry."""
 UNLIMITED: Final = 256
 """The messages that a channel without a prefetch limit has at most."""
 ETA_MS_MIN: Final = 1_000
@@ -236,6 +243,9 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
 
     def basic_publish(self, message: dict[str, Any], exchange: str, routing_key: str, **_: Any) -> None:
         """Sends a message to an exchange, or, without one, to the queue that the key names."""
+        given = message["properties"]
+        message["properties"] = {name: given[name] for name in given.keys() & AMQP_PROPERTIES}
+        message["properties"]["delivery_info"] = {}
         self._inplace_augment_message(message, exchange, routing_key)
         names, session = self.session.options.names, self.session
         how = self._delay_and_priority(message)
