@@ -73,7 +73,7 @@ AMQP_PROPERTIES: Final = frozenset(
         *("priority", "reply_to", "timestamp", "type", "user_id"),
     )
 )
-"""The properties that are sent, as over AMQP. Callers pass others, too, such as what Celery's signals carry."""
+"""The properties that are sent, as over AMQP. Callers pass others, too, such as those of Celery's signals."""
 UNLIMITED: Final = 256
 """The messages that a channel without a prefetch limit has at most."""
 ETA_MS_MIN: Final = 1_000
