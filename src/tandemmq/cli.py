@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import socket
+import sys
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -269,8 +270,10 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], form: LogForm) -> NoRetur
     gc.disable()
     import uvloop
 
-    from tandemmq.runtime.machine import keep_freed_memory
+    from tandemmq.runtime.machine import is_optimized_python, keep_freed_memory
 
+    if not is_optimized_python():
+        _log_build()
     keep_freed_memory()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -282,6 +285,14 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], form: LogForm) -> NoRetur
     finally:
         gc.enable()
     raise typer.Exit(code)
+
+
+def _log_build() -> None:
+    from tandemmq.telemetry import events
+    from tandemmq.telemetry.log_lines import event_logger
+
+    facts = {"python": sys.version.split()[0], "fix": "use a Python built with --enable-optimizations"}
+    event_logger(__name__).warning(events.PYTHON_UNOPTIMIZED, extra=facts)
 
 
 def _fail(sentence: str) -> NoReturn:

@@ -10,6 +10,7 @@ import os
 import random
 import secrets
 import socket
+import sysconfig
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -51,6 +52,14 @@ def keep_freed_memory() -> bool:
         return False
     is_set: bool = set_option(_M_MMAP_THRESHOLD, _MAPPED_BYTES_MIN) == 1
     return is_set and set_option(_M_TRIM_THRESHOLD, _FREE_BYTES_MAX) == 1
+
+
+def is_optimized_python() -> bool:
+    """Returns False if this Python was built without profile-guided optimisation, so that each message costs
+    more. Distributions build theirs with it, and record nothing.
+    """
+    arguments: str = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    return not arguments or "--enable-optimizations" in arguments or "--prefix=/usr'" in arguments
 
 
 class CallThread:

@@ -202,6 +202,7 @@ SLAVE_SUBSCRIBED: Final = "slave.subscribed"
 SLAVE_TOO_OLD: Final = "slave.too_old"
 
 # runtime
+PYTHON_UNOPTIMIZED: Final = "python.not_optimized"
 SHARED_PORT_FAILED: Final = "shared_port.failed"
 SHARED_PORT_REFUSED: Final = "shared_port.refused"
 TASK_FAILED: Final = "task.failed"
