@@ -66,3 +66,19 @@ def test_a_killed_service_lands_each_message_once(spark: Any, cluster: Cluster, 
         root = tmp_path / "lakes" / topic
         assert read_bodies(spark, root) == sorted(bodies), topic
         assert check_lake(root).faults == (), topic
+
+
+def test_a_lake_changes_between_a_service_and_a_landing(
+    spark: Any, cluster: Cluster, tmp_path: Path, run_pipeline: Callable[..., list[dict[str, Any]]]
+) -> None:
+    topic = "Taken-parquet-0"
+    sent = cluster.send(topic, 120)
+    config = write_config(tmp_path / "lake.yaml", cluster, "Taken")
+    out = tmp_path / "lakes" / topic
+    once = ("serve", "--config", str(config), "--once")
+    landing = ("landing", "--namesrv", cluster.namesrv, "--topic", topic, "--out", str(out), "--once")
+    for number, command in enumerate((once, landing, once, landing)):
+        events = run_pipeline(*command)
+        assert events[-1]["reason"] == "done", events
+        assert read_bodies(spark, out) == sorted(sent)
+        sent += cluster.send(topic, 10, first=120 + 10 * number)

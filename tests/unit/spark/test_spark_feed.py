@@ -87,7 +87,7 @@ def test_a_killed_batch_is_repeated_with_its_own_messages(
     again = make_feed(tmp_path)
     result = again.run_batch(run_here)
     assert result is not None
-    assert (result.batch, result.total.rows) == (0, 7)
+    assert (result.batch, again.total.rows) == (0, 7)
     assert land_all(again) == 2
     assert read_places(tmp_path) == [(0, n) for n in range(9)]
 

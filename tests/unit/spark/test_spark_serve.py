@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from spark_fakes import FakeNet, FakeQueue
 
 import tandemmq.spark.pipelines.serve
-from tandemmq.errors import ConfigError
+from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
 from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
@@ -60,6 +61,10 @@ def serve(
     return service
 
 
+def shown(config: ServeConfig) -> str:
+    return "\n".join(render_status(config))
+
+
 def count_rows(out: Path) -> int:
     return int(pq.read_table(out, columns=["queueId"]).num_rows)
 
@@ -96,11 +101,30 @@ def test_a_failing_topic_does_not_stop_the_others(net: FakeNet, tmp_path: Path) 
     changes = [event for event in recorder.events if isinstance(event, TopicChanged) and event.error]
     assert [(event.topic, event.error) for event in changes] == [("Bad", "no space left")]
     assert changes[0].next_try_seconds == 1.0
-    lines = "\n".join(render_status(config))
-    assert "no space left (next try in" in lines
+    assert "no space left (next try in" in shown(config)
     # Its next turn repeats the batch.
     serve(config, Recorder())
     assert count_rows(tmp_path / "Bad") == 30
+    # The lakes are shown, too, if a service has found nothing new in them.
+    serve(config, Recorder())
+    assert all(re.search(rf"^{name} +running +30 ", shown(config), re.MULTILINE) for name in ("Bad", "Good"))
+
+
+@pytest.mark.parametrize(("failure", "tries"), [(BrokerUnreachable("away"), 4), (OSError("full"), 1)])
+def test_a_service_that_runs_once_repeats_what_may_succeed_later(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failure: Exception, tries: int
+) -> None:
+    monkeypatch.setattr(tandemmq.spark.pipelines.serve, "PAUSE_S_MAX", 0.01)
+    net.add_master(A_0=FakeQueue(0, 5))
+    tried: list[str] = []
+
+    def fail(work: object, tasks: object) -> list[StagedRows]:
+        tried.append("A")
+        raise failure
+
+    config = make_config(tmp_path, [{"name": "A"}])
+    service = serve(config, Recorder(), lambda topic: fail)
+    assert (len(tried), service.topics["A"].error) == (tries, str(failure))
 
 
 def test_a_topic_that_is_made_later_is_added(
@@ -156,10 +180,13 @@ def test_a_service_without_java_ends(net: FakeNet, tmp_path: Path) -> None:
         service.run(recorder.stop, check_java, lambda: None)
 
 
-def test_unreachable_name_servers_are_shown(net: FakeNet, tmp_path: Path) -> None:
+def test_unreachable_name_servers_are_shown(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tandemmq.spark.pipelines.serve, "PAUSE_S_MAX", 0.01)
     net.is_name_server_down = True
     config = make_config(tmp_path, [{"name": "A"}, {"pattern": "B.*"}])
     service = serve(config, Recorder())
     assert "no name server answers" in service.error
     assert service.topics["A"].state == "failing"
-    assert "name servers: no name server answers" in "\n".join(render_status(config))
+    assert "name servers: no name server answers" in shown(config)

@@ -64,13 +64,12 @@ RunTasks = Callable[[Callable[[NumberedTask], StagedRows], Sequence[NumberedTask
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnResult:
-    """The result of one batch. `total`: of the whole lake; `lost`: offsets of the batch without a row, though
-    the topic is not filtered; `p50_s`, `p99_s`: seconds from the birth of a row until it was visible.
+    """The result of one batch. `lost`: offsets of the batch without a row, though the topic is not filtered;
+    `p50_s`, `p99_s`: seconds from the birth of a row until it was visible.
     """
 
     batch: int
     done: Totals
-    total: Totals
     lag: int
     lost: int
     seconds: float
@@ -131,7 +130,7 @@ class _Stage:
 
 class Feed:
     """Lands one topic, a batch per call of `run_batch`, and maintains its lake. After an error `close` makes
-    the next turn begin as a new process would.
+    the next turn begin as a new process would. `total`: the rows of the whole lake, as of the last turn.
     """
 
     def __init__(
@@ -149,6 +148,7 @@ class Feed:
         self._is_compacted = is_compacted
         self._is_once = is_once
         self._stage: _Stage | None = None
+        self.total = Totals()
         # The topics of a service are due at different times.
         self._upkeep_at = time.monotonic() + crc32(options.topic.encode()) % UPKEEP_S
 
@@ -176,7 +176,10 @@ class Feed:
         """
         began = time.monotonic()
         with hold_directory(self.options.out):
-            stage = self._stage = self._stage or _open(self.options, self._key, is_once=self._is_once)
+            if self._stage is None:
+                self._stage = _open(self.options, self._key, is_once=self._is_once)
+                self.total = self._stage.meter.measure_all()
+            stage = self._stage
             if not _plan(stage):
                 return None
             log = stage.log
@@ -187,6 +190,7 @@ class Feed:
             stage.writer.commit([one.files for one in staged], log.planned)
             visible_ms = time.time_ns() // 1_000_000
             log.commit()
+            self.total = stage.meter.measure_all()
             return _measure(stage, staged, visible_ms, began)
 
 
@@ -286,7 +290,6 @@ def _measure(stage: _Stage, staged: Sequence[StagedRows], visible_ms: int, began
     return TurnResult(
         batch=stage.log.committed,
         done=done,
-        total=stage.meter.measure_all(),
         lag=count_behind(end.positions, decode_offset(latest).positions) if latest else 0,
         lost=0 if stage.source.is_filtered else _count_planned(begin, end) - done.rows - done.bad,
         seconds=time.monotonic() - began,

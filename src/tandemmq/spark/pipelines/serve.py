@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
@@ -26,9 +27,9 @@ from tandemmq.spark.lake.home import find_home, hold_directory
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.events import Reporter, TopicBatch, TopicChanged, report_end, report_start
 from tandemmq.spark.pipelines.feed import Feed, NumberedTask, RunTasks, StagedRows, TurnResult
-from tandemmq.spark.pipelines.lake_job import LOG_FILE
+from tandemmq.spark.pipelines.lake_job import LOG_FILE, ONCE_RESTARTS_MAX
 from tandemmq.spark.pipelines.options import ServeOptions
-from tandemmq.spark.pipelines.runner import StopFlag, explain_failure, open_session
+from tandemmq.spark.pipelines.runner import StopFlag, explain_failure, is_transient, open_session
 from tandemmq.spark.pipelines.serve_config import ServeConfig, read_config
 from tandemmq.spark.wire import BlockingNameServers
 
@@ -46,7 +47,7 @@ STATUS_FILE = "status.json"
 @dataclass(slots=True)
 class ServedTopic:
     """A topic of the service. `due_at`: the monotonic time of its next turn; `is_read`: it has nothing left
-    to read, or failed, since the service began.
+    to read, or failed for good, since the service began.
     """
 
     feed: Feed
@@ -71,6 +72,7 @@ class ServedTopic:
             "next_try_seconds": next_try_s,
             "lost": self.lost,
             "batch_time_ms": self.batch_time_ms,
+            "total": asdict(self.feed.total),
             **last,
         }
 
@@ -199,9 +201,9 @@ class LakeService:
                 batch=result.batch,
                 rows=result.done.rows,
                 bad=result.done.bad,
-                rows_total=result.total.rows,
-                bytes_total=result.total.size_bytes,
-                bad_total=result.total.bad,
+                rows_total=topic.feed.total.rows,
+                bytes_total=topic.feed.total.size_bytes,
+                bad_total=topic.feed.total.bad,
                 lag=result.lag,
                 lost=topic.lost,
                 seconds=round(result.seconds, 3),
@@ -215,7 +217,9 @@ class LakeService:
         topic.feed.close()
         pause_s = min(2.0**topic.failures, PAUSE_S_MAX)
         topic.failures += 1
-        topic.due_at, topic.is_read = time.monotonic() + pause_s, True
+        topic.due_at = time.monotonic() + pause_s
+        is_final = not is_transient("".join(format_exception_only(error)))
+        topic.is_read = is_final or topic.failures > ONCE_RESTARTS_MAX
         self._change(name, topic, "failing", explain_failure(str(error)) or type(error).__name__, pause_s)
 
     def _change(self, name: str, topic: ServedTopic, state: str, error: str, pause_s: float) -> None:
@@ -237,8 +241,7 @@ class LakeService:
 
     @property
     def total(self) -> Totals:
-        results = (topic.result.total for topic in self.topics.values() if topic.result is not None)
-        return sum(results, Totals())
+        return sum((topic.feed.total for topic in self.topics.values()), Totals())
 
 
 def find_topics(config: ServeConfig) -> tuple[str, ...]:
@@ -384,8 +387,8 @@ def render_status(config: ServeConfig) -> Iterator[str]:
     paused = list_marks(control / PAUSED)
     yield _LINE.format("topic", "state", "rows", "bad", "lost", "lag", "p50 s", "p99 s")
     for name, one in status["topics"].items():
-        total = one.get("total", {})
-        counts = (total.get("rows", 0), total.get("bad", 0), one["lost"], one.get("lag", 0))
+        total = one["total"]
+        counts = (total["rows"], total["bad"], one["lost"], one.get("lag", 0))
         fresh = ("-" if one.get(key) is None else f"{one[key]:.1f}" for key in ("p50_s", "p99_s"))
         state = PAUSED if name in paused else one["state"]
         yield _LINE.format(name, state, *(f"{count:,}" for count in counts), *fresh)
