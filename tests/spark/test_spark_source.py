@@ -266,6 +266,7 @@ def test_options_that_cut_and_divide_a_read(spark: Any, cluster: Any) -> None:
     assert bodies(startingOffsetsByTimestamp=at) == sorted(late)
     assert bodies(subExpression="b") == sorted((early + late)[1::2])
     assert bodies(verifyCrc="true", arrowBytes="1k") == sorted(early + late)
+    assert len(bodies(limit="10")) == 10
     divided = _read(spark, cluster, topic, minPartitions="10").load()
     assert divided.rdd.getNumPartitions() >= 10
     assert divided.count() == 200

@@ -242,6 +242,11 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     ),
     OptionRow("endingOffsetsByTimestamp", "", "B", "JSON as above", "end_times", _read_timestamps),
     OptionRow(
+        "limit", "", "B",
+        "the most messages to read, from the start of each queue, shared out by size; `tags`, `filter` and "
+        "the conditions of the query may leave fewer rows", "count_max", read_int(1),
+    ),
+    OptionRow(
         "failOnDataLoss", "true", "SB",
         "with messages that the broker no longer has: fail, or continue with its first message",
         "fail_on_data_loss", read_bool,
@@ -368,6 +373,7 @@ class SourceOptions:
     sql: str
     start: PositionRule | None
     end: PositionRule
+    count_max: int | None
     fail_on_data_loss: bool
     trigger_records_max: int | None
     trigger_bytes_max: int | None
@@ -472,7 +478,7 @@ def _check_values(values: dict[str, Any], *, is_streaming: bool) -> None:
             f"exactly one of the options subscribe (topic), subscribePattern, assign is required; got {given}"
         )
     for row in OPTION_TABLE if is_streaming else ():
-        if row.field in ("end", "end_moment", "end_times") and values[row.field] is not None:
+        if row.field in ("end", "end_moment", "end_times", "count_max") and values[row.field] is not None:
             raise ConfigError(f"option {row.name} belongs to batch queries; a streaming query has no end")
     if values["tags"] and values["sql"]:
         raise ConfigError("give either the option tags or the option filter, which can ask for TAGS too")

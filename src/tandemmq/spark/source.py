@@ -12,6 +12,7 @@ the range stays as it is.
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_system_topic
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
 from tandemmq.spark.metadata import QueriedCluster, Topology, require_named
-from tandemmq.spark.offsets import OffsetRange, QueueKey
+from tandemmq.spark.offsets import OffsetRange, QueueKey, share_out
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
 from tandemmq.spark.packing import plan_tasks
 from tandemmq.spark.pushdown import CLOCK_SLACK_MS, Pushed, plan_pushdown
@@ -82,6 +83,21 @@ def _cut_all(
     return [item for item in cut if item.begin < item.end]
 
 
+def take_first(ranges: Sequence[OffsetRange], count_max: int) -> list[OffsetRange]:
+    """Returns the first `count_max` messages of the ranges, shared out among the queues by size."""
+    sizes: Counter[QueueKey] = Counter()
+    for item in ranges:
+        sizes[item.queue] += item.size
+    left = share_out(sizes, count_max)
+    taken: list[OffsetRange] = []
+    for item in ranges:
+        count = min(item.size, left.get(item.queue, 0))
+        if count:
+            left[item.queue] -= count
+            taken.append(item._replace(end=item.begin + count))
+    return taken
+
+
 def _search(
     cluster: QueriedCluster, topology: Topology, ranges: Sequence[OffsetRange], at_ms: int
 ) -> dict[QueueKey, int]:
@@ -136,6 +152,8 @@ class TopicReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped
             ranges = narrow_ranges(ranges, self._pushed, cluster, topology)
             # Spark copies this reader into the tasks only after `partitions` returned.
             self._options = narrow_options(options, self._pushed, [item.queue for item in ranges])
+        if options.count_max is not None:
+            ranges = take_first(ranges, options.count_max)
         used = cluster.leave_out_slow(topology)
         tasks = make_tasks(plan_tasks(ranges, options.packing), used.replicas)
         spared = asked - sum(item.end - item.begin for item in ranges)

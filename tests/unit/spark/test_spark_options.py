@@ -162,6 +162,12 @@ def test_an_end_for_batch_queries() -> None:
         _parse(is_streaming=False, endingoffsets='{"T": {"b": {"0": -2}}}')
 
 
+def test_a_limit_is_for_batch_queries() -> None:
+    assert _parse(is_streaming=False, limit="10").count_max == 10
+    with pytest.raises(ConfigError, match="option limit belongs to batch queries"):
+        _parse(is_streaming=True, limit="10")
+
+
 def test_sizes_have_units() -> None:
     options = _parse(arrowbytes="2m", maxbytespertrigger="512k", maxslavelag="1000")
     assert options.arrow_bytes == 2 * MIB

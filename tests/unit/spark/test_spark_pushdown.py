@@ -160,6 +160,19 @@ def test_a_time_is_read_with_a_minute_around_it(net: FakeNet) -> None:
     assert offsets == set(range(20 - 60 // STEP_S, 22 + 60 // STEP_S + 2))
 
 
+def test_a_limit_is_shared_out_among_the_queues(net: FakeNet) -> None:
+    _fill(net)
+    rows, _ = _rows(None, limit="6")
+    places = [(row["topic"], row["brokerName"], row["queueId"], row["queueOffset"]) for row in rows]
+    assert places == [
+        *[("T", "b", 0, 3), ("T", "b", 0, 4), ("T", "b", 0, 5)],
+        *[("T", "b", 1, 3), ("T", "c", 0, 3), ("U", "b", 0, 3)],
+    ]
+    assert len(_rows(None, limit="1000")[0]) == 4 * (COUNT - 3)
+    last = [GreaterThan(("queueOffset",), COUNT - 2)]
+    assert [row["queueOffset"] for row in _rows(last, limit="2")[0]] == [COUNT - 1, COUNT - 1]
+
+
 def test_tags_are_asked_of_the_broker(net: FakeNet) -> None:
     _fill(net)
     rows, rest = _rows([EqualTo(("tags",), "a")])
