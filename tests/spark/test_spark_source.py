@@ -37,7 +37,7 @@ def _read(spark: Any, cluster: Any, topic: str, **options: str) -> Any:
 def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
     bodies = cluster.send("SparkTable", 500)
     # A session in which nothing is registered: Spark finds the module pyspark_tandemmq by its name.
-    table = _read(spark.newSession(), cluster, "SparkTable").load()
+    table = _read(spark.newSession(), cluster, "SparkTable", columns="all").load()
     rows = table.collect()
     assert sorted(bytes(row.body) for row in rows) == sorted(bodies)
     row = next(row for row in rows if bytes(row.body) == b'{"n":7}')
@@ -53,6 +53,12 @@ def test_a_topic_is_a_table(spark: Any, cluster: Any) -> None:
     assert abs(row.storeTimestamp.timestamp() - time.time()) < 600
     places = {(row.queueId, row.queueOffset) for row in rows}
     assert len(places) == 500
+    default = _read(spark, cluster, "SparkTable").load()
+    assert [field.name for field in default.schema if field.nullable] == ["tags", "keys"]
+    shared = [name for name in default.columns if name != "properties"]
+    assert default.select(shared).exceptAll(table.select(shared)).count() == 0
+    assert "bornHost" not in default.columns
+    assert "bornHost" in table.columns
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.option_table import suggest
-from tandemmq.spark.options import KAFKA, PropertiesAs
+from tandemmq.spark.options import ALL, KAFKA, PropertiesAs
 
 
 class Column(NamedTuple):
@@ -64,6 +64,13 @@ COLUMNS: tuple[Column, ...] = (
     Column("preparedTransactionOffset", ("bigint",)),
     Column("properties", (MAP_TYPE, "string")),
 )
+"""The columns of a record: all that a landing stores by default."""
+
+_ON_REQUEST = ("flag", "sysFlag", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset")
+DEFAULT_COLUMNS = tuple(column for column in COLUMNS if column.name not in _ON_REQUEST)
+"""The columns of a query that names none: those that usually differ from message to message."""
+
+_NULLABLE = ("tags", "keys", "bodyFault", "headers")
 
 KAFKA_COLUMNS: tuple[Column, ...] = (
     Column("key", ("binary", "string"), "keys"),
@@ -86,7 +93,7 @@ SOURCE_COLUMNS: tuple[Column, ...] = (
     *(column for column in KAFKA_COLUMNS if column not in COLUMNS),
     Column("headers", (HEADERS_TYPE,)),
 )
-"""All columns that a query can name; a query that names none gets `COLUMNS`."""
+"""All columns that a query can name."""
 
 
 def find_column(name: str, known_columns: Sequence[Column] = SOURCE_COLUMNS) -> Column:
@@ -104,8 +111,8 @@ def find_column(name: str, known_columns: Sequence[Column] = SOURCE_COLUMNS) -> 
 
 
 def _find_columns(name: str, known: Sequence[Column]) -> Sequence[Column]:
-    if name == KAFKA and known is SOURCE_COLUMNS:
-        return KAFKA_COLUMNS
+    if known is SOURCE_COLUMNS and name in (ALL, KAFKA):
+        return COLUMNS if name == ALL else KAFKA_COLUMNS
     return (find_column(name, known),)
 
 
@@ -130,6 +137,15 @@ def select_columns(
     )
 
 
+def select_source_columns(names: Sequence[str], properties_as: PropertiesAs) -> Projection:
+    """Returns the projection of a query over topics.
+
+    A column that is never null says so: Java then skips a check of each value (spec spark SP-69).
+    """
+    chosen = select_columns(names, properties_as, default=DEFAULT_COLUMNS)
+    return tuple(column._replace(is_nullable=column.name in _NULLABLE) for column in chosen)
+
+
 def project_schema(
     fields: Sequence[tuple[str, str, bool]], known: Sequence[Column] = SOURCE_COLUMNS
 ) -> Projection:
@@ -149,7 +165,9 @@ def project_schema(
 
 def render_ddl(projection: Projection) -> str:
     """Returns the schema as Spark DDL."""
-    return ", ".join(f"`{column.label}` {column.type}" for column in projection)
+    return ", ".join(
+        f"`{column.label}` {column.type}{'' if column.is_nullable else ' NOT NULL'}" for column in projection
+    )
 
 
 def arrow_schema(projection: Projection) -> Any:

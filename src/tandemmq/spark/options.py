@@ -50,6 +50,9 @@ from tandemmq.spark.option_table import (
 )
 from tandemmq.spark.wire import Security, take_security
 
+ALL = "all"
+"""The value of the option `columns` that selects every column of a record."""
+
 KAFKA = "kafka"
 """The value of the option `columns` that selects the columns of Spark's Kafka source."""
 
@@ -306,8 +309,8 @@ OPTION_TABLE: tuple[OptionRow, ...] = (
     ),
     OptionRow(
         "columns", "", "SB",
-        "columns to build, separated by commas; Spark cannot prune by itself; `kafka`: those of Spark's "
-        "source for Kafka", "columns", read_names, shown="all",
+        "columns to build, separated by commas; Spark cannot prune by itself; `all`: all 18 of a record; "
+        "`kafka`: those of Spark's source for Kafka", "columns", read_names, shown="12 of a record",
     ),
     OptionRow(
         "includeHeaders", "false", "SB",

@@ -22,7 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_system_topic
-from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_columns
+from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_source_columns
 from tandemmq.spark.metadata import QueriedCluster, Topology, require_named
 from tandemmq.spark.offsets import OffsetRange, QueueKey, share_out
 from tandemmq.spark.options import KAFKA, SourceOptions, parse_options
@@ -273,4 +273,4 @@ def _can_push_filters() -> bool:
 
 
 def _select(options: SourceOptions) -> Projection:
-    return select_columns(options.columns, options.properties_as)
+    return select_source_columns(options.columns, options.properties_as)

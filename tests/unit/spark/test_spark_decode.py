@@ -17,7 +17,15 @@ from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_record, encode_record
 from tandemmq.protocol.record_scan import scan_boundaries
 from tandemmq.protocol.sys_flag import COMPRESSED, COMPRESSION_ZLIB
-from tandemmq.spark.columns import COLUMNS, arrow_schema, project_schema, render_ddl, select_columns
+from tandemmq.spark.columns import (
+    COLUMNS,
+    SOURCE_COLUMNS,
+    arrow_schema,
+    project_schema,
+    render_ddl,
+    select_columns,
+    select_source_columns,
+)
 from tandemmq.spark.decode import BodyFaults, DecodePlan, decode_records
 from tandemmq.spark.options import PropertiesAs
 from tandemmq.units import MIB
@@ -97,6 +105,17 @@ def test_all_columns_equal_the_plain_decoder(raw: list[bytes]) -> None:
             "preparedTransactionOffset": record.prepared_offset,
             "properties": list(properties.items()),
         }
+
+
+@given(st.lists(records(), max_size=8))
+def test_no_column_that_is_declared_not_null_has_nulls(raw: list[bytes]) -> None:
+    names = [column.name for column in SOURCE_COLUMNS]
+    projection = select_source_columns(names, PropertiesAs.MAP)
+    batch = decode_records(b"".join(raw), [("b", len(raw))], DecodePlan(projection=projection))
+    batch.validate(full=True)
+    nullable = {"tags", "keys", "key", "bodyFault", "headers"}
+    assert {field.name for field in batch.schema if field.nullable} == nullable
+    assert {field.name for field in batch.schema if batch[field.name].null_count} <= nullable
 
 
 @given(st.lists(records(), min_size=1, max_size=4), st.data())
@@ -264,3 +283,19 @@ def test_the_schema_as_ddl() -> None:
     assert render_ddl(chosen) == "`queueId` int, `properties` string"
     names = [column.name for column in select_columns((), PropertiesAs.NONE)]
     assert names == [column.name for column in COLUMNS if column.name != "properties"]
+
+
+def test_the_columns_of_a_topic() -> None:
+    """Columns that hardly differ from message to message are named, one by one or together as `all`."""
+    chosen = select_source_columns((), PropertiesAs.MAP)
+    assert [column.name for column in chosen] == [
+        *("topic", "brokerName", "queueId", "queueOffset", "physicalOffset", "msgId", "tags", "keys"),
+        *("body", "bornTimestamp", "storeTimestamp", "properties"),
+    ]
+    everything = select_source_columns(("all", "bodyFault"), PropertiesAs.MAP)
+    assert [column.name for column in everything] == [*(column.name for column in COLUMNS), "bodyFault"]
+    assert render_ddl(select_source_columns(("TAGS", "bornHost"), PropertiesAs.MAP)) == (
+        "`tags` string, `bornHost` string NOT NULL"
+    )
+    with pytest.raises(ConfigError, match="twice"):
+        select_source_columns(("all", "topic"), PropertiesAs.MAP)

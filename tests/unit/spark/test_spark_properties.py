@@ -53,6 +53,9 @@ def test_a_map_names_each_key_once(blobs: list[bytes]) -> None:
         (b"a\x011", {"a": "1"}),
         (b"a\x01\x02\x01b\x02c\x02d\x01x\x01y\x02", {"d": "x\x01y"}),
         (b"\x02\x02a\x011\x02", {"a": "1"}),
+        (b"a\x011\x02b\x01x\x02a\x012\x02b\x01y\x02a\x013", {"b": "y", "a": "3"}),
+        (b"no separators", {}),
+        (b"a\x01\xc3\x02\xff\x01\xa9\x02", {"a": "\ufffd", "\ufffd": "\ufffd"}),
     ],
 )
 def test_odd_forms(raw: bytes, expected: dict[str, str]) -> None:

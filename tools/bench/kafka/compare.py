@@ -68,7 +68,7 @@ class Columns:
 COLUMNS = (
     Columns("queue, offset and body", "queueId,queueOffset,body", "partition,offset,value"),
     Columns("the same seven columns", "kafka", "*"),
-    Columns("all columns (18 and 7)", "", "*"),
+    Columns("the default columns (12 and 7)", "", "*"),
 )
 
 

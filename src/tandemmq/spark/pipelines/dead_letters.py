@@ -20,7 +20,7 @@ from pyspark.sql import functions as f
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.metadata import QueriedCluster
-from tandemmq.spark.options import parse_options
+from tandemmq.spark.options import ALL, parse_options
 from tandemmq.spark.pipelines.events import (
     BarChart,
     Cell,
@@ -143,7 +143,8 @@ class DeadLetters:
     def read(self) -> DataFrame:
         """Returns the selected dead letters with their `error`, `age`, `origin` topic and `originId`."""
         options = self.options
-        frame = self.place.spark.read.format("tandemmq").options(**options.source_options()).load()
+        source = {"columns": ALL, **options.source_options()}
+        frame = self.place.spark.read.format("tandemmq").options(**source).load()
         return choose(describe(frame, options.error_property), options)
 
     def _browse(self, frame: DataFrame) -> None:
