@@ -154,11 +154,24 @@ class _Rows:
         return _BUILDERS[column.name](self, column)
 
     def property(self, name: bytes) -> Any:
+        # Many topics have no keys. One search for the name then replaces the scan for all pairs.
+        if name + b"\x01" not in self._property_bytes:
+            return pa.nulls(len(self.columns), pa.string())
         return pick_values(self._spans, name)
 
     @cached_property
+    def _property_bytes(self) -> bytes:
+        data = self._wire_properties.buffers()[2]
+        return b"" if data is None else data.to_pybytes()
+
+    @cached_property
     def _spans(self) -> PropertySpans:
-        return scan_properties(self._piece_array(_PROPERTIES))
+        return scan_properties(self._wire_properties)
+
+    @cached_property
+    def _wire_properties(self) -> Any:
+        """The properties of each record as stored, as a binary array."""
+        return self._piece_array(_PROPERTIES)
 
     def _piece_array(self, piece: int) -> Any:
         """Returns one piece of every record as a separate binary array."""
@@ -251,7 +264,7 @@ class _Rows:
     def properties(self, column: OutputColumn) -> Any:
         if column.type == MAP_TYPE:
             return build_map(self._spans)
-        return repair_text(self._piece_array(_PROPERTIES).view(pa.string()))
+        return repair_text(self._wire_properties.view(pa.string()))
 
     def keys(self, column: OutputColumn) -> Any:
         keys = self.property(b"KEYS")

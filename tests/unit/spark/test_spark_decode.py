@@ -278,6 +278,15 @@ def test_an_unknown_column_is_refused_with_the_nearest_name() -> None:
         select_columns(("body", "BODY"), PropertiesAs.MAP)
 
 
+def test_a_name_within_a_value_is_not_a_property() -> None:
+    record = NewRecord(
+        topic="T", queue_id=0, body=b"", properties=b"a\x01KEYS\x01k\x02", born_at_ms=0, born_host=BORN
+    )
+    data = encode_record(record, queue_offset=0, log_offset=0, stored_at_ms=0, store_host=STORED)
+    (row,) = _decode(data)
+    assert (row["keys"], row["properties"]) == (None, [("a", "KEYS\x01k")])
+
+
 def test_the_schema_as_ddl() -> None:
     chosen = select_columns(("queueid", "properties"), PropertiesAs.STRING)
     assert render_ddl(chosen) == "`queueId` int, `properties` string"
