@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 import bench.java.clusters as jars
-from bench.kafka.compare import render_ratio
+from bench.kafka.compare import HEAD, render_row
 from bench.spark_read import ReadCost
 from tandemmq.errors import TandemError
 
@@ -46,7 +46,9 @@ def test_failed_fetch_is_not_taken_for_a_done_one(tmp_path: Path, monkeypatch: p
             jars.fetch_jars(tmp_path, "x", ["g:a:1"], has_dependencies=True)
 
 
-def test_ratio_tells_rate_and_processor_time() -> None:
+def test_a_row_tells_rates_and_processor_time() -> None:
     ours = ReadCost(what="o", rows=100, body_bytes=1, seconds=1.0, broker_us=0.5, spark_us=1.5)
     kafka = ReadCost(what="k", rows=100, body_bytes=1, seconds=2.0, broker_us=1.0, spark_us=3.0)
-    assert "= 2.00 in rows/s, 0.50 in processor time" in render_ratio(ours, kafka)
+    row = render_row("three", ours, kafka)
+    assert row == "| 1 B | three | 100 | 50 | 2.00 | 2.00 µs | 4.00 µs | 2.00 |"
+    assert {line.count("|") for line in (row, *HEAD.split("\n"))} == {9}

@@ -32,7 +32,6 @@ from bench.spark_read import (
     measure_once,
     read_topic,
     render_idle,
-    render_read,
 )
 from tandemmq.bench.process_stats import running_servers
 from tandemmq.errors import TandemError
@@ -105,6 +104,7 @@ def run_kafka_bench(
                     f"Spark {spark.version}, {master}; Kafka broker {BROKER_VERSION}, Spark's Kafka source "
                     f"{SOURCE_VERSION}; {queue_count} queues; best of {runs} runs, in turns"
                 )
+                yield HEAD
                 for body_bytes, count in rows.items():
                     yield from _compare_size(spark, cluster, body_bytes, count, queue_count, runs)
                 if has_idle:
@@ -196,15 +196,23 @@ def _measure(
             if run:
                 costs[side].append(cost)
     best = {side: min(found, key=lambda cost: cost.seconds) for side, found in costs.items()}
-    yield from map(render_read, best.values())
-    yield render_ratio(best[OURS], best[KAFKA])
+    yield render_row(columns.what, best[OURS], best[KAFKA])
 
 
-def render_ratio(ours: ReadCost, kafka: ReadCost) -> str:
-    """Renders the comparison, in rows per second and in processor time."""
-    rate = ours.rows_per_second / kafka.rows_per_second
-    time = (ours.spark_us + ours.broker_us) / max(kafka.spark_us + kafka.broker_us, 1e-9)
-    return f"  tandemmq : kafka = {rate:.2f} in rows/s, {time:.2f} in processor time per row, broker included"
+HEAD = (
+    "| rows | columns | rows/s | Kafka | ratio | processor time per row, brokers included | Kafka | ratio |\n"
+    "|---|---|---:|---:|---:|---:|---:|---:|"
+)
+
+
+def render_row(what: str, ours: ReadCost, kafka: ReadCost) -> str:
+    """Renders the comparison as a row of the table; both ratios are above 1 where ours is the better one."""
+    rates = ours.rows_per_second, kafka.rows_per_second
+    ours_us, kafka_us = ours.spark_us + ours.broker_us, kafka.spark_us + kafka.broker_us
+    return (
+        f"| {ours.body_bytes} B | {what} | {rates[0]:,.0f} | {rates[1]:,.0f} | {rates[0] / rates[1]:.2f} "
+        f"| {ours_us:.2f} µs | {kafka_us:.2f} µs | {kafka_us / max(ours_us, 1e-9):.2f} |"
+    )
 
 
 def _measure_idle(spark: SparkSession, cluster: BothBrokers, queue_count: int) -> Iterator[str]:
