@@ -103,6 +103,28 @@ def test_the_examples_run(
     assert spark.read.parquet(f"{tmp_path}/lake").count() == 400
 
 
+def test_the_service_of_the_page_lands_its_topics(
+    cluster: Cluster, tmp_path: Path, run_command: Callable[..., str]
+) -> None:
+    pytest.importorskip("deltalake")
+    cluster.send("ServedOrders", 40)
+    cluster.send("Shop-Carts", 30)
+    text = _here((DOCS / "spark" / "serve.md").read_text(), cluster, tmp_path).replace(
+        "Orders", "ServedOrders"
+    )
+    (settings,) = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
+    (tmp_path / "lake.yaml").write_text(settings)
+    start, show = map(shlex.split, re.findall(r"`tandemmq pipeline (served? --.+?)`", text))
+    run_command(*start[:-1], "0", "--once")
+    shown = run_command(*show)
+    assert re.search(r"^ServedOrders +running +40 ", shown, re.MULTILINE)
+    assert re.search(r"^Shop-Carts +running +30 ", shown, re.MULTILINE)
+    for option, state in (("--pause", "paused"), ("--resume", "running"), ("--redo", "running")):
+        assert f"| `{option}` |" in text
+        shown = run_command(*show, option, "Shop-Carts")
+        assert re.search(rf"^Shop-Carts +{state} ", shown, re.MULTILINE)
+
+
 def test_classes_are_archived_once_for_all_sessions(tmp_path: Path) -> None:
     environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path)}
     command = [sys.executable, "-m", "tandemmq", "pipeline", "prepare"]

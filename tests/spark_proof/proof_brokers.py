@@ -38,6 +38,10 @@ class Brokers:
         with BlockingAdmin(self.namesrv) as admin:
             admin.create_topic(topic, queue_count=QUEUE_COUNT)
 
+    def resize_topic(self, topic: str, queue_count: int) -> None:
+        with BlockingAdmin(self.namesrv) as admin:
+            admin.update_topic(topic, queue_count=queue_count, force=True)
+
     def message_count(self, topic: str) -> int:
         """Returns the number of messages by the offsets of the queues."""
         with BlockingAdmin(self.namesrv) as admin:

@@ -4,11 +4,12 @@ An outside client publishes all the time and records the acknowledged messages. 
 killed repeatedly, first in local mode (`local[2]`), then on a standalone cluster that loses an executor, a
 worker and the driver. In the end Spark, pyarrow and the brokers' offsets must count the same rows, and the
 audit must find all copies equal, and then each planted fault. A rollup, a history, a replay and a resending
-of dead letters are killed, too, and the master under the rollup. In addition, topics of another cluster are
-deleted, re-created, shrunk and expired under queries, which must report each message that they cannot read.
+of dead letters are killed, too, and the master under the rollup, and a service of many topics. In addition,
+topics of another cluster are deleted, re-created, shrunk and expired under queries, which must report each
+message that they cannot read.
 Prints
 
-    SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean
+    SPARK OK landed=N distinct=N lost=0 duplicated=0 skipped_in_silence=0 audit=clean topics=N
 
 or SPARK FAILED with the reasons, exits with code 1, and keeps the directory with the logs. The seed
 determines the kills; their effects depend on the machine.
@@ -35,6 +36,7 @@ from proof_pipelines import PipelineProof
 from proof_plants import Plant, copy_lake, cut_record, double_file, find_middle, flip_bit
 from proof_processes import Event, Pipeline, Standalone, kill, standalone
 from proof_publisher import Publisher
+from proof_service import ServiceProof
 from proof_silence import SilenceProof
 
 from bench.spark_read import fill_topic
@@ -71,6 +73,8 @@ class Proof:
         self.is_clean = False
         self.skipped_in_silence: int | None = None
         """The number of messages skipped in silence; None if not checked."""
+        self.served: int | None = None
+        """The number of topics that a service landed exactly; None if not checked."""
 
     def run(self) -> None:
         self._prepare()
@@ -89,6 +93,8 @@ class Proof:
                 self._fail(str(error))
         if self._has("pipelines"):
             self._harm_pipelines()
+        if self._has("service"):
+            self._harm_service()
         if self._has("silence"):
             self._harm_topics()
         if self._has("audit"):
@@ -235,6 +241,15 @@ class Proof:
                 self._print(text)
                 for reason in reasons:
                     self._fail(reason)
+
+    def _harm_service(self) -> None:
+        """Kills a service of many topics."""
+        proof = ServiceProof(self._brokers, self._start, self._directory, self._options.topics)
+        for text, reasons in proof.run():
+            self._print(text)
+            for reason in reasons:
+                self._fail(reason)
+        self.served = proof.topics
 
     def _harm_topics(self) -> None:
         self.skipped_in_silence = 0
@@ -389,8 +404,8 @@ def prove(directory: Path, options: argparse.Namespace) -> int:
             proof.close()
     counts = proof.counts
     assert counts is not None
-    # A run that leaves out the audit, or the losses, proves nothing.
-    is_good = not proof.reasons and proof.is_clean and proof.skipped_in_silence == 0
+    # A run that leaves out the audit, the losses, or the service proves nothing.
+    is_good = not proof.reasons and proof.is_clean and proof.skipped_in_silence == 0 and bool(proof.served)
     for reason in proof.reasons:
         print(f"reason: {reason}")
     print(
@@ -398,6 +413,7 @@ def prove(directory: Path, options: argparse.Namespace) -> int:
         f" lost={counts.lost} duplicated={counts.duplicated}"
         f" skipped_in_silence={'unknown' if proof.skipped_in_silence is None else proof.skipped_in_silence}"
         f" audit={'clean' if proof.is_clean else 'unclean'}"
+        f" topics={'unknown' if proof.served is None else proof.served}"
         f"{' skipped=' + ','.join(options.skip) if options.skip else ''}"
     )
     return 0 if is_good else 1
@@ -412,7 +428,8 @@ def main() -> int:
     parser.add_argument("--kills", type=int, default=20, help="of the landing on its own")
     parser.add_argument("--batch-rows", type=int, default=5_000)
     parser.add_argument("--audit-rows", type=int, default=0, help="of a further topic; 0: none")
-    stages = ["cluster", "elsewhere", "pipelines", "silence", "audit"]
+    parser.add_argument("--topics", type=int, default=200, help="of a service")
+    stages = ["cluster", "elsewhere", "pipelines", "service", "silence", "audit"]
     parser.add_argument("--skip", nargs="*", choices=stages, default=[], help="while something is sought")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
