@@ -44,6 +44,7 @@ EXCLUDED: Final = {
     "test_tasks.test_multithread_producer": BY_CELERY,
     "test_tasks.test_task_accepted": BY_CELERY,
     "test_task_replacement.test_replaced_task_nesting_level_0": "clears what the worker may have set already",
+    "test_chord.test_chord_error_propagation_with_different_body_types": "revokes and fails tasks at once",
     "test_trace_log_arguments": "waits 10 ms for a log line of another process",
     "test_security, test_serialization, test_worker, test_mem_leak": "do not wait for a task of a worker",
     "modules of RabbitMQ and Azure": "need those",
@@ -78,8 +79,9 @@ def _collect(module: str, *names: str) -> None:
         globals()[f"Test_{module}_{name}"] = cases
 
 
-# First, as its worker must not share the queue with the one of the other cases; the last case stops all.
+# First, as their workers must not share the queue with the one of the other cases.
 _collect("test_dedup_chain_dispatch", "test_dedup_chain_dispatch")
+_collect("test_prefork_shutdown", "test_prefork_shutdown")
 _collect(
     "test_tasks",
     "test_class_based_tasks",
@@ -100,7 +102,6 @@ _collect(
 )
 _collect("test_inspect", "test_Inspect")
 _collect("test_loader", "test_loader")
-_collect("test_prefork_shutdown", "test_prefork_shutdown")
 inspect = _load("test_inspect").inspect
 heartbeat_worker = _load("test_prefork_shutdown").heartbeat_worker
 
@@ -149,6 +150,7 @@ def celery_session_app(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any
 def celery_session_worker(celery_session_app: Any) -> Iterator[Any]:
     tasks = _load("tasks")
     celery_session_app.register_task(tasks.ClassBasedAutoRetryTask)
+    state.should_stop = None  # the case of the shutdown has set it
     with start_worker(
         celery_session_app, pool="prefork", ping_task_timeout=60, shutdown_timeout=60
     ) as worker:
@@ -179,6 +181,8 @@ def dedup_worker(celery_session_app: Any) -> Iterator[Any]:
 def app(celery_session_app: Any) -> Any:
     celery_session_app.set_current()
     celery_session_app.set_default()
+    # Celery's sender sends no signal if it was made while the signal had no handler.
+    celery_session_app.amqp.__dict__.pop("send_task_message", None)
     return celery_session_app
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import subprocess
@@ -135,6 +136,7 @@ async def test_a_worker_waits_at_refusals_until_one_is_final(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, final: RequestRejected
 ) -> None:
     monkeypatch.setattr(taskiq_broker, "PAUSE_S_MIN", 0.01)
+    caplog.set_level(logging.WARNING)  # Celery's worker of other cases hides warnings
     refusals = iter([NotPermitted("no right yet"), RequestRejected("a failure"), final])
 
     async def receive(*_: object) -> None:
