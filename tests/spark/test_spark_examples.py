@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -26,9 +27,11 @@ from spark_lakes import read_topic
 from tandemmq.client import BlockingProducer, Message
 from tandemmq.spark.java import find_java
 from tandemmq.spark.session import share_python_path
+from waits import until_blocking
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 CELL_SECONDS_MAX = 600
+GAP_S = 5
 RUN_SECONDS_MAX = 840
 
 
@@ -77,6 +80,48 @@ def test_declarative_pipeline_fills_its_tables(spark: Any, cluster: Cluster, tmp
     late = read_topic(spark, cluster.namesrv, "LateFlights", columns="tags").collect()
     assert len(late) == 2 * 39
     assert {row.tags for row in late} == {"AA", "UA"}
+
+
+def test_sessions_end_when_their_pause_has_passed(spark: Any, cluster: Cluster, tmp_path: Path) -> None:
+    def run() -> list[tuple[str, int, int, int]]:
+        command = [sys.executable, str(EXAMPLES / "sessions.py"), cluster.namesrv, "Clicks", str(tmp_path)]
+        subprocess.run([*command, "--gap", str(GAP_S)], check=True, timeout=RUN_SECONDS_MAX)
+        return sorted(tuple(row) for row in spark.read.parquet(str(tmp_path / "rows")).collect())
+
+    share_python_path()
+    click(cluster, "ann", "bob", "ann", "bob")
+    wait_for_pause()
+    click(cluster, "bob", "bob")
+    assert ("ann", 2) in {(user, clicks) for user, _, _, clicks in run()}
+    wait_for_pause()
+    click(cluster, "cid")
+    table = read_topic(spark, cluster.namesrv, "Clicks", columns="keys,storeTimestamp").collect()
+    assert run() == sorted(sessions_of([row for row in table if row.keys != "cid"]))
+
+
+def click(cluster: Cluster, *users: str) -> None:
+    """Sends a click of each of these users."""
+    with BlockingProducer("examples", cluster.namesrv) as producer:
+        for user in users:
+            producer.send(Message("Clicks", b"click", keys=user))
+
+
+def wait_for_pause() -> None:
+    """Waits until the clock of this machine, which is the brokers', has passed the gap."""
+    began_s = time.time()
+    until_blocking(lambda: time.time() > began_s + GAP_S + 0.1, "a pause has passed")
+
+
+def sessions_of(rows: list[Any]) -> list[tuple[str, int, int, int]]:
+    """Returns user, first and last click, and count of each session, by a second way."""
+    found: dict[str, list[list[int]]] = {}
+    for row in sorted(rows, key=lambda row: row.storeTimestamp):
+        at = round(row.storeTimestamp.timestamp() * 1000)
+        mine = found.setdefault(row.keys, [])
+        if not mine or at - mine[-1][-1] > GAP_S * 1000:
+            mine.append([])
+        mine[-1].append(at)
+    return [(user, one[0], one[-1], len(one)) for user, all_ in found.items() for one in all_]
 
 
 def send_flights(cluster: Cluster, topic: str, numbers: range) -> None:

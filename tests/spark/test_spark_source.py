@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -340,6 +341,45 @@ def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
     by_spark = spark.read.parquet(str(out))
     assert by_spark.count() == by_spark.select("queueId", "queueOffset").distinct().count() == 1000
     assert {row.batch for row in by_spark.select("batch").distinct().collect()} == {0, 1, 2, 3}
+
+
+def test_named_sources_are_added_moved_and_removed_between_runs(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    if not hasattr(spark.readStream, "name"):
+        pytest.skip("sources have names since Spark 4.2")
+
+    def run(*topics: str) -> set[bytes]:
+        streams = [
+            spark.readStream.format("tandemmq")
+            .options(nameServer=cluster.namesrv, topic=topic, startingOffsets="earliest", columns="body")
+            .name(topic.lower())
+            .load()
+            for topic in topics
+        ]
+        united = functools.reduce(lambda left, right: left.union(right), streams)
+        query = (
+            united.writeStream.format("parquet")
+            .options(checkpointLocation=str(tmp_path / "checkpoint"), path=str(tmp_path / "rows"))
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+        rows = [bytes(row.body) for row in spark.read.parquet(str(tmp_path / "rows")).collect()]
+        assert len(rows) == len(set(rows))
+        return set(rows)
+
+    setting = "spark.sql.streaming.queryEvolution.enableSourceEvolution"
+    spark.conf.set(setting, "true")
+    try:
+        wanted = set(cluster.send("NamedOne", 20))
+        assert run("NamedOne") == wanted
+        wanted |= {*cluster.send("NamedOne", 5, first=20), *cluster.send("NamedTwo", 9, first=100)}
+        assert run("NamedTwo", "NamedOne") == wanted
+        wanted |= set(cluster.send("NamedTwo", 3, first=200))
+        assert run("NamedTwo") == wanted
+    finally:
+        spark.conf.unset(setting)
 
 
 @pytest.mark.long
