@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bench.spark_plan import PlanCost, measure_plans, render_plan
 from bench.spark_read import (
     IdleCost,
     ReadCost,
@@ -30,3 +31,10 @@ def test_lines_tell_rates_and_costs() -> None:
     assert "1,000 rows of 1048576 B, body: 2,000 rows/s, 2,000 MiB/s" in render_read(cost)
     assert "broker 0.12 us, Spark 1.50 us" in render_read(cost)
     assert "median 164 ms, best 90 ms" in render_idle(IdleCost(what="x", median_ms=164.4, best_ms=90.0))
+
+
+def test_triggers_of_every_kind_are_planned() -> None:
+    found = [cost.what for cost in measure_plans(2, 3, 4)]
+    assert found == ["first", "without news", "with messages in 4 queues", "with messages in every queue"]
+    cost = PlanCost(what="first", processor_ms=1234.4, offset_bytes=98765)
+    assert render_plan(cost) == "trigger first: planner 1,234 ms of processor time, offset 98,765 bytes"

@@ -4,6 +4,7 @@
 - `catchup`: an empty slave copies its master;
 - `client`: the Python client beside RocketMQ's Java client, aiokafka and nats.py;
 - `spark`, `kafka`: reading with Spark, alone and beside Kafka;
+- `spark-plan`: planning the triggers of a stream over many queues;
 - `java`: our servers beside Java RocketMQ's under the same loads, and beside Kafka and NATS under others;
 - `grpc`: our gRPC proxy beside Java RocketMQ's.
 
@@ -125,6 +126,21 @@ def spark_read(
         rows=rows, body_bytes=body, queue_count=queues, master=master, runs=runs, has_idle=has_idle
     ):
         typer.echo(line)
+
+
+@app.command(name="spark-plan")
+def spark_plan(
+    topics: Annotated[int, typer.Option(help="Number of topics.", min=1)] = 1_000,
+    queues: Annotated[int, typer.Option(help="Queues of each topic.", min=1)] = 10,
+    moved: Annotated[int, typer.Option(help="Queues that get a message.", min=1)] = 100,
+) -> None:
+    """Plan triggers of a stream over many queues without Spark, and print the planner's cost and the size of
+    the offset.
+    """
+    from bench.spark_plan import measure_plans, render_plan
+
+    for cost in measure_plans(topics, queues, moved):
+        typer.echo(render_plan(cost))
 
 
 @app.command()

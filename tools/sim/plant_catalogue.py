@@ -1959,7 +1959,7 @@ _SPARK: Final = (
     Plant(
         name="a batch that is repeated asks brokers that it does not read",
         path="spark/resolve.py",
-        sound="tuple(queue for queue in known.queues if queue in items)",
+        sound="tuple(queue for queue in known.queues if queue in items or queue in marked)",
         bug="known.queues",
         proofs=("unit/spark/test_spark_stream.py",),
     ),

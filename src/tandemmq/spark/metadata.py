@@ -17,11 +17,13 @@ from typing import NamedTuple, TypeVar
 
 from tandemmq.errors import BadRequest, NoRoute, RemoteProtocolError, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies.codec import decode_kv_table
+from tandemmq.protocol.bodies.stats import QueueOffsets, decode_queue_offsets
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record, decode_records
 from tandemmq.protocol.record_layout import RecordError
+from tandemmq.protocol.requests.admin import TopicStatsRequest
 from tandemmq.protocol.requests.consume import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
@@ -38,7 +40,7 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
-from tandemmq.spark.offsets import ANY_BROKER, Mark, Positions, QueueKey, render_queues
+from tandemmq.spark.offsets import ANY_BROKER, MANY_QUEUES, Mark, Positions, QueueKey, render_queues
 from tandemmq.spark.options import PULL_GROUP, ReadPreference, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, accept
 from tandemmq.telemetry import events
@@ -68,11 +70,14 @@ class Topology:
 
 
 class Bounds(NamedTuple):
-    """The messages `[begin, end)` of a queue; `is_master` is True if its master answered."""
+    """The messages `[begin, end)` of a queue; `is_master` is True if its master answered. `newest_at_ms` is
+    the store time of the last one, 0 if the request did not ask for it.
+    """
 
     begin: int
     end: int
     is_master: bool
+    newest_at_ms: int = 0
 
 
 class ReplicaMark(NamedTuple):
@@ -109,8 +114,8 @@ class QueriedCluster:
         """
         queues: set[QueueKey] = set()
         replicas: dict[str, Mapping[int, str]] = {}
-        for topic in self._topics():
-            route = self._name_servers.find_route(topic)
+        topics = self._topics()
+        for topic, route in zip(topics, self._name_servers.find_routes(topics), strict=True):
             if route is None:
                 continue
             for broker in route.brokers:
@@ -158,9 +163,50 @@ class QueriedCluster:
             return Bounds(low, accept(answers[1]).decode(GetMaxOffsetResponse).offset, is_master)
 
         unknown: set[QueueKey] = set() if refused is None else refused
-        return self._query_each(
-            topology, topology.queues, ask, read, prefer_slave=prefer_slave, refused=unknown
-        )
+        bounds: dict[QueueKey, Bounds] = {}
+        queues: Sequence[QueueKey] = topology.queues
+        if len(queues) > MANY_QUEUES:
+            bounds, queues = self._read_topic_bounds(topology, prefer_slave=prefer_slave, refused=unknown)
+        found = self._query_each(topology, queues, ask, read, prefer_slave=prefer_slave, refused=unknown)
+        return {**bounds, **found}
+
+    def _read_topic_bounds(
+        self, topology: Topology, *, prefer_slave: bool, refused: set[QueueKey]
+    ) -> tuple[dict[QueueKey, Bounds], list[QueueKey]]:
+        """Reads bounds with one request per topic and broker; see `read_bounds`.
+
+        Returns them, and the queues of the topics whose statistics a broker does not return: they need the
+        right GET, while SUB suffices for the bounds of one queue.
+        """
+
+        def ask(queue: QueueKey) -> list[Command]:
+            return [Command.request(RequestCode.GET_TOPIC_STATS_INFO, TopicStatsRequest(topic=queue.topic))]
+
+        def read(answers: Sequence[Command], is_master: bool) -> tuple[bool, dict[int, QueueOffsets] | None]:
+            if answers[0].code not in (ResponseCode.SUCCESS, ResponseCode.TOPIC_NOT_EXIST):
+                return is_master, None
+            return is_master, decode_queue_offsets(accept(answers[0]).body)
+
+        groups: dict[tuple[str, str], list[QueueKey]] = {}
+        for queue in topology.queues:
+            groups.setdefault((queue.topic, queue.broker), []).append(queue)
+        named = {group[0]: group for group in groups.values()}
+        unknown: set[QueueKey] = set()
+        found = self._query_each(topology, list(named), ask, read, prefer_slave=prefer_slave, refused=unknown)
+        refused.update(*(named[queue] for queue in unknown))
+        bounds: dict[QueueKey, Bounds] = {}
+        others: list[QueueKey] = []
+        for first, (is_master, offsets) in found.items():
+            if offsets is None:
+                others += named[first]
+                continue
+            for queue in named[first]:
+                limits = offsets.get(queue.queue_id)
+                if limits is not None:
+                    bounds[queue] = Bounds(limits.begin, limits.end, is_master, limits.newest_at_ms)
+                elif is_master:
+                    refused.add(queue)
+        return bounds, others
 
     def read_marks(self, topology: Topology, places: Positions) -> dict[QueueKey, ReplicaMark]:
         """Returns the message at one queue offset of each queue.

@@ -12,6 +12,9 @@ from 0 and soon passes the old position. An offset therefore also contains `Mark
 time of a message that was read. Both are fields of the record, equal on every replica and in every version of
 RocketMQ, and no two messages of a broker share them.
 
+The offset of a query with many queues is a compressed text instead (spec spark SP-88): Spark writes the whole
+offset in each batch, and shows it in each progress report.
+
 Options decide which rows belong to which task, and they may differ when a batch is replayed. An end offset
 therefore also contains the `PackingOptions` of its batch: sinks name rows by task and row (decision 024).
 
@@ -21,8 +24,11 @@ Pure: no Spark, no network, no clock.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+import zlib
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -31,6 +37,14 @@ from tandemmq.errors import ConfigError
 T = TypeVar("T")
 
 FORMAT_VERSION = 1
+
+PACKED_VERSION = 2
+"""The format version of offsets with more than `MANY_QUEUES` queues."""
+
+MANY_QUEUES = 1_000
+"""The number of queues above which a query plans for many queues: its offsets are packed and contain one mark
+per topic and broker, and it reads the ends of all queues of a topic with one request.
+"""
 
 PACKING_RULE = 1
 """The number of the rule by which `packing.plan_tasks` forms tasks. A rule that forms other tasks from the
@@ -125,13 +139,19 @@ class StreamOffset:
 
 def encode_offset(offset: StreamOffset) -> dict[str, Any]:
     """Returns the only spelling of `offset`; equal offsets give equal text."""
-    document: dict[str, Any] = {"v": FORMAT_VERSION}
+    if len(offset.positions) > MANY_QUEUES:
+        document = _encode_plain(_mirror_marks(offset), _nest_runs)
+        text = json.dumps(document, separators=(",", ":"))
+        return {"v": PACKED_VERSION, "z": b64encode(zlib.compress(text.encode())).decode()}
+    return {"v": FORMAT_VERSION, **_encode_plain(offset, nest_positions)}
+
+
+def _encode_plain(offset: StreamOffset, nest: Callable[[Positions], dict[str, Any]]) -> dict[str, Any]:
     if offset.symbol is not None:
-        document["init"] = offset.symbol
-        return document
-    document["o"] = nest_positions(offset.positions)
+        return {"init": offset.symbol}
+    document: dict[str, Any] = {"o": nest(offset.positions)}
     if offset.base:
-        document["base"] = nest_positions(offset.base)
+        document["base"] = nest(offset.base)
     if offset.filter_hash:
         document["f"] = offset.filter_hash
     if offset.marks:
@@ -147,15 +167,44 @@ def decode_offset(document: Mapping[str, Any]) -> StreamOffset:
     Raises:  ConfigError for a document that this version cannot read.
     """
     version = document.get("v")
+    if version == PACKED_VERSION:
+        return _unpack(str(document.get("z")))
     if version != FORMAT_VERSION:
         raise ConfigError(
-            f"the checkpoint holds offsets of format version {version!r}; this one reads {FORMAT_VERSION}"
+            f"the checkpoint holds offsets of format version {version!r}; this one reads {FORMAT_VERSION} "
+            f"and {PACKED_VERSION}"
         )
+    return _decode_plain(document, flatten_positions)
+
+
+@lru_cache(maxsize=4)  # Spark passes each offset several times.
+def _unpack(text: str) -> StreamOffset:
+    try:
+        document = json.loads(zlib.decompress(b64decode(text, validate=True)))
+    except (ValueError, zlib.error) as error:
+        raise ConfigError(f"the checkpoint holds a packed offset that cannot be read: {error}") from None
+    return _mirror_marks(_decode_plain(document, _flatten_runs))
+
+
+def _mirror_marks(offset: StreamOffset) -> StreamOffset:
+    """Replaces the queue offset of each mark by its distance from the position, which compresses better, and
+    the distance by the queue offset.
+    """
+    marks = {
+        queue: mark._replace(queue_offset=offset.positions.get(queue, 0) - mark.queue_offset)
+        for queue, mark in offset.marks.items()
+    }
+    return replace(offset, marks=marks)
+
+
+def _decode_plain(
+    document: Mapping[str, Any], flatten: Callable[[Mapping[str, Any]], dict[QueueKey, int]]
+) -> StreamOffset:
     if "init" in document:
         return StreamOffset(symbol=str(document["init"]))
     return StreamOffset(
-        positions=flatten_positions(document.get("o", {})),
-        base=flatten_positions(document.get("base", {})),
+        positions=flatten(document.get("o", {})),
+        base=flatten(document.get("base", {})),
         filter_hash=str(document.get("f", "")),
         marks={queue: Mark(*mark) for queue, mark in _flatten(document.get("m", {}))},
         packing=_decode_packing(document["plan"]) if "plan" in document else None,
@@ -196,6 +245,31 @@ def _nest(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
     for (topic, broker, queue_id), value in sorted(values.items()):
         nested.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = value
     return nested
+
+
+def _nest_runs(positions: Positions) -> dict[str, dict[str, dict[str, list[int]]]]:
+    """Returns `{topic: {broker: {first queue: [offset, ...]}}}`; a list is a run of consecutive queues."""
+    nested: dict[str, dict[str, dict[str, list[int]]]] = {}
+    run: list[int] = []
+    expected: QueueKey | None = None
+    for queue, at in sorted(positions.items()):
+        topic, broker, queue_id = queue
+        if queue != expected:
+            run = nested.setdefault(topic, {}).setdefault(broker, {}).setdefault(str(queue_id), [])
+        run.append(at)
+        expected = QueueKey(topic, broker, queue_id + 1)
+    return nested
+
+
+def _flatten_runs(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
+    """Returns the positions that `_nest_runs` nested."""
+    return {
+        QueueKey(topic, broker, queue_id): at
+        for topic, brokers in nested.items()
+        for broker, runs in brokers.items()
+        for first, run in runs.items()
+        for queue_id, at in enumerate(run, int(first))
+    }
 
 
 def flatten_positions(nested: Mapping[str, Any]) -> dict[QueueKey, int]:
@@ -278,6 +352,20 @@ def advance(
         return None
     marks = {q: mark for q, mark in start.marks.items() if q in positions and q not in moved}
     return StreamOffset(positions=positions, base=base, filter_hash=filter_hash, marks=marks)
+
+
+def keep_youngest(marks: Marks) -> Marks:
+    """Returns the mark with the greatest log offset for each topic of a broker.
+
+    Logs of replicas share a prefix, so this message is the first one that a failover loses, and a topic that
+    was created again does not have it.
+    """
+    youngest: dict[tuple[str, str], QueueKey] = {}
+    for queue, mark in marks.items():
+        other = youngest.setdefault((queue.topic, queue.broker), queue)
+        if mark.log_offset > marks[other].log_offset:
+            youngest[queue.topic, queue.broker] = queue
+    return {queue: marks[queue] for queue in youngest.values()}
 
 
 def share_out(backlog: Mapping[QueueKey, int], limit: int | None) -> dict[QueueKey, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, OffsetOutOfRange, TopicNotFound
@@ -199,6 +199,8 @@ def find_losses(
     """Compares the positions of a query with the messages that the brokers have.
 
     Queues without new messages are compared only with `checks_all_queues`, because they cannot skip anything.
+    If a mark shows a loss, the queues of its topic without marks resume at its time, if that is before their
+    position.
     `refused`: queues that the name servers list and their masters do not know.
     Raises:  OffsetOutOfRange naming the queue, the requested offset and the existing ones, unless
              failOnDataLoss is false.
@@ -206,22 +208,61 @@ def find_losses(
     here = {queue: at for queue, at in offset.positions.items() if queue in bounds}
     moved = {queue: checked_position(queue, at, bounds[queue], options) for queue, at in here.items()}
     moved = {queue: at for queue, at in moved.items() if at != here[queue]}
+    news = {queue for queue, at in here.items() if checks_all_queues or at < bounds[queue].end}
+    # A queue without a mark of its own relies on the marks of its topic at its broker.
+    relying = {(queue.topic, queue.broker) for queue in news if queue not in offset.marks}
     marks = {
         queue: mark
         for queue, mark in offset.marks.items()
-        if queue in here and queue not in moved and (checks_all_queues or here[queue] < bounds[queue].end)
+        if queue in here and queue not in moved and (queue in news or (queue.topic, queue.broker) in relying)
     }
     replaced, doubted = find_replaced(cluster, topology, bounds, marks)
+    short = {q: mark for q, mark in offset.marks.items() if q in moved and moved[q] < here[q]}
+    suspects = _spread({**replaced, **short}, here, offset.marks)
     # The clock of a promoted slave may be behind; reading some messages twice is better than missing one.
-    since = {queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0) for queue, mark in replaced.items()}
+    since = {
+        queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0)
+        for queue, mark in suspects.items()
+        if queue not in moved
+    }
     for queue, at in cluster.search(topology, since).items():
-        report_loss(queue, here[queue], bounds[queue], options, resumes_at=at, but=_REPLACED)
-        moved[queue] = at
+        if queue in replaced or at < here[queue]:
+            report_loss(queue, here[queue], bounds[queue], options, resumes_at=at, but=_REPLACED)
+            moved[queue] = at
+    doubted = frozenset(_spread({queue: marks[queue] for queue in doubted}, here, offset.marks))
     asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
     missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
     gone = cluster.find_gone(missing) if missing else set()
     report_gone({queue: (offset.positions[queue], None) for queue in gone}, options)
     return Losses(moved=moved, gone=frozenset(gone), doubted=doubted)
+
+
+def _spread(marks: Marks, queues: Iterable[QueueKey], known: Marks) -> Marks:
+    """Returns `marks`, and for each queue without a known mark the one of its topic at its broker, if any."""
+    if not marks:
+        return marks
+    shared = {(queue.topic, queue.broker): mark for queue, mark in marks.items()}
+    others = {
+        queue: shared[queue.topic, queue.broker]
+        for queue in queues
+        if queue not in known and (queue.topic, queue.broker) in shared
+    }
+    return {**others, **marks}
+
+
+def choose_youngest(places: Positions, start: Positions, bounds: Mapping[QueueKey, Bounds]) -> Positions:
+    """Returns one place for each topic of a broker: among the queues whose position is not that of `start`,
+    the one with the youngest message. If no store times are known, it is any of them.
+    """
+    chosen: dict[tuple[str, str], tuple[int, QueueKey]] = {}
+    for queue, at in places.items():
+        if at + 1 == start.get(queue):
+            continue
+        newest_at_ms = bounds[queue].newest_at_ms if at + 1 == bounds[queue].end else 0
+        topic = (queue.topic, queue.broker)
+        if topic not in chosen or newest_at_ms > chosen[topic][0]:
+            chosen[topic] = newest_at_ms, queue
+    return {queue: places[queue] for _, queue in chosen.values()}
 
 
 def find_lost(
@@ -237,20 +278,30 @@ def find_lost(
              BrokerUnreachable if no name server answers.
     """
     items = {item.queue: item for item in ranges}
+    topics = {(queue.topic, queue.broker) for queue in items}
+    # A mark may stand for a queue of the batch, and itself be of another queue.
+    marked = {queue for each in marks for queue in each if (queue.topic, queue.broker) in topics}
     known = cluster.describe()
-    topology = replace(known, queues=tuple(queue for queue in known.queues if queue in items))
+    queues = tuple(queue for queue in known.queues if queue in items or queue in marked)
+    topology = replace(known, queues=queues)
     refused: set[QueueKey] = set()
     bounds = cluster.read_bounds(topology, refused=refused)
     gone = cluster.find_gone((set(items) - set(topology.queues)) | refused)
     report_gone({queue: (items[queue].begin, items[queue].end) for queue in gone}, options)
     resume_at = {queue: items[queue].end for queue in gone}
-    for queue in {queue for each in marks for queue in find_replaced(cluster, topology, bounds, each)[0]}:
-        limits = bounds[queue]
-        if queue in items:
+    replaced: set[QueueKey] = set()
+    for each in marks:
+        short = {q: mark for q, mark in each.items() if q in bounds and mark.queue_offset >= bounds[q].end}
+        others = find_replaced(cluster, topology, bounds, each)[0]
+        replaced |= set(_spread({**others, **short}, items, each))
+    for queue in replaced:
+        if queue in items and queue in bounds and bounds[queue].is_master:
+            limits = bounds[queue]
             report_loss(queue, items[queue].begin, limits, options, resumes_at=limits.begin, but=_REPLACED)
             resume_at[queue] = items[queue].end
-    for queue, limits in bounds.items():
-        if queue not in resume_at and limits.is_master and items[queue].begin < limits.begin:
+    for queue in set(items) & set(bounds) - set(resume_at):
+        limits = bounds[queue]
+        if limits.is_master and items[queue].begin < limits.begin:
             report_loss(queue, items[queue].begin, limits, options, resumes_at=limits.begin)
             resume_at[queue] = min(limits.begin, items[queue].end)
     return resume_at

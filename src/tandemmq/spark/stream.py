@@ -32,6 +32,7 @@ from tandemmq.errors import BrokerUnreachable, ConfigError, TopicNotFound
 from tandemmq.spark.columns import Projection
 from tandemmq.spark.metadata import Bounds, QueriedCluster, Topology
 from tandemmq.spark.offsets import (
+    MANY_QUEUES,
     OffsetRange,
     Positions,
     QueueKey,
@@ -40,6 +41,7 @@ from tandemmq.spark.offsets import (
     count_behind,
     decode_offset,
     encode_offset,
+    keep_youngest,
     plan_ranges,
     render_queues,
 )
@@ -47,6 +49,7 @@ from tandemmq.spark.options import ReadPreference, SourceOptions
 from tandemmq.spark.packing import leave_out, plan_tasks
 from tandemmq.spark.resolve import (
     Losses,
+    choose_youngest,
     describe_all,
     find_losses,
     find_lost,
@@ -156,7 +159,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         if end is None:
             return start
         self._planned_at = time.monotonic()
-        return encode_offset(self._mark(end, view.bounds))
+        return encode_offset(self._mark(offset, end, view.bounds))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         """Returns the ends of the queues at the last `latestOffset`; Spark shows them in the query's
@@ -276,20 +279,28 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
             log.warning(events.QUEUES_MISSING, extra={"queues": render_queues(missing)})
         self._missing = missing
 
-    def _mark(self, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]) -> StreamOffset:
+    def _mark(
+        self, start: StreamOffset, end: StreamOffset, bounds: Mapping[QueueKey, Bounds]
+    ) -> StreamOffset:
         """Returns `end` with the current packing and a mark of the last message before each position; an
-        older mark is kept if no broker returns a new one.
+        older mark is kept if no broker returns a new one. With many queues there is one mark for each topic
+        of a broker, that of its youngest message.
         """
-        wanted = {
+        wanted: Positions = {
             queue: at - 1
             for queue, at in end.positions.items()
             if queue in bounds and bounds[queue].begin < at <= bounds[queue].end
         }
+        is_large = len(end.positions) > MANY_QUEUES
+        if is_large:
+            wanted = choose_youngest(wanted, start.positions, bounds)
         known = {queue: mark.queue_offset for queue, mark in end.marks.items()}
         asked = {queue: at for queue, at in wanted.items() if known.get(queue) != at}
         seen = QueriedCluster(self._options).read_marks(self._topology, asked)
         found = {queue: at.mark for queue, at in seen.items() if at.mark is not None}
-        return replace(end, marks={**end.marks, **found}, packing=self._options.packing)
+        marks = {**end.marks, **found}
+        packing = self._options.packing
+        return replace(end, marks=keep_youngest(marks) if is_large else marks, packing=packing)
 
     def _find_lost(
         self, ranges: list[OffsetRange], start: StreamOffset, end: StreamOffset

@@ -31,7 +31,7 @@ from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute
 from tandemmq.protocol.bodies.tables import decode_topic_list
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
-from tandemmq.protocol.command import Command, Header
+from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import FRAME_BYTES_MAX, encode_frame
 from tandemmq.protocol.header_compact import decode_header_compact
 from tandemmq.protocol.header_json import decode_header_json
@@ -363,15 +363,22 @@ class BlockingNameServers:
         self._security = security
 
     def find_route(self, topic: str) -> TopicRoute | None:
-        """Returns the route of a topic; None if no name server knows it.
+        """Returns the route of one topic; see `find_routes`."""
+        return self.find_routes([topic])[0]
+
+    def find_routes(self, topics: Sequence[str]) -> list[TopicRoute | None]:
+        """Returns the route of each topic; None for a topic that the name server does not know.
 
         Raises:  BrokerUnreachable if no name server answers.
         """
-        header = RouteRequest(topic=topic, accepts_standard_json=True)
-        answer = self._request(RequestCode.GET_ROUTEINFO_BY_TOPIC, header)
-        if answer.code == ResponseCode.TOPIC_NOT_EXIST:
-            return None
-        return decode_body(accept(answer).body, TopicRoute)
+        headers = [RouteRequest(topic=topic, accepts_standard_json=True) for topic in topics]
+        answers = self._request(*(Command.request(RequestCode.GET_ROUTEINFO_BY_TOPIC, h) for h in headers))
+        return [
+            None
+            if answer.code == ResponseCode.TOPIC_NOT_EXIST
+            else decode_body(accept(answer).body, TopicRoute)
+            for answer in answers
+        ]
 
     def find_broker(self, name: str) -> Mapping[int, str]:
         """Returns the addresses of a registered broker by id, whatever its topics are; empty if it is not
@@ -379,28 +386,28 @@ class BlockingNameServers:
 
         Raises:  BrokerUnreachable if no name server answers.
         """
-        info = decode_body(accept(self._request(RequestCode.GET_BROKER_CLUSTER_INFO)).body, ClusterInfo)
+        (answer,) = self._request(Command.request(RequestCode.GET_BROKER_CLUSTER_INFO))
+        info = decode_body(accept(answer).body, ClusterInfo)
         return info.brokers[name].addresses if name in info.brokers else {}
 
     def list_topics(self) -> list[str]:
         """Returns all topics, including system topics."""
-        return list(
-            decode_topic_list(accept(self._request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER)).body)
-        )
+        (answer,) = self._request(Command.request(RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER))
+        return list(decode_topic_list(accept(answer).body))
 
-    def _request(self, code: RequestCode, header: Header | None = None) -> Command:
-        """Returns the answer of the first name server that answers; later requests ask that one first."""
+    def _request(self, *commands: Command) -> list[Command]:
+        """Returns the answers of the first name server that answers; later requests ask that one first."""
         failures = []
         for address in list(self._addresses):
             try:
                 with POOL.borrow(address, self._security) as connection:
-                    answer = connection.request(Command.request(code, header), self._timeout_s)
+                    answers = connection.request_all(commands, self._timeout_s)
             except UNREACHABLE as error:
                 failures.append(str(error))
                 continue
             self._addresses.remove(address)
             self._addresses.insert(0, address)
-            return answer
+            return answers
         raise BrokerUnreachable(f"no name server answers: {'; '.join(failures)}")
 
 

@@ -17,10 +17,12 @@ from tandemmq.protocol.bodies.progress import (
 )
 from tandemmq.protocol.bodies.stats import (
     ConsumeStats,
+    QueueOffsets,
     QueueProgress,
     TopicOffset,
     TopicStats,
     decode_consume_stats,
+    decode_queue_offsets,
     decode_topic_stats,
     encode_consume_stats,
     encode_consume_stats_list,
@@ -88,6 +90,20 @@ def test_stats_of_the_spec_come_out_byte_for_byte() -> None:
     )
     assert encode_topic_stats(topic_stats).decode() == topic
     assert decode_topic_stats(topic.encode()) == topic_stats
+
+
+def test_offsets_of_queues_are_read_in_every_spelling() -> None:
+    queues = {
+        queue: TopicOffset(updated_at_ms=queue.queue_id, min_offset=2, max_offset=3)
+        for queue in (FIRST, SECOND)
+    }
+    text = encode_topic_stats(TopicStats(queues=queues))
+    offsets = {queue.queue_id: QueueOffsets(2, 3, queue.queue_id) for queue in queues}
+    assert decode_queue_offsets(text) == offsets
+    assert decode_queue_offsets(text.replace(b":", b": ")) == offsets
+    assert decode_queue_offsets(encode_topic_stats(TopicStats())) == {}
+    with pytest.raises(RemoteProtocolError):
+        decode_queue_offsets(text[:-30])
 
 
 def test_stats_list_of_an_idle_broker() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from msgspec import structs
 
 from tandemmq.errors import BrokerUnreachable
-from tandemmq.protocol.bodies.codec import encode_kv_table
+from tandemmq.protocol.bodies.codec import MessageQueue, encode_kv_table
 from tandemmq.protocol.bodies.route import (
     BrokerData,
     ClusterInfo,
@@ -19,11 +19,13 @@ from tandemmq.protocol.bodies.route import (
     encode_cluster_info,
     encode_topic_route,
 )
+from tandemmq.protocol.bodies.stats import TopicOffset, TopicStats, encode_topic_stats
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record
+from tandemmq.protocol.requests.admin import TopicStatsRequest
 from tandemmq.protocol.requests.consume import (
     GetMaxOffsetRequest,
     GetMaxOffsetResponse,
@@ -109,6 +111,8 @@ class FakeBroker:
     committed: dict[tuple[str, str, int], int] = field(default_factory=dict)
     pulls: list[tuple[int, int]] = field(default_factory=list)
     refuse_pulls_with: int | None = None
+    refuse_stats_with: int | None = None
+    stats_queries: list[str] = field(default_factory=list)
     log_end: int = 0
     runtime_info: dict[str, str] = field(default_factory=dict)
     is_ours: bool = False
@@ -134,6 +138,7 @@ class FakeBroker:
             RequestCode.PULL_MESSAGE: self._pull,
             RequestCode.GET_MIN_OFFSET: self._min,
             RequestCode.GET_MAX_OFFSET: self._max,
+            RequestCode.GET_TOPIC_STATS_INFO: self._stats,
             RequestCode.SEARCH_OFFSET_BY_TIMESTAMP: self._search,
             RequestCode.QUERY_CONSUMER_OFFSET: self._query,
             RequestCode.UPDATE_CONSUMER_OFFSET: self._update,
@@ -203,6 +208,24 @@ class FakeBroker:
         if queue is None:
             return self._unknown(command, request.topic)
         return command.reply(0, GetMaxOffsetResponse(offset=queue.end))
+
+    def _stats(self, command: Command) -> Command:
+        topic = command.decode(TopicStatsRequest).topic
+        if self.refuse_stats_with is not None:
+            return command.reply(self.refuse_stats_with, remark="refused")
+        mine = {queue_id: queue for (name, queue_id), queue in self.queues.items() if name == topic}
+        if not mine:
+            return command.reply(ResponseCode.TOPIC_NOT_EXIST)
+        queues = {
+            MessageQueue(broker_name="b", queue_id=queue_id, topic=topic): TopicOffset(
+                min_offset=queue.begin,
+                max_offset=queue.end,
+                updated_at_ms=queue.time_of(queue.end - 1) if queue.begin < queue.end else 0,
+            )
+            for queue_id, queue in mine.items()
+        }
+        self.stats_queries.append(topic)
+        return command.reply(0, body=encode_topic_stats(TopicStats(queues=queues)))
 
     def _unknown(self, command: Command, topic: str) -> Command:
         """Rejects a request for a queue that this broker lacks."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -10,7 +12,10 @@ from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.offsets import (
+    MANY_QUEUES,
+    Mark,
     OffsetRange,
+    PackingOptions,
     QueueKey,
     StreamOffset,
     advance,
@@ -18,6 +23,7 @@ from tandemmq.spark.offsets import (
     decode_offset,
     encode_offset,
     flatten_positions,
+    keep_youngest,
     plan_ranges,
     render_queues,
     share_out,
@@ -59,8 +65,42 @@ def test_a_symbol_has_no_numbers() -> None:
 
 
 def test_an_offset_of_another_version_is_refused() -> None:
-    with pytest.raises(ConfigError, match="version 2"):
+    with pytest.raises(ConfigError, match="version 3"):
+        decode_offset({"v": 3, "o": {}})
+    with pytest.raises(ConfigError, match="packed offset that cannot be read"):
         decode_offset({"v": 2, "o": {}})
+
+
+def test_an_offset_of_many_queues_is_packed_and_survives_the_checkpoint() -> None:
+    found = {QueueKey("t", "b", n): n * 7919 % 100_003 for n in range(MANY_QUEUES + 2) if n != 5}
+    marks = {QueueKey("t", "b", 9): Mark(1, 2, 3)}
+    offset = StreamOffset(
+        positions=found, base={A1: 7}, filter_hash="f", marks=marks, packing=PackingOptions(records_max=3)
+    )
+    document = encode_offset(offset)
+    assert (document["v"], sorted(document)) == (2, ["v", "z"])
+    assert decode_offset(json.loads(json.dumps(document))) == offset
+    assert encode_offset(replace(offset, positions=dict(reversed(found.items())))) == document
+    fewer = replace(offset, positions={queue: found[queue] for queue in list(found)[:MANY_QUEUES]})
+    assert encode_offset(fewer)["v"] == 1
+
+
+@pytest.mark.parametrize(("topics", "queues", "brokers"), [(1_000, 10, 1), (1, 10_000, 4)])
+def test_an_offset_of_ten_thousand_queues_has_at_most_100_kib(topics: int, queues: int, brokers: int) -> None:
+    rng = random.Random(42)
+    found = {
+        QueueKey(f"orders-of-region-{topic}", f"broker-{queue % brokers}", queue // brokers): rng.randrange(
+            10**7
+        )
+        for topic in range(topics)
+        for queue in range(queues)
+    }
+    marks = {
+        queue: Mark(at - 1, rng.randrange(10**12), 1_795_830_000_000 + rng.randrange(10**8))
+        for queue, at in found.items()
+    }
+    offset = StreamOffset(positions=found, marks=keep_youngest(marks), packing=PackingOptions())
+    assert len(json.dumps(encode_offset(offset))) <= 100 * 1024
 
 
 @pytest.mark.parametrize(
