@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from browser import Reader
 from console_load import FAILING, ORDERS, PAYMENTS, SLOW
-from sites import OPERATOR, READER, Site
+from sites import OPERATOR, READER, SERVICE, Site
 from visits import LETTER, part
 
 from waits import until_blocking
@@ -252,6 +253,35 @@ def check_transaction(reader: Reader, site: Site) -> None:
     notice_after(reader, "Check again")
 
 
+# Pipelines
+
+
+def pause_pipeline(reader: Reader, site: Site) -> None:
+    reader.visit("/services")
+    assert ORDERS in notice_after(reader, "Pause")
+    (marks(site) / "paused" / ORDERS).unlink()
+
+
+def resume_pipeline(reader: Reader, site: Site) -> None:
+    mark = marks(site) / "paused" / ORDERS
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    reader.visit("/services")
+    assert ORDERS in notice_after(reader, "Resume")
+    assert not mark.exists()
+
+
+def redo_pipeline(reader: Reader, site: Site) -> None:
+    service = marks(site).parent
+    assert ORDERS in confirm(reader, f"/services/redo?out={part(str(service))}&topic={ORDERS}", "Land anew")
+    (marks(site) / "redo" / ORDERS).unlink()
+
+
+def marks(site: Site) -> Path:
+    """Returns the directory with the orders to the site's service."""
+    return site.log.parent / SERVICE / "_tandemmq"
+
+
 # Access
 
 
@@ -351,6 +381,9 @@ DRIVES: dict[str, Drive] = {
     "/dead-letters/{group}/letter/{broker}/{queue}/{offset}/send": send_changed_letter,
     "/delayed/cancel": cancel_timer,
     "/transactions/check": check_transaction,
+    "/services/pause": pause_pipeline,
+    "/services/resume": resume_pipeline,
+    "/services/redo": redo_pipeline,
     "/new-user": ours(create_user, "/new-user"),
     "/access/users/{user}/password": ours(change_password, f"/access/users/{READER[0]}"),
     "/access/users/{user}/change": ours(change_user, f"/access/users/{READER[0]}/change?status=disable"),

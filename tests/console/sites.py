@@ -29,6 +29,7 @@ from waits import until_blocking
 
 OPERATOR = ("operator", "operator-secret")
 PIPELINE = "orders-to-lake"
+SERVICE = "service"
 READER = ("reader", "reader-secret")
 UP_SECONDS_MAX = 120.0
 
@@ -116,14 +117,21 @@ def open_ours(folder: Path) -> Iterator[Site]:
         yield Site("ours", name_servers, url, load, client, OPERATOR, log, up)
 
 
-def write_pipeline(folder: Path) -> tuple[str, str]:
-    """Writes the progress of one pipeline; returns the console's options that show it."""
+def write_pipeline(folder: Path) -> tuple[str, ...]:
+    """Writes the progress of one pipeline and the status of one service; returns the console's options that
+    show them.
+    """
     shown = folder / "pipelines"
     shown.mkdir()
     started = {"event": "started", "topic": ORDERS, "out": "/data/orders", "rows_total": 0, "bytes_total": 0}
     batch = {"event": "batch", "batch": 0, "rows": 60, "rows_total": 60, "lag": 7, "seconds": 1.5, "rate": 40}
     (shown / f"{PIPELINE}.jsonl").write_text(f"{json.dumps(started)}\n{json.dumps(batch)}\n")
-    return "--pipelines", str(shown)
+    total = {"rows": 60, "bad": 0}
+    topic = {"state": "running", "error": "", "next_try_seconds": None, "lost": 0, "total": total}
+    status = {"time_ms": 1_795_831_144_034, "error": "", "topics": {ORDERS: topic}}
+    (folder / SERVICE / "_tandemmq").mkdir(parents=True)
+    (folder / SERVICE / "_tandemmq" / "status.json").write_text(json.dumps(status))
+    return "--pipelines", str(shown), "--served", str(folder / SERVICE)
 
 
 def run_apart(work: Coroutine[None, None, None]) -> None:

@@ -88,5 +88,6 @@ VISITS: dict[str, Visit] = {
     "/audit": at("/audit"),
     "/refusals": at("/refusals", ours_only=True),
     "/pipelines": at("/pipelines", PIPELINE, "running"),
+    "/services": at("/services", ORDERS, "running"),
     "/pipelines/{pipeline}": at(f"/pipelines/{PIPELINE}", ORDERS, "/data/orders"),
 }

@@ -74,6 +74,14 @@ class ConsoleOptions:
             metavar="DIR",
         ),
     ] = None
+    served: Annotated[
+        list[Path] | None,
+        option(
+            "--served",
+            "The directory `out` of a `pipeline serve`, to show and control its topics; repeatable.",
+            metavar="DIR",
+        ),
+    ] = None
     visitors: Annotated[bool, option("--allow-visitors", "Serve other machines without log-in.")] = False
 
     @property
@@ -145,6 +153,7 @@ def make_frame(name_servers: str, options: ConsoleOptions) -> Frame:
         [one for one in ALL if isinstance(one, Page)],
         options.read_only,
         options.pipelines,
+        tuple(options.served or ()),
     )
 
 

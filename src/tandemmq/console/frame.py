@@ -31,7 +31,8 @@ SENT_FORMS_MAX: Final = 10_000
 @dataclass(slots=True)
 class Frame:
     """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
-    `pipelines` is the folder with the progress of Spark pipelines. `resending` has the groups whose dead
+    `pipelines` is the folder with the progress of Spark pipelines, `served` has the directories of services
+    that land many topics. `resending` has the groups whose dead
     letters are being sent again, `sent_forms` the newest forms that sent chosen ones.
     """
 
@@ -40,6 +41,7 @@ class Frame:
     pages: Sequence[Page]
     is_read_only: bool = False
     pipelines: Path | None = None
+    served: Sequence[Path] = ()
     resending: set[str] = field(default_factory=set)
     sent_forms: deque[str] = field(default_factory=lambda: deque(maxlen=SENT_FORMS_MAX))
     environment: Environment = field(init=False, default_factory=make_environment)

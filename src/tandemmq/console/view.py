@@ -102,6 +102,9 @@ class PageFrame(Protocol):
     def pipelines(self) -> Path | None: ...
 
     @property
+    def served(self) -> Sequence[Path]: ...
+
+    @property
     def resending(self) -> set[str]: ...
 
     @property

@@ -67,13 +67,17 @@ def served(
     ] = None,
 ) -> None:
     """Show the topics of a `serve` with state, lag, freshness and errors; pause, resume or redo some."""
-    from tandemmq.spark.pipelines.serve import give_orders, render_status
     from tandemmq.spark.pipelines.serve_config import read_config
+    from tandemmq.spark.pipelines.served import order, render_status
 
     with refusals():
-        served_by = read_config(config)
-        give_orders(served_by, pause or (), resume or (), redo or ())
-        for line in render_status(served_by):
+        service = read_config(config)
+        orders = {"pause": pause or (), "resume": resume or (), "redo": redo or ()}
+        service.check_topics([topic for topics in orders.values() for topic in topics])
+        for what, topics in orders.items():
+            for topic in topics:
+                order(service.out, topic, what)
+        for line in render_status(service.out):
             typer.echo(line)
 
 

@@ -18,8 +18,9 @@ from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
 from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
 from tandemmq.spark.pipelines.runner import StopFlag
-from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, give_orders, render_status
+from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService
 from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
+from tandemmq.spark.pipelines.served import order, read_status, render_status
 
 
 class Recorder:
@@ -62,7 +63,7 @@ def serve(
 
 
 def shown(config: ServeConfig) -> str:
-    return "\n".join(render_status(config))
+    return "\n".join(render_status(config.out))
 
 
 def count_rows(out: Path) -> int:
@@ -146,16 +147,22 @@ def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: P
     queue = FakeQueue(0, 5)
     net.add_master(A_0=queue, B_0=FakeQueue(0, 5))
     config = make_config(tmp_path, [{"pattern": ".*"}])
-    give_orders(config, pause=["A"], resume=[], redo=[])
+    order(tmp_path, "A", "pause")
     service = serve(config, Recorder())
     assert service.topics["A"].state == "paused"
     assert not (tmp_path / "A" / "batch=00000000").exists()
     assert count_rows(tmp_path / "B") == 5
-    give_orders(config, pause=[], resume=["A"], redo=[])
+    order(tmp_path, "A", "resume")
     serve(config, Recorder())
     assert count_rows(tmp_path / "A") == 5
     queue.end = 8
-    give_orders(config, pause=[], resume=[], redo=["A"])
+    order(tmp_path, "A", "redo")
+    status = read_status(tmp_path)
+    assert status is not None
+    assert [(one.name, one.state, one.is_redone, one.rows) for one in status.topics] == [
+        ("A", "running", True, 5),
+        ("B", "running", False, 5),
+    ]
     serve(config, Recorder())
     assert count_rows(tmp_path / "A") == 8
     (before,) = (tmp_path / CONTROL_DIR / REPLACED).iterdir()
@@ -165,7 +172,7 @@ def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: P
     with pytest.raises(
         ConfigError, match="no entry of the configuration matches the topic 'SCHEDULE_TOPIC_XXXX'"
     ):
-        give_orders(config, pause=["SCHEDULE_TOPIC_XXXX"], resume=[], redo=[])
+        config.check_topics(["A", "SCHEDULE_TOPIC_XXXX"])
 
 
 def test_a_service_without_java_ends(net: FakeNet, tmp_path: Path) -> None:

@@ -57,6 +57,7 @@ from tandemmq.console.pages import (
     overview,
     pipelines,
     refusals,
+    services,
     settings,
     topics,
     transactions,
@@ -75,6 +76,7 @@ MODULES: Final = (
     access,
     refusals,
     pipelines,
+    services,
     settings,
     audit_list,
 )

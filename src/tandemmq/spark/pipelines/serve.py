@@ -5,15 +5,14 @@ One loop gives turns to topics. A turn is one batch of one topic (`feed`), in a 
 delays a small one by one batch at most. A topic whose turn fails is tried again after a pause that doubles;
 the others do not notice.
 
-The directory of the service holds its lock and, per topic, the marks `paused/TOPIC` and `redo/TOPIC`, which
-`tandemmq pipeline served` sets. Files survive a kill of the service, and need no address of it.
+The directory of the service holds its lock, its status, and the orders to pause topics or land them anew
+(`served`).
 """
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
-from tandemmq.spark.documents import read_document, sync_directory, write_document
+from tandemmq.spark.documents import sync_directory, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.home import find_home, hold_directory
 from tandemmq.spark.options import parse_options
@@ -31,6 +30,7 @@ from tandemmq.spark.pipelines.lake_job import LOG_FILE, ONCE_RESTARTS_MAX
 from tandemmq.spark.pipelines.options import ServeOptions
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure, is_transient, open_session
 from tandemmq.spark.pipelines.serve_config import ServeConfig, read_config
+from tandemmq.spark.pipelines.served import PAUSED, REDO, STATUS_FILE, list_marks, set_mark
 from tandemmq.spark.wire import BlockingNameServers
 
 if TYPE_CHECKING:
@@ -40,8 +40,7 @@ DISCOVER_S = 5.0
 STATUS_S = 1.0
 STEP_S = 0.1
 PAUSE_S_MAX = 300.0
-PAUSED, REDO, REPLACED = "paused", "redo", "replaced"
-STATUS_FILE = "status.json"
+REPLACED = "replaced"
 
 
 @dataclass(slots=True)
@@ -258,21 +257,6 @@ def find_topics(config: ServeConfig) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*config.named, *sorted(there))))
 
 
-def list_marks(directory: Path) -> set[str]:
-    """Returns the topics that are marked in a directory."""
-    return set(os.listdir(directory)) if directory.is_dir() else set()
-
-
-def set_mark(directory: Path, topic: str, *, is_set: bool) -> None:
-    """Sets or removes the mark of a topic; the change is on disk when this returns."""
-    directory.mkdir(parents=True, exist_ok=True)
-    if is_set:
-        (directory / topic).touch()
-    else:
-        (directory / topic).unlink(missing_ok=True)
-    sync_directory(directory)
-
-
 def obey_redo(out: Path, topic: str, feed: Feed) -> None:
     """Moves the topic's lake aside if it is marked to be landed anew.
 
@@ -349,48 +333,3 @@ def _make_runner(spark: SparkSession, topic: str) -> RunTasks:
         return list(context.parallelize(tasks, len(tasks)).map(work).collect())
 
     return run
-
-
-# The state of a service, for `tandemmq pipeline served`.
-
-
-def give_orders(
-    config: ServeConfig, pause: Sequence[str], resume: Sequence[str], redo: Sequence[str]
-) -> None:
-    """Marks topics to be paused, resumed or landed anew.
-
-    Raises:  ConfigError for a topic that the configuration does not serve.
-    """
-    for topic in (*pause, *resume, *redo):
-        if config.find_rule(topic) is None:
-            raise ConfigError(f"no entry of the configuration matches the topic {topic!r}")
-    control = config.out / CONTROL_DIR
-    for names, mark, is_set in ((pause, PAUSED, True), (resume, PAUSED, False), (redo, REDO, True)):
-        for topic in names:
-            set_mark(control / mark, topic, is_set=is_set)
-
-
-_LINE = "{:32} {:8} {:>12} {:>8} {:>8} {:>10} {:>7} {:>7}"
-
-
-def render_status(config: ServeConfig) -> Iterator[str]:
-    """Yields the lines of the service's last status."""
-    control = config.out / CONTROL_DIR
-    status = read_document(control / STATUS_FILE)
-    if status is None:
-        yield f"{config.out}: no service has run here"
-        return
-    age_s = time.time() - status["time_ms"] / 1000
-    yield f"{config.out}: {len(status['topics'])} topics, as of {age_s:.0f} s ago"
-    if status["error"]:
-        yield f"name servers: {status['error']}"
-    paused = list_marks(control / PAUSED)
-    yield _LINE.format("topic", "state", "rows", "bad", "lost", "lag", "p50 s", "p99 s")
-    for name, one in status["topics"].items():
-        total = one["total"]
-        counts = (total["rows"], total["bad"], one["lost"], one.get("lag", 0))
-        fresh = ("-" if one.get(key) is None else f"{one[key]:.1f}" for key in ("p50_s", "p99_s"))
-        state = PAUSED if name in paused else one["state"]
-        yield _LINE.format(name, state, *(f"{count:,}" for count in counts), *fresh)
-        if one["error"]:
-            yield f"    {one['error']} (next try in {one['next_try_seconds']:g} s)"

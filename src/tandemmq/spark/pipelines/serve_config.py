@@ -16,7 +16,7 @@ the file.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,6 +126,12 @@ class ServeConfig:
     def find_rule(self, topic: str) -> TopicRule | None:
         """Returns the first entry that matches the topic; None if the topic is not served."""
         return next((rule for rule in self.rules if rule.matches(topic)), None)
+
+    def check_topics(self, topics: Iterable[str]) -> None:
+        """Raises ConfigError for a topic that is not served."""
+        for topic in topics:
+            if self.find_rule(topic) is None:
+                raise ConfigError(f"no entry of the configuration matches the topic {topic!r}")
 
     def make_options(self, topic: str, rule: TopicRule) -> LandingOptions:
         """Returns the options of the topic's landing."""

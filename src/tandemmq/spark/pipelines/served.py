@@ -1,0 +1,118 @@
+"""The state of a service of many topics (`serve`) in its directory, and the orders to it. Called by the
+service, by `tandemmq pipeline served` and by the console.
+
+The directory `_tandemmq` of the service has its last status and, per topic, the marks `paused/TOPIC` and
+`redo/TOPIC`. Files survive a kill of the service, and need no address of it. Must not know Spark.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tandemmq.spark.documents import read_document, sync_directory
+from tandemmq.spark.lake.files import CONTROL_DIR
+
+PAUSED, REDO = "paused", "redo"
+STATUS_FILE = "status.json"
+
+
+@dataclass(frozen=True, slots=True)
+class LandedTopic:
+    """A topic as its service has reported it. `is_redone`: it is to be landed anew in its next turn;
+    `next_try_s`: None unless it fails; `p50_s`, `p99_s`: the freshness of the last batch, None without one.
+    """
+
+    name: str
+    state: str
+    is_redone: bool
+    rows: int
+    bad: int
+    lost: int
+    lag: int
+    p50_s: float | None
+    p99_s: float | None
+    error: str
+    next_try_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """The last status of a service. `error`: of its name servers."""
+
+    time_ms: int
+    error: str
+    topics: tuple[LandedTopic, ...]
+
+
+def read_status(out: Path) -> ServiceStatus | None:
+    """Returns the last status of the service of a directory; None if none has run there."""
+    control = out / CONTROL_DIR
+    status = read_document(control / STATUS_FILE)
+    if status is None:
+        return None
+    paused, redone = list_marks(control / PAUSED), list_marks(control / REDO)
+    topics = (_read_topic(name, one, paused, redone) for name, one in status["topics"].items())
+    return ServiceStatus(status["time_ms"], status["error"], tuple(topics))
+
+
+def _read_topic(name: str, one: Mapping[str, Any], paused: set[str], redone: set[str]) -> LandedTopic:
+    return LandedTopic(
+        name=name,
+        state=PAUSED if name in paused else one["state"],
+        is_redone=name in redone,
+        rows=one["total"]["rows"],
+        bad=one["total"]["bad"],
+        lost=one["lost"],
+        lag=one.get("lag", 0),
+        p50_s=one.get("p50_s"),
+        p99_s=one.get("p99_s"),
+        error=one["error"],
+        next_try_s=one["next_try_seconds"],
+    )
+
+
+def order(out: Path, topic: str, what: str) -> None:
+    """Orders the service to `pause`, `resume` or `redo` a topic; the order is on disk when this returns."""
+    set_mark(out / CONTROL_DIR / (REDO if what == "redo" else PAUSED), topic, is_set=what != "resume")
+
+
+def list_marks(directory: Path) -> set[str]:
+    """Returns the topics that are marked in a directory."""
+    return set(os.listdir(directory)) if directory.is_dir() else set()
+
+
+def set_mark(directory: Path, topic: str, *, is_set: bool) -> None:
+    """Sets or removes the mark of a topic; the change is on disk when this returns."""
+    directory.mkdir(parents=True, exist_ok=True)
+    if is_set:
+        (directory / topic).touch()
+    else:
+        (directory / topic).unlink(missing_ok=True)
+    sync_directory(directory)
+
+
+_LINE = "{:32} {:8} {:>12} {:>8} {:>8} {:>10} {:>7} {:>7}"
+
+
+def render_status(out: Path) -> Iterator[str]:
+    """Yields the lines of the service's last status."""
+    status = read_status(out)
+    if status is None:
+        yield f"{out}: no service has run here"
+        return
+    age_s = time.time() - status.time_ms / 1000
+    yield f"{out}: {len(status.topics)} topics, as of {age_s:.0f} s ago"
+    if status.error:
+        yield f"name servers: {status.error}"
+    yield _LINE.format("topic", "state", "rows", "bad", "lost", "lag", "p50 s", "p99 s")
+    for one in status.topics:
+        counts = (f"{count:,}" for count in (one.rows, one.bad, one.lost, one.lag))
+        fresh = ("-" if age is None else f"{age:.1f}" for age in (one.p50_s, one.p99_s))
+        yield _LINE.format(one.name, one.state, *counts, *fresh)
+        if one.error:
+            yield f"    {one.error} (next try in {one.next_try_s:g} s)"
