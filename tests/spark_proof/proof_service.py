@@ -216,7 +216,7 @@ class ServiceProof:
         verdicts = {e["side"]: e for e in audit.events if e["event"] == "verdict"}
         verdict = verdicts.get(f"lake {self._lakes / name}", {})
         counts = (verdict.get("missing"), verdict.get("repeated"))
-        text = f"service: damage in a {kind} lake: lake check missed {missed}, the audit found {counts}"
+        text = f"service: damage in the {kind} lake: lake check missed {missed}, the audit found {counts}"
         return text, [] if not missed and counts == (1, 1) and code == 1 else [f"{text}, exit code {code}"]
 
 
