@@ -270,10 +270,8 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], form: LogForm) -> NoRetur
     gc.disable()
     import uvloop
 
-    from tandemmq.runtime.machine import is_optimized_python, keep_freed_memory
+    from tandemmq.runtime.machine import keep_freed_memory
 
-    if not is_optimized_python():
-        _log_build()
     keep_freed_memory()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
@@ -285,14 +283,6 @@ def _run(main: Callable[[], Coroutine[Any, Any, int]], form: LogForm) -> NoRetur
     finally:
         gc.enable()
     raise typer.Exit(code)
-
-
-def _log_build() -> None:
-    from tandemmq.telemetry import events
-    from tandemmq.telemetry.log_lines import event_logger
-
-    facts = {"python": sys.version.split()[0], "fix": "use a Python built with --enable-optimizations"}
-    event_logger(__name__).warning(events.PYTHON_UNOPTIMIZED, extra=facts)
 
 
 def _fail(sentence: str) -> NoReturn:
@@ -598,6 +588,17 @@ class ServerEnd:
         self.end()
 
 
+def _warn_of_build() -> None:
+    """Logs a warning if this Python was built without optimisation."""
+    from tandemmq.runtime.machine import is_optimized_python
+    from tandemmq.telemetry import events
+    from tandemmq.telemetry.log_lines import event_logger
+
+    if not is_optimized_python():
+        facts = {"python": sys.version.split()[0], "fix": "use a Python built with --enable-optimizations"}
+        event_logger(__name__).warning(events.PYTHON_UNOPTIMIZED, extra=facts)
+
+
 async def serve(
     server: ServedProcess,
     outcome: ServerEnd,
@@ -630,6 +631,8 @@ async def serve(
             gc.freeze()
             typer.echo(ready())
             notify_service_manager("READY=1")
+            if not is_worker:
+                _warn_of_build()
             await due
         else:
             # A long recovery must not make the process deaf to signals.

@@ -22,6 +22,8 @@ from typer.testing import CliRunner, Result
 from tandemmq import __version__
 from tandemmq.cli import ServerEnd, app, serve
 from tandemmq.errors import ConfigError, FlushFailed, TandemError
+from tandemmq.runtime import machine
+from tandemmq.telemetry import events
 
 
 def run(*arguments: str) -> Result:
@@ -206,6 +208,21 @@ async def test_a_server_that_was_ready_retires_before_it_stops() -> None:
         outcome.end() if early.hangs else outcome.fail(FlushFailed("fsync of /d/0: I/O error"))
         await serve(early, outcome, lambda: "ready", retire=retire)
         assert (seen, early.is_stopped) == ([False], True), "it was not ready, or cannot be trusted"
+
+
+@pytest.mark.parametrize("is_worker", [False, True])
+async def test_a_ready_server_warns_of_a_python_without_optimisation(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, is_worker: bool
+) -> None:
+    monkeypatch.setattr(machine, "is_optimized_python", lambda: False)
+    outcome = ServerEnd()
+
+    def ready() -> str:
+        asyncio.get_running_loop().call_soon(outcome.end)
+        return "ready"
+
+    assert await serve(StandInServer(), outcome, ready, is_worker=is_worker) == 0
+    assert (events.PYTHON_UNOPTIMIZED in caplog.text) is not is_worker
 
 
 async def test_a_fatal_error_ends_the_wait_of_a_server_that_retires() -> None:
