@@ -57,7 +57,7 @@ networks: setup-dev ## Run clients in Java, Go, Python, Spark and gRPC in three 
 	@PYTHONPATH=tests:tests/interop $(PY) tests/interop/network_proof.py $(ARGS)
 
 .PHONY: frameworks
-frameworks: setup-dev ## Run the cases of FastStream, kombu, Celery and Taskiq, with their own tests and lost masters; ends with FRAMEWORKS OK (15 minutes)
+frameworks: setup-dev ## Run the cases of FastStream, kombu, Celery and Taskiq, with their own tests and lost masters; ends with FRAMEWORKS OK (25 minutes)
 	@scripts/setup sources kombu celery taskiq
 	@scripts/setup redis
 	@TANDEMMQ_FRAMEWORK_SOURCES=build PYTHONPATH=tests $(PY) tests/frameworks/prove_frameworks.py $(ARGS)

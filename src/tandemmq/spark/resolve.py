@@ -19,6 +19,7 @@ from tandemmq.spark.offsets import (
     ANY_BROKER,
     EARLIEST,
     LATEST,
+    MANY_QUEUES,
     Marks,
     OffsetRange,
     Positions,
@@ -199,8 +200,8 @@ def find_losses(
     """Compares the positions of a query with the messages that the brokers have.
 
     Queues without new messages are compared only with `checks_all_queues`, because they cannot skip anything.
-    If a mark shows a loss, the queues of its topic without marks resume at its time, if that is before their
-    position.
+    If a mark shows a loss in a query with many queues, the queues of its topic without marks resume at its
+    time, if that is before their position.
     `refused`: queues that the name servers list and their masters do not know.
     Raises:  OffsetOutOfRange naming the queue, the requested offset and the existing ones, unless
              failOnDataLoss is false.
@@ -209,8 +210,9 @@ def find_losses(
     moved = {queue: checked_position(queue, at, bounds[queue], options) for queue, at in here.items()}
     moved = {queue: at for queue, at in moved.items() if at != here[queue]}
     news = {queue for queue, at in here.items() if checks_all_queues or at < bounds[queue].end}
-    # A queue without a mark of its own relies on the marks of its topic at its broker.
-    relying = {(queue.topic, queue.broker) for queue in news if queue not in offset.marks}
+    # In a query with many queues, one without a mark relies on the mark of its topic at its broker.
+    unmarked = here.keys() - offset.marks.keys() if len(offset.positions) > MANY_QUEUES else set()
+    relying = {(queue.topic, queue.broker) for queue in news & unmarked}
     marks = {
         queue: mark
         for queue, mark in offset.marks.items()
@@ -218,7 +220,7 @@ def find_losses(
     }
     replaced, doubted = find_replaced(cluster, topology, bounds, marks)
     short = {q: mark for q, mark in offset.marks.items() if q in moved and moved[q] < here[q]}
-    suspects = _spread({**replaced, **short}, here, offset.marks)
+    suspects = _spread({**replaced, **short}, unmarked)
     # The clock of a promoted slave may be behind; reading some messages twice is better than missing one.
     since = {
         queue: max(mark.stored_at_ms - CLOCK_SLACK_MS, 0)
@@ -229,7 +231,7 @@ def find_losses(
         if queue in replaced or at < here[queue]:
             report_loss(queue, here[queue], bounds[queue], options, resumes_at=at, but=_REPLACED)
             moved[queue] = at
-    doubted = frozenset(_spread({queue: marks[queue] for queue in doubted}, here, offset.marks))
+    doubted = frozenset(_spread({queue: marks[queue] for queue in doubted}, unmarked))
     asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
     missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
     gone = cluster.find_gone(missing) if missing else set()
@@ -237,15 +239,13 @@ def find_losses(
     return Losses(moved=moved, gone=frozenset(gone), doubted=doubted)
 
 
-def _spread(marks: Marks, queues: Iterable[QueueKey], known: Marks) -> Marks:
-    """Returns `marks`, and for each queue without a known mark the one of its topic at its broker, if any."""
-    if not marks:
-        return marks
+def _spread(marks: Marks, unmarked: Iterable[QueueKey]) -> Marks:
+    """Returns `marks`, and for each unmarked queue the mark of its topic at its broker, if there is one."""
     shared = {(queue.topic, queue.broker): mark for queue, mark in marks.items()}
     others = {
         queue: shared[queue.topic, queue.broker]
-        for queue in queues
-        if queue not in known and (queue.topic, queue.broker) in shared
+        for queue in unmarked
+        if (queue.topic, queue.broker) in shared
     }
     return {**others, **marks}
 
@@ -293,7 +293,7 @@ def find_lost(
     for each in marks:
         short = {q: mark for q, mark in each.items() if q in bounds and mark.queue_offset >= bounds[q].end}
         others = find_replaced(cluster, topology, bounds, each)[0]
-        replaced |= set(_spread({**others, **short}, items, each))
+        replaced |= set(_spread({**others, **short}, items.keys() - each.keys()))
     for queue in replaced:
         if queue in items and queue in bounds and bounds[queue].is_master:
             limits = bounds[queue]

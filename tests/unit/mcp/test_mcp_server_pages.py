@@ -46,6 +46,7 @@ WITHOUT_TOOL = {
     "/messages/{topic}/{broker}/{queue}/{offset}/body": "a file; find_messages has the body",
     "/dead-letters/{group}/export": "a file; list_dead_letters has the messages",
     "/audit": "the changes made in the console itself",
+    "/services": "files of a directory that only the console is given",
 }
 
 

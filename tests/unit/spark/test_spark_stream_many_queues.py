@@ -11,7 +11,7 @@ from spark_fakes import FakeBroker, FakeNet, FakeQueue
 
 from tandemmq.errors import OffsetOutOfRange
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.spark import metadata, offsets, stream
+from tandemmq.spark import metadata, offsets, resolve, stream
 from tandemmq.spark.columns import select_columns
 from tandemmq.spark.offsets import Mark, QueueKey, decode_offset
 from tandemmq.spark.options import PropertiesAs, parse_options
@@ -23,7 +23,7 @@ QUEUES = [QueueKey("T", "b", number) for number in range(3)]
 
 @pytest.fixture(autouse=True)
 def _three_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (metadata, offsets, stream):
+    for module in (metadata, offsets, resolve, stream):
         monkeypatch.setattr(module, "MANY_QUEUES", 2)
 
 
