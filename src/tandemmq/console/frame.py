@@ -32,8 +32,8 @@ SENT_FORMS_MAX: Final = 10_000
 class Frame:
     """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
     `pipelines` is the folder with the progress of Spark pipelines, `served` has the directories of services
-    that land many topics. `resending` has the groups whose dead
-    letters are being sent again, `sent_forms` the newest forms that sent chosen ones.
+    that land many topics. `resending` has the groups whose dead letters are being sent again, `sent_forms`
+    the newest forms that sent chosen ones.
     """
 
     sessions: Sessions
