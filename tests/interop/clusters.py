@@ -143,13 +143,13 @@ class JavaBroker:
         self._server.kill()
 
     def restart(self) -> None:
-        """Ends the broker and starts it again.
+        """Kills the broker and starts it again.
 
         Call it after transactions on a broker that serves further tests: from its first transaction on, a
         broker of 5.5 keeps a processor busy for good (its thread TransactionalOpBatchService), and the other
-        servers and programs of the session run out of time.
+        servers and programs of the session run out of time. Such a broker sometimes does not stop in order.
         """
-        self._server.stop()
+        self._server.kill()
         self.start()
 
     def check_alive(self) -> None:

@@ -162,8 +162,8 @@ def run_clients(
     """
     found = Beside([], [])
 
-    def leave_out(name: str, error: Exception) -> None:
-        found.notes.append(f"{name} is left out: {error or type(error).__name__}")
+    def leave_out(name: str, error: Exception, since: str = "") -> None:
+        found.notes.append(f"{name} is left out{since}: {error or type(error).__name__}")
         on_progress(found.notes[-1])
 
     with ExitStack() as stack:
@@ -180,7 +180,7 @@ def run_clients(
                 try:
                     readings = client.measure(seconds)
                 except _FAILURES as error:
-                    leave_out(client.name, error)
+                    leave_out(client.name, error, f" from round {number} on")
                     clients.remove(client)
                 else:
                     found.readings.extend(readings if number else ())
@@ -315,7 +315,7 @@ def parse_peer(name: str, printed: str) -> list[ClientReading]:
 
 def render_clients(found: Beside) -> list[str]:
     """Returns the notes and a table in Markdown: medians of all rounds, by case and client."""
-    lines = [f"- {note}" for note in found.notes]
+    lines = ["", *(f"- {note}" for note in found.notes)] if found.notes else []
     lines += ["", "| case | client and broker | messages/s | messages per processor second of the client |"]
     lines[-1] += " us per message: client | broker |"
     lines += ["|---|---|--:|--:|--:|--:|"]

@@ -374,9 +374,9 @@ class Loads:
                 text = f"{text[:OUTPUT_CHARS]} ... {text[-OUTPUT_CHARS:]}"
             raise TandemError(f"{case.name} on {cluster.side} ended with {code} and without figures: {text}")
         if not load["count"] or (load["failed"] and not case.rate):
+            reason = load["reason"] or "no message came"
             raise TandemError(
-                f"{case.name} on {cluster.side}: {load['failed']} failed, {load['count']} did not:"
-                f" {load['reason']}"
+                f"{case.name} on {cluster.side}: {load['count']} messages, {load['failed']} failed: {reason}"
             )
         return reading_of(cluster, case, load, before, after)
 
