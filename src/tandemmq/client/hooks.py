@@ -66,13 +66,13 @@ class ConnectionEvents:
 
     def lost(self, address: str) -> None:
         """Records that the connection to the address was lost."""
-        self._lost.add(address)
+        if self._on_reconnected is not None:
+            self._lost.add(address)
         if self._on_disconnected is not None:
             call_hook(self._on_disconnected, address)
 
     def opened(self, address: str) -> None:
         """Records a new connection to the address."""
-        if address in self._lost:
+        if self._on_reconnected is not None and address in self._lost:
             self._lost.discard(address)
-            if self._on_reconnected is not None:
-                call_hook(self._on_reconnected, address)
+            call_hook(self._on_reconnected, address)

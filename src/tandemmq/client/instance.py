@@ -167,9 +167,8 @@ class ClientInstance:
             signer=request_mark(options),
             tls=make_client_tls(options.tls),
         )
-        if options.on_disconnected is not None or options.on_reconnected is not None:
-            connections = ConnectionEvents(options.on_disconnected, options.on_reconnected)
-            self.remoting.on_open, self.remoting.on_lost = connections.opened, connections.lost
+        self._connections = ConnectionEvents(options.on_disconnected, options.on_reconnected)
+        self.remoting.on_open, self.remoting.on_lost = self._on_open, self._connections.lost
         first = self.chance.below(len(addresses))
         self.name_servers = NameServers(self.remoting, addresses, first=first)
         self.routes = RouteCache(
@@ -377,9 +376,7 @@ class ClientInstance:
         """Sends one heartbeat to every broker; a failure is logged, and that broker is tried again at the
         next heartbeat.
         """
-        body = self._heartbeat()
-        addresses = self.heartbeat_addresses(with_slaves=bool(self._consumers))
-        await asyncio.gather(*(self._beat_one(address, body) for address in addresses))
+        await asyncio.gather(*map(self.introduce, self.heartbeat_addresses(with_slaves=bool(self._consumers))))
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(
@@ -391,9 +388,11 @@ class ClientInstance:
     async def learn_version(self, address: str) -> None:
         """Sends a heartbeat to a broker of unknown version; without an answer it stays unknown."""
         if address not in self.broker_versions:
-            await self._beat_one(address, self._heartbeat())
+            await self.introduce(address)
 
-    async def _beat_one(self, address: str, body: Heartbeat) -> None:
+    async def introduce(self, address: str) -> None:
+        """Sends a heartbeat to one broker; a failure is logged."""
+        body = self._heartbeat()
         try:
             self.broker_versions[address] = await broker_consume.send_heartbeat(self.remoting, address, body)
         except TandemError as error:
@@ -401,6 +400,11 @@ class ClientInstance:
             self.outages.record_failure(log, events.HEARTBEAT_FAILED, address, facts)
             return
         self.outages.record_success(events.HEARTBEAT_FAILED, address)
+
+    def _on_open(self, address: str) -> None:
+        self._connections.opened(address)
+        if address in self.broker_versions:  # a broker forgets its clients with their connections
+            self.tasks.start("introduce", self.introduce(address))
 
     async def _beat(self) -> None:
         while True:

@@ -693,7 +693,8 @@ async def test_a_timed_message_is_sent_if_the_version_stays_unknown(monkeypatch:
         assert (await producer.send(Message(topic="T", body=b"x", delay_ms=5_000))).is_ok
 
 
-async def test_a_request_over_a_new_connection_introduces_the_client_again() -> None:
+@pytest.mark.parametrize("is_opened_by", ["the send", "another call"])
+async def test_a_request_over_a_new_connection_introduces_the_client_again(is_opened_by: str) -> None:
     """A broker forgets its clients with their connections, and delivers a reply only to a client it knows."""
     introduced: list[Channel] = []
     senders: list[Channel] = []
@@ -709,7 +710,10 @@ async def test_a_request_over_a_new_connection_introduces_the_client_again() -> 
 
     async with running_cluster(Broker("a"), T=1) as cluster, Producer("g", cluster.namesrv) as producer:
         for _ in range(2):
-            await producer.send(Message("T", b"before"))
+            if is_opened_by == "another call":
+                await producer.instance.remoting.channel(cluster[0].address)
+            else:
+                await producer.send(Message("T", b"before"))
             with pytest.raises(RequestTimeout):
                 await producer.request(Message("T", b"ping"), timeout_s=0.2)
             assert senders[-1] in introduced

@@ -131,11 +131,10 @@ class Requests:
             questions.forget_reply(correlation_id)
 
     async def _introduce(self, view: RouteView) -> None:
-        """Sends a heartbeat if a master of the topic has no connection to this client, so that it can deliver
-        a reply. A sender's new connections cause a heartbeat anyway.
+        """Sends a heartbeat to the masters of the topic that do not know this client, so that they can deliver
+        a reply.
         """
-        if self._strangers(view):
-            await self._instance.beat()
+        await asyncio.gather(*map(self._instance.introduce, self._strangers(view)))
 
     def _refresh_masters(self, topic: str) -> None:
         """Refreshes the route, because the reply comes from the group's master, and another broker may be
@@ -147,9 +146,12 @@ class Requests:
         if view is not None and self._strangers(view):
             self._instance.tasks.start("introduce", self._introduce(view))
 
-    def _strangers(self, view: RouteView) -> bool:
-        """Returns True if a master has no connection to this client."""
-        return not all(map(self._instance.remoting.open_channel, _masters(view)))
+    def _strangers(self, view: RouteView) -> list[str]:
+        """Returns the masters that have no connection to this client, or never answered a heartbeat. Those
+        that did get one over each new connection.
+        """
+        known, open_channel = self._instance.broker_versions, self._instance.remoting.open_channel
+        return [one for one in sorted(_masters(view)) if one not in known or open_channel(one) is None]
 
 
 def _masters(view: RouteView) -> set[str]:
