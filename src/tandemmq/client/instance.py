@@ -376,7 +376,8 @@ class ClientInstance:
         """Sends one heartbeat to every broker; a failure is logged, and that broker is tried again at the
         next heartbeat.
         """
-        await asyncio.gather(*map(self.introduce, self.heartbeat_addresses(with_slaves=bool(self._consumers))))
+        addresses = self.heartbeat_addresses(with_slaves=bool(self._consumers))
+        await asyncio.gather(*map(self.introduce, addresses))
 
     def _heartbeat(self) -> Heartbeat:
         return Heartbeat(

@@ -95,6 +95,12 @@ def _check_serializer(owner: ProducerOptions | ConsumerOptions | PopOptions) -> 
         )
 
 
+def _check_metrics(owner: ProducerOptions | PushOptions) -> None:
+    method = "add_producer" if isinstance(owner, ProducerOptions) else "add_consumer"
+    if owner.metrics is not None and not callable(getattr(owner.metrics, method, None)):
+        raise ConfigError(f"{type(owner).__name__}.metrics = {owner.metrics!r}: must be ClientMetrics()")
+
+
 class ReadFrom(Enum):
     """The replica that a consumer reads from; see ConsumerOptions."""
 
@@ -226,6 +232,7 @@ class ProducerOptions:
         _check_serializer(self)
         _check_hook(self, "before_send", "on_send")
         _check_middleware(self)
+        _check_metrics(self)
         check_topic(self.trace_topic)
 
 
@@ -408,6 +415,7 @@ class PushOptions(ConsumerOptions):
         _check(self, "batch_linger_s", low=0.0, high=60.0)
         _check_hook(self, "order_key")
         _check_middleware(self)
+        _check_metrics(self)
         if self.order_key is not None and (self.orderly or self.batch_count_max is not None):
             raise ConfigError("PushOptions.order_key: not with orderly or batch_count_max")
         if self.consume_timeout_s is not None:

@@ -124,9 +124,12 @@ def encode_wire_properties(message: Message, unique_key: str) -> bytes:
     Raises:  MessageIllegal if they are more than a record can hold, or a name or value has no wire form.
     """
     try:
-        raw = encode_properties(wire_properties(message, unique_key))
+        raw = encode_properties(wire_properties(message, unique_key), "strict")
     except LocalProtocolError as error:
         raise MessageIllegal(str(error)) from None
+    except UnicodeEncodeError as error:
+        half = error.object[error.start : error.end]
+        raise MessageIllegal(f"tags, keys and properties must be text, without {half!r}") from None
     names.check_properties_size(raw)
     return raw
 
@@ -382,3 +385,9 @@ class PoppedMessage(ReceivedMessage):
         """The time from which others of the group may get it, by the broker's clock."""
         handle = parse_handle(self.handle)
         return EpochMs(handle.pop_time_ms + handle.invisible_ms)
+
+
+def require_received(message: object, kind: type[ReceivedMessage] = ReceivedMessage) -> None:
+    """Raises MessageIllegal for an object that is not a received message of this kind."""
+    if not isinstance(message, kind):
+        raise MessageIllegal(f"expected a {kind.__name__}, got {message!r:.64}")

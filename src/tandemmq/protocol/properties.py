@@ -110,8 +110,9 @@ def parse_priority(value: str | None) -> int | None:
     return priority if (priority := int(value)) <= PRIORITY_MAX else None
 
 
-def encode_properties(properties: Mapping[str, str]) -> bytes:
-    """Returns the wire form; pairs with an empty value are left out, because no reader sees them.
+def encode_properties(properties: Mapping[str, str], errors: str = "replace") -> bytes:
+    """Returns the wire form; pairs with an empty value are left out, because no reader sees them. `errors` is
+    that of `str.encode`, for lone surrogates: Java writes '?', as "replace" does.
 
     Raises:  LocalProtocolError if a name is empty or contains a separator, or a value contains 0x02.
     """
@@ -120,8 +121,7 @@ def encode_properties(properties: Mapping[str, str]) -> bytes:
     count = len(pairs)
     if text.count("\x02") != count or text.count("\x01") != count or "" in properties:
         _check_pairs(properties)
-    # Java writes '?' for a lone surrogate; "replace" does the same.
-    return text.encode("utf-8", "replace")
+    return text.encode("utf-8", errors)
 
 
 def split_keys(text: str) -> tuple[str, ...]:

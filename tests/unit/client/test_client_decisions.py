@@ -327,6 +327,7 @@ def test_hooks_are_plain_functions(value: object):
         {"batch_linger_ms": -1},
         {"in_flight_count_max": 0},
         {"client": None},
+        {"metrics": 5},
     ],
 )
 def test_settings_out_of_range_are_named(settings: dict[str, object]):

@@ -92,12 +92,19 @@ async def test_a_message_of_the_changed_subscription_stays(monkeypatch: pytest.M
 @pytest.mark.parametrize(
     ("how", "reason"),
     [
-        ({"count_max": 33}, "count_max 33: must be from 1 to 32"),
-        ({"count_max": 0}, "count_max 0: must be from 1 to 32"),
-        ({"invisible_s": 0}, "invisible_s 0: must be more than 0"),
+        ({"count_max": 33}, "count_max 33: must be a whole number from 1 to 32"),
+        ({"count_max": 0}, "count_max 0: must be a whole number from 1 to 32"),
+        ({"count_max": None}, "count_max None: must be a whole number"),
+        ({"count_max": True}, "count_max True: must be a whole number"),
+        ({"count_max": 2.0}, "count_max 2.0: must be a whole number"),
+        ({"invisible_s": 0}, "invisible_s 0: must be a number from 0.001 to 259200"),
+        ({"invisible_s": 0.0004}, "must be a number from 0.001"),  # 0 ms: others get the message at once
+        ({"invisible_s": 259_201}, "invisible_s 259201: must be"),
+        ({"invisible_s": float("nan")}, "invisible_s nan: must be"),
+        ({"invisible_s": "5"}, "invisible_s '5': must be"),
     ],
 )
-async def test_bounds_of_a_receive(how: dict[str, int], reason: str) -> None:
+async def test_bounds_of_a_receive(how: dict[str, Any], reason: str) -> None:
     async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
         consumer.subscribe("T")
         with pytest.raises(BadRequest, match=reason):

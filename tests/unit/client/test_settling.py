@@ -7,9 +7,11 @@ from collections.abc import Awaitable, Mapping
 from typing import Any
 
 import pytest
+from client_fakes import running_cluster
 
+from tandemmq.client import Consumer, PopConsumer, Producer
 from tandemmq.client.consumer.settling import DONE, Settler
-from tandemmq.errors import ClientError
+from tandemmq.errors import ClientError, MessageIllegal
 
 
 class FakeConsumer:
@@ -54,3 +56,29 @@ async def test_the_loop_awaits_and_other_threads_block() -> None:
     assert consumer.calls == expected
     with pytest.raises(ClientError, match="why"):
         await settler.dead_letter("d", "why")
+
+
+@pytest.mark.parametrize("given", ["x", None, []])
+async def test_an_object_that_is_no_received_message_is_refused(given: Any) -> None:
+    async with (
+        running_cluster(T=1) as cluster,
+        Consumer("c", cluster.namesrv) as consumer,
+        PopConsumer("p", cluster.namesrv) as popping,
+        Producer("s", cluster.namesrv) as producer,
+    ):
+        for call in (
+            lambda: consumer.ack(given),
+            lambda: consumer.retry_later(given),
+            lambda: consumer.retry_later(given, delay_s=1.0),
+            lambda: consumer.dead_letter(given, reason="why"),
+            lambda: producer.reply(given, b"body"),
+        ):
+            with pytest.raises(MessageIllegal, match="expected a ReceivedMessage, got"):
+                await call()
+        for call in (
+            lambda: popping.ack(given),
+            lambda: popping.nack(given),
+            lambda: popping.dead_letter(given, reason="why"),
+        ):
+            with pytest.raises(MessageIllegal, match="expected a PoppedMessage, got"):
+                await call()

@@ -163,7 +163,17 @@ def test_keys_are_one_text_or_several(keys: str | tuple[str, ...]) -> None:
     assert wire_properties(message, "u")["KEYS"] == "N14228 UA1545"
 
 
-@pytest.mark.parametrize("field", [{"keys": ["a\x02b"]}, {"tags": "\x02"}, {"properties": {"a\x01": "b"}}])
+@pytest.mark.parametrize(
+    "field",
+    [
+        {"keys": ["a\x02b"]},
+        {"tags": "\x02"},
+        {"properties": {"a\x01": "b"}},
+        {"keys": "\ud83d"},
+        {"tags": "\ud83d"},
+        {"properties": {"\ud83d": "b"}},
+    ],
+)
 def test_a_text_without_a_wire_form_is_refused(field: dict[str, Any]) -> None:
     with pytest.raises(MessageIllegal, match="propert"):
         encode_wire_properties(Message(topic="T", body=b"b", **field), "u")

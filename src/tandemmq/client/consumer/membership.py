@@ -54,7 +54,7 @@ from tandemmq.protocol.bodies.codec import encode_body, encode_queue_map
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_reset_offsets, encode_consumer_status
 from tandemmq.protocol.codes import OUR_VERSION, RequestCode, ResponseCode, render_version
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.message import ReceivedMessage
+from tandemmq.protocol.message import ReceivedMessage, require_received
 from tandemmq.protocol.record import decode_records
 from tandemmq.protocol.requests.admin import ConsumeDirectlyRequest
 from tandemmq.protocol.topic_names import check_group, retry_topic
@@ -350,6 +350,7 @@ class GroupConsumer(Client):
     def ack_all(self, messages: Iterable[ReceivedMessage]) -> None:
         """Acknowledges the messages as `ack` does."""
         for message in messages:
+            require_received(message)
             self._member.finish(message)
 
     async def retry_later(

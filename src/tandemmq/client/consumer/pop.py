@@ -21,7 +21,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import NamedTuple, Self, TypeVar
+from numbers import Integral, Real
+from typing import Any, NamedTuple, Self, TypeVar
 
 from tandemmq.api import broker_consume, broker_send
 from tandemmq.client.consumer.returning import GroupReturns
@@ -36,7 +37,7 @@ from tandemmq.errors import BadRequest, ClientError, NoRoute, RequestRejected, T
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.message import PoppedMessage
+from tandemmq.protocol.message import PoppedMessage, require_received
 from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, INIT_MIN, NotificationRequest, PopRequest
 from tandemmq.protocol.topic_names import check_group
 from tandemmq.runtime.tasks import TaskScope
@@ -60,6 +61,8 @@ faster, or the broker delivers none now. The pause doubles each time.
 """
 COUNT_MAX = 32
 """The most messages that brokers return for one pop."""
+INVISIBLE_S_MAX = 3 * 86_400
+"""The longest invisible time in seconds that brokers accept."""
 ACKS_AT_ONCE = 64
 ACKS_IN_BATCH_MAX = 1024
 
@@ -67,6 +70,13 @@ ACKS_IN_BATCH_MAX = 1024
 def longer_pause_s(pause_s: float) -> float:
     """Returns the pause after one more announcement in vain."""
     return min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX)
+
+
+def _check_bounds(name: str, value: Any, kind: Any, low: float, high: float) -> None:
+    """Raises BadRequest for a value of another kind, or out of bounds."""
+    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
+        wanted = "a number" if kind is Real else "a whole number"
+        raise BadRequest(f"{name} {value!r:.64}: must be {wanted} from {low:g} to {high:g}")
 
 
 class _Target(NamedTuple):
@@ -173,10 +183,9 @@ class PopConsumer(Client):
         Raises:  BadRequest for a count or a time out of bounds; the RequestRejected class of a rejection that
                  a broker would repeat; ClientError.
         """
-        if not 1 <= count_max <= COUNT_MAX:
-            raise BadRequest(f"count_max {count_max!r}: must be from 1 to {COUNT_MAX}")
-        if invisible_s is not None and invisible_s <= 0:
-            raise BadRequest(f"invisible_s {invisible_s!r}: must be more than 0")
+        _check_bounds("count_max", count_max, Integral, 1, COUNT_MAX)
+        if invisible_s is not None:
+            _check_bounds("invisible_s", invisible_s, Real, 0.001, INVISIBLE_S_MAX)
         if not self._has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe first")
         only = None if topic is None else self._namespace.wrap(topic)
@@ -220,6 +229,7 @@ class PopConsumer(Client):
         """
         batches: dict[tuple[str, str, int], list[PoppedMessage]] = {}
         for number, message in enumerate(messages):
+            require_received(message, PoppedMessage)
             key = (message.topic, message.broker_name, number // ACKS_IN_BATCH_MAX)
             batches.setdefault(key, []).append(message)
         await self._each([*batches.values()], self._ack_batch)
@@ -246,6 +256,7 @@ class PopConsumer(Client):
 
         Raises:  the error of the call; the message is delivered again after its invisible time then.
         """
+        require_received(message, PoppedMessage)
         await GroupReturns(self._instance, self.group, 0).dead_letter(message, reason)
         await self.ack(message)
 
@@ -272,6 +283,7 @@ class PopConsumer(Client):
         await self._change(message, round(invisible_s * 1000))
 
     async def _change(self, message: PoppedMessage, invisible_ms: int, *, is_suspended: bool = False) -> None:
+        require_received(message, PoppedMessage)
         topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
         message.handle = await self._instance.call_master(
             topic,

@@ -21,7 +21,7 @@ from tandemmq.client.options import DELAY_S_MAX
 from tandemmq.errors import ClientError, RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import VERSION_TIMERS, ResponseCode
-from tandemmq.protocol.message import PoppedMessage, ReceivedMessage
+from tandemmq.protocol.message import PoppedMessage, ReceivedMessage, require_received
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, INNER_PRODUCER_GROUP, retry_topic
@@ -56,6 +56,7 @@ class GroupReturns:
 
         Raises:  NoRoute without a master until the deadline; the error of the last call.
         """
+        require_received(message)
         header = SendBackRequest(
             log_offset=message.record.log_offset,
             group=self.group,
@@ -86,6 +87,7 @@ class GroupReturns:
 
         Raises:  as `retry_at_level`; ClientError for a delay that no broker accepts.
         """
+        require_received(message)
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise ClientError(f"delay_s = {delay_s!r}: must be from 0 to {DELAY_S_MAX}")
         delay_ms = round(delay_s * 1000)
@@ -103,6 +105,7 @@ class GroupReturns:
 
     async def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
         """Makes a message a dead letter; raises as `retry_at_level`."""
+        require_received(message)
         request = self._request(message, {DEAD_LETTER_REASON: _clipped(reason)}, is_dead=True)
 
         async def send(address: str, remaining_s: float) -> None:

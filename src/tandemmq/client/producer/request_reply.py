@@ -18,7 +18,13 @@ from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import MessageIllegal, NotServed, RequestRejected, RequestTimeout
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import ResponseCode
-from tandemmq.protocol.message import Message, ReceivedMessage, check_message, wire_properties
+from tandemmq.protocol.message import (
+    Message,
+    ReceivedMessage,
+    check_message,
+    require_received,
+    wire_properties,
+)
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import reply_topic
@@ -46,6 +52,7 @@ async def send_reply(
     Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
              RequestRejected when the requester is no longer connected.
     """
+    require_received(request)
     asked = request.properties
     missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]
     if missing:
@@ -131,8 +138,8 @@ class Requests:
             questions.forget_reply(correlation_id)
 
     async def _introduce(self, view: RouteView) -> None:
-        """Sends a heartbeat to the masters of the topic that do not know this client, so that they can deliver
-        a reply.
+        """Sends a heartbeat to the masters of the topic that do not know this client, because they could not
+        deliver a reply.
         """
         await asyncio.gather(*map(self._instance.introduce, self._strangers(view)))
 
