@@ -58,7 +58,10 @@ def is_optimized_python() -> bool:
     """Returns False if this Python was built without profile-guided optimisation, so that each message costs
     more. Distributions build theirs with it, and record nothing.
     """
-    arguments: str = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    try:
+        arguments: str = sysconfig.get_config_var("CONFIG_ARGS") or ""
+    except ImportError:  # an application with its own Python, without the record of the build
+        return True
     return not arguments or "--enable-optimizations" in arguments or "--prefix=/usr'" in arguments
 
 

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+
+import pytest
 
 from tandemmq.testing import Cluster
 from unit.console.console_client import open_browser
 from unit.console.test_console_access import USERS
 
+ENDED = "the service has ended, or does not respond"
 
-def write_status(out: Path) -> None:
+
+def write_status(out: Path, name: str = "Orders", *, age_s: int = 0) -> None:
     one = {
         "state": "running",
         "table": "t",
@@ -24,7 +29,11 @@ def write_status(out: Path) -> None:
         "p99_s": 2.5,
     }
     failing = {**one, "state": "failing", "error": "disk <full>", "next_try_seconds": 8.0, "p50_s": None}
-    status = {"time_ms": 1_795_831_144_034, "error": "", "topics": {"Orders": one, "Shop": failing}}
+    status = {
+        "time_ms": (int(time.time()) - age_s) * 1000,
+        "error": "",
+        "topics": {name: one, "Shop": failing},
+    }
     (out / "_tandemmq").mkdir(parents=True)
     (out / "_tandemmq" / "status.json").write_text(json.dumps(status))
 
@@ -47,6 +56,7 @@ async def test_topics_are_shown_paused_resumed_and_landed_anew(tmp_path: Path) -
                 f"{idle}: no service has run here",
             ):
                 assert text in page
+            assert ENDED not in page
             fields = {"out": str(out), "topic": "Orders"}
             answer = await browser.post("/services/pause", fields)
             assert answer.status_code == 303, answer.text
@@ -97,3 +107,38 @@ async def test_a_user_who_may_not_see_settings_controls_nothing(tmp_path: Path) 
             for path in ("/services/resume", "/services/redo"):
                 assert (await app.post(path, fields)).status_code in (403, 409)
         assert list_orders(tmp_path) == ["paused Orders"]
+
+
+async def test_a_service_that_has_ended_is_named(tmp_path: Path) -> None:
+    write_status(tmp_path, age_s=90)
+    async with Cluster() as cluster, open_browser(cluster.name_servers, served=[tmp_path]) as browser:
+        assert f"{tmp_path}: {ENDED}" in (await browser.get("/services")).text
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"time_ms": "x", "error": "", "topics": {}}', None])
+async def test_a_directory_with_something_else_hides_no_other(tmp_path: Path, content: str | None) -> None:
+    out, other = tmp_path / "lakes", tmp_path / "other"
+    write_status(out)
+    file = other / "_tandemmq" / "status.json"
+    if content is None:
+        file.mkdir(parents=True)
+    else:
+        file.parent.mkdir(parents=True)
+        file.write_text(content)
+    async with Cluster() as cluster, open_browser(cluster.name_servers, served=[out, other]) as browser:
+        page = (await browser.get("/services")).text
+        assert f"{other}: the status of its service cannot be read" in page
+        assert ">Orders</a>" in page
+
+
+async def test_an_order_that_cannot_be_given_is_named(tmp_path: Path) -> None:
+    out = tmp_path / "lakes"
+    write_status(out, "../../x")
+    (out / "_tandemmq" / "paused").touch()
+    async with Cluster() as cluster, open_browser(cluster.name_servers, served=[out]) as browser:
+        answer = await browser.post("/services/redo", {"out": str(out), "topic": "../../x"})
+        assert answer.status_code == 400
+        assert "holds characters other than" in answer.text
+        answer = await browser.post("/services/pause", {"out": str(out), "topic": "Shop"})
+        assert answer.status_code == 400
+        assert "the order cannot be written" in answer.text

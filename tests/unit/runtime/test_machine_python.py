@@ -25,3 +25,11 @@ def test_the_build_decides(
 ) -> None:
     monkeypatch.setattr(sysconfig, "get_config_var", {"CONFIG_ARGS": arguments}.get)
     assert is_optimized_python() is is_optimized
+
+
+def test_a_python_without_its_record_is_not_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    def get_config_var(_: str) -> str:
+        raise ModuleNotFoundError("No module named '_sysconfigdata__linux_x86_64-linux-gnu'")
+
+    monkeypatch.setattr(sysconfig, "get_config_var", get_config_var)
+    assert is_optimized_python()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from tandemmq.console.view import Action, Answer, Page, PageError, View
+from tandemmq.errors import ConfigError
 from tandemmq.manage.settings import read_settings_of
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.spark.pipelines.served import LandedTopic, ServiceStatus, order, read_status
@@ -29,7 +30,12 @@ async def show_services(view: View) -> Answer:
     """Shows the topics of all services, or how to make them visible."""
     services = {out: await _read(out) for out in view.frame.served}
     listing = view.listing(
-        [ServiceRow(out, one) for out, status in services.items() if status for one in status.topics],
+        [
+            ServiceRow(out, one)
+            for out, status in services.items()
+            if isinstance(status, ServiceStatus)
+            for one in status.topics
+        ],
         search=lambda one: f"{one.status.name} {one.out} {one.status.state} {one.status.error}",
         sorts={
             "topic": lambda one: one.status.name,
@@ -70,13 +76,18 @@ async def _find(view: View, out: str, topic: str) -> tuple[Path, str]:
     """Returns a served topic. Raises PageError for any other directory or topic, whatever a form says."""
     found = next((one for one in view.frame.served if str(one) == out), None)
     status = None if found is None else await _read(found)
-    if found is None or status is None or topic not in {one.name for one in status.topics}:
+    topics = status.topics if isinstance(status, ServiceStatus) else ()
+    if found is None or topic not in {one.name for one in topics}:
         raise PageError(404, f"there is no service in {out[:200]!r} with the topic {topic[:200]!r}")
     return found, topic
 
 
-async def _read(out: Path) -> ServiceStatus | None:
-    return await RealDisk().offload(partial(read_status, out))
+async def _read(out: Path) -> ServiceStatus | str:
+    """Returns the status of a service, or why there is none."""
+    try:
+        return await RealDisk().offload(partial(read_status, out)) or f"{out}: no service has run here"
+    except ConfigError as error:
+        return str(error)
 
 
 PAGES: Final = (

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tandemmq.errors import ConfigError
+from tandemmq.protocol.topic_names import check_topic
 from tandemmq.spark.documents import read_document, sync_directory
 from tandemmq.spark.lake.files import CONTROL_DIR
 
@@ -50,14 +52,20 @@ class ServiceStatus:
 
 
 def read_status(out: Path) -> ServiceStatus | None:
-    """Returns the last status of the service of a directory; None if none has run there."""
+    """Returns the last status of the service of a directory; None if none has run there.
+
+    Raises:  ConfigError if the directory has something else.
+    """
     control = out / CONTROL_DIR
-    status = read_document(control / STATUS_FILE)
-    if status is None:
-        return None
-    paused, redone = list_marks(control / PAUSED), list_marks(control / REDO)
-    topics = (_read_topic(name, one, paused, redone) for name, one in status["topics"].items())
-    return ServiceStatus(status["time_ms"], status["error"], tuple(topics))
+    try:
+        status = read_document(control / STATUS_FILE)
+        if status is None:
+            return None
+        paused, redone = list_marks(control / PAUSED), list_marks(control / REDO)
+        topics = (_read_topic(name, one, paused, redone) for name, one in status["topics"].items())
+        return ServiceStatus(int(status["time_ms"]), status["error"], tuple(topics))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ConfigError(f"{out}: the status of its service cannot be read: {error!r}") from error
 
 
 def _read_topic(name: str, one: Mapping[str, Any], paused: set[str], redone: set[str]) -> LandedTopic:
@@ -77,8 +85,15 @@ def _read_topic(name: str, one: Mapping[str, Any], paused: set[str], redone: set
 
 
 def order(out: Path, topic: str, what: str) -> None:
-    """Orders the service to `pause`, `resume` or `redo` a topic; the order is on disk when this returns."""
-    set_mark(out / CONTROL_DIR / (REDO if what == "redo" else PAUSED), topic, is_set=what != "resume")
+    """Orders the service to `pause`, `resume` or `redo` a topic; the order is on disk when this returns.
+
+    Raises:  BadRequest for a name that no topic can have; ConfigError if the directory cannot be written to.
+    """
+    check_topic(topic)
+    try:
+        set_mark(out / CONTROL_DIR / (REDO if what == "redo" else PAUSED), topic, is_set=what != "resume")
+    except OSError as error:
+        raise ConfigError(f"the order cannot be written: {error}") from error
 
 
 def list_marks(directory: Path) -> set[str]:
