@@ -54,7 +54,7 @@ async def ask_redo(view: View) -> Answer:
     return view.confirm(
         f"Land {topic} anew? The service moves its lake from {out / topic} to _tandemmq/replaced in {out},"
         " and begins a new one at the start of the topic. Messages that the brokers have deleted since are in"
-        " the old lake only.",
+        " the old lake only. If the table has its files elsewhere, the topic fails until you remove it.",
         fields={"out": str(out), "topic": topic},
         button="Land anew",
         back=HOME,
