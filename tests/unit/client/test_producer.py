@@ -20,7 +20,7 @@ from tandemmq.client import (
     SendResult,
     SendStatus,
 )
-from tandemmq.client.producer import sender
+from tandemmq.client.producer import request_reply, sender
 from tandemmq.errors import (
     BadRequest,
     BrokerUnreachable,
@@ -693,29 +693,54 @@ async def test_a_timed_message_is_sent_if_the_version_stays_unknown(monkeypatch:
         assert (await producer.send(Message(topic="T", body=b"x", delay_ms=5_000))).is_ok
 
 
-@pytest.mark.parametrize("is_opened_by", ["the send", "another call"])
-async def test_a_request_over_a_new_connection_introduces_the_client_again(is_opened_by: str) -> None:
+class RememberingBroker(FakeBroker):
+    """A broker that remembers the connections of heartbeats and of sends."""
+
+    def __init__(self) -> None:
+        super().__init__("a")
+        self.introduced: list[Channel] = []
+        self.senders: list[Channel] = []
+
+    def _heartbeat(self, channel: Channel, command: Command) -> Command:
+        self.introduced.append(channel)
+        return super()._heartbeat(channel, command)
+
+    def _send(self, channel: Channel, command: Command) -> Command | None:
+        self.senders.append(channel)
+        return super()._send(channel, command)
+
+
+@pytest.mark.parametrize("opener", ["the send", "another call"])
+async def test_a_request_over_a_new_connection_introduces_the_client_again(opener: str) -> None:
     """A broker forgets its clients with their connections, and delivers a reply only to a client it knows."""
-    introduced: list[Channel] = []
-    senders: list[Channel] = []
-
-    class Broker(FakeBroker):
-        def _heartbeat(self, channel: Channel, command: Command) -> Command:
-            introduced.append(channel)
-            return super()._heartbeat(channel, command)
-
-        def _send(self, channel: Channel, command: Command) -> Command | None:
-            senders.append(channel)
-            return super()._send(channel, command)
-
-    async with running_cluster(Broker("a"), T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+    broker = RememberingBroker()
+    async with running_cluster(broker, T=1) as cluster, Producer("g", cluster.namesrv) as producer:
+        remoting = producer.instance.remoting
         for _ in range(2):
-            if is_opened_by == "another call":
-                await producer.instance.remoting.channel(cluster[0].address)
+            if opener == "another call":
+                await remoting.channel(broker.address)
             else:
                 await producer.send(Message("T", b"before"))
             with pytest.raises(RequestTimeout):
                 await producer.request(Message("T", b"ping"), timeout_s=0.2)
-            assert senders[-1] in introduced
-            senders[-1].close()
-            await until(lambda: senders[-1].is_closed, "the connection is closed")
+            assert broker.senders[-1] in broker.introduced
+            broker.senders[-1].close()
+            await until(lambda: remoting.open_channel(broker.address) is None, "the connection is closed")
+
+
+async def test_a_waiting_request_connects_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a connection the broker could not deliver the reply."""
+    monkeypatch.setattr(request_reply, "SILENT_S", 0.02)
+    broker = RememberingBroker()
+    told = ProducerOptions(client=ClientOptions(heartbeat_s=3600))
+    async with (
+        running_cluster(broker, T=1) as cluster,
+        Producer("g", cluster.namesrv, options=told) as producer,
+    ):
+        stored = asyncio.Event()
+        question = producer.request(Message("T", b"ping"), PATIENCE_S, on_stored=lambda _: stored.set())
+        asking = asyncio.ensure_future(question)
+        await stored.wait()
+        broker.senders[0].close()
+        await until(lambda: broker.introduced[-1] is not broker.senders[0], "the client is known again")
+        asking.cancel()

@@ -28,7 +28,15 @@ def write_status(out: Path, name: str = "Orders", *, age_s: int = 0) -> None:
         "p50_s": 1.5,
         "p99_s": 2.5,
     }
-    failing = {**one, "state": "failing", "error": "disk <full>", "next_try_seconds": 8.0, "p50_s": None}
+    failing = {
+        **one,
+        "state": "failing",
+        "error": "disk <full>",
+        "total": {"rows": 9, "size_bytes": 9, "bad": 0},
+        "lag": 8,
+        "next_try_seconds": 8.0,
+        "p50_s": None,
+    }
     status = {
         "time_ms": (int(time.time()) - age_s) * 1000,
         "error": "",
@@ -57,6 +65,10 @@ async def test_topics_are_shown_paused_resumed_and_landed_anew(tmp_path: Path) -
             ):
                 assert text in page
             assert ENDED not in page
+            assert '<span class="state bad">failing</span>' in page
+            assert page.index(">Orders</a>") < page.index(">Shop</a>")
+            page = (await browser.get("/services?sort=-lag")).text
+            assert page.index(">Orders</a>") > page.index(">Shop</a>")
             fields = {"out": str(out), "topic": "Orders"}
             answer = await browser.post("/services/pause", fields)
             assert answer.status_code == 303, answer.text
@@ -142,3 +154,11 @@ async def test_an_order_that_cannot_be_given_is_named(tmp_path: Path) -> None:
         answer = await browser.post("/services/pause", {"out": str(out), "topic": "Shop"})
         assert answer.status_code == 400
         assert "the order cannot be written" in answer.text
+
+
+async def test_without_a_master_nothing_is_controlled(tmp_path: Path) -> None:
+    write_status(tmp_path)
+    async with Cluster() as cluster, open_browser(cluster.name_servers, served=[tmp_path]) as browser:
+        await cluster.lose_master()
+        answer = await browser.post("/services/pause", {"out": str(tmp_path), "topic": "Orders"})
+        assert (answer.status_code, list_orders(tmp_path)) == (409, [])
