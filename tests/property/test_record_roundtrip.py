@@ -99,17 +99,17 @@ def test_records_of_a_batch_are_encoded_as_if_each_came_alone(
 ) -> None:
     first = records[0]
     for record in records:
-        record.topic, record.queue_id, record.sys_flag = first.topic, first.queue_id, first.sys_flag
-        record.born_at_ms, record.born_host = first.born_at_ms, first.born_host
+        record.topic, record.sys_flag, record.born_host = first.topic, first.sys_flag, first.born_host
         record.retry_count, record.prepared_offset = first.retry_count, 0
     batch = make_batch(records)
     assert batch is not None
+    queue_offsets = [7 + 3 * index for index in range(len(records))]
     sizes = batch_sizes(batch, len(store_host))
     places = [1000 + sum(sizes[:index]) for index in range(len(sizes))]
     alone = [
         encode_record(
             record,
-            queue_offset=7 + index,
+            queue_offset=queue_offsets[index],
             log_offset=places[index],
             stored_at_ms=stored_at_ms,
             store_host=store_host,
@@ -117,7 +117,7 @@ def test_records_of_a_batch_are_encoded_as_if_each_came_alone(
         for index, record in enumerate(records)
     ]
     together = encode_batch_records(
-        batch, sizes, places, queue_offset=7, stored_at_ms=stored_at_ms, store_host=store_host
+        batch, sizes, places, queue_offsets=queue_offsets, stored_at_ms=stored_at_ms, store_host=store_host
     )
     assert sizes == list(map(len, alone))
     assert together == b"".join(alone)

@@ -27,6 +27,7 @@ from sim.workload import (
 from tandemmq.errors import FlushFailed, RequestRejected
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.store import FlushMode, GetStatus, MessageStore, PutStatus
+from tandemmq.store.outcomes import Appended
 
 STEPS_PER_RUN = 220
 STARTS_MAX = 30
@@ -353,8 +354,41 @@ class CrashRun:
         self._try_append(random_batch(self.dice, self.options, self._next_number()))
 
     async def _append_burst(self) -> None:
-        for _ in range(self.dice.between(2, 12)):
+        count = self.dice.between(2, 12)
+        if self.dice.happens(50):
+            self._append_block(
+                [random_record(self.dice, self.options, self._next_number()) for _ in range(count)]
+            )
+            return
+        for _ in range(count):
             await self._append()
+
+    def _append_block(self, records: list[NewRecord]) -> None:
+        """Appends records of one topic together; one by one if they cannot form a block."""
+        first = records[0]
+        for record in records[1:]:
+            record.topic, record.sys_flag, record.retry_count = first.topic, first.sys_flag, first.retry_count
+            record.wait_stored = first.wait_stored
+        sends: list[Send] = []
+
+        def on_done(status: PutStatus) -> None:
+            if not self.ledger.is_frozen:
+                self._note(f"  block from #{sends[0].number} {status.value}")
+            self.ledger.settle(sends, status)
+
+        block = None if first.sys_flag else make_batch(records)
+        placed = None if block is None else self._store.appender.append_block(block, on_done)
+        if placed is None:
+            for record in records:
+                self._try_append([record])
+            return
+        now = self._store.appender.stored_at_ms
+        for record, log_offset, queue_offset, size in zip(records, *placed, strict=True):
+            appended = Appended(queue_offset, (log_offset,), log_offset + size, now)
+            sends += self.ledger.add([record], appended, self.machine.clock.monotonic())
+        self._note(
+            f"append a block of {len(sends)}: #{sends[0].number} at {sends[0].log_offset}..{sends[-1].end}"
+        )
 
     async def _pass_a_moment(self) -> None:
         await self.machine.pass_time(self.dice.between(0, 50) / 1000)

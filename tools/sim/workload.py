@@ -128,10 +128,10 @@ def make_batch(records: Sequence[NewRecord]) -> NewBatch | None:
         return None
     batch = NewBatch(
         topic=first.topic,
-        queue_id=first.queue_id,
+        queue_ids=[record.queue_id for record in records],
         bodies=[record.body for record in records],
         properties=[record.properties for record in records],
-        born_at_ms=first.born_at_ms,
+        born_times_ms=[record.born_at_ms for record in records],
         born_host=first.born_host,
         tag_hashes=[record.tag_hash for record in records],
         flags=[record.flag for record in records],

@@ -10,7 +10,7 @@ Source: spec metrics 3.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from typing import Final
 
 import numpy as np
@@ -46,6 +46,10 @@ class ArrivalRow:
         """Sizes of single messages, and the mean size of each batch."""
         self.folded = 0
         self._more_bytes = 0
+
+    def record_each(self, sizes: Sequence[int]) -> None:
+        """Counts single messages by their stored sizes."""
+        self.unfolded.extend(sizes)
 
     def record_batch(self, count: int, size: int) -> None:
         """Counts a batch of `count` messages that together have `size` bytes."""

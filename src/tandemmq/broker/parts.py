@@ -32,6 +32,7 @@ from tandemmq.broker.query import QueryHandlers
 from tandemmq.broker.registration import Registration
 from tandemmq.broker.replica.replica import GroupReplica
 from tandemmq.broker.send.assembly import RecordBuilder
+from tandemmq.broker.send.block import SendBlocks
 from tandemmq.broker.send.handlers import SendHandlers
 from tandemmq.broker.send.numbered import NumberedSends
 from tandemmq.broker.send.reply import ReplyForm
@@ -45,7 +46,7 @@ from tandemmq.broker.transaction.handlers import TransactionHandlers
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.remoting.dispatch import BlockRoute, Handler, Waiting
 from tandemmq.remoting.rpc_times import MeasuredChannel
 
 
@@ -70,6 +71,7 @@ class Parts:
         targets = SendTargets(core)
         records = RecordBuilder(core, self.reply_form, RetryRule(core, locks), delay)
         self.sends = SendHandlers(core, targets, records, self.reply_form, NumberedSends(store))
+        self.send_blocks = SendBlocks(core, targets, records, self.reply_form)
         self.replies = ReplyHandlers(core, targets, records, self.reply_form)
         self.send_back = SendBackHandlers(core, delay)
         self.recalls = RecallHandlers(core, delay)
@@ -152,7 +154,7 @@ def _client_routes(parts: Parts) -> dict[int, Handler]:
     refusals = parts.core.refusals
     return {
         Code.SEND_MESSAGE: parts.sends.handle_send,
-        Code.SEND_MESSAGE_V2: parts.sends.handle_send,
+        Code.SEND_MESSAGE_V2: BlockRoute(parts.sends.handle_send, parts.send_blocks.take),
         Code.SEND_BATCH_MESSAGE: parts.sends.handle_send,
         Code.SEND_REPLY_MESSAGE: parts.replies.handle_reply,
         Code.SEND_REPLY_MESSAGE_V2: parts.replies.handle_reply,

@@ -2,12 +2,14 @@
 
 `FrameDecoder` accepts the stream in pieces of any size and keeps at most one unfinished frame. Announced
 sizes are checked before a byte is kept, so no peer can make us hold more than the frame limit. Complete
-frames inside a piece are decoded in place; only the tail is copied.
+frames inside a piece are split in place; only the tail is copied.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Iterable
+from typing import TypeAlias
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
@@ -31,8 +33,20 @@ _IMPOSSIBLE = 0xFFFFFFFF ^ (SERIALIZE_ROCKETMQ << 24 | HEADER_BYTES_MAX)
 """The bits that no valid mark has: of an unknown serialize type, or of a header that is too long."""
 
 
+Frame: TypeAlias = "tuple[bytes, bytes, int]"
+"""The header, the body and the serialize type of a whole frame, not decoded yet."""
+
+
+def decode_frames(frames: Iterable[Frame]) -> list[Command]:
+    """Returns the commands of these frames. Raises RemoteProtocolError when a header is invalid."""
+    return [
+        decode_header_compact(header, body) if kind else decode_header_json(header, body)
+        for header, body, kind in frames
+    ]
+
+
 class FrameDecoder:
-    """Decodes the commands of one direction of one connection, in order."""
+    """Splits one direction of one connection into frames, and decodes their commands, in order."""
 
     __slots__ = ("_buffer", "_bytes_max", "_is_broken", "unfinished_count")
 
@@ -54,12 +68,23 @@ class FrameDecoder:
         Raises:  RemoteProtocolError when the stream is invalid; from then on every call raises, and commands
                  before the fault in the same piece are lost with the connection.
         """
+        frames = self.split(data)
+        try:
+            return decode_frames(frames)
+        except RemoteProtocolError:
+            self._break()
+            raise
+
+    def split(self, data: Buffer) -> list[Frame]:
+        """Returns the frames that `data` completes, oldest first, for `decode_frames`. Raises as `feed` does,
+        but for invalid headers.
+        """
         if self._is_broken:
             raise RemoteProtocolError("the stream was broken before")
         piece = data if type(data) is bytes else bytes(data)
-        commands: list[Command] = []
+        frames: list[Frame] = []
         try:
-            position = self._finish_frame(piece, commands) if self._buffer else 0
+            position = self._finish_frame(piece, frames) if self._buffer else 0
             end = len(piece)
             while end - position >= 8:
                 length, mark = _HEAD.unpack_from(piece, position)
@@ -69,22 +94,24 @@ class FrameDecoder:
                     raise RemoteProtocolError(_explain_head(length, mark))
                 if frame_end > end:
                     break
-                decode = decode_header_compact if mark >> 24 else decode_header_json
-                commands.append(decode(piece[position + 8 : header_end], piece[header_end:frame_end]))
+                frames.append((piece[position + 8 : header_end], piece[header_end:frame_end], mark >> 24))
                 position = frame_end
             if position < end:
                 self._keep(piece, position)
         except RemoteProtocolError:
-            self._is_broken = True
-            self._buffer.clear()
+            self._break()
             raise
-        return commands
+        return frames
+
+    def _break(self) -> None:
+        self._is_broken = True
+        self._buffer.clear()
 
     def close(self) -> None:
         """Drops an unfinished frame, because the connection is closed."""
         self._buffer.clear()
 
-    def _finish_frame(self, piece: bytes, commands: list[Command]) -> int:
+    def _finish_frame(self, piece: bytes, frames: list[Frame]) -> int:
         """Adds the rest of the unfinished frame; returns the position in `piece` after it."""
         buffer, used = self._buffer, 0
         if len(buffer) < 8:
@@ -104,8 +131,7 @@ class FrameDecoder:
             with memoryview(buffer) as view:
                 header, body = bytes(view[8:header_end]), bytes(view[header_end:])
             buffer.clear()
-            decode = decode_header_compact if mark >> 24 else decode_header_json
-            commands.append(decode(header, body))
+            frames.append((header, body, mark >> 24))
         return used + taken
 
     def _keep(self, piece: bytes, position: int) -> None:

@@ -30,7 +30,7 @@ _BRACE = ord("{")
 _NO_FIELDS = msgspec.Raw(b"")
 
 
-class _WireHeader(msgspec.Struct, gc=False):
+class WireHeader(msgspec.Struct, gc=False):
     """The header as received; unknown keys, such as `serializeTypeCurrentRPC`, are skipped."""
 
     code: Int32
@@ -42,7 +42,7 @@ class _WireHeader(msgspec.Struct, gc=False):
     fields: msgspec.Raw = msgspec.field(default=_NO_FIELDS, name="extFields")
 
 
-_DECODER = msgspec.json.Decoder(_WireHeader, strict=False)
+_DECODER = msgspec.json.Decoder(WireHeader, strict=False)
 
 
 def decode_header_json(header: bytes, body: bytes) -> Command:

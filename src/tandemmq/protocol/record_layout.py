@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import Enum
 from functools import lru_cache
-from itertools import count
+from itertools import chain, repeat
 from struct import Struct
 from typing import Final
 
@@ -38,6 +38,7 @@ TOPIC_BYTES_MAX: Final = 255
 CRC_MASK: Final = 0x7FFFFFFF
 
 SYS_FLAG_AT: Final = 36
+BORN_HOST_AT: Final = 48
 STORED_AT_V4: Final = 56
 BODY_SIZE_AT_V4: Final = 84
 
@@ -90,9 +91,9 @@ class RecordError(RemoteProtocolError):
 SEAL_BYTES: Final = 20
 SEAL_MARK: Final = b"__CRC32#\x01"
 _BATCH_HEADS: Final = {
-    bits: Struct(f">iiiiiqq{head.size - SYS_FLAG_AT - 4}si") for bits, head in HEADS.items()
+    bits: Struct(f">iiiiiqqiq{head.size - BORN_HOST_AT - 4}si") for bits, head in HEADS.items()
 }
-"""Like HEADS, with the fields shared by all records of a batch, from sysFlag to the prepared offset,
+"""Like HEADS, with the fields shared by all records of a batch, from the born host to the prepared offset,
 as one.
 """
 
@@ -124,16 +125,16 @@ class NewRecord(msgspec.Struct, gc=False, kw_only=True):
 
 
 class NewBatch(msgspec.Struct, gc=False, kw_only=True):
-    """Messages of one queue that are stored together: the shared fields, and a list for each differing field.
+    """Messages of one topic that are stored together: the shared fields, and a list for each differing field.
 
     The fields are those of `NewRecord`.
     """
 
     topic: str
-    queue_id: int
+    queue_ids: Sequence[int]
     bodies: Sequence[Buffer]
     properties: list[bytes]
-    born_at_ms: int
+    born_times_ms: Sequence[int]
     born_host: bytes
     tag_hashes: Sequence[int]
     flags: Sequence[int]
@@ -148,14 +149,23 @@ class NewBatch(msgspec.Struct, gc=False, kw_only=True):
 
     def records(self) -> list[NewRecord]:
         """Returns the messages one by one."""
-        columns = self.bodies, self.properties, self.tag_hashes, self.flags, self.keys, self.unique_keys
+        columns = (
+            self.queue_ids,
+            self.bodies,
+            self.properties,
+            self.born_times_ms,
+            self.tag_hashes,
+            self.flags,
+            self.keys,
+            self.unique_keys,
+        )
         return [
             NewRecord(
                 topic=self.topic,
-                queue_id=self.queue_id,
+                queue_id=queue_id,
                 body=body,
                 properties=properties,
-                born_at_ms=self.born_at_ms,
+                born_at_ms=born_at_ms,
                 born_host=self.born_host,
                 tag_hash=tag_hash,
                 flag=flag,
@@ -165,7 +175,9 @@ class NewBatch(msgspec.Struct, gc=False, kw_only=True):
                 unique_key=unique_key,
                 wait_stored=self.wait_stored,
             )
-            for body, properties, tag_hash, flag, keys, unique_key in zip(*columns, strict=True)
+            for queue_id, body, properties, born_at_ms, tag_hash, flag, keys, unique_key in zip(
+                *columns, strict=True
+            )
         ]
 
 
@@ -259,32 +271,38 @@ def encode_batch_records(
     sizes: Sequence[int],
     log_offsets: Sequence[int],
     *,
-    queue_offset: int,
+    queue_offsets: Sequence[int],
     stored_at_ms: int,
     store_host: bytes,
 ) -> bytes:
     """Returns the records of a batch one after the other, each as from `encode_record`.
 
-    `queue_offset` is the first one's; `sizes` (of `batch_sizes`) and `log_offsets` are those of each.
+    `sizes` (of `batch_sizes`), `log_offsets` and `queue_offsets` are those of each.
     """
-    born_host, queue_id = new.born_host, new.queue_id
+    born_host = new.born_host
     magic, topic_field = _topic_field(new.topic)
     sys_flag = new.sys_flag & ~HOSTS_V6_MASK | _hosts_flag(born_host, store_host)
-    late = new.born_at_ms, born_host, stored_at_ms, store_host, new.retry_count, 0
-    shared = HEADS[sys_flag & HOSTS_V6_MASK].pack(0, 0, 0, 0, 0, 0, 0, sys_flag, *late, 0)[SYS_FLAG_AT:-4]
-    pack = _BATCH_HEADS[sys_flag & HOSTS_V6_MASK].pack
-    known: dict[int, bytes] = {}  # the bytes between body and properties, by the size of the properties
-    pieces: list[Buffer] = []
-    columns = sizes, new.flags, count(queue_offset), log_offsets, new.bodies, new.properties
-    for size, flag, number, log_offset, body, properties in zip(*columns):  # noqa: B905  # one is endless
-        checksum = crc32(body) & CRC_MASK
-        properties_size = len(properties)
-        topic = known.get(properties_size)
-        if topic is None:
-            topic = known[properties_size] = topic_field + properties_size.to_bytes(2, "big")
-        head = pack(size, magic, checksum, queue_id, flag, number, log_offset, shared, len(body))
-        pieces += (head, body, topic, properties)
-    return b"".join(pieces)
+    shared = HEADS[sys_flag & HOSTS_V6_MASK].pack(
+        0, 0, 0, 0, 0, 0, 0, 0, 0, born_host, stored_at_ms, store_host, new.retry_count, 0, 0
+    )[BORN_HOST_AT:-4]
+    heads = map(
+        _BATCH_HEADS[sys_flag & HOSTS_V6_MASK].pack,
+        sizes,
+        repeat(magic),
+        map(CRC_MASK.__and__, map(crc32, new.bodies)),
+        new.queue_ids,
+        new.flags,
+        queue_offsets,
+        log_offsets,
+        repeat(sys_flag),
+        new.born_times_ms,
+        repeat(shared),
+        map(len, new.bodies),
+    )
+    properties_sizes = list(map(len, new.properties))
+    between = {size: topic_field + size.to_bytes(2, "big") for size in set(properties_sizes)}
+    topics = map(between.__getitem__, properties_sizes)
+    return b"".join(chain.from_iterable(zip(heads, new.bodies, topics, new.properties, strict=True)))
 
 
 def _hosts_flag(born_host: bytes, store_host: bytes) -> int:

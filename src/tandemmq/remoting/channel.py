@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import cast
 
 from tandemmq.errors import BrokerUnreachable, Busy, RemoteProtocolError, RequestTimeout, TandemError
 from tandemmq.protocol.codes import FLAG_RESPONSE
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
+from tandemmq.protocol.frame import Frame, FrameDecoder, decode_frames, encode_frame, encode_frame_head
 from tandemmq.remoting.options import ChannelLimits
 from tandemmq.remoting.shared_bounds import PIECE_BYTES, SharedBounds
 from tandemmq.runtime.ports import Address, Clock, TimerHandle
@@ -41,9 +41,15 @@ SWEEP_S_MIN = 0.05
 """The least interval of deadline checks in seconds, and so the most that an expiry may be late."""
 
 OPAQUE_MAX = 2**31 - 1
+BLOCK_COUNT_MIN = 4
+"""The number of frames from which handling them as a block is faster (approximate)."""
 
 OnReply = Callable[[Command | TandemError], None]
 OnRequest = Callable[["Channel", Command], None]
+OnBlock = Callable[["Channel", Sequence[Frame]], bool]
+"""Handles all frames of one read together; returns False, and does nothing, if they must be handled one by
+one.
+"""
 Signer = Callable[[Command], None]
 """A function that adds the sender's signature to an outgoing request."""
 
@@ -64,6 +70,7 @@ class Channel(asyncio.Protocol):
         "_is_in_piece",
         "_is_lost",
         "_limits",
+        "_on_block",
         "_on_connected",
         "_on_request",
         "_out",
@@ -92,12 +99,13 @@ class Channel(asyncio.Protocol):
         *,
         clock: Clock,
         limits: ChannelLimits,
+        on_block: OnBlock | None = None,
         on_connected: Callable[[Channel], None] | None = None,
         signer: Signer | None = None,
         shared: SharedBounds | None = None,
         is_known: bool = True,
     ) -> None:
-        """Creates the channel.
+        """Creates the channel. `on_block` is asked first for every read of at least `BLOCK_COUNT_MIN` frames.
 
         Until the peer is known (`make_known`), it gets only the part of the `shared` bounds for unknown
         peers.
@@ -110,6 +118,7 @@ class Channel(asyncio.Protocol):
         self.tasks_running = 0  # waiting handlers of this channel's requests; counted by `dispatch`
         self.last_read_at = self.last_written_at = clock.monotonic()
         self._on_request = on_request
+        self._on_block = on_block
         self._on_connected = on_connected
         self._signer = signer
         self._clock = clock
@@ -163,7 +172,7 @@ class Channel(asyncio.Protocol):
         self._queue(command)
 
     def send_frame(self, *buffers: Buffer) -> None:
-        """Queues the pieces of one encoded frame. They must not change; slices of memory maps are allowed."""
+        """Queues the pieces of encoded frames. They must not change; slices of memory maps are allowed."""
         if self.is_closed:
             return
         self._out += buffers
@@ -262,7 +271,10 @@ class Channel(asyncio.Protocol):
             self._receive_unknown(data)
             return
         try:
-            commands = self._decoder.feed(data)
+            frames = self._decoder.split(data)
+            if self._on_block is not None and len(frames) >= BLOCK_COUNT_MIN and self._on_block(self, frames):
+                frames = []
+            commands = decode_frames(frames)
         except RemoteProtocolError as error:
             self._warn(events.CHANNEL_CLOSED_BY_BAD_FRAME, {"reason": str(error)})
             self.close(f"bad frame: {error}")

@@ -9,13 +9,15 @@ stop.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Coroutine, Mapping
-from typing import Any
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
 
 from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.remoting.channel import Channel
+from tandemmq.protocol.frame import Frame
+from tandemmq.remoting.channel import Channel, OnBlock
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
 
@@ -26,6 +28,21 @@ Handler = Callable[[Channel, Command], Command | Waiting | None]
 """The result of a handler: a Command is sent at once; None sends nothing now (the handler answers later by
 `channel.send`); a coroutine runs as a task and its result is sent.
 """
+_CODE_FIRST: Final = b'{"code":'
+_CODE_END_MAX: Final = len(_CODE_FIRST) + 7
+
+
+@dataclass(frozen=True, slots=True)
+class BlockRoute:
+    """A handler whose requests may also be handled many at once, with `take`."""
+
+    handle: Handler
+    take: OnBlock
+
+    def __call__(self, channel: Channel, command: Command) -> Command | Waiting | None:
+        return self.handle(channel, command)
+
+
 RequestRecorder = Callable[[int, str], None]
 """Records the response code and the remark of one request."""
 Guard = Callable[[Channel, Command], RequestRecorder | None]
@@ -78,6 +95,27 @@ class RequestDispatcher:
             return
         self._start(channel, command, result, record)
 
+    def dispatch_block(self, channel: Channel, frames: Sequence[Frame]) -> bool:
+        """Handles requests that arrived together, if the route of the first one takes them all as a block.
+
+        Returns False, and does nothing, if they must be dispatched one by one. With a guard they always are.
+        """
+        if self._guard is not None:
+            return False
+        route = self._routes.get(_leading_code(frames[0][0]))
+        if type(route) is not BlockRoute:
+            return False
+        try:
+            return route.take(channel, frames)
+        except Exception as error:  # as below
+            if _is_fatal(error):
+                self._fail(error)
+                return True
+            # Which of the requests took effect is unknown, so the peer gets no answer to any of them.
+            log.error(events.REQUEST_FAILED, extra={"code": "block", "peer": channel.peer}, exc_info=error)
+            channel.abort("a block of requests failed")
+            return True
+
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:
         """Sends requests to these handlers from now on."""
         self._routes, self._scope, self._guard = routes, scope, guard
@@ -117,10 +155,8 @@ class RequestDispatcher:
         if isinstance(error, RequestRejected):
             _answer(channel, command, error.code, error.remark)
             return
-        if isinstance(error, AssertionError) or (isinstance(error, TandemError) and error.fatal):
-            if self._on_fatal is None:
-                raise error
-            self._on_fatal(error)
+        if _is_fatal(error):
+            self._fail(error)
             return
         if isinstance(error, RemoteProtocolError):  # the frame was valid, its body was not
             _answer(channel, command, ResponseCode.SYSTEM_ERROR, str(error))
@@ -130,6 +166,25 @@ class RequestDispatcher:
         _answer(
             channel, command, ResponseCode.SYSTEM_ERROR, f"the request {command.code} failed: see the log"
         )
+
+    def _fail(self, error: Exception) -> None:
+        if self._on_fatal is None:
+            raise error
+        self._on_fatal(error)
+
+
+def _is_fatal(error: Exception) -> bool:
+    return isinstance(error, AssertionError) or (isinstance(error, TandemError) and error.fatal)
+
+
+def _leading_code(header: bytes) -> int:
+    """Returns the request code of a JSON header that begins with it, as those of most clients do; -1
+    otherwise.
+    """
+    if not header.startswith(_CODE_FIRST):
+        return -1
+    digits = header[len(_CODE_FIRST) : max(0, header.find(b",", len(_CODE_FIRST), _CODE_END_MAX))]
+    return int(digits) if digits.isdigit() else -1
 
 
 def _record_answer(record: RequestRecorder, answer: Command | None) -> None:

@@ -181,9 +181,14 @@ class RemotingServer:
         )
 
     def _make_channel(self) -> Channel:
-        kind = Channel if self.times is None else partial(MeasuredChannel, times=self.times)
+        dispatcher = self._dispatcher
+        kind: Callable[..., Channel]
+        if self.times is None:
+            kind = partial(Channel, on_block=dispatcher.dispatch_block)
+        else:
+            kind = partial(MeasuredChannel, times=self.times)  # measures requests one by one
         return kind(
-            self._dispatcher.dispatch,
+            dispatcher.dispatch,
             clock=self._clock,
             limits=self.options.limits,
             on_connected=self._on_connected,

@@ -20,13 +20,14 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from tandemmq.errors import Busy, MessageIllegal, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.record import NewBatch, NewRecord, encode_blank
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.store.admission import Admission, overload
 from tandemmq.store.confirm import OnDone
+from tandemmq.store.consume_queue import ConsumeQueue
 from tandemmq.store.core import StoreCore
 from tandemmq.store.failed_writes import FailedWrites
 from tandemmq.store.outcomes import Appended, PutStatus
@@ -63,6 +64,14 @@ class LogTail(Protocol):
 
     def write(self, offset: int, buffers: Sequence[Buffer]) -> None:
         """Writes bytes at `offset` of a ready file. Raises OSError."""
+
+
+class PlacedBlock(NamedTuple):
+    """The positions of the records of a block."""
+
+    log_offsets: Sequence[int]
+    queue_offsets: Sequence[int]
+    sizes: Sequence[int]
 
 
 class Appender:
@@ -205,7 +214,7 @@ class Appender:
             self._refuse()
         assert len(batch), "a batch has a message"
         assert not batch.sys_flag & TRANSACTION_PREPARED
-        queue = self._queues.get_or_create((batch.topic, batch.queue_id))
+        queue = self._queues.get_or_create((batch.topic, batch.queue_ids[0]))
         assert not queue.is_schedule
         sizes = self._maker.plan_batch(batch)
         total = sum(sizes)
@@ -213,25 +222,78 @@ class Appender:
             self._make_room(batch.records(), total)
         elif total > self._options.message_bytes_max:
             self._maker.check_size(batch.records(), total)
-        now = self._next_time()
-        first_offset, begin = queue.next_offset, self._position
+        first_offset = queue.next_offset
+        next_offset = first_offset + len(batch)
+        log_offsets = self._stage(batch, sizes, range(first_offset, next_offset), queue, (), on_done)
+        queue.next_offset = next_offset
+        return Appended(first_offset, log_offsets, self._position, self.stored_at_ms)
+
+    def append_block(self, block: NewBatch, on_done: OnDone) -> PlacedBlock | None:
+        """Stages single messages of any queues of one topic, with the result of an `append` of each.
+
+        Returns None, and stages nothing, if they must be appended one by one: one may be refused, or does not
+        fit into the file.
+        """
+        assert len(block), "a block has a message"
+        assert not block.sys_flag & TRANSACTION_PREPARED
+        if self._admission.refusal is not None:
+            return None
+        try:
+            sizes = self._maker.plan_batch(block)
+        except MessageIllegal:
+            return None
+        if self._position + sum(sizes) > self._limit or max(sizes) > self._options.message_bytes_max:
+            return None
+        by_id = {
+            queue_id: self._queues.get_or_create((block.topic, queue_id)) for queue_id in set(block.queue_ids)
+        }
+        next_offsets = {queue_id: queue.next_offset for queue_id, queue in by_id.items()}
+        queue_offsets: list[int] = []
+        for queue_id in block.queue_ids:
+            queue_offset = next_offsets[queue_id]
+            queue_offsets.append(queue_offset)
+            next_offsets[queue_id] = queue_offset + 1
+        queues = list(map(by_id.__getitem__, block.queue_ids))
+        log_offsets = self._stage(block, sizes, queue_offsets, None, queues, on_done)
+        for queue_id, queue in by_id.items():
+            queue.next_offset = next_offsets[queue_id]
+        return PlacedBlock(log_offsets, queue_offsets, sizes)
+
+    def _stage(
+        self,
+        batch: NewBatch,
+        sizes: list[int],
+        queue_offsets: Sequence[int],
+        queue: ConsumeQueue | None,
+        queues: Sequence[ConsumeQueue],
+        on_done: OnDone,
+    ) -> list[int]:
+        """Stages the planned records of a batch, for which there is room; returns their log offsets."""
+        now, begin = self._next_time(), self._position
         log_offsets = list(accumulate(sizes[:-1], initial=begin))
-        data = self._maker.encode_batch(batch, sizes, log_offsets, first_offset, now)
+        data = self._maker.encode_batch(batch, sizes, log_offsets, queue_offsets, now)
+        total = sum(sizes)
         assert len(data) == total, (len(data), total)
         assert begin + total <= self._segment_end - BLANK_BYTES, (
             "a batch leaves room for the filler behind it"
         )
         self._buffers.append(data)
         placed = PlacedBatch(
-            batch.topic, batch.sys_flag, log_offsets, sizes, batch.tag_hashes, batch.unique_keys, batch.keys
+            batch.topic,
+            batch.sys_flag,
+            log_offsets,
+            sizes,
+            batch.tag_hashes,
+            batch.unique_keys,
+            batch.keys,
+            queues,
         )
         self.stored_at_ms = now
-        queue.next_offset = first_offset + len(batch)
         self._units.append((queue, begin, total, placed, now))
         self._position = end = begin + total
         self._sends.append((end, on_done, batch.wait_stored))
         self._schedule()
-        return Appended(first_offset, log_offsets, end, now)
+        return log_offsets
 
     def _next_time(self) -> int:
         """Returns the store time of a new record: not before the previous one."""
@@ -362,10 +424,17 @@ class Appender:
 
 def _undo_offsets(units: Sequence[Unit]) -> None:
     for unit in units:
-        queue = unit[0]
+        queue, record = unit[0], unit[3]
         if queue is not None:
-            queue.next_offset -= count_records((unit,))
-            assert queue.next_offset >= queue.max_offset, f"{queue} takes back what is dispatched"
+            _undo_offset(queue, count_records((unit,)))
+        elif isinstance(record, PlacedBatch):
+            for queue in record.queues:
+                _undo_offset(queue, 1)
+
+
+def _undo_offset(queue: ConsumeQueue, count: int) -> None:
+    queue.next_offset -= count
+    assert queue.next_offset >= queue.max_offset, f"{queue} takes back what is dispatched"
 
 
 class WriteSpeed:

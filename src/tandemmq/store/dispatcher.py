@@ -171,6 +171,8 @@ class Dispatcher:
     def _put_each(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
         for queue, log_offset, size, record, stored_at_ms in units:
             if queue is None:
+                if isinstance(record, PlacedBatch):
+                    self._put_apart(record, touched)
                 continue
             touched[queue] = None
             try:
@@ -182,6 +184,22 @@ class Dispatcher:
                 if queue.is_schedule:
                     tag = self._due_at(record, tag, stored_at_ms)
                 queue.put(log_offset, size, tag)
+            except OSError as error:
+                self.block(queue, error)
+
+    def _put_apart(self, batch: PlacedBatch, touched: dict[ConsumeQueue, None]) -> None:
+        """Puts the entries of a batch whose records belong to several queues."""
+        entries: dict[ConsumeQueue, list[bytes]] = {queue: [] for queue in batch.queues}
+        ends: dict[ConsumeQueue, int] = {}
+        for queue, log_offset, size, tag_hash in zip(
+            batch.queues, batch.log_offsets, batch.sizes, batch.tag_hashes, strict=True
+        ):
+            entries[queue].append(_pack(log_offset, size, tag_hash))
+            ends[queue] = log_offset + size
+        for queue, packed in entries.items():
+            touched[queue] = None
+            try:
+                queue.put_many(b"".join(packed), ends[queue])
             except OSError as error:
                 self.block(queue, error)
 

@@ -64,7 +64,9 @@ assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from valu
 
 
 class PlacedBatch(NamedTuple):
-    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record."""
+    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record. `queues`: of
+    each record, unless all belong to the queue of the unit.
+    """
 
     topic: str
     sys_flag: int
@@ -73,12 +75,13 @@ class PlacedBatch(NamedTuple):
     tag_hashes: Sequence[int]
     unique_keys: Sequence[str]
     keys: Sequence[str]
+    queues: Sequence[ConsumeQueue] = ()
 
 
 Unit: TypeAlias = "tuple[ConsumeQueue | None, int, int, NewRecord | RecordCheck | PlacedBatch, int]"
 """(queue, log_offset, size, record, stored_at_ms): the input for table entries.
 
-A batch is one unit, with the total size of its records.
+A batch is one unit, with the total size of its records; without a queue if they belong to several.
 """
 
 

@@ -58,17 +58,17 @@ class RecordMaker:
         batch: NewBatch,
         sizes: Sequence[int],
         log_offsets: Sequence[int],
-        queue_offset: int,
+        queue_offsets: Sequence[int],
         stored_at_ms: int,
     ) -> bytes:
         """Returns the bytes of the records of a planned batch for their positions."""
         assert len(sizes) == len(log_offsets) == len(batch), (len(sizes), len(log_offsets), len(batch))
-        assert queue_offset >= 0, queue_offset
+        assert len(queue_offsets) == len(batch), (len(queue_offsets), len(batch))
         return encode_batch_records(
             batch,
             sizes,
             log_offsets,
-            queue_offset=queue_offset,
+            queue_offsets=queue_offsets,
             stored_at_ms=stored_at_ms,
             store_host=self.store_host,
         )

@@ -17,6 +17,7 @@ from tandemmq.broker.autoswitch.term import (
 from tandemmq.errors import ServiceNotAvailable
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.remoting.dispatch import BlockRoute
 from waits import until
 
 REQUEST = Command.request(RequestCode.DELETE_TOPIC_IN_BROKER)
@@ -103,6 +104,27 @@ def test_a_fenced_master_accepts_nothing_that_its_successor_would_lack(code: Req
     with pytest.raises(ServiceNotAvailable, match="fenced"):
         handler(CHANNEL, Command.request(code))
     assert handled == [code]
+
+
+def test_a_fenced_master_leaves_a_block_of_sends_to_the_fence() -> None:
+    may_write = [True]
+    taken: list[object] = []
+    forwarding: Any = Closed()
+
+    def take(_channel: object, frames: Any) -> bool:
+        taken.append(frames)
+        return True
+
+    code = int(RequestCode.SEND_MESSAGE_V2)
+    route = BlockRoute(lambda _channel, command: command.reply(), take)
+    fenced = fenced_routes({code: route}, lambda: may_write[0], forwarding)[code]
+    assert isinstance(fenced, BlockRoute)
+    assert fenced.take(CHANNEL, [])
+    may_write[0] = False
+    assert not fenced.take(CHANNEL, [])
+    assert taken == [[]]
+    with pytest.raises(ServiceNotAvailable, match="fenced"):
+        fenced(CHANNEL, Command.request(code))
 
 
 class Closed:

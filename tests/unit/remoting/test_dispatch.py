@@ -9,8 +9,10 @@ import pytest
 from tandemmq.errors import RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import Frame
+from tandemmq.protocol.header_json import encode_header_json
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.dispatch import Handler, RequestDispatcher
+from tandemmq.remoting.dispatch import BlockRoute, Handler, RequestDispatcher
 from tandemmq.runtime.tasks import TaskScope
 from waits import until
 
@@ -23,8 +25,13 @@ class OneChannel:
         self.tasks_running = tasks_running
         self.sent: list[Command] = []
 
+        self.aborted = ""
+
     def send(self, command: Command) -> None:
         self.sent.append(command)
+
+    def abort(self, reason: str) -> None:
+        self.aborted = reason
 
 
 def _fails(_channel: Channel, _command: Command) -> Command:
@@ -72,3 +79,64 @@ async def test_the_recorder_gets_one_outcome_of_each_request(
     await until(lambda: recorded)
     await scope.close()
     assert recorded == [outcome]
+
+
+def _frames(*codes: int) -> list[Frame]:
+    return [(encode_header_json(Command(code=code)), b"", 0) for code in codes]
+
+
+def _dispatcher(take: Any, **settings: Any) -> RequestDispatcher:
+    routes: dict[int, Handler] = {310: BlockRoute(_fails, take), 11: _fails}
+    return RequestDispatcher(routes, TaskScope("test"), tasks_max=1, on_fatal=None, **settings)
+
+
+@pytest.mark.parametrize(
+    ("first", "is_taken"),
+    [
+        (_frames(310)[0][0], True),
+        (_frames(11)[0][0], False),
+        (_frames(999)[0][0], False),
+        (b'{"code":310', False),
+        (b'{"code":' + b"3" * 9000, False),
+        (b'{"code":-310,"x":0}', False),
+        (b'{"code":"310","x":0}', False),
+        (b'{"opaque":1,"code":310}', False),
+        (b"", False),
+    ],
+)
+def test_a_block_goes_to_the_route_of_its_first_request(first: bytes, is_taken: bool) -> None:
+    taken: list[int] = []
+
+    def take(_channel: Channel, frames: Any) -> bool:
+        taken.append(len(frames))
+        return True
+
+    frames = [(first, b"", 0), *_frames(310)]
+    assert _dispatcher(take).dispatch_block(cast(Channel, OneChannel()), frames) is is_taken
+    assert taken == ([2] if is_taken else [])
+
+
+def test_no_block_passes_a_guard() -> None:
+    def never(_channel: Channel, _frames: Any) -> bool:
+        raise AssertionError("the guard was not asked")
+
+    dispatcher = _dispatcher(never, guard=lambda _channel, _command: None)
+    assert not dispatcher.dispatch_block(cast(Channel, OneChannel()), _frames(310))
+
+
+def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again() -> None:
+    def breaks(_channel: Channel, _frames: Any) -> bool:
+        raise KeyError("a bug")
+
+    channel = OneChannel()
+    assert _dispatcher(breaks).dispatch_block(cast(Channel, channel), _frames(310))
+    assert channel.aborted == "a block of requests failed"
+    assert channel.sent == []
+
+
+def test_a_failed_assertion_in_a_block_goes_to_the_owner() -> None:
+    def breaks(_channel: Channel, _frames: Any) -> bool:
+        raise AssertionError("a bug")
+
+    with pytest.raises(AssertionError, match="a bug"):
+        _dispatcher(breaks).dispatch_block(cast(Channel, OneChannel()), _frames(310))

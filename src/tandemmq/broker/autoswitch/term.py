@@ -28,7 +28,7 @@ from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.dispatch import Handler, Waiting
+from tandemmq.remoting.dispatch import BlockRoute, Handler, Waiting
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
@@ -196,7 +196,10 @@ def fenced_routes(
                 )
             return handler(channel, command)
 
-        return fenced
+        if not isinstance(handler, BlockRoute):
+            return fenced
+        take = handler.take
+        return BlockRoute(fenced, lambda channel, frames: may_write() and take(channel, frames))
 
     return {code: fence(code, handler) if code in WRITES else handler for code, handler in routes.items()}
 

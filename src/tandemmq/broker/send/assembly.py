@@ -227,7 +227,7 @@ class RecordBuilder:
             int.from_bytes(chance.token_bytes(4), "big"),
         )
         pairs = {**form.fields, names.CLUSTER: options.cluster_name}
-        self._added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
+        self.added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
 
     def make(
         self,
@@ -255,7 +255,7 @@ class RecordBuilder:
             topic=target.topic,
             queue_id=queue_id,
             body=body,
-            properties=(text + self._added).encode("utf-8", "replace"),
+            properties=(text + self.added).encode("utf-8", "replace"),
             born_at_ms=header.born_at_ms,
             born_host=encode_host(*channel.peer),
             tag_hash=tag_hash(tags) if tags else 0,

@@ -76,8 +76,7 @@ def make_batch(
     if not all(bodies):
         index = next(index for index, one in enumerate(bodies) if not one)
         raise MessageIllegal(f"message {index} of the batch has no body: at least one byte is needed")
-    found, tag_hashes, keys = _read_alike(properties) or _read_each(properties)
-    unique_keys = str(b"\x02".join(found), "utf-8", "replace").split("\x02")
+    unique_keys, tag_hashes, keys = read_parts(properties)
     if not all(unique_keys):
         for index, key in enumerate(unique_keys):
             if not key:
@@ -85,10 +84,10 @@ def make_batch(
                 properties[index] = append_property(properties[index], "UNIQ_KEY", key)
     return NewBatch(
         topic=topic,
-        queue_id=queue_id,
+        queue_ids=[queue_id] * len(bodies),
         bodies=bodies,
         properties=properties,
-        born_at_ms=header.born_at_ms,
+        born_times_ms=[header.born_at_ms] * len(bodies),
         born_host=born_host,
         tag_hashes=tag_hashes,
         flags=flags,
@@ -102,6 +101,16 @@ def make_batch(
 
 _PartFacts: TypeAlias = "tuple[Sequence[bytes], Sequence[int], Sequence[str]]"
 """For each message of a batch: its unique key (empty without one), the hash of its tags, and its keys."""
+
+
+def read_parts(properties: list[bytes]) -> tuple[list[str], Sequence[int], Sequence[str]]:
+    """Returns the unique key of each message (empty without one), the hash of its tags, and its keys; strips
+    the names in `_REMOVED_NAMES` from the properties.
+
+    Raises:  MessageIllegal naming what a batch may not have.
+    """
+    found, tag_hashes, keys = _read_alike(properties) or _read_each(properties)
+    return str(b"\x02".join(found), "utf-8", "replace").split("\x02"), tag_hashes, keys
 
 
 def _read_alike(properties: list[bytes]) -> _PartFacts | None:
@@ -142,10 +151,7 @@ def _read_around(head: bytes, rest: bytes) -> tuple[int, str] | None:
 
 
 def _read_each(properties: list[bytes]) -> _PartFacts:
-    """Reads the properties of each message and strips the names in `_REMOVED_NAMES` from them.
-
-    Raises:  MessageIllegal naming what a batch may not have.
-    """
+    """Reads the properties of each message, as `read_parts` does."""
     if _may_be_unclean(b"".join(properties)):
         properties[:] = map(_clean_part, properties, count())
     unique_keys: list[bytes] = []

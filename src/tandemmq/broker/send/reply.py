@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
+from itertools import chain
 from json.encoder import encode_basestring_ascii as quote
 
 import msgspec
@@ -24,6 +25,7 @@ from tandemmq.protocol.codes import (
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.remoting.channel import Channel
+from tandemmq.store.appender import PlacedBlock
 from tandemmq.store.outcomes import Appended, PutStatus
 
 _PUT_OK = PutStatus.PUT_OK
@@ -64,6 +66,7 @@ _STORED = frozenset(
 
 
 NOT_APPENDED = Appended(0, (), 0, 0)
+_NOT_PLACED = PlacedBlock((), (), ())
 
 
 class ReplyForm:
@@ -159,6 +162,39 @@ class SendReply(msgspec.Struct, gc=False):
             is_traced=form.is_traced,
             recall_handle=self.recall_handle,
         )
+
+
+class BlockReply(msgspec.Struct, gc=False):
+    """The JSON sends of a block, which wait for the store together. `placed` is set right after
+    `store.append_block` returned; the other columns have a value for each send.
+    """
+
+    form: ReplyForm
+    channel: Channel
+    opaques: Sequence[int]
+    queue_ids: Sequence[int]
+    unique_keys: Sequence[str]
+    placed: PlacedBlock = _NOT_PLACED
+
+    def done(self, status: PutStatus) -> None:
+        """Answers each sender as its `SendReply` would; the store calls it once."""
+        log_offsets, queue_offsets, _ = self.placed
+        columns = log_offsets, self.queue_ids, queue_offsets, self.unique_keys, self.opaques
+        if status is not _PUT_OK:
+            for log_offset, queue_id, queue_offset, key, opaque in zip(*columns, strict=True):
+                appended = Appended(queue_offset, (log_offset,), 0, 0)
+                reply = SendReply(self.form, self.channel, opaque, SERIALIZE_JSON, queue_id, key)
+                reply.appended = appended
+                reply.done(status)
+            return
+        # Quoted texts contain no line breaks.
+        quoted = "\n".join(map(quote, self.unique_keys)).encode("ascii").split(b"\n")
+        rows = zip(log_offsets, self.queue_ids, queue_offsets, quoted, self.opaques, strict=True)
+        headers = list(map(self.form.template.__mod__, rows))
+        sizes = list(map(len, headers))
+        heads = {size: _HEAD.pack(size + 4, size) for size in set(sizes)}
+        frames = chain.from_iterable(zip(map(heads.__getitem__, sizes), headers, strict=True))
+        self.channel.send_frame(b"".join(frames))
 
 
 def ignore_outcome(status: PutStatus) -> None:

@@ -1,0 +1,156 @@
+"""The sends of one read as columns: a block instead of many single sends.
+
+A producer with many messages in flight sends many frames at once. Most of the time of a single send goes into
+calls for each message, so a block decodes, checks, encodes and answers all of them column by column.
+
+Invariant: a block stores, answers and counts what `SendHandlers.handle_send` would for each of its sends, to
+           the byte. Whatever is rare or may be refused leaves the whole block to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
+
+import msgspec
+
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.send.assembly import SHARDING_MARK, RecordBuilder, is_unusual
+from tandemmq.broker.send.batch import read_parts
+from tandemmq.broker.send.reply import BlockReply, ReplyForm
+from tandemmq.broker.send.targets import SendTarget, SendTargets
+from tandemmq.protocol.codes import RequestCode
+from tandemmq.protocol.frame import Frame
+from tandemmq.protocol.header_json import WireHeader
+from tandemmq.protocol.message_id import encode_host
+from tandemmq.protocol.record import NewBatch
+from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.remoting.channel import Channel
+
+_CODE = int(RequestCode.SEND_MESSAGE_V2)
+
+
+class _WireSend(WireHeader, gc=False, kw_only=True):
+    """The header of a send as received, with its decoded fields."""
+
+    fields: SendRequestV2 = msgspec.field(name="extFields")  # type: ignore[assignment]
+
+
+_DECODE = msgspec.json.Decoder(_WireSend, strict=False).decode
+_of_wire = attrgetter("opaque", "code", "flag", "fields")
+_of_fields = attrgetter(
+    "topic",
+    "queue_id",
+    "sys_flag",
+    "born_at_ms",
+    "flag",
+    "properties",
+    "retry_count",
+    "is_batch",
+)
+
+
+class Columns(NamedTuple):
+    """The sends of a block. They have one topic and one sysFlag; `texts` are their properties."""
+
+    topic: str
+    sys_flag: int
+    opaques: Sequence[int]
+    queue_ids: Sequence[int]
+    born_times_ms: Sequence[int]
+    flags: Sequence[int]
+    texts: Sequence[str]
+    bodies: Sequence[bytes]
+
+
+def read_columns(frames: Sequence[Frame]) -> Columns | None:
+    """Returns the sends in these frames, or None if one of them is not an ordinary SEND_MESSAGE_V2 with a
+    JSON header, or differs in topic or sysFlag.
+    """
+    headers, bodies, kinds = zip(*frames, strict=True)
+    if any(kinds) or not all(bodies) or not b"".join(headers).isascii():
+        return None
+    try:
+        wires = list(map(_DECODE, headers))
+    except (msgspec.MsgspecError, RecursionError):
+        return None
+    opaques, codes, command_flags, fields = zip(*map(_of_wire, wires), strict=True)
+    topics, queue_ids, sys_flags, born_times_ms, flags, texts, retry_counts, batches = zip(
+        *map(_of_fields, fields), strict=True
+    )
+    count, topic, sys_flag = len(frames), topics[0], sys_flags[0]
+    if topics.count(topic) != count or sys_flags.count(sys_flag) != count or codes.count(_CODE) != count:
+        return None
+    if any(command_flags) or any(retry_counts) or any(batches) or not all(texts):
+        return None
+    return Columns(topic, sys_flag, opaques, queue_ids, born_times_ms, flags, texts, bodies)
+
+
+@dataclass(slots=True)
+class SendBlocks:
+    """Takes the sends of one read together."""
+
+    core: BrokerCore
+    targets: SendTargets
+    records: RecordBuilder
+    form: ReplyForm
+
+    def take(self, channel: Channel, frames: Sequence[Frame]) -> bool:
+        """Stores the sends of a block; the senders are answered once they are stored. Returns False, and does
+        nothing, if they must be handled one by one.
+        """
+        columns = read_columns(frames)
+        if columns is None:
+            return False
+        target = self.targets.get(columns.topic)
+        if target is None or target.is_retry:
+            return False
+        if min(columns.queue_ids) < 0 or max(columns.queue_ids) >= target.queue_count:
+            return False
+        block = self._make(channel, columns, target)
+        if block is None:
+            return False
+        reply = BlockReply(self.form, channel, columns.opaques, columns.queue_ids, block.unique_keys)
+        placed = self.core.store.appender.append_block(block, reply.done)
+        if placed is None:
+            return False
+        reply.placed = placed
+        target.arrivals.record_each(placed.sizes)
+        self.core.stats.put_bytes += sum(map(len, columns.bodies))
+        return True
+
+    def _make(self, channel: Channel, columns: Columns, target: SendTarget) -> NewBatch | None:
+        """Returns the records, or None if one of the messages is unusual, has no unique key, or is not to
+        wait until it is stored.
+        """
+        joined = "\n".join(columns.texts) + "\n"
+        count, closed_count = len(columns.texts), joined.count("\x02\n")
+        if is_unusual(joined, columns.sys_flag) or SHARDING_MARK in joined or "WAIT\x01f" in joined:
+            return None
+        if not joined.isascii() or joined.count("\n") != count or closed_count not in (0, count):
+            return None
+        ending = f"{self.records.added}\n" if closed_count else f"\x02{self.records.added}\n"
+        properties = joined.replace("\n", ending).encode("utf-8", "replace").split(b"\n")
+        del properties[-1]
+        if len(properties) != count:  # the broker's own properties contain a line break
+            return None
+        unique_keys, tag_hashes, keys = read_parts(properties)
+        if not all(unique_keys):
+            return None
+        return NewBatch(
+            topic=target.topic,
+            queue_ids=columns.queue_ids,
+            bodies=columns.bodies,
+            properties=properties,
+            born_times_ms=columns.born_times_ms,
+            born_host=encode_host(*channel.peer),
+            tag_hashes=tag_hashes,
+            flags=columns.flags,
+            sys_flag=columns.sys_flag | target.sys_flag,
+            retry_count=0,
+            keys=keys,
+            unique_keys=unique_keys,
+            wait_stored=True,
+        )

@@ -1,0 +1,393 @@
+"""Sends of one read as a block against the same sends one by one.
+
+Two brokers in memory get the same bytes in the same pieces; only one of them takes blocks. Whatever the
+pieces contain, both answer the same bytes, and their logs, ConsumeQueues, indexes and statistics are equal.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sim.dice import Dice
+from sim.fuzz.mutate import flip
+from sim.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
+from tandemmq.broker.core import BrokerCore
+from tandemmq.broker.options import AccessOptions, BrokerOptions
+from tandemmq.broker.parts import Parts, build_routes
+from tandemmq.broker.tables import Tables
+from tandemmq.protocol.batch import encode_batch
+from tandemmq.protocol.bodies.tables import TopicConfig
+from tandemmq.protocol.codes import (
+    FLAG_ONEWAY,
+    SERIALIZE_JSON,
+    SERIALIZE_ROCKETMQ,
+    LanguageCode,
+    RequestCode,
+)
+from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import Frame, encode_frame
+from tandemmq.protocol.properties import render_claim
+from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
+from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
+from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.client import RemotingClient
+from tandemmq.remoting.dispatch import RequestDispatcher
+from tandemmq.remoting.options import ChannelLimits
+from tandemmq.runtime.machine import SeededRandom
+from tandemmq.runtime.ports import Machine
+from tandemmq.runtime.tasks import TaskScope
+from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
+
+ROOT = Path("/broker")
+QUEUES = 4
+TOPICS = ("T", "Tags", "T" * 140)
+SEEDS = range(60)
+
+
+@dataclass
+class Transport:
+    """The broker's end of a connection, which keeps what is written."""
+
+    written: bytearray = field(default_factory=bytearray)
+    is_closed: bool = False
+
+    def get_extra_info(self, name: str, default: object = None) -> object:
+        return ("10.1.2.3", 5005) if name == "peername" else ("127.0.0.1", 10911)
+
+    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
+        return None
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+    def is_closing(self) -> bool:
+        return self.is_closed
+
+    def write(self, data: bytes) -> None:
+        self.written += data
+
+    def writelines(self, pieces: Sequence[bytes]) -> None:
+        self.written += b"".join(pieces)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def abort(self) -> None:
+        self.is_closed = True
+
+    def pause_reading(self) -> None:
+        return None
+
+    def resume_reading(self) -> None:
+        return None
+
+
+@dataclass
+class FullDisk(NoFault):
+    """A disk whose writes fail while `is_full`."""
+
+    is_full: bool = False
+
+    def on_write(self, path: Path, offset: int, size: int) -> int:
+        return size // 2 if self.is_full and "commitlog" in path.parts else size
+
+
+class Side:
+    """One of the two brokers."""
+
+    def __init__(self, seed: int, *, takes_blocks: bool) -> None:
+        self.seed = seed
+        self.takes_blocks = takes_blocks
+        self.clock = ManualClock()
+        self.fault = FullDisk()
+        self.disk = MemoryDisk(fault=self.fault)
+        self.block_count = 0
+        self.transport = Transport()
+
+    async def start(self) -> None:
+        dice = Dice(self.seed)
+        options = BrokerOptions(cluster_name=dice.pick(("C", "Zürich")), broker_name="b")
+        store_options = StoreOptions(
+            root=ROOT,
+            flush_mode=dice.pick(list(FlushMode)),
+            role=dice.pick((BrokerRole.ASYNC_MASTER, BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER)),
+            commit_log_file_bytes=dice.pick((32, 128, 1024)) * 1024,
+            consume_queue_file_bytes=20_000,
+            message_bytes_max=dice.pick((1000, 4 << 20)),
+        )
+        self.store = await MessageStore.open(store_options, disk=self.disk, clock=self.clock)
+        tables = Tables(options, ROOT / "config", disk=self.disk, clock=self.clock)
+        tables.load(delay_level_count=18)
+        for topic in TOPICS:
+            config = TopicConfig(name=topic, read_queue_count=QUEUES, write_queue_count=QUEUES, permission=6)
+            tables.topics.add_missing([config], self.clock.now_ms())
+        self.scope = TaskScope("test")
+        self.scope.start("saver", tables.saver.run())
+        network = MemoryNetwork(self.clock)
+        self.core = BrokerCore.build(
+            options,
+            store=self.store,
+            tables=tables,
+            own_address=lambda: "127.0.0.1:10911",
+            may_commit=lambda: True,
+            client=RemotingClient(network=network, clock=self.clock),
+            machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
+        )
+        alone: Any = SimpleNamespace(
+            is_master_known=True,
+            is_copied=None,
+            forward_deletion=None,
+            wait_registered=None,
+            register_soon=None,
+        )
+        routes = build_routes(Parts(self.core, AccessOptions(), alone, alone, dict))
+        self.dispatcher = RequestDispatcher(routes, self.scope, tasks_max=64, on_fatal=None)
+        self.connect()
+        await self.clock.pass_time(0)
+
+    def connect(self) -> None:
+        """Opens a new connection."""
+        self.channel = Channel(
+            self.dispatcher.dispatch,
+            clock=self.clock,
+            limits=ChannelLimits(),
+            on_block=self._take_block if self.takes_blocks else None,
+        )
+        self.channel.connection_made(self.transport)  # type: ignore[arg-type]
+
+    def _take_block(self, channel: Channel, frames: Sequence[Frame]) -> bool:
+        is_taken = self.dispatcher.dispatch_block(channel, frames)
+        self.block_count += is_taken
+        return is_taken
+
+    async def receive(self, piece: bytes) -> None:
+        self.channel.data_received(piece)
+        self.clock.run_soon()
+        if self.channel.is_closed:
+            self.channel.connection_lost(None)
+            self.transport.is_closed = False
+            self.connect()
+
+    async def end(self) -> dict[str, object]:
+        """Returns everything that the broker has stored, answered and counted."""
+        await self.clock.pass_time(20)
+        stats = self.core.stats
+        for _ in stats.arrivals.fold():
+            pass
+        rows = {key: (row.messages, row.bytes, row.sizes.counts) for key, row in stats.arrivals.rows.items()}
+        queues = {
+            (topic, queue_id): (
+                self.store.queue_min(topic, queue_id),
+                self.store.queue_max(topic, queue_id),
+                self.store.queue_next(topic, queue_id),
+            )
+            for topic in TOPICS
+            for queue_id in range(QUEUES)
+        }
+        dispatched = self.store.dispatcher.dispatched_count
+        await self.scope.close()
+        await self.store.close()
+        files = {
+            str(path): bytes(node.data)
+            for path, node in sorted(self.disk._nodes.items())
+            if {"commitlog", "consumequeue", "index"} & set(path.parts)
+        }
+        return {
+            "answers": bytes(self.transport.written),
+            "rows": rows,
+            "bytes": stats.put_bytes,
+            "queues": queues,
+            "dispatched": dispatched,
+            **files,
+        }
+
+
+@dataclass
+class Sender:
+    """Makes the pieces that both brokers receive: mostly plain sends, with a few others among them."""
+
+    dice: Dice
+    number: int = 0
+
+    def piece(self) -> bytes:
+        """Returns the frames of one read; in two of three pieces all are ordinary."""
+        dice = self.dice
+        count = dice.pick((1, 3, 4, 5, 8, 16, 40))
+        style = {
+            "topic": dice.pick(TOPICS),
+            "ends": dice.happens(50),
+            "keys": dice.pick(("", "", "same", "own")),
+            "first": dice.happens(50),
+            "sys_flag": dice.pick((0, 0, 0, 1)),
+        }
+        odd = set() if dice.happens(67) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
+        return b"".join(
+            self.odd_frame(style) if index in odd else self.plain_frame(style) for index in range(count)
+        )
+
+    def plain_frame(self, style: dict[str, Any], **changes: Any) -> bytes:
+        return encode_frame(self.plain(style, **changes))
+
+    def plain(
+        self,
+        style: dict[str, Any],
+        *,
+        pairs: dict[str, str] | None = None,
+        body: bytes | None = None,
+        code: int = RequestCode.SEND_MESSAGE_V2,
+        text: str | None = None,
+        **changes: Any,
+    ) -> Command:
+        """Returns an ordinary send with these changes to its header; `pairs` are added to its properties."""
+        self.number += 1
+        dice, number = self.dice, self.number
+        first = {} if style["keys"] == "" else {"KEYS": "order"}
+        if style["keys"] == "own":
+            first = {"KEYS": f"order{number} {'x' * dice.below(9)}"}
+        own = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": f"Tag{dice.below(4)}"}
+        found = {**first, **own} if style["first"] else {**own, **first}
+        if text is None:
+            text = "".join(f"{name}\x01{value}\x02" for name, value in {**found, **(pairs or {})}.items())
+            if not style["ends"]:
+                text = text[:-1]
+        fields: dict[str, Any] = {
+            "producer_group": "group",
+            "topic": style["topic"],
+            "default_topic": "TBW102",
+            "default_topic_queue_count": 4,
+            "queue_id": dice.below(QUEUES),
+            "sys_flag": style["sys_flag"],
+            "born_at_ms": 1_700_000_000_000 + dice.below(5),
+            "flag": dice.pick((0, 0, 7, -1)),
+            "properties": text,
+            **changes,
+        }
+        shape = SendRequest if code == RequestCode.SEND_MESSAGE else SendRequestV2
+        command = Command.request(
+            code, shape(**fields), body=b"x" * (1 + dice.below(200)) if body is None else body
+        )
+        command.language = int(LanguageCode.JAVA)
+        command.opaque = number
+        return command
+
+    def odd_frame(self, style: dict[str, Any]) -> bytes:
+        """Returns a frame that a block cannot take, or that only looks like one."""
+        dice = self.dice
+        kind = dice.below(7)
+        if kind == 0:
+            names = ("DELAY", "TRAN_MSG", "__SHARDINGKEY", "TIMER_DELIVER_MS", "POP_CK", "__CRC32#", "DELTA")
+            return self.plain_frame(style, pairs={dice.pick(names): dice.pick(("1", "true", "x"))})
+        if kind == 1:
+            values = ("two\nlines", "Straße", "\0", "\0" * 600, 'quoted "\\', "y" * 33_000)
+            name = dice.pick(("note", "KEYS", "TAGS", "UNIQ_KEY"))
+            return self.plain_frame(style, pairs={name: dice.pick(values)})
+        if kind == 2:
+            pairs = {"WAIT": dice.pick(("false", "False", "no"))} if dice.happens(50) else _claim(self.number)
+            return self.plain_frame(style, pairs=pairs)
+        if kind == 3:
+            twice = f"UNIQ_KEY\x01a{self.number}\x02TAGS\x01a\x02TAGS\x01b\x02UNIQ_KEY\x01b\x02\x02x"
+            texts = ("", "TAGS\x01a\x02", "\x02\x02", "UNIQ_KEY\x01", "UNIQ_KEY\x01k\x02UNIQ_KEY\x01\x02")
+            return self.plain_frame(style, properties=dice.pick((*texts, twice, None)))
+        if kind == 4:
+            return self.other_request(style)
+        if kind == 5:
+            old, new = dice.pick(_CHANGES)
+            return _with_header(self.plain_frame(style), lambda header: header.replace(old, new, 1))
+        return _with_header(self.plain_frame(style), lambda header: flip(header, dice))
+
+    def other_request(self, style: dict[str, Any]) -> bytes:
+        """Returns a send with an unusual header or body, or a frame that is no single send."""
+        dice = self.dice
+        kind = dice.below(11)
+        if kind == 0:
+            topic = dice.pick((*TOPICS, "New", "%RETRY%group", "bad topic"))
+            return self.plain_frame({**style, "topic": topic})
+        if kind == 1:
+            return self.plain_frame(style, queue_id=dice.pick((-1, QUEUES, 2**31 - 1)))
+        if kind == 2:
+            return self.plain_frame(style, body=dice.pick((b"", b"y" * 700, b"z" * 20_000)))
+        if kind == 3:
+            return self.plain_frame(style, sys_flag=dice.pick((1, 4, 8, 12, 0x80, 0x10)))
+        if kind == 4:
+            return self.plain_frame(style, retry_count=dice.pick((0, 1, -1, 17)))
+        if kind == 5:
+            return self.plain_frame(style, code=RequestCode.SEND_MESSAGE)
+        if kind == 6:
+            body = encode_batch([(0, b"one", b"UNIQ_KEY\x01b1\x02"), (1, b"two", b"TAGS\x01a\x02")])
+            code = dice.pick((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+            return self.plain_frame(style, code=code, is_batch=True, body=body)
+        if kind == 7:
+            header = GetMaxOffsetRequest(topic="T", queue_id=dice.below(QUEUES + 1))
+            return encode_frame(Command.request(RequestCode.GET_MAX_OFFSET, header))
+        command = self.plain(style)
+        if kind == 8:
+            command.flag |= FLAG_ONEWAY
+        elif kind == 9:
+            command.serialize_type = SERIALIZE_ROCKETMQ
+        return encode_frame(command if kind < 10 else command.reply(0))
+
+
+_CHANGES = (
+    (b'"e":"', b'"e":" '),
+    (b"TAGS", b"\\ud800"),
+    (b"group", b"gr\xff"),
+    (b'"flag"', b'"flag":[],"flag"'),
+    (b',"flag"', b',"x":1}\n{"code":310,"flag"'),
+    (b'{"code"', b'\n {"code"'),
+    (b'"JAVA"', b"[1]"),
+    (b'"version":', b'"version":"x","version":'),
+    (b'"code":310', b'"code":310,"code":10'),
+)
+"""Changes to the JSON of a header: the text to replace, and the new text."""
+
+
+def _claim(number: int) -> dict[str, str]:
+    name, _, value = render_claim("producer", number, "").removesuffix("\x02").partition("\x01")
+    return {name: value}
+
+
+def _with_header(frame: bytes, change: Any) -> bytes:
+    size = int.from_bytes(frame[5:8], "big")
+    header, body = change(frame[8 : 8 + size]), frame[8 + size :]
+    length, mark = 4 + len(header) + len(body), SERIALIZE_JSON << 24 | len(header)
+    return length.to_bytes(4, "big") + mark.to_bytes(4, "big") + header + body
+
+
+async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], int]:
+    """Sends the pieces of `seed` to a broker; returns its end, and the number of blocks it took."""
+    side = Side(seed, takes_blocks=takes_blocks)
+    await side.start()
+    dice = Dice(seed + 1_000_000)
+    sender = Sender(dice)
+    rest = b""
+    for index in range(40):
+        stream = rest + sender.piece()
+        cut = len(stream) - (dice.below(300) if dice.happens(20) else 0)
+        piece, rest = stream[:cut], stream[cut:]
+        side.fault.is_full = index > 10 and dice.happens(4)
+        await side.receive(piece)
+        if side.fault.is_full:
+            side.fault.is_full = False
+            await side.clock.pass_time(dice.pick((0.01, 2)))
+        fate = dice.below(12)
+        if fate == 0:
+            await side.clock.pass_time(dice.pick((0.01, 0.2, 6)))
+        elif fate < 6:
+            await side.clock.pass_time(0)
+    return await side.end(), side.block_count
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_block_does_what_its_sends_would_do_one_by_one(seed: int) -> None:
+    together, block_count = await run(seed, takes_blocks=True)
+    alone, _ = await run(seed, takes_blocks=False)
+    assert together.keys() == alone.keys()
+    for name, value in alone.items():
+        assert together[name] == value, name
+    assert block_count > 0
