@@ -43,10 +43,11 @@ from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
+from tandemmq.store.consume_queues import QueueKey
 
 ROOT = Path("/broker")
 QUEUES = 4
-TOPICS = ("T", "Tags", "T" * 140)
+TOPICS = ("T", "Tags", "T" * 140, "%RETRY%group")
 SEEDS = range(60)
 
 
@@ -109,6 +110,7 @@ class Side:
         self.disk = MemoryDisk(fault=self.fault)
         self.block_count = 0
         self.transport = Transport()
+        self.notices: list[dict[QueueKey, int]] = []
 
     async def start(self) -> None:
         dice = Dice(self.seed)
@@ -119,13 +121,21 @@ class Side:
             role=dice.pick((BrokerRole.ASYNC_MASTER, BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER)),
             commit_log_file_bytes=dice.pick((32, 128, 1024)) * 1024,
             consume_queue_file_bytes=20_000,
-            message_bytes_max=dice.pick((1000, 4 << 20)),
+            message_bytes_max=dice.pick((600, 4 << 20)),
+            key_index_slot_count=100,
+            key_index_entry_count=dice.pick((300, 4000)),
         )
         self.store = await MessageStore.open(store_options, disk=self.disk, clock=self.clock)
         tables = Tables(options, ROOT / "config", disk=self.disk, clock=self.clock)
         tables.load(delay_level_count=18)
         for topic in TOPICS:
-            config = TopicConfig(name=topic, read_queue_count=QUEUES, write_queue_count=QUEUES, permission=6)
+            config = TopicConfig(
+                name=topic,
+                read_queue_count=QUEUES,
+                write_queue_count=QUEUES,
+                permission=6,
+                filter_type="MULTI_TAG" if topic == "Tags" else "SINGLE_TAG",
+            )
             tables.topics.add_missing([config], self.clock.now_ms())
         self.scope = TaskScope("test")
         self.scope.start("saver", tables.saver.run())
@@ -148,6 +158,7 @@ class Side:
         )
         routes = build_routes(Parts(self.core, AccessOptions(), alone, alone, dict))
         self.dispatcher = RequestDispatcher(routes, self.scope, tasks_max=64, on_fatal=None)
+        self.store.dispatcher.on_dispatch(lambda newest: self.notices.append(dict(newest)))
         self.connect()
         await self.clock.pass_time(0)
 
@@ -186,9 +197,9 @@ class Side:
                 self.store.queue_min(topic, queue_id),
                 self.store.queue_max(topic, queue_id),
                 self.store.queue_next(topic, queue_id),
+                queue.end_log_offset,
             )
-            for topic in TOPICS
-            for queue_id in range(QUEUES)
+            for (topic, queue_id), queue in self.store.queues.table.items()
         }
         dispatched = self.store.dispatcher.dispatched_count
         await self.scope.close()
@@ -204,6 +215,7 @@ class Side:
             "bytes": stats.put_bytes,
             "queues": queues,
             "dispatched": dispatched,
+            "notices": self.notices,
             **files,
         }
 
@@ -216,7 +228,7 @@ class Sender:
     number: int = 0
 
     def piece(self) -> bytes:
-        """Returns the frames of one read; in two of three pieces all are ordinary."""
+        """Returns the frames of one read; in every other piece all are ordinary."""
         dice = self.dice
         count = dice.pick((1, 3, 4, 5, 8, 16, 40))
         style = {
@@ -224,9 +236,11 @@ class Sender:
             "ends": dice.happens(50),
             "keys": dice.pick(("", "", "same", "own")),
             "first": dice.happens(50),
+            "tag": dice.pick(("Tag", "Tag", "Täg", "\U0001f600")),
+            "key": dice.pick(("7F0000010001", "7F0000010001", "\u2028é")),
             "sys_flag": dice.pick((0, 0, 0, 1)),
         }
-        odd = set() if dice.happens(67) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
+        odd = set() if dice.happens(50) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
         return b"".join(
             self.odd_frame(style) if index in odd else self.plain_frame(style) for index in range(count)
         )
@@ -250,7 +264,8 @@ class Sender:
         first = {} if style["keys"] == "" else {"KEYS": "order"}
         if style["keys"] == "own":
             first = {"KEYS": f"order{number} {'x' * dice.below(9)}"}
-        own = {"UNIQ_KEY": f"7F0000010001{number:020X}", "WAIT": "true", "TAGS": f"Tag{dice.below(4)}"}
+        unique_key, tag = f"{style['key']}{number:020X}", f"{style['tag']}{dice.below(4)}"
+        own = {"UNIQ_KEY": unique_key, "WAIT": "true", "TAGS": tag}
         found = {**first, **own} if style["first"] else {**own, **first}
         if text is None:
             text = "".join(f"{name}\x01{value}\x02" for name, value in {**found, **(pairs or {})}.items())
@@ -279,12 +294,21 @@ class Sender:
     def odd_frame(self, style: dict[str, Any]) -> bytes:
         """Returns a frame that a block cannot take, or that only looks like one."""
         dice = self.dice
-        kind = dice.below(7)
+        kind = dice.below(10)
         if kind == 0:
             names = ("DELAY", "TRAN_MSG", "__SHARDINGKEY", "TIMER_DELIVER_MS", "POP_CK", "__CRC32#", "DELTA")
             return self.plain_frame(style, pairs={dice.pick(names): dice.pick(("1", "true", "x"))})
         if kind == 1:
-            values = ("two\nlines", "Straße", "\0", "\0" * 600, 'quoted "\\', "y" * 33_000)
+            values = (
+                "two\nlines",
+                "Straße",
+                "\U0001f600",
+                "\u2028",
+                "\0",
+                "\0" * 600,
+                'quoted "\\',
+                "y" * 33_000,
+            )
             name = dice.pick(("note", "KEYS", "TAGS", "UNIQ_KEY"))
             return self.plain_frame(style, pairs={name: dice.pick(values)})
         if kind == 2:
@@ -295,8 +319,12 @@ class Sender:
             texts = ("", "TAGS\x01a\x02", "\x02\x02", "UNIQ_KEY\x01", "UNIQ_KEY\x01k\x02UNIQ_KEY\x01\x02")
             return self.plain_frame(style, properties=dice.pick((*texts, twice, None)))
         if kind == 4:
+            frame = bytearray(self.plain_frame(style))
+            frame[4] = SERIALIZE_ROCKETMQ  # its header is JSON
+            return bytes(frame)
+        if kind < 7:
             return self.other_request(style)
-        if kind == 5:
+        if kind < 9:
             old, new = dice.pick(_CHANGES)
             return _with_header(self.plain_frame(style), lambda header: header.replace(old, new, 1))
         return _with_header(self.plain_frame(style), lambda header: flip(header, dice))
@@ -341,6 +369,7 @@ _CHANGES = (
     (b',"flag"', b',"x":1}\n{"code":310,"flag"'),
     (b'{"code"', b'\n {"code"'),
     (b'"JAVA"', b"[1]"),
+    (b'"JSON"', b'"J\xff"'),
     (b'"version":', b'"version":"x","version":'),
     (b'"code":310', b'"code":310,"code":10'),
 )

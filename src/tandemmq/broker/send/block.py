@@ -70,11 +70,12 @@ def read_columns(frames: Sequence[Frame]) -> Columns | None:
     JSON header, or differs in topic or sysFlag.
     """
     headers, bodies, kinds = zip(*frames, strict=True)
-    if any(kinds) or not all(bodies) or not b"".join(headers).isascii():
+    if any(kinds) or not all(bodies):
         return None
     try:
+        b"".join(headers).decode()  # msgspec does not check what it skips
         wires = list(map(_DECODE, headers))
-    except (msgspec.MsgspecError, RecursionError):
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     opaques, codes, command_flags, fields = zip(*map(_of_wire, wires), strict=True)
     topics, queue_ids, sys_flags, born_times_ms, flags, texts, retry_counts, batches = zip(
@@ -129,12 +130,12 @@ class SendBlocks:
         count, closed_count = len(columns.texts), joined.count("\x02\n")
         if is_unusual(joined, columns.sys_flag) or SHARDING_MARK in joined or "WAIT\x01f" in joined:
             return None
-        if not joined.isascii() or joined.count("\n") != count or closed_count not in (0, count):
+        if closed_count not in (0, count):
             return None
         ending = f"{self.records.added}\n" if closed_count else f"\x02{self.records.added}\n"
         properties = joined.replace("\n", ending).encode("utf-8", "replace").split(b"\n")
         del properties[-1]
-        if len(properties) != count:  # the broker's own properties contain a line break
+        if len(properties) != count:  # a property contains a line break
             return None
         unique_keys, tag_hashes, keys = read_parts(properties)
         if not all(unique_keys):
