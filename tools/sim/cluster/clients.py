@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from sim.cluster.checkers import KEY_COUNT
 from sim.cluster.ledger import Fate, Ledger, Sent
 from sim.cluster.nodes import Node
@@ -127,13 +129,16 @@ class ProducerNode(ClientNode):
         dice, settings = self.world.dice, self.world.settings
         newest: dict[int, Sent] = {}
         while not self.is_ending:
-            kind = dice.pick_weighted(((70, "one"), (10, "keyed"), (15, "batch"), (5, "oneway")))
+            kinds = ((65, "one"), (10, "keyed"), (15, "batch"), (5, "burst"), (5, "oneway"))
+            kind = dice.pick_weighted(kinds)
             if kind == "batch":
                 await self._send_batch(producer, newest)
+            elif kind == "burst":
+                await self._send_burst(producer)
             elif kind == "oneway":
                 await self._send_oneway(producer)
             else:
-                await self._send_one(producer, newest, is_keyed=kind == "keyed")
+                await self._send_one(producer, newest, self._is_waiting(), is_keyed=kind == "keyed")
             if dice.happens(60):
                 await self.clock.sleep(dice.between(*settings.pause_ms) / 1000)
 
@@ -153,8 +158,16 @@ class ProducerNode(ClientNode):
     def _is_waiting(self) -> bool:
         return self.world.dice.happens(self.world.settings.wait_percent)
 
-    async def _send_one(self, producer: Producer, newest: dict[int, Sent], *, is_keyed: bool) -> None:
-        sent, message = self._new(self._is_waiting())
+    async def _send_burst(self, producer: Producer) -> None:
+        """Sends messages at once; a broker takes those that arrive together as a block."""
+        async with asyncio.TaskGroup() as sends:
+            for _ in range(self.world.dice.between(5, 16)):
+                sends.create_task(self._send_one(producer, {}, is_waiting=True))
+
+    async def _send_one(
+        self, producer: Producer, newest: dict[int, Sent], is_waiting: bool, *, is_keyed: bool = False
+    ) -> None:
+        sent, message = self._new(is_waiting)
         try:
             queue = await producer.queue_for(TOPIC, "customer") if is_keyed else None
             result = await producer.send(message, queue=queue)
