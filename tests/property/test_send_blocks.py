@@ -44,6 +44,7 @@ from tandemmq.runtime.ports import Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
 from tandemmq.store.consume_queues import QueueKey
+from tandemmq.units import ReplicaId
 
 ROOT = Path("/broker")
 QUEUES = 4
@@ -111,6 +112,7 @@ class Side:
         self.block_count = 0
         self.transport = Transport()
         self.notices: list[dict[QueueKey, int]] = []
+        self.waiting: list[tuple[int, int]] = []
 
     async def start(self) -> None:
         dice = Dice(self.seed)
@@ -119,6 +121,8 @@ class Side:
             root=ROOT,
             flush_mode=dice.pick(list(FlushMode)),
             role=dice.pick((BrokerRole.ASYNC_MASTER, BrokerRole.ASYNC_MASTER, BrokerRole.SYNC_MASTER)),
+            in_sync_replicas=dice.pick((1, 1, 2)),
+            waiting_sends_max=dice.pick((100, 200_000, 200_000, 200_000)),
             commit_log_file_bytes=dice.pick((32, 128, 1024)) * 1024,
             consume_queue_file_bytes=20_000,
             message_bytes_max=dice.pick((600, 4 << 20)),
@@ -180,6 +184,8 @@ class Side:
     async def receive(self, piece: bytes) -> None:
         self.channel.data_received(piece)
         self.clock.run_soon()
+        facts = self.store.facts()
+        self.waiting.append((facts.sends_waiting_for_flush, facts.sends_waiting_for_acks))
         if self.channel.is_closed:
             self.channel.connection_lost(None)
             self.transport.is_closed = False
@@ -215,6 +221,8 @@ class Side:
             "bytes": stats.put_bytes,
             "queues": queues,
             "dispatched": dispatched,
+            "outcomes": self.store.recorder.outcomes,
+            "waiting": self.waiting,
             "notices": self.notices,
             **files,
         }
@@ -396,6 +404,8 @@ async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], int]
     sender = Sender(dice)
     rest = b""
     for index in range(40):
+        if dice.happens(30):
+            side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
         stream = rest + sender.piece()
         cut = len(stream) - (dice.below(300) if dice.happens(20) else 0)
         piece, rest = stream[:cut], stream[cut:]
@@ -422,5 +432,5 @@ async def test_a_block_does_what_its_sends_would_do_one_by_one(seed: int) -> Non
 
 
 async def test_blocks_are_taken() -> None:
-    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(10)]
-    assert sum(counts) > 40, counts
+    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(16)]
+    assert sum(counts) > 64, counts

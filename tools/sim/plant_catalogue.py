@@ -182,6 +182,13 @@ _STORE: Final = (
         proofs=("unit/store/test_failed_writes.py",),
     ),
     Plant(
+        name="a block counts as one send",
+        path="store/appender.py",
+        sound="len(queues) or batch.wait_stored",
+        bug="batch.wait_stored",
+        proofs=("property/test_send_blocks.py",),
+    ),
+    Plant(
         name="a block whose write failed gives no queue offsets back",
         path="store/appender.py",
         sound="                _undo_offset(queue, 1)",
@@ -541,8 +548,8 @@ _REPLICATION: Final = (
     Plant(
         name="a slave that was too slow counts as a success",
         path="store/confirm.py",
-        sound="answers.append((line.popleft().on_done, PutStatus.FLUSH_SLAVE_TIMEOUT))",
-        bug="answers.append((line.popleft().on_done, PutStatus.PUT_OK))",
+        sound="answers.append(_end(line.popleft(), PutStatus.FLUSH_SLAVE_TIMEOUT))",
+        bug="answers.append(_end(line.popleft(), PutStatus.PUT_OK))",
         proofs=("sim",),
     ),
     Plant(

@@ -235,6 +235,7 @@ class Appender:
         fit into the file.
         """
         assert len(block), "a block has a message"
+        assert block.wait_stored, "the sends of a block wait"
         assert not block.sys_flag & TRANSACTION_PREPARED
         if self._admission.refusal is not None:
             return None
@@ -291,7 +292,8 @@ class Appender:
         self.stored_at_ms = now
         self._units.append((queue, begin, total, placed, now))
         self._position = end = begin + total
-        self._sends.append((end, on_done, batch.wait_stored))
+        # The messages of a block, which has queues, are sends of their own; a batch is one send.
+        self._sends.append((end, on_done, len(queues) or batch.wait_stored))
         self._schedule()
         return log_offsets
 

@@ -18,13 +18,21 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import pairwise
+from operator import attrgetter, itemgetter
 from types import MappingProxyType
 
 from tandemmq.store.outcomes import PutStatus
 from tandemmq.units import ReplicaId
 
 OnDone = Callable[[PutStatus], None]
-Answers = list[tuple[OnDone, PutStatus]]
+Answers = list[tuple[OnDone, PutStatus, int]]
+"""(on_done, status, count): `count` sends are answered together, those of a block; otherwise it is 1."""
+_answer_count: Callable[[tuple[OnDone, PutStatus, int]], int] = itemgetter(2)
+
+
+def count_answered(answers: Answers) -> int:
+    """Returns the number of sends that these answers are for."""
+    return sum(map(_answer_count, answers))
 
 
 class AckTable:
@@ -122,22 +130,27 @@ def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
 
 
 class _Wait:
-    """One waiting send: the `end` of its last record, its deadlines and its callback.
+    """One waiting send, or the `count` sends of a block: the `end` of the last record, the deadlines and the
+    callback.
 
     `since`: only replicas that began below this offset count. It equals `end`, except for a repeated send,
     which waits at the log's end for an earlier message.
     """
 
-    __slots__ = ("ack_deadline", "end", "flush_deadline", "on_done", "since")
+    __slots__ = ("ack_deadline", "count", "end", "flush_deadline", "on_done", "since")
 
     def __init__(
-        self, end: int, since: int, on_done: OnDone, ack_deadline: float, flush_deadline: float
+        self, end: int, since: int, on_done: OnDone, ack_deadline: float, flush_deadline: float, count: int
     ) -> None:
+        self.count = count
         self.end = end
         self.since = since
         self.on_done = on_done
         self.ack_deadline = ack_deadline
         self.flush_deadline = flush_deadline
+
+
+_wait_count: Callable[[_Wait], int] = attrgetter("count")
 
 
 class WaitLines:
@@ -149,16 +162,17 @@ class WaitLines:
     They hold up no other send, and all of them are checked each time.
     """
 
-    __slots__ = ("_acks", "_both", "_flush", "_repeats")
+    __slots__ = ("_acks", "_both", "_count", "_flush", "_repeats")
 
     def __init__(self) -> None:
         self._flush: deque[_Wait] = deque()
         self._both: deque[_Wait] = deque()
         self._acks: deque[_Wait] = deque()
         self._repeats: deque[_Wait] = deque()
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats)
+        return self._count
 
     def __bool__(self) -> bool:
         return bool(self._acks or self._flush or self._both or self._repeats)
@@ -166,7 +180,7 @@ class WaitLines:
     @property
     def ack_count(self) -> int:
         """The number of sends that wait for replicas; the others wait for the disk."""
-        return len(self._acks) + len(self._repeats)
+        return sum(map(_wait_count, self._acks)) + len(self._repeats)
 
     def oldest_unacknowledged(self) -> int | None:
         """Returns the end of the oldest send that waits for replicas; None without one."""
@@ -181,13 +195,15 @@ class WaitLines:
         ack_deadline: float,
         flush_deadline: float,
         since: int | None = None,
+        count: int = 1,
     ) -> None:
-        """Adds a send; `end` must not be below the previous one of its line.
+        """Adds a send, or `count` sends with one answer; `end` is not below the previous one of its line.
 
         `since`: for a repeated send, an offset within its message.
         """
         assert since is None or 0 < since <= end, (since, end)
-        wait = _Wait(end, end if since is None else since, on_done, ack_deadline, flush_deadline)
+        wait = _Wait(end, end if since is None else since, on_done, ack_deadline, flush_deadline, count)
+        self._count += count
         if wait_for is WaitFor.ACKS:
             self._await_acks(wait, ack_deadline)
             return
@@ -208,14 +224,12 @@ class WaitLines:
         """Makes sends that wait only for the disk wait for replicas as well."""
         if not self._flush:
             return
-        count = len(self)
         waits = sorted((*self._both, *self._flush), key=lambda wait: wait.end)
         for before, wait in pairwise(waits):
             wait.flush_deadline = max(wait.flush_deadline, before.flush_deadline)
         self._both = deque(waits)
         self._flush.clear()
         assert _is_ordered(self._both)
-        assert len(self) == count, "no wait ends by that"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """Returns the sends whose conditions are met, oldest first within each line.
@@ -230,37 +244,40 @@ class WaitLines:
         assert _is_ordered(self._acks)
         line = self._flush
         while line and line[0].end <= flushed:
-            answers.append((line.popleft().on_done, ok))
+            answers.append(_end(line.popleft(), ok))
         line = self._both
         while line and line[0].end <= flushed:
             self._await_acks(line.popleft(), ack_deadline)
         line = self._acks
         while line and line[0].end <= (mark := acknowledged(line[0].since)):
             while line and line[0].end <= mark:
-                answers.append((line.popleft().on_done, ok))
+                answers.append(_end(line.popleft(), ok))
         if self._repeats:
             left: deque[_Wait] = deque()
             for wait in self._repeats:
                 if wait.end <= acknowledged(wait.since):
-                    answers.append((wait.on_done, ok))
+                    answers.append(_end(wait, ok))
                 else:
                     left.append(wait)
             self._repeats = left
+        self._count -= count_answered(answers)
         return answers
 
     def expire(self, now: float) -> Answers:
         """Returns the sends whose deadline has passed; their status says if disk or slave was late."""
         answers: Answers = []
-        count = len(self)
         for line in (self._acks, self._repeats):
             assert not line or line[0].ack_deadline <= line[-1].ack_deadline
             while line and line[0].ack_deadline <= now:
-                answers.append((line.popleft().on_done, PutStatus.FLUSH_SLAVE_TIMEOUT))
+                answers.append(_end(line.popleft(), PutStatus.FLUSH_SLAVE_TIMEOUT))
         for line in (self._flush, self._both):
             assert not line or line[0].flush_deadline <= line[-1].flush_deadline
             while line and line[0].flush_deadline <= now:
-                answers.append((line.popleft().on_done, PutStatus.FLUSH_DISK_TIMEOUT))
-        assert len(answers) + len(self) == count, "each send is answered once or keeps waiting"
+                answers.append(_end(line.popleft(), PutStatus.FLUSH_DISK_TIMEOUT))
+        self._count -= count_answered(answers)
+        assert self._count >= len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats), (
+            "each send is answered once or keeps waiting"
+        )
         return answers
 
     def next_deadline(self) -> float | None:
@@ -272,12 +289,16 @@ class WaitLines:
     def fail_all(self, status: PutStatus) -> Answers:
         """Ends every waiting send with one status, because the store can confirm nothing any more."""
         answers: Answers = []
-        count = len(self)
         for line in (self._flush, self._both, self._acks, self._repeats):
-            answers += ((wait.on_done, status) for wait in line)
+            answers += (_end(wait, status) for wait in line)
             line.clear()
-        assert len(answers) == count, (len(answers), count)
+        assert count_answered(answers) == self._count, (len(answers), self._count)
+        self._count = 0
         return answers
+
+
+def _end(wait: _Wait, status: PutStatus) -> tuple[OnDone, PutStatus, int]:
+    return wait.on_done, status, wait.count
 
 
 def _is_ordered(line: deque[_Wait]) -> bool:

@@ -21,7 +21,7 @@ from tandemmq.runtime.ports import NotOpened
 from tandemmq.store.core import StoreCore
 from tandemmq.store.flusher import OPEN_RETRY_S, sync_segments
 from tandemmq.store.outcomes import PutStatus
-from tandemmq.store.replies import Sends
+from tandemmq.store.replies import Sends, count_sends
 from tandemmq.store.segmented_log import Segment
 from tandemmq.telemetry import events
 
@@ -66,7 +66,7 @@ class FailedWrites:
         assert all(one[0] + one[1] <= other[0] for one, other in pairwise(ranges)), ranges
         log.error(
             events.LOG_WRITE_FAILED,
-            extra={"log_offset": self._core.log.end, "send_count": len(sends), "error": str(error)},
+            extra={"log_offset": self._core.log.end, "send_count": count_sends(sends), "error": str(error)},
         )
         self.refuse(error)
         self._dirty += ranges

@@ -8,10 +8,21 @@ Knows not:  records, files, sockets.
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from itertools import repeat
+from operator import itemgetter
 
 from tandemmq.errors import Busy
 from tandemmq.runtime.ports import TimerHandle
-from tandemmq.store.confirm import AckTable, Answers, OnDone, WaitFor, WaitLines, plan_wait
+from tandemmq.store.confirm import (
+    AckTable,
+    Answers,
+    OnDone,
+    WaitFor,
+    WaitLines,
+    count_answered,
+    plan_wait,
+)
 from tandemmq.store.core import StoreCore
 from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.store.outcomes import PutStatus
@@ -20,8 +31,18 @@ from tandemmq.units import ReplicaId
 
 log = logging.getLogger(__name__)
 
-Sends = list[tuple[int, OnDone, bool]]
-"""(end_offset, on_done, wait_stored) of sends that were written together."""
+Sends = list[tuple[int, OnDone, int]]
+"""(end_offset, on_done, wait_count) of sends that were written together.
+
+`wait_count`: 0 for a send that does not wait; the number of sends for a block, which waits as a whole.
+"""
+_wait_count_of: Callable[[tuple[int, OnDone, int]], int] = itemgetter(2)
+
+
+def count_sends(sends: Sends) -> int:
+    """Returns the number of sends, those that do not wait included."""
+    return sum(map(max, map(_wait_count_of, sends), repeat(1)))
+
 
 _TOO_MANY = "too many sends wait"
 
@@ -100,11 +121,18 @@ class Replies:
         at_once: Answers = []
         for end, on_done, waits in sends:
             if not waits:
-                at_once.append((on_done, ok))
+                at_once.append((on_done, ok, 1))
             elif has_slave:
-                add(self._wait_for, end, on_done, ack_deadline=ack_deadline, flush_deadline=flush_deadline)
+                add(
+                    self._wait_for,
+                    end,
+                    on_done,
+                    ack_deadline=ack_deadline,
+                    flush_deadline=flush_deadline,
+                    count=waits,
+                )
             else:
-                at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE))
+                at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE, waits))
         if self.lines:
             self._after_change()  # no replica can hold the bytes written just now
         self._count(at_once)
@@ -117,7 +145,7 @@ class Replies:
         """
         assert 0 <= log_offset <= end, (log_offset, end)
         if self._failed is not None or self._wait_for is WaitFor.NOTHING or not self._has_slave():
-            self.written([(end, on_done, True)])
+            self.written([(end, on_done, 1)])
             return
         ack_deadline, flush_deadline = self._deadlines(self._clock.monotonic())
         self.lines.add(
@@ -137,8 +165,8 @@ class Replies:
 
     def end_all(self, sends: Sends, status: PutStatus) -> None:
         """Answers all sends with one status."""
-        self._recorder.outcomes[status] += len(sends)
-        self.notify([(on_done, status) for _, on_done, _ in sends])
+        self._recorder.outcomes[status] += count_sends(sends)
+        self.notify([(on_done, status, 1) for _, on_done, _ in sends])
 
     def fail(self, status: PutStatus) -> None:
         """Ends every waiting and every later send with `status`, because nothing can be confirmed
@@ -150,7 +178,7 @@ class Replies:
             self._timer = None
         answers = self.lines.fail_all(status)
         assert not self.lines, "a send would never be answered"
-        self._recorder.outcomes[status] += len(answers)
+        self._recorder.outcomes[status] += count_answered(answers)
         self.notify(answers)
 
     def notify(self, answers: Answers) -> None:
@@ -159,7 +187,7 @@ class Replies:
         A failed assertion is raised at the end; other errors belong to the callback, as in its handlers.
         """
         failed: AssertionError | None = None
-        for on_done, status in answers:
+        for on_done, status, _ in answers:
             try:
                 on_done(status)
             except AssertionError as error:
@@ -202,7 +230,7 @@ class Replies:
         )
         if not answers and not self.lines:
             return  # only sends that had timed out were reached
-        recorder.outcomes[PutStatus.PUT_OK] += len(answers)
+        recorder.outcomes[PutStatus.PUT_OK] += count_answered(answers)
         self._after_change()
         self.notify(answers)
 
@@ -210,8 +238,8 @@ class Replies:
         return self.acks.acknowledged(self._ack_count, log_end=self._appended.value, since=since)
 
     def _count(self, answers: Answers) -> None:
-        for _, status in answers:
-            self._recorder.outcomes[status] += 1
+        for _, status, count in answers:
+            self._recorder.outcomes[status] += count
 
     def _expire(self) -> None:
         self._timer = None

@@ -43,7 +43,7 @@ class Sends:
 
     def _tell(self, answers: object) -> list[str]:
         self.told.clear()
-        for on_done, status in answers:  # type: ignore[attr-defined]
+        for on_done, status, _ in answers:  # type: ignore[attr-defined]
             on_done(status)
         return [f"{name}:{status.name}" for name, status in self.told]
 
@@ -212,10 +212,28 @@ def test_a_time_limit_that_is_lowered_lets_nobody_wait_for_ever(wait_for: WaitFo
     assert len(lines.expire(60)) == 2
 
 
+@pytest.mark.parametrize("wait_for", [WaitFor.FLUSH, WaitFor.ACKS, WaitFor.ACKS_AND_FLUSH])
+@pytest.mark.parametrize("ending", ["release", "expire", "fail"])
+def test_sends_with_one_answer_count_each(wait_for: WaitFor, ending: str) -> None:
+    lines = WaitLines()
+    for count in (1, 7):
+        lines.add(wait_for, 10 * count, lambda _: None, ack_deadline=1, flush_deadline=1, count=count)
+    assert len(lines) == 8
+    assert lines.ack_count == (8 if wait_for is WaitFor.ACKS else 0)
+    if ending == "release":
+        lines.release(flushed=10, acknowledged=lambda _since: 10, ack_deadline=1)
+        assert len(lines) == 7
+        answers = lines.release(flushed=70, acknowledged=lambda _since: 70, ack_deadline=1)
+    else:
+        answers = lines.expire(1) if ending == "expire" else lines.fail_all(PutStatus.UNKNOWN_ERROR)
+    assert answers[-1][2] == 7
+    assert len(lines) == 0
+
+
 def test_failing_ends_everything_with_one_status() -> None:
     sends = Sends()
     for wait_for in (WaitFor.FLUSH, WaitFor.ACKS, WaitFor.ACKS_AND_FLUSH):
         sends.add(wait_for.name, wait_for, 10)
     answers = sends.lines.fail_all(PutStatus.UNKNOWN_ERROR)
-    assert [status for _, status in answers] == [PutStatus.UNKNOWN_ERROR] * 3
+    assert [status for _, status, _ in answers] == [PutStatus.UNKNOWN_ERROR] * 3
     assert len(sends.lines) == 0
