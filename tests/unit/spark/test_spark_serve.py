@@ -18,9 +18,10 @@ from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
 from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
 from tandemmq.spark.pipelines.runner import StopFlag
-from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService
+from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, find_topics
 from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
 from tandemmq.spark.pipelines.served import order, read_status, render_status
+from tandemmq.spark.wire import BlockingNameServers
 
 
 class Recorder:
@@ -197,3 +198,11 @@ def test_unreachable_name_servers_are_shown(
     assert "no name server answers" in service.error
     assert service.topics["A"].state == "failing"
     assert "name servers: no name server answers" in shown(config)
+
+
+def test_a_listed_topic_whose_name_would_leave_the_directory_is_not_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed = ["Orders", "../../Orders", "Orders/x", "", "O" * 200]
+    monkeypatch.setattr(BlockingNameServers, "list_topics", lambda _: listed)
+    assert find_topics(make_config(tmp_path, [{"pattern": ".*"}])) == ("Orders",)

@@ -20,6 +20,7 @@ from traceback import format_exception_only
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.documents import sync_directory, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.home import find_home, hold_directory
@@ -244,7 +245,8 @@ class LakeService:
 
 
 def find_topics(config: ServeConfig) -> tuple[str, ...]:
-    """Returns the topics to serve: those that are named, and those that exist and match a pattern.
+    """Returns the topics to serve: those that are named, and those that exist, match a pattern, and have a
+    name that brokers accept. Lakes and marks are named after their topics.
 
     Raises:  BrokerUnreachable if no name server answers.
     """
@@ -253,7 +255,8 @@ def find_topics(config: ServeConfig) -> tuple[str, ...]:
         return config.named
     options = parse_options(config.make_options("any", patterns[0]).source_options(), is_streaming=True)
     name_servers = BlockingNameServers(options.name_servers, options.pull_timeout_s, options.security)
-    there = (name for name in name_servers.list_topics() if config.find_rule(name) is not None)
+    listed = (name for name in name_servers.list_topics() if not topic_fault(name))
+    there = (name for name in listed if config.find_rule(name) is not None)
     return tuple(dict.fromkeys((*config.named, *sorted(there))))
 
 
