@@ -189,5 +189,14 @@ def app(celery_session_app: Any) -> Any:
 @pytest.fixture
 def manager(app: Any, celery_session_worker: Any) -> Iterator[Manager]:
     yield Manager(app)
-    # The worker is of this process: its tables say when the tasks of a case have ended.
-    until_blocking(lambda: not state.reserved_requests, "the worker is idle", 4 * PATIENCE_S)
+    with app.connection_for_read() as connection:
+        channel = connection.default_channel
+
+        def is_idle() -> bool:
+            """Returns True if no task of the case is left; an ending task may have sent its errback."""
+            # The worker is of this process, so its tables say which tasks have not ended.
+            has_ended = not state.reserved_requests
+            is_empty = not channel.queue_declare("celery", passive=True).message_count
+            return has_ended and is_empty and not state.reserved_requests
+
+        until_blocking(is_idle, "the worker is idle", 4 * PATIENCE_S)
