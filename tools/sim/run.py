@@ -366,9 +366,9 @@ class CrashRun:
     def _append_block(self, records: list[NewRecord]) -> None:
         """Appends records of one topic together; one by one if they cannot form a block."""
         first = records[0]
-        for record in records[1:]:
+        for record in records:
             record.topic, record.sys_flag, record.retry_count = first.topic, first.sys_flag, first.retry_count
-            record.wait_stored = first.wait_stored
+            record.wait_stored = True
         sends: list[Send] = []
 
         def on_done(status: PutStatus) -> None:
