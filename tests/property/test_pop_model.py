@@ -14,16 +14,14 @@ import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from sim.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
-from tandemmq.broker.core import BrokerCore
+from lone_parts import make_lone_parts
+from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.durable import DutyTasks
-from tandemmq.broker.options import AccessOptions, BrokerOptions
-from tandemmq.broker.parts import Parts
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import Busy, RequestRejected, ServiceNotAvailable
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -33,9 +31,6 @@ from tandemmq.protocol.frame import FrameDecoder
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, decode_records
 from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, PopRequest, PopResponse
-from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.ports import Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 
@@ -121,24 +116,9 @@ class World:
         )
         self.scope = TaskScope("test")
         self.scope.start("saver", self.tables.saver.run())
-        network = MemoryNetwork(self.clock)
-        core = BrokerCore.build(
-            options,
-            store=self.store,
-            tables=self.tables,
-            own_address=lambda: "127.0.0.1:10911",
-            may_commit=lambda: True,
-            client=RemotingClient(network=network, clock=self.clock),
-            machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
+        self.parts = make_lone_parts(
+            options, self.store, self.tables, clock=self.clock, disk=self.disk, seed=self.seed
         )
-        alone: Any = SimpleNamespace(
-            is_master_known=True,
-            is_copied=None,
-            forward_deletion=None,
-            wait_registered=None,
-            register_soon=None,
-        )
-        self.parts = Parts(core, AccessOptions(), alone, alone, dict)
         self.duties = DutyTasks(self.store, lambda: [self.parts.pop.revive])
         self.duties.start()
         await self.clock.pass_time(0)

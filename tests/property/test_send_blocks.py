@@ -9,17 +9,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from lone_parts import make_lone_parts
 from sim.dice import Dice
 from sim.fuzz.mutate import flip
-from sim.memory import ManualClock, MemoryDisk, MemoryNetwork, NoFault
-from tandemmq.broker.core import BrokerCore
-from tandemmq.broker.options import AccessOptions, BrokerOptions
-from tandemmq.broker.parts import Parts, build_routes
+from sim.memory import ManualClock, MemoryDisk, NoFault
+from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.parts import build_routes
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.bodies.tables import TopicConfig
@@ -36,11 +35,8 @@ from tandemmq.protocol.properties import render_claim
 from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
-from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import RequestDispatcher
 from tandemmq.remoting.options import ChannelLimits
-from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.ports import Machine
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
 from tandemmq.store.consume_queues import QueueKey
@@ -143,24 +139,9 @@ class Side:
             tables.topics.add_missing([config], self.clock.now_ms())
         self.scope = TaskScope("test")
         self.scope.start("saver", tables.saver.run())
-        network = MemoryNetwork(self.clock)
-        self.core = BrokerCore.build(
-            options,
-            store=self.store,
-            tables=tables,
-            own_address=lambda: "127.0.0.1:10911",
-            may_commit=lambda: True,
-            client=RemotingClient(network=network, clock=self.clock),
-            machine=Machine(network, self.disk, self.clock, SeededRandom(self.seed)),
-        )
-        alone: Any = SimpleNamespace(
-            is_master_known=True,
-            is_copied=None,
-            forward_deletion=None,
-            wait_registered=None,
-            register_soon=None,
-        )
-        routes = build_routes(Parts(self.core, AccessOptions(), alone, alone, dict))
+        parts = make_lone_parts(options, self.store, tables, clock=self.clock, disk=self.disk, seed=self.seed)
+        self.core = parts.core
+        routes = build_routes(parts)
         self.dispatcher = RequestDispatcher(routes, self.scope, tasks_max=64, on_fatal=None)
         self.store.dispatcher.on_dispatch(lambda newest: self.notices.append(dict(newest)))
         self.connect()

@@ -184,8 +184,8 @@ _STORE: Final = (
     Plant(
         name="a block counts as one send",
         path="store/appender.py",
-        sound="len(queues) or batch.wait_stored",
-        bug="batch.wait_stored",
+        sound="wait_count = len(queues) if queues else int(batch.wait_stored)",
+        bug="wait_count = int(batch.wait_stored)",
         proofs=("property/test_send_blocks.py",),
     ),
     Plant(

@@ -102,7 +102,8 @@ class RequestDispatcher:
         """
         if self._guard is not None:
             return False
-        route = self._routes.get(_leading_code(frames[0][0]))
+        code = _leading_code(frames[0][0])
+        route = self._routes.get(code)
         if type(route) is not BlockRoute:
             return False
         try:
@@ -112,8 +113,8 @@ class RequestDispatcher:
                 self._fail(error)
                 return True
             # Which of the requests took effect is unknown, so the peer gets no answer to any of them.
-            log.error(events.REQUEST_FAILED, extra={"code": "block", "peer": channel.peer}, exc_info=error)
-            channel.abort("a block of requests failed")
+            log.error(events.REQUEST_FAILED, extra={"code": code, "peer": channel.peer}, exc_info=error)
+            channel.abort(f"{len(frames)} requests {code} that arrived together failed: see the log")
             return True
 
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:

@@ -293,7 +293,8 @@ class Appender:
         self._units.append((queue, begin, total, placed, now))
         self._position = end = begin + total
         # The messages of a block, which has queues, are sends of their own; a batch is one send.
-        self._sends.append((end, on_done, len(queues) or batch.wait_stored))
+        wait_count = len(queues) if queues else int(batch.wait_stored)
+        self._sends.append((end, on_done, wait_count))
         self._schedule()
         return log_offsets
 

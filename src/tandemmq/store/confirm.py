@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from enum import Enum
 from itertools import pairwise
-from operator import attrgetter, itemgetter
 from types import MappingProxyType
 
 from tandemmq.store.outcomes import PutStatus
@@ -27,12 +26,11 @@ from tandemmq.units import ReplicaId
 OnDone = Callable[[PutStatus], None]
 Answers = list[tuple[OnDone, PutStatus, int]]
 """(on_done, status, count): `count` sends are answered together, those of a block; otherwise it is 1."""
-_answer_count: Callable[[tuple[OnDone, PutStatus, int]], int] = itemgetter(2)
 
 
 def count_answered(answers: Answers) -> int:
     """Returns the number of sends that these answers are for."""
-    return sum(map(_answer_count, answers))
+    return sum([count for _, _, count in answers])
 
 
 class AckTable:
@@ -150,9 +148,6 @@ class _Wait:
         self.flush_deadline = flush_deadline
 
 
-_wait_count: Callable[[_Wait], int] = attrgetter("count")
-
-
 class WaitLines:
     """The waiting sends, in four lines: flush; flush then acks, before and after the flush; repeats that wait
     for acks.
@@ -180,7 +175,7 @@ class WaitLines:
     @property
     def ack_count(self) -> int:
         """The number of sends that wait for replicas; the others wait for the disk."""
-        return sum(map(_wait_count, self._acks)) + len(self._repeats)
+        return sum([wait.count for wait in self._acks]) + len(self._repeats)
 
     def oldest_unacknowledged(self) -> int | None:
         """Returns the end of the oldest send that waits for replicas; None without one."""
@@ -224,12 +219,14 @@ class WaitLines:
         """Makes sends that wait only for the disk wait for replicas as well."""
         if not self._flush:
             return
+        wait_count = self._wait_count()
         waits = sorted((*self._both, *self._flush), key=lambda wait: wait.end)
         for before, wait in pairwise(waits):
             wait.flush_deadline = max(wait.flush_deadline, before.flush_deadline)
         self._both = deque(waits)
         self._flush.clear()
         assert _is_ordered(self._both)
+        assert self._wait_count() == wait_count, "no wait ends by that"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """Returns the sends whose conditions are met, oldest first within each line.
@@ -266,6 +263,7 @@ class WaitLines:
     def expire(self, now: float) -> Answers:
         """Returns the sends whose deadline has passed; their status says if disk or slave was late."""
         answers: Answers = []
+        wait_count = self._wait_count()
         for line in (self._acks, self._repeats):
             assert not line or line[0].ack_deadline <= line[-1].ack_deadline
             while line and line[0].ack_deadline <= now:
@@ -275,10 +273,12 @@ class WaitLines:
             while line and line[0].flush_deadline <= now:
                 answers.append(_end(line.popleft(), PutStatus.FLUSH_DISK_TIMEOUT))
         self._count -= count_answered(answers)
-        assert self._count >= len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats), (
-            "each send is answered once or keeps waiting"
-        )
+        assert len(answers) + self._wait_count() == wait_count, "each wait ends once or continues"
         return answers
+
+    def _wait_count(self) -> int:
+        """Returns the number of waits; a block has one."""
+        return len(self._flush) + len(self._both) + len(self._acks) + len(self._repeats)
 
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline; None without waiting sends."""

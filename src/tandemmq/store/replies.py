@@ -8,9 +8,6 @@ Knows not:  records, files, sockets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
-from itertools import repeat
-from operator import itemgetter
 
 from tandemmq.errors import Busy
 from tandemmq.runtime.ports import TimerHandle
@@ -34,14 +31,14 @@ log = logging.getLogger(__name__)
 Sends = list[tuple[int, OnDone, int]]
 """(end_offset, on_done, wait_count) of sends that were written together.
 
-`wait_count`: 0 for a send that does not wait; the number of sends for a block, which waits as a whole.
+`wait_count`: 0 for a send that does not wait, 1 for one that waits; for a block, which waits as a whole, the
+number of its sends.
 """
-_wait_count_of: Callable[[tuple[int, OnDone, int]], int] = itemgetter(2)
 
 
 def count_sends(sends: Sends) -> int:
     """Returns the number of sends, those that do not wait included."""
-    return sum(map(max, map(_wait_count_of, sends), repeat(1)))
+    return sum([max(1, wait_count) for _, _, wait_count in sends])
 
 
 _TOO_MANY = "too many sends wait"
@@ -119,8 +116,8 @@ class Replies:
         add = self.lines.add
         has_slave = self._has_slave()
         at_once: Answers = []
-        for end, on_done, waits in sends:
-            if not waits:
+        for end, on_done, wait_count in sends:
+            if not wait_count:
                 at_once.append((on_done, ok, 1))
             elif has_slave:
                 add(
@@ -129,10 +126,10 @@ class Replies:
                     on_done,
                     ack_deadline=ack_deadline,
                     flush_deadline=flush_deadline,
-                    count=waits,
+                    count=wait_count,
                 )
             else:
-                at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE, waits))
+                at_once.append((on_done, PutStatus.SLAVE_NOT_AVAILABLE, wait_count))
         if self.lines:
             self._after_change()  # no replica can hold the bytes written just now
         self._count(at_once)

@@ -5,27 +5,22 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Iterable, Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import pytest
 
-from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
+from lone_parts import make_lone_parts
+from sim.memory import ManualClock, MemoryDisk
 from tandemmq.broker.clients.consumer_table import Consumption, Member, make_subscription
-from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.lag import LagReader
 from tandemmq.broker.offsets.progress import ProgressReader, QueueMarks
-from tandemmq.broker.options import AccessOptions, BrokerOptions
-from tandemmq.broker.parts import Parts
+from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.pop.leases import Lease, LeaseKey
 from tandemmq.broker.pop.order_table import OrderedPop
 from tandemmq.broker.pull.filters import SqlBudget
 from tandemmq.broker.tables import Tables
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
 from tandemmq.protocol.record import NewRecord
-from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.machine import SeededRandom
-from tandemmq.runtime.ports import Machine
 from tandemmq.store import BrokerRole, MessageStore, StoreOptions
 from tandemmq.telemetry import rocketmq_metrics as metrics
 
@@ -57,27 +52,12 @@ class Rig:
 
     def __init__(self, store: MessageStore, clock: ManualClock) -> None:
         options = BrokerOptions(cluster_name="C", broker_name="b")
-        disk, network = MemoryDisk(), MemoryNetwork(clock)
+        disk = MemoryDisk()
         self.clock, self.store = clock, store
         self.tables = Tables(options, ROOT / "config", disk=disk, clock=clock)
         self.tables.load(delay_level_count=18)
-        self.core = BrokerCore.build(
-            options,
-            store=store,
-            tables=self.tables,
-            own_address=lambda: "127.0.0.1:10911",
-            may_commit=lambda: True,
-            client=RemotingClient(network=network, clock=clock),
-            machine=Machine(network, disk, clock, SeededRandom(1)),
-        )
-        alone: Any = SimpleNamespace(
-            is_master_known=True,
-            is_copied=None,
-            forward_deletion=None,
-            wait_registered=None,
-            register_soon=None,
-        )
-        self.pop = Parts(self.core, AccessOptions(), alone, alone, dict).pop
+        parts = make_lone_parts(options, store, self.tables, clock=clock, disk=disk)
+        self.core, self.pop = parts.core, parts.pop
         self.lag = LagReader(self.core, self.pop)
 
     def topic(self, name: str, queue_count: int = 1) -> None:

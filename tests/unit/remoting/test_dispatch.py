@@ -130,7 +130,7 @@ def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again() -> No
 
     channel = OneChannel()
     assert _dispatcher(breaks).dispatch_block(cast(Channel, channel), _frames(310))
-    assert channel.aborted == "a block of requests failed"
+    assert channel.aborted == "1 requests 310 that arrived together failed: see the log"
     assert channel.sent == []
 
 

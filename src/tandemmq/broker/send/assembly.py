@@ -228,6 +228,7 @@ class RecordBuilder:
         )
         pairs = {**form.fields, names.CLUSTER: options.cluster_name}
         self.added = "".join(f"{name}\x01{value}\x02" for name, value in pairs.items())
+        """The properties that the broker adds to each message, as text."""
 
     def make(
         self,

@@ -4,7 +4,7 @@ A producer with many messages in flight sends many frames at once. Most of the t
 calls for each message, so a block decodes, checks, encodes and answers all of them column by column.
 
 Invariant: a block stores, answers and counts what `SendHandlers.handle_send` would for each of its sends, to
-           the byte. Whatever is rare or may be refused leaves the whole block to it.
+           the byte. If one of its sends is unusual or may be refused, all are left to that method.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _of_fields = attrgetter(
 )
 
 
-class Columns(NamedTuple):
+class SendColumns(NamedTuple):
     """The sends of a block. They have one topic and one sysFlag; `texts` are their properties."""
 
     topic: str
@@ -65,7 +65,7 @@ class Columns(NamedTuple):
     bodies: Sequence[bytes]
 
 
-def read_columns(frames: Sequence[Frame]) -> Columns | None:
+def read_columns(frames: Sequence[Frame]) -> SendColumns | None:
     """Returns the sends in these frames, or None if one of them is not an ordinary SEND_MESSAGE_V2 with a
     JSON header, or differs in topic or sysFlag.
     """
@@ -86,7 +86,7 @@ def read_columns(frames: Sequence[Frame]) -> Columns | None:
         return None
     if any(command_flags) or any(retry_counts) or any(batches) or not all(texts):
         return None
-    return Columns(topic, sys_flag, opaques, queue_ids, born_times_ms, flags, texts, bodies)
+    return SendColumns(topic, sys_flag, opaques, queue_ids, born_times_ms, flags, texts, bodies)
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class SendBlocks:
         self.core.stats.put_bytes += sum(map(len, columns.bodies))
         return True
 
-    def _make(self, channel: Channel, columns: Columns, target: SendTarget) -> NewBatch | None:
+    def _make(self, channel: Channel, columns: SendColumns, target: SendTarget) -> NewBatch | None:
         """Returns the records, or None if one of the messages is unusual, has no unique key, or is not to
         wait until it is stored.
         """
