@@ -6,8 +6,11 @@ pieces contain, both answer the same bytes, and their logs, ConsumeQueues, index
 
 from __future__ import annotations
 
+import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +40,7 @@ from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import RequestDispatcher
 from tandemmq.remoting.options import ChannelLimits
+from tandemmq.remoting.rpc_times import MeasuredChannel, RpcTimes
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, StoreOptions
 from tandemmq.store.consume_queues import QueueKey
@@ -103,9 +107,11 @@ class Side:
         self.seed = seed
         self.takes_blocks = takes_blocks
         self.clock = ManualClock()
+        self.times = RpcTimes(self.clock)
+        self.is_measured = seed % 3 == 0
         self.fault = FullDisk()
         self.disk = MemoryDisk(fault=self.fault)
-        self.block_count = 0
+        self.blocks: Counter[int] = Counter()
         self.transport = Transport()
         self.notices: list[dict[QueueKey, int]] = []
         self.waiting: list[tuple[int, int]] = []
@@ -149,7 +155,8 @@ class Side:
 
     def connect(self) -> None:
         """Opens a new connection."""
-        self.channel = Channel(
+        kind = partial(MeasuredChannel, times=self.times) if self.is_measured else Channel
+        self.channel = kind(
             self.dispatcher.dispatch,
             clock=self.clock,
             limits=ChannelLimits(),
@@ -159,7 +166,8 @@ class Side:
 
     def _take_block(self, channel: Channel, frames: Sequence[Frame]) -> bool:
         is_taken = self.dispatcher.dispatch_block(channel, frames)
-        self.block_count += is_taken
+        if is_taken:
+            self.blocks[json.loads(frames[0][0])["code"]] += 1
         return is_taken
 
     async def receive(self, piece: bytes) -> None:
@@ -205,6 +213,7 @@ class Side:
             "outcomes": self.store.recorder.outcomes,
             "waiting": self.waiting,
             "notices": self.notices,
+            "times": {row: (times.counts, times.total) for row, times in self.times.rows.items()},
             **files,
         }
 
@@ -228,6 +237,7 @@ class Sender:
             "tag": dice.pick(("Tag", "Tag", "Täg", "\U0001f600")),
             "key": dice.pick(("7F0000010001", "7F0000010001", "\u2028é")),
             "sys_flag": dice.pick((0, 0, 0, 1)),
+            "code": dice.pick((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)),
         }
         odd = set() if dice.happens(50) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
         return b"".join(
@@ -243,13 +253,14 @@ class Sender:
         *,
         pairs: dict[str, str] | None = None,
         body: bytes | None = None,
-        code: int = RequestCode.SEND_MESSAGE_V2,
+        code: int | None = None,
         text: str | None = None,
         **changes: Any,
     ) -> Command:
         """Returns an ordinary send with these changes to its header; `pairs` are added to its properties."""
         self.number += 1
         dice, number = self.dice, self.number
+        code = style["code"] if code is None else code
         first = {} if style["keys"] == "" else {"KEYS": "order"}
         if style["keys"] == "own":
             first = {"KEYS": f"order{number} {'x' * dice.below(9)}"}
@@ -334,7 +345,9 @@ class Sender:
         if kind == 4:
             return self.plain_frame(style, retry_count=dice.pick((0, 1, -1, 17)))
         if kind == 5:
-            return self.plain_frame(style, code=RequestCode.SEND_MESSAGE)
+            return self.plain_frame(
+                style, code=dice.pick((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2))
+            )
         if kind == 6:
             body = encode_batch([(0, b"one", b"UNIQ_KEY\x01b1\x02"), (1, b"two", b"TAGS\x01a\x02")])
             code = dice.pick((RequestCode.SEND_BATCH_MESSAGE, RequestCode.SEND_MESSAGE_V2))
@@ -352,6 +365,7 @@ class Sender:
 
 _CHANGES = (
     (b'"e":"', b'"e":" '),
+    (b'"queueId":"', b'"queueId":" '),
     (b"TAGS", b"\\ud800"),
     (b"group", b"gr\xff"),
     (b'"flag"', b'"flag":[],"flag"'),
@@ -361,6 +375,7 @@ _CHANGES = (
     (b'"JSON"', b'"J\xff"'),
     (b'"version":', b'"version":"x","version":'),
     (b'"code":310', b'"code":310,"code":10'),
+    (b'"code":10', b'"code":10,"code":310'),
 )
 """Changes to the JSON of a header: the text to replace, and the new text."""
 
@@ -377,8 +392,8 @@ def _with_header(frame: bytes, change: Any) -> bytes:
     return length.to_bytes(4, "big") + mark.to_bytes(4, "big") + header + body
 
 
-async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], int]:
-    """Sends the pieces of `seed` to a broker; returns its end, and the number of blocks it took."""
+async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], Counter[int]]:
+    """Sends the pieces of `seed` to a broker; returns its end, and the number of blocks it took by code."""
     side = Side(seed, takes_blocks=takes_blocks)
     await side.start()
     dice = Dice(seed + 1_000_000)
@@ -400,7 +415,7 @@ async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], int]
             await side.clock.pass_time(dice.pick((0.01, 0.2, 6)))
         elif fate < 6:
             await side.clock.pass_time(0)
-    return await side.end(), side.block_count
+    return await side.end(), side.blocks
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -413,5 +428,6 @@ async def test_a_block_does_what_its_sends_would_do_one_by_one(seed: int) -> Non
 
 
 async def test_blocks_are_taken() -> None:
-    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(16)]
-    assert sum(counts) > 64, counts
+    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(30)]
+    taken = sum(counts, Counter())
+    assert min(taken[RequestCode.SEND_MESSAGE], taken[RequestCode.SEND_MESSAGE_V2]) > 32, counts

@@ -8,6 +8,7 @@ further object, such as the queue locks, only if it shares the state of that obj
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sized
+from functools import partial
 
 from tandemmq.broker.admin.inspection_handlers import ConnectionHandlers, InspectionHandlers
 from tandemmq.broker.admin.runtime_info import RuntimeInfoHandlers
@@ -151,10 +152,10 @@ def build_routes(parts: Parts) -> dict[int, Handler]:
 
 
 def _client_routes(parts: Parts) -> dict[int, Handler]:
-    refusals = parts.core.refusals
+    refusals, take_sends = parts.core.refusals, parts.send_blocks.take
     return {
-        Code.SEND_MESSAGE: parts.sends.handle_send,
-        Code.SEND_MESSAGE_V2: BlockRoute(parts.sends.handle_send, parts.send_blocks.take),
+        Code.SEND_MESSAGE: BlockRoute(parts.sends.handle_send, partial(take_sends, Code.SEND_MESSAGE)),
+        Code.SEND_MESSAGE_V2: BlockRoute(parts.sends.handle_send, partial(take_sends, Code.SEND_MESSAGE_V2)),
         Code.SEND_BATCH_MESSAGE: parts.sends.handle_send,
         Code.SEND_REPLY_MESSAGE: parts.replies.handle_reply,
         Code.SEND_REPLY_MESSAGE_V2: parts.replies.handle_reply,

@@ -179,6 +179,13 @@ class Channel(asyncio.Protocol):
         if not self._is_flush_due:
             self._flush_soon()
 
+    def begin_block(self, code: int, opaques: Sequence[int]) -> None:
+        """Notes requests that are handled as a block; `on_request` does not see them."""
+
+    def send_answers(self, opaques: Sequence[int], frames: Buffer) -> None:
+        """Queues the encoded answers to requests of a block, all of them with code 0."""
+        self.send_frame(frames)
+
     def start_request(self, command: Command, on_reply: OnReply, timeout_s: float) -> int:
         """Sends a request; calls `on_reply` once with the response, RequestTimeout or BrokerUnreachable.
 

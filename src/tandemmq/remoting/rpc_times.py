@@ -10,6 +10,8 @@ At a bound: of a channel the oldest of `WAITING_MAX` requests is forgotten; of `
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, Final, cast
 
 from tandemmq.protocol.codes import FLAG_ONEWAY, FLAG_RESPONSE, SERIALIZE_JSON, RequestCode, response_name
@@ -85,6 +87,17 @@ class MeasuredChannel(Channel):
         if self._waiting and not self.is_closed:
             self._end(*read_response(buffers[0]))
         super().send_frame(*buffers)
+
+    def begin_block(self, code: int, opaques: Sequence[int]) -> None:
+        self._waiting.update(dict.fromkeys(opaques, (code, self.last_read_at, False)))
+        for oldest in list(islice(self._waiting, max(0, len(self._waiting) - WAITING_MAX))):
+            del self._waiting[oldest]
+
+    def send_answers(self, opaques: Sequence[int], frames: Buffer) -> None:
+        if not self.is_closed:
+            for opaque in opaques:
+                self._end(opaque, 0)
+        super().send_frame(frames)
 
     def connection_lost(self, exc: Exception | None) -> None:
         waiting, self._waiting = self._waiting, {}

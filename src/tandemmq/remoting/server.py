@@ -181,14 +181,11 @@ class RemotingServer:
         )
 
     def _make_channel(self) -> Channel:
-        dispatcher = self._dispatcher
-        kind: Callable[..., Channel]
-        if self.times is None:
-            kind = partial(Channel, on_block=dispatcher.dispatch_block)
-        else:
-            kind = partial(MeasuredChannel, times=self.times)  # measures requests one by one
+        dispatcher, times = self._dispatcher, self.times
+        kind: Callable[..., Channel] = Channel if times is None else partial(MeasuredChannel, times=times)
         return kind(
             dispatcher.dispatch,
+            on_block=dispatcher.dispatch_block,
             clock=self._clock,
             limits=self.options.limits,
             on_connected=self._on_connected,

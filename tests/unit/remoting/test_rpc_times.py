@@ -36,6 +36,11 @@ class Rig:
         self.channel.data_received(encode_frame(request))
         return self.requests[-1]
 
+    def receive_block(self, *opaques: int) -> None:
+        """Notes requests of a block, as the handler of a block does."""
+        self.channel.last_read_at = self.clock.monotonic()
+        self.channel.begin_block(SEND, opaques)
+
     def counts(self) -> dict[tuple[str, str, str, str], int]:
         return {row_labels(row): times.count for row, times in self.times.rows.items()}
 
@@ -53,6 +58,29 @@ def test_answers_count_with_their_time_whichever_way_they_are_sent(serialize_typ
         ("send_message_v2", "success", "false", "success"): 2,
     }
     assert [round(times.total) for times in rig.times.rows.values()] == [4, 8]
+
+
+def test_each_request_of_a_block_counts_with_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    rig = Rig()
+    request = rig.receive(SEND, 6)
+    rig.receive_block(7, 8, 9)
+    rig.clock.advance(0.004)
+    rig.channel.send(request.reply(ResponseCode.FLUSH_SLAVE_TIMEOUT))
+    rig.channel.send_answers([7, 8], b"the answers to 7 and 8")
+    rig.channel.close("test")
+    rig.channel.send_answers([9], b"not sent any more")
+    rig.channel.connection_lost(None)
+    assert rig.counts() == {
+        ("send_message_v2", "flush_slave_timeout", "false", "success"): 1,
+        ("send_message_v2", "success", "false", "success"): 2,
+        ("send_message_v2", "", "false", "cancelled"): 1,
+    }
+    assert [round(times.total) for times in rig.times.rows.values()] == [4, 8, 4]
+    monkeypatch.setattr(rpc_times, "WAITING_MAX", 2)
+    rig = Rig()
+    rig.receive_block(1, 2, 3)
+    rig.channel.send_answers([1, 2, 3], b"")
+    assert rig.counts() == {("send_message_v2", "success", "false", "success"): 2}
 
 
 def test_our_own_requests_are_no_answers() -> None:

@@ -26,19 +26,26 @@ from tandemmq.protocol.frame import Frame
 from tandemmq.protocol.header_json import WireHeader
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.record import NewBatch
-from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
-
-_CODE = int(RequestCode.SEND_MESSAGE_V2)
 
 
 class _WireSend(WireHeader, gc=False, kw_only=True):
-    """The header of a send as received, with its decoded fields."""
+    """The header of a SEND_MESSAGE as received, with its decoded fields."""
+
+    fields: SendRequest = msgspec.field(name="extFields")  # type: ignore[assignment]
+
+
+class _WireSendV2(WireHeader, gc=False, kw_only=True):
+    """The header of a SEND_MESSAGE_V2."""
 
     fields: SendRequestV2 = msgspec.field(name="extFields")  # type: ignore[assignment]
 
 
-_DECODE = msgspec.json.Decoder(_WireSend, strict=False).decode
+_DECODERS = {
+    RequestCode.SEND_MESSAGE: msgspec.json.Decoder(_WireSend, strict=False).decode,
+    RequestCode.SEND_MESSAGE_V2: msgspec.json.Decoder(_WireSendV2, strict=False).decode,
+}
 _of_wire = attrgetter("opaque", "code", "flag", "fields")
 _of_fields = attrgetter(
     "topic",
@@ -65,8 +72,8 @@ class SendColumns(NamedTuple):
     bodies: Sequence[bytes]
 
 
-def read_columns(frames: Sequence[Frame]) -> SendColumns | None:
-    """Returns the sends in these frames, or None if one of them is not an ordinary SEND_MESSAGE_V2 with a
+def read_columns(code: RequestCode, frames: Sequence[Frame]) -> SendColumns | None:
+    """Returns the sends in these frames, or None if one of them is not an ordinary request `code` with a
     JSON header, or differs in topic or sysFlag.
     """
     headers, bodies, kinds = zip(*frames, strict=True)
@@ -74,7 +81,7 @@ def read_columns(frames: Sequence[Frame]) -> SendColumns | None:
         return None
     try:
         b"".join(headers).decode()  # msgspec does not check what it skips
-        wires = list(map(_DECODE, headers))
+        wires = list(map(_DECODERS[code], headers))
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     opaques, codes, command_flags, fields = zip(*map(_of_wire, wires), strict=True)
@@ -82,7 +89,7 @@ def read_columns(frames: Sequence[Frame]) -> SendColumns | None:
         *map(_of_fields, fields), strict=True
     )
     count, topic, sys_flag = len(frames), topics[0], sys_flags[0]
-    if topics.count(topic) != count or sys_flags.count(sys_flag) != count or codes.count(_CODE) != count:
+    if topics.count(topic) != count or sys_flags.count(sys_flag) != count or codes.count(code) != count:
         return None
     if any(command_flags) or any(retry_counts) or any(batches) or not all(texts):
         return None
@@ -98,11 +105,11 @@ class SendBlocks:
     records: RecordBuilder
     form: ReplyForm
 
-    def take(self, channel: Channel, frames: Sequence[Frame]) -> bool:
-        """Stores the sends of a block; the senders are answered once they are stored. Returns False, and does
-        nothing, if they must be handled one by one.
+    def take(self, code: RequestCode, channel: Channel, frames: Sequence[Frame]) -> bool:
+        """Stores the sends of a block, which are requests `code`; the senders are answered once they are
+        stored. Returns False, and does nothing, if they must be handled one by one.
         """
-        columns = read_columns(frames)
+        columns = read_columns(code, frames)
         if columns is None:
             return False
         target = self.targets.get(columns.topic)
@@ -118,6 +125,7 @@ class SendBlocks:
         if placed is None:
             return False
         reply.placed = placed
+        channel.begin_block(code, columns.opaques)
         target.arrivals.record_each(placed.sizes)
         self.core.stats.put_bytes += sum(map(len, columns.bodies))
         return True

@@ -194,7 +194,7 @@ class BlockReply(msgspec.Struct, gc=False):
         sizes = list(map(len, headers))
         heads = {size: _HEAD.pack(size + 4, size) for size in set(sizes)}
         frames = chain.from_iterable(zip(map(heads.__getitem__, sizes), headers, strict=True))
-        self.channel.send_frame(b"".join(frames))
+        self.channel.send_answers(self.opaques, b"".join(frames))
 
 
 def ignore_outcome(status: PutStatus) -> None:
