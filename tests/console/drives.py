@@ -277,6 +277,15 @@ def redo_pipeline(reader: Reader, site: Site) -> None:
     (marks(site) / "redo" / ORDERS).unlink()
 
 
+def cancel_redo(reader: Reader, site: Site) -> None:
+    mark = marks(site) / "redo" / ORDERS
+    mark.parent.mkdir(exist_ok=True)
+    mark.touch()
+    reader.visit("/services")
+    assert ORDERS in notice_after(reader, "Cancel redo")
+    assert not mark.exists()
+
+
 def marks(site: Site) -> Path:
     """Returns the directory with the orders to the site's service."""
     return site.log.parent / SERVICE / "_tandemmq"
@@ -384,6 +393,7 @@ DRIVES: dict[str, Drive] = {
     "/services/pause": pause_pipeline,
     "/services/resume": resume_pipeline,
     "/services/redo": redo_pipeline,
+    "/services/cancel-redo": cancel_redo,
     "/new-user": ours(create_user, "/new-user"),
     "/access/users/{user}/password": ours(change_password, f"/access/users/{READER[0]}"),
     "/access/users/{user}/change": ours(change_user, f"/access/users/{READER[0]}/change?status=disable"),

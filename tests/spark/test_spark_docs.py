@@ -119,7 +119,8 @@ def test_the_service_of_the_page_lands_its_topics(
     shown = run_command(*show)
     assert re.search(r"^ServedOrders +running +40 ", shown, re.MULTILINE)
     assert re.search(r"^Shop-Carts +running +30 ", shown, re.MULTILINE)
-    for option, state in (("--pause", "paused"), ("--resume", "running"), ("--redo", "running")):
+    orders = ("--pause", "--resume", "--redo", "--cancel-redo")
+    for option, state in zip(orders, ("paused", "running", "running", "running"), strict=True):
         assert f"| `{option}` |" in text
         shown = run_command(*show, option, "Shop-Carts")
         assert re.search(rf"^Shop-Carts +{state} ", shown, re.MULTILINE)

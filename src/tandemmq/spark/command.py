@@ -65,6 +65,9 @@ def served(
     redo: Annotated[
         list[str] | None, typer.Option(help="A topic to land anew from its start; its lake is moved aside.")
     ] = None,
+    cancel_redo: Annotated[
+        list[str] | None, typer.Option(help="A topic whose redo is withdrawn, if it has not begun.")
+    ] = None,
 ) -> None:
     """Show the topics of a `serve` with state, lag, freshness and errors; pause, resume or redo some."""
     from tandemmq.spark.pipelines.serve_config import read_config
@@ -72,10 +75,10 @@ def served(
 
     with refusals():
         service = read_config(config)
-        orders = {"pause": pause or (), "resume": resume or (), "redo": redo or ()}
-        service.check_topics([topic for topics in orders.values() for topic in topics])
+        orders = {"pause": pause, "resume": resume, "redo": redo, "cancel-redo": cancel_redo}
+        service.check_topics([topic for topics in orders.values() for topic in topics or ()])
         for what, topics in orders.items():
-            for topic in topics:
+            for topic in topics or ():
                 order(service.out, topic, what)
         for line in render_status(service.out):
             typer.echo(line)

@@ -50,7 +50,7 @@ def list_orders(out: Path) -> list[str]:
     return sorted(f"{path.parent.name} {path.name}" for path in out.glob("_tandemmq/*/*"))
 
 
-async def test_topics_are_shown_paused_resumed_and_landed_anew(tmp_path: Path) -> None:
+async def test_topics_are_shown_paused_resumed_and_landed_anew_unless_withdrawn(tmp_path: Path) -> None:
     out, idle = tmp_path / "lakes", tmp_path / "idle"
     write_status(out)
     async with Cluster() as cluster:
@@ -80,7 +80,13 @@ async def test_topics_are_shown_paused_resumed_and_landed_anew(tmp_path: Path) -
             assert list_orders(out) == []
             assert (await browser.post("/services/redo", fields)).status_code == 303
             assert list_orders(out) == ["redo Orders"]
-            assert "to be landed anew" in (await browser.get("/services")).text
+            page = (await browser.get("/services")).text
+            assert "to be landed anew" in page
+            assert ">Cancel redo</button>" in page
+            assert (await browser.post("/services/cancel-redo", fields)).status_code == 303
+            assert list_orders(out) == []
+            assert ">Cancel redo</button>" not in (await browser.get("/services")).text
+            assert (await browser.post("/services/cancel-redo", fields)).status_code == 400
             first = browser.frame.audit.entries[-1]
             assert (first.action, first.values) == ("Pause a topic's pipeline", fields)
 
@@ -92,8 +98,8 @@ async def test_only_topics_of_the_given_services_are_controlled(tmp_path: Path) 
     async with Cluster() as cluster, open_browser(cluster.name_servers, served=[out]) as browser:
         for directory, topic in ((other, "Orders"), (out, "../../x"), (out, "Missing"), ("", "Orders")):
             fields = {"out": str(directory), "topic": topic}
-            for path in ("/services/pause", "/services/resume", "/services/redo"):
-                assert (await browser.post(path, fields)).status_code == 404
+            for path in ("pause", "resume", "redo", "cancel-redo"):
+                assert (await browser.post(f"/services/{path}", fields)).status_code == 404
         assert (await browser.get(f"/services/redo?out={other}&topic=Orders")).status_code == 404
         assert (list_orders(out), list_orders(other)) == ([], [])
         async with open_browser(cluster.name_servers, served=[out], read_only=True) as reader:
@@ -116,7 +122,7 @@ async def test_a_user_who_may_not_see_settings_controls_nothing(tmp_path: Path) 
             assert (await root.post("/services/pause", fields)).status_code == 303
         async with open_browser(cluster.name_servers, served=[tmp_path]) as app:
             assert (await app.log_in("app", "app-secret")).status_code == 303
-            for path in ("/services/resume", "/services/redo"):
+            for path in ("/services/resume", "/services/redo", "/services/cancel-redo"):
                 assert (await app.post(path, fields)).status_code in (403, 409)
         assert list_orders(tmp_path) == ["paused Orders"]
 

@@ -158,6 +158,12 @@ def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: P
     assert count_rows(tmp_path / "A") == 5
     queue.end = 8
     order(tmp_path, "A", "redo")
+    assert "to be landed anew; --cancel-redo keeps its lake" in shown(config)
+    order(tmp_path, "A", "cancel-redo")
+    assert "to be landed anew" not in shown(config)
+    with pytest.raises(ConfigError, match="A: no redo is pending"):
+        order(tmp_path, "A", "cancel-redo")
+    order(tmp_path, "A", "redo")
     status = read_status(tmp_path)
     assert status is not None
     assert [(one.name, one.state, one.is_redone, one.rows) for one in status.topics] == [

@@ -1,5 +1,5 @@
 """Services that land many topics (`tandemmq pipeline serve`): their topics, from the directories that
---served names; pausing, resuming and landing a topic anew.
+--served names; pausing and resuming a topic, landing it anew, and withdrawing that.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from tandemmq.runtime.disk import RealDisk
 from tandemmq.spark.pipelines.served import LandedTopic, ServiceStatus, order, read_status
 
 HOME: Final = "/services"
+IN_TURN: Final = "as soon as the service gives it a turn"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ async def _order(view: View, what: str, notice: str) -> Answer:
     # No broker checks the rights on these files: the user must be one who may see the brokers' settings.
     await read_settings_of(view.tools, masters[0].address)
     await RealDisk().offload(partial(order, out, topic, what))
-    return view.redirect(HOME, f"{topic} {notice}, as soon as the service gives it a turn")
+    return view.redirect(HOME, f"{topic} {notice}")
 
 
 async def _find(view: View, out: str, topic: str) -> tuple[Path, str]:
@@ -92,12 +93,25 @@ async def _read(out: Path) -> ServiceStatus | str:
 
 PAGES: Final = (
     Page(HOME, "Pipeline services", show_services, menu="Clients", refresh_s=5),
-    Action(f"{HOME}/pause", "Pause a topic's pipeline", partial(_order, what="pause", notice="is paused")),
-    Action(f"{HOME}/resume", "Resume a topic's pipeline", partial(_order, what="resume", notice="continues")),
+    Action(
+        f"{HOME}/pause",
+        "Pause a topic's pipeline",
+        partial(_order, what="pause", notice=f"is paused, {IN_TURN}"),
+    ),
+    Action(
+        f"{HOME}/resume",
+        "Resume a topic's pipeline",
+        partial(_order, what="resume", notice=f"continues, {IN_TURN}"),
+    ),
     Action(
         f"{HOME}/redo",
         "Land a topic anew",
-        partial(_order, what="redo", notice="is landed anew"),
+        partial(_order, what="redo", notice=f"is landed anew, {IN_TURN}"),
         preview=ask_redo,
+    ),
+    Action(
+        f"{HOME}/cancel-redo",
+        "Keep a topic's lake",
+        partial(_order, what="cancel-redo", notice="keeps its lake"),
     ),
 )

@@ -84,14 +84,29 @@ def _read_topic(name: str, one: Mapping[str, Any], paused: set[str], redone: set
     )
 
 
-def order(out: Path, topic: str, what: str) -> None:
-    """Orders the service to `pause`, `resume` or `redo` a topic; the order is on disk when this returns.
+_MARKS = {
+    "pause": (PAUSED, True),
+    "resume": (PAUSED, False),
+    "redo": (REDO, True),
+    "cancel-redo": (REDO, False),
+}
+"""The mark that each order sets or removes."""
 
-    Raises:  BadRequest for a name that no topic can have; ConfigError if the directory cannot be written to.
+
+def order(out: Path, topic: str, what: str) -> None:
+    """Orders the service to `pause`, `resume` or `redo` a topic, or withdraws a redo that has not begun
+    (`cancel-redo`); the order is on disk when this returns.
+
+    Raises:  BadRequest for a name that no topic can have; ConfigError if the directory cannot be written to,
+             or no redo is pending.
     """
     check_topic(topic)
+    name, is_set = _MARKS[what]
+    marks = out / CONTROL_DIR / name
+    if what == "cancel-redo" and topic not in list_marks(marks):
+        raise ConfigError(f"{topic}: no redo is pending: none was ordered, or the lake has been moved aside")
     try:
-        set_mark(out / CONTROL_DIR / (REDO if what == "redo" else PAUSED), topic, is_set=what != "resume")
+        set_mark(marks, topic, is_set=is_set)
     except OSError as error:
         raise ConfigError(f"the order cannot be written: {error}") from error
 
@@ -131,3 +146,5 @@ def render_status(out: Path) -> Iterator[str]:
         yield _LINE.format(one.name, one.state, *counts, *fresh)
         if one.error:
             yield f"    {one.error} (next try in {one.next_try_s:g} s)"
+        if one.is_redone:
+            yield "    to be landed anew; --cancel-redo keeps its lake"
