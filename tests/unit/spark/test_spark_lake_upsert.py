@@ -30,13 +30,25 @@ class Killed(Exception):
 
 
 def stage(
-    root: Path, batch_id: int, rows: list[Row], first: int, task: int = 0, **more: str
+    root: Path,
+    batch_id: int,
+    rows: list[Row],
+    first: int,
+    task: int = 0,
+    broker: str = "b",
+    second: int | None = None,
+    **more: str,
 ) -> list[StagedFile]:
-    """Stages rows of key and body, stored one second apart."""
+    """Stages rows of key and body, stored one second apart, or all at `second`."""
     numbers = range(first, first + len(rows))
-    times = [datetime(2025, 1, 1 + batch_id, second=n % 60, tzinfo=UTC) for n in numbers]
+    times = [
+        datetime(2025, 1, 1 + batch_id, second=n % 60 if second is None else second, tzinfo=UTC)
+        for n in numbers
+    ]
     columns: dict[str, Any] = {
         "topic": pa.array(["T" for _ in rows]),
+        "brokerName": pa.array([broker for _ in rows]),
+        "queueId": pa.array([0 for _ in rows], pa.int32()),
         "queueOffset": pa.array(numbers, pa.int64()),
         "storeTimestamp": pa.array(times, pa.timestamp("us", "UTC")),
         "keys": pa.array([key for key, _ in rows]),
@@ -108,11 +120,43 @@ def test_a_killed_batch_changes_the_table_once(kind: LakeFormat, killed_at: str,
     assert read(kind, root) == {"a": "2", "c": "2"}
 
 
+@pytest.mark.parametrize("kind", TABLES)
+def test_the_last_row_of_a_queue_counts_though_a_clock_went_back(kind: LakeFormat, tmp_path: Path) -> None:
+    files = stage(tmp_path, 0, [("a", "1"), ("b", "1")], 0, second=30)
+    files += stage(tmp_path, 0, [("a", "2")], 2, task=1, second=10)
+    # Other queues are compared by time.
+    files += stage(tmp_path, 0, [("a", "older")], 8, task=2, broker="c", second=9)
+    files += stage(tmp_path, 0, [("b", "newer")], 0, task=3, broker="d", second=31)
+    commit_files(kind, tmp_path, 0, "q", files, key="keys")
+    assert read(kind, tmp_path) == {"a": "2", "b": "newer"}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_first_batch_may_only_delete(kind: LakeFormat, tmp_path: Path) -> None:
+    commit_files(kind, tmp_path, 0, "q", stage(tmp_path, 0, [("a", "null")], 0), key="keys")
+    assert read(kind, tmp_path) == {}
+    commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "1")], 1), key="keys")
+    assert read(kind, tmp_path) == {"a": "1"}
+
+
+@pytest.mark.parametrize("kind", TABLES)
+def test_a_table_keeps_its_key(kind: LakeFormat, tmp_path: Path) -> None:
+    commit_files(kind, tmp_path, 0, "q", stage(tmp_path, 0, [("a", "1")], 0), key="keys")
+    for key, text in (("", "a row per message"), ("topic", "a row per value of topic")):
+        with pytest.raises(ConfigError, match=f"has a row per value of keys, this run writes {text}"):
+            commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key=key)
+    assert read(kind, tmp_path) == {"a": "1"}
+
+
 def test_rows_without_a_key_are_found() -> None:
     found = find_keyless(pa.array(["a", "", None]))
     assert found.to_pylist() == [None, NO_KEY, NO_KEY]
 
 
 def test_a_key_needs_its_columns() -> None:
-    with pytest.raises(ConfigError, match="key keys: the columns must include keys, storeTimestamp"):
-        check_key("keys", ["body", "queueOffset"])
+    with pytest.raises(
+        ConfigError, match="key keys: the columns must include keys, brokerName, storeTimestamp"
+    ):
+        check_key("keys", ["body", "queueId", "queueOffset"])
+    with pytest.raises(ConfigError, match="key properties: expected a column of texts, such as keys"):
+        check_key("properties", ["properties"])

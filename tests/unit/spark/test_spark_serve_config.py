@@ -79,7 +79,7 @@ def test_tables_elsewhere_are_named_after_their_topics() -> None:
         ({"topics": [{"name": "A", "key": "keys"}]}, "key keys: needs the format delta or iceberg"),
         (
             {"topics": [{"name": "A", "key": "keys", "format": "delta", "columns": ["body"]}]},
-            "the columns must include keys, queueOffset, storeTimestamp",
+            "the columns must include keys, brokerName, queueId, queueOffset, storeTimestamp",
         ),
         (
             {"topics": [{"name": "A", "key": "keys", "format": "delta", "ttlDays": 3}]},

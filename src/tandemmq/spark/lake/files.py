@@ -24,6 +24,7 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -141,31 +142,32 @@ def discard_files(root: Path, files: Iterable[StagedFile]) -> None:
         (root / file.staged).unlink(missing_ok=True)
 
 
-def claim_lake(root: Path, query_id: str) -> None:
-    """Records the query that writes here; afterwards every other query is rejected.
+def claim_lake(root: Path, query_id: str, key: str = "") -> None:
+    """Records the query that writes here; afterwards every other query is rejected, and every other `key`.
 
     A new checkpoint on an old directory would number its batches from 0 again and read the topic from its
-    start: rows would be silently doubled or lost (spec spark 12.20).
+    start: rows would be silently doubled or lost (spec spark 12.20). A lake that had a row per message before
+    or after it had one per key would have neither.
     """
     path = root / CONTROL_DIR / OWNER_FILE
-    owner = read_owner(root)
-    if owner is None:
+    if read_owner(root) is None:
         path.parent.mkdir(parents=True, exist_ok=True)
         staged = path.with_name(f"{OWNER_FILE}.{uuid4().hex[:12]}")
-        staged.write_text(json.dumps({"version": LAYOUT_VERSION, "query": query_id}) + "\n")
+        staged.write_text(json.dumps({"version": LAYOUT_VERSION, "query": query_id, "key": key}) + "\n")
         sync_file(staged)
-        try:
+        with suppress(FileExistsError):
             os.link(staged, path)
-        except FileExistsError:
-            owner = read_owner(root)
-        finally:
-            staged.unlink()
+        staged.unlink()
         sync_directory(path.parent)
-    if owner is not None and owner != query_id:
+    owner, known = read_owner(root), (read_document(path) or {}).get("key", "")
+    if owner != query_id:
         raise ConfigError(
             f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or "
             "belongs to another directory. Give the old checkpoint, or another output directory."
         )
+    if known != key:
+        before, now = (f"a row per value of {name}" if name else "a row per message" for name in (known, key))
+        raise ConfigError(f"{root} has {before}, this run writes {now}: use another directory for that")
 
 
 def read_owner(root: Path) -> str | None:

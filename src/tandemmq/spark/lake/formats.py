@@ -163,12 +163,12 @@ def commit_files(
     """Makes all files of a batch visible at once, unless the batch is visible already. With `key`, their rows
     replace those of the same key in a table.
 
-    Raises:  ConfigError if the lake belongs to another query, or is of another kind.
+    Raises:  ConfigError if the lake belongs to another query, has another key, or is of another kind.
     """
     _check_same(root, find_kind(root), kind)
     if kind is LakeFormat.PARQUET:
         return commit_batch(root, batch_id, query_id, files)
-    claim_lake(root, query_id)
+    claim_lake(root, query_id, key)
     if not files:
         return CommitOutcome.EMPTY
     data = find_files(root)
