@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,18 @@ import pytest
 from client_rig import numbers, running_cluster, running_rig, take
 
 from tandemmq.api import broker_admin, broker_consume
-from tandemmq.client import Admin, Message, Producer, ProducerOptions, StartFrom, allocate_by_circle
-from tandemmq.errors import BadRequest, BrokerUnreachable, RequestRejected, TopicNotFound
+from tandemmq.client import (
+    Admin,
+    Message,
+    PopConsumer,
+    PopOptions,
+    Producer,
+    ProducerOptions,
+    StartFrom,
+    allocate_by_circle,
+)
+from tandemmq.client.consumer.membership import queue_of
+from tandemmq.errors import BadRequest, BrokerUnreachable, ClientError, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import Assignments, QueueAssignment, RequestMode
 from tandemmq.protocol.codes import ResponseCode
@@ -59,6 +70,55 @@ async def test_a_client_knows_whether_its_servers_answer(tmp_path: Path) -> None
             await producer.ping()
         await rig.start_broker("broker-a")
     assert not producer.is_connected
+
+
+async def test_wrong_numbers_are_refused_by_name_and_break_nothing(tmp_path: Path) -> None:
+    wrong: Any = float("nan")
+    message = Message(topic="T", body=b"1")
+    async with (
+        running_cluster(tmp_path) as rig,
+        Producer("P", rig.namesrv) as producer,
+        PopConsumer("pops", rig.namesrv, options=PopOptions(start_from=StartFrom.FIRST)) as pops,
+        rig.consumer(auto_ack=False) as consumer,
+    ):
+        pops.subscribe("T")
+        await rig.fill("T", 1)
+        (received,) = await take(consumer, 1)
+        (popped,) = await pops.receive()
+        calls: dict[str, list[Callable[[], Awaitable[Any]]]] = {
+            "timeout_s nan": [
+                lambda: producer.send(message, timeout_s=wrong),
+                lambda: producer.start_send(message, timeout_s=wrong),
+                lambda: producer.send_batch([message], timeout_s=wrong),
+                lambda: producer.request(message, timeout_s=wrong),
+                lambda: producer.flush(wrong),
+                lambda: consumer.poll(timeout_s=wrong),
+                lambda: pops.receive(timeout_s=wrong),
+                lambda: pops.wait_for_message(wrong),
+            ],
+            "count_max nan": [lambda: consumer.poll(wrong), lambda: consumer.fetch(wrong)],
+            "delay_level nan": [lambda: consumer.retry_later(received, delay_level=wrong)],
+            "delay_s nan": [
+                lambda: pops.nack(popped, delay_s=wrong),
+                lambda: pops.retry_later(popped, delay_s=wrong),
+            ],
+            "invisible_s nan": [lambda: pops.change_invisible(popped, wrong)],
+            "time_ms nan": [
+                lambda: consumer.seek(queue_of(received), StartFrom.TIMESTAMP, time_ms=wrong),
+            ],
+        }
+        for text, refused in calls.items():
+            for call in refused:
+                with pytest.raises(BadRequest, match=text):
+                    await call()
+        wrong = None
+        with pytest.raises(BadRequest, match="delay_level None"):  # once it broke the consumer for good
+            await consumer.retry_later(received, delay_level=wrong)
+        with pytest.raises(ClientError, match="delay_s = '1': must be a number from 0"):
+            await consumer.retry_later(received, delay_s="1")  # type: ignore[arg-type]
+        await pops.ack(popped)
+        await producer.send(message, timeout_s=float("inf"))
+        assert len(await take(consumer, 1)) == 1
 
 
 async def test_a_consumer_measures_its_lag(tmp_path: Path) -> None:

@@ -21,10 +21,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from numbers import Integral, Real
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import NamedTuple, Self, TypeVar
 
 from tandemmq.api import broker_consume, broker_send
+from tandemmq.client.call_values import check_count, check_number, to_timeout
 from tandemmq.client.consumer.returning import GroupReturns
 from tandemmq.client.consumer.settling import Settler
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
@@ -33,7 +33,7 @@ from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settle
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.serializers import Serializer
-from tandemmq.errors import BadRequest, ClientError, NoRoute, RequestRejected, TandemError
+from tandemmq.errors import ClientError, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -70,13 +70,6 @@ ACKS_IN_BATCH_MAX = 1024
 def longer_pause_s(pause_s: float) -> float:
     """Returns the pause after one more announcement in vain."""
     return min(max(2 * pause_s, FUTILE_PAUSE_S_MIN), FUTILE_PAUSE_S_MAX)
-
-
-def _check_bounds(name: str, value: Any, kind: Any, low: float, high: float) -> None:
-    """Raises BadRequest for a value of another kind, or out of bounds."""
-    if isinstance(value, bool) or not isinstance(value, kind) or not low <= value <= high:
-        wanted = "a number" if kind is Real else "a whole number"
-        raise BadRequest(f"{name} {value!r:.64}: must be {wanted} from {low:g} to {high:g}")
 
 
 class _Target(NamedTuple):
@@ -183,16 +176,16 @@ class PopConsumer(Client):
         Raises:  BadRequest for a count or a time out of bounds; the RequestRejected class of a rejection that
                  a broker would repeat; ClientError.
         """
-        _check_bounds("count_max", count_max, Integral, 1, COUNT_MAX)
+        check_count("count_max", count_max, 1, COUNT_MAX)
         if invisible_s is not None:
-            _check_bounds("invisible_s", invisible_s, Real, 0.001, INVISIBLE_S_MAX)
+            check_number("invisible_s", invisible_s, 0.001, INVISIBLE_S_MAX)
         if not self._has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe first")
         only = None if topic is None else self._namespace.wrap(topic)
         if only is not None and only not in self._subscriptions:
             raise ClientError(f"this consumer has no subscription to topic {topic!r}: call subscribe first")
         clock = self._instance.clock
-        ends_s = clock.monotonic() + timeout_s
+        ends_s = clock.monotonic() + to_timeout(timeout_s)
         invisible_ms = round((self.options.invisible_s if invisible_s is None else invisible_s) * 1000)
         pause_s = 0.0
         while True:
@@ -219,6 +212,7 @@ class PopConsumer(Client):
         Another member may get the message first.
         """
         self._check_alive()
+        timeout_s = to_timeout(timeout_s)
         return await self._wait_for_bell(await self._targets(None), self._topics(None), timeout_s)
 
     async def ack(self, *messages: PoppedMessage) -> None:
@@ -239,16 +233,17 @@ class PopConsumer(Client):
 
         `counts` False: the delivery does not count, as no attempt was made; else a message becomes a dead
         letter after the attempts of its group.
-        Raises:  the first error, after all were tried; a message whose call failed is delivered again after
-                 its invisible time.
+        Raises:  BadRequest for a delay out of bounds; the first error, after all were tried: a message whose
+                 call failed is delivered again after its invisible time.
         """
+        check_number("delay_s", delay_s, 0, INVISIBLE_S_MAX)
         await self._each(
             messages, lambda message: self._change(message, round(delay_s * 1000), is_suspended=not counts)
         )
 
     async def retry_later(self, message: PoppedMessage, *, delay_s: float | None = None) -> None:
         """Gives a message back as `nack`: it is delivered again `delay_s` from now, or at once."""
-        await self.nack(message, delay_s=delay_s or 0.0)
+        await self.nack(message, delay_s=0.0 if delay_s is None else delay_s)
 
     async def dead_letter(self, message: PoppedMessage, *, reason: str) -> None:
         """Makes a message a dead letter of the group, with the reason in its property `dead_letter_reason`,
@@ -280,6 +275,7 @@ class PopConsumer(Client):
         Each call counts as one more delivery (`retry_count`). Raises the error of the call; the message keeps
         its previous invisible time then.
         """
+        check_number("invisible_s", invisible_s, 0, INVISIBLE_S_MAX)
         await self._change(message, round(invisible_s * 1000))
 
     async def _change(self, message: PoppedMessage, invisible_ms: int, *, is_suspended: bool = False) -> None:

@@ -13,6 +13,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 from tandemmq.api.broker_send import SendAnswer
+from tandemmq.client.call_values import to_timeout
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.namespace import Namespace
 from tandemmq.client.options import ProducerOptions
@@ -166,7 +167,9 @@ class Packer:
 
     def deadline_s(self, timeout_s: float | None) -> float:
         """Returns the deadline of a send that starts now, by the monotonic clock."""
-        return self._clock.monotonic() + (self._options.timeout_s if timeout_s is None else timeout_s)
+        return self._clock.monotonic() + (
+            self._options.timeout_s if timeout_s is None else to_timeout(timeout_s)
+        )
 
     def pack_one(
         self,

@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
+from tandemmq.client.call_values import to_timeout
 from tandemmq.client.hooks import OnSend
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions, ServerNames
@@ -292,6 +293,7 @@ class Producer(Client):
 
         Raises:  RequestTimeout when sends are still in flight then; they are not cancelled.
         """
+        timeout_s = None if timeout_s is None else to_timeout(timeout_s)
         try:
             async with asyncio.timeout(timeout_s):
                 await self._outbox.flush()

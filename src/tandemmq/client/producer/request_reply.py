@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 
 from tandemmq.api import broker_send
+from tandemmq.client.call_values import to_timeout
 from tandemmq.client.instance import SILENT_S, ClientInstance
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.results import SendResult
@@ -89,7 +90,7 @@ async def send_reply(
             raise NotServed(error.remark, code=error.code) from None
 
     topic = instance.namespace.wrap(request.topic)  # a retry topic may have no route
-    await instance.call_master(topic, request.broker_name, ask, timeout_s=timeout_s)
+    await instance.call_master(topic, request.broker_name, ask, timeout_s=to_timeout(timeout_s))
 
 
 class Requests:
@@ -114,6 +115,7 @@ class Requests:
         await self._introduce(view)
         correlation_id = self._instance.chance.token_bytes(16).hex()
         clock, questions = self._instance.clock, self._instance.questions
+        timeout_s = to_timeout(timeout_s)
         ends_at = clock.monotonic() + timeout_s
         system = {
             names.CORRELATION_ID: correlation_id,
