@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.lake.files import CommitOutcome, StagedFile
+from tandemmq.spark.lake.files import CONTROL_DIR, OWNER_FILE, CommitOutcome, StagedFile
 from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files
 from tandemmq.spark.lake.home import DataFiles
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
@@ -146,6 +146,10 @@ def test_a_table_keeps_its_key(kind: LakeFormat, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=f"has a row per value of keys, this run writes {text}"):
             commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key=key)
     assert read(kind, tmp_path) == {"a": "1"}
+    owner = tmp_path / CONTROL_DIR / OWNER_FILE
+    owner.write_text(owner.read_text().replace(', "key": "keys"', ""))  # as an earlier release wrote it
+    commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key="keys")
+    assert read(kind, tmp_path) == {"a": "2"}
 
 
 def test_rows_without_a_key_are_found() -> None:

@@ -159,7 +159,8 @@ def claim_lake(root: Path, query_id: str, key: str = "") -> None:
             os.link(staged, path)
         staged.unlink()
         sync_directory(path.parent)
-    owner, known = read_owner(root), (read_document(path) or {}).get("key", "")
+    # A lake of an earlier release did not record its key.
+    owner, known = read_owner(root), (read_document(path) or {}).get("key", key)
     if owner != query_id:
         raise ConfigError(
             f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or "
