@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies import MessageQueue
@@ -90,6 +92,38 @@ def test_stats_of_the_spec_come_out_byte_for_byte() -> None:
     )
     assert encode_topic_stats(topic_stats).decode() == topic
     assert decode_topic_stats(topic.encode()) == topic_stats
+
+
+@given(
+    st.dictionaries(
+        st.builds(
+            MessageQueue,
+            topic=st.just("T"),
+            broker_name=st.sampled_from(["b", "b{", 'b"queueId"', "\u00e9"]),
+            queue_id=st.integers(0, 9_999),
+        ),
+        st.builds(
+            TopicOffset,
+            updated_at_ms=st.integers(-1, 2**63 - 1),
+            max_offset=st.integers(0, 2**63 - 1),
+            min_offset=st.integers(-1, 2**63 - 1),
+        ),
+        max_size=20,
+    ),
+    st.integers(1, 200),
+)
+def test_offsets_of_queues_equal_the_whole_table(queues: dict[MessageQueue, TopicOffset], cut: int) -> None:
+    text = encode_topic_stats(TopicStats(queues=queues))
+    assert decode_queue_offsets(text) == {
+        queue.queue_id: QueueOffsets(limits.min_offset, limits.max_offset, limits.updated_at_ms)
+        for queue, limits in queues.items()
+    }
+    errors = []
+    for decode in (decode_queue_offsets, decode_topic_stats):
+        with pytest.raises(RemoteProtocolError) as caught:
+            decode(text[:-cut])
+        errors.append(str(caught.value))
+    assert errors[0] == errors[1]
 
 
 def test_offsets_of_queues_are_read_in_every_spelling() -> None:

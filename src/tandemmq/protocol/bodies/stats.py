@@ -224,7 +224,8 @@ def decode_queue_offsets(data: Buffer) -> dict[int, QueueOffsets]:
     """
     raw = bytes(data)
     entries = _QUEUE_ENTRY.findall(raw)
-    if len(entries) == raw.count(b'"queueId"'):
+    # Each entry has two braces of either kind; any other body is read, or refused, by the whole parser.
+    if raw.count(b"{") == raw.count(b"}") == 2 * len(entries) + 2:
         return {int(number): QueueOffsets(int(low), int(high), int(at)) for number, at, high, low in entries}
     return {
         queue.queue_id: QueueOffsets(limits.min_offset, limits.max_offset, limits.updated_at_ms)
