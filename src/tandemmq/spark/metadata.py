@@ -12,7 +12,8 @@ import logging
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from tandemmq.errors import BadRequest, NoRoute, RemoteProtocolError, RequestRejected, TopicNotFound
@@ -40,7 +41,15 @@ from tandemmq.protocol.requests.consume import (
 )
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
-from tandemmq.spark.offsets import ANY_BROKER, MANY_QUEUES, Mark, Positions, QueueKey, render_queues
+from tandemmq.spark.offsets import (
+    ANY_BROKER,
+    MANY_QUEUES,
+    Mark,
+    Positions,
+    QueueKey,
+    name_queues,
+    render_queues,
+)
 from tandemmq.spark.options import PULL_GROUP, ReadPreference, SourceOptions
 from tandemmq.spark.wire import POOL, UNREACHABLE, BlockingNameServers, accept
 from tandemmq.telemetry import events
@@ -53,6 +62,8 @@ log = logging.getLogger(__name__)
 PULL_BYTES_MAX = 4 * MIB
 KEY_MATCHES_MAX = 64
 KEY_ANSWER_BYTES_MAX = 4 * MIB
+
+_READ = int(Permission.READ)
 
 _UNKNOWN_QUEUE = (TopicNotFound, BadRequest)
 """The rejections of a broker that does not know the queue."""
@@ -112,7 +123,7 @@ class QueriedCluster:
 
         Raises:  BrokerUnreachable if no name server answers.
         """
-        queues: set[QueueKey] = set()
+        counts: dict[tuple[str, str], int] = {}
         replicas: dict[str, Mapping[int, str]] = {}
         topics = self._topics()
         for topic, route in zip(topics, self._name_servers.find_routes(topics), strict=True):
@@ -121,12 +132,13 @@ class QueriedCluster:
             for broker in route.brokers:
                 replicas[broker.broker_name] = self._allowed(broker.addresses)
             for entry in route.queues:
-                if entry.permission & Permission.READ:
-                    ids = range(entry.read_queue_count)
-                    queues.update(QueueKey(topic, entry.broker_name, queue_id) for queue_id in ids)
+                if entry.permission & _READ:
+                    counts[topic, entry.broker_name] = entry.read_queue_count
+        known = (name_queues(*place, 0, count) for place, count in sorted(counts.items()))
+        queues: Iterable[QueueKey] = chain.from_iterable(known)
         if self._options.assigned:
-            queues = {queue for queue in queues if self._options.selects(queue)}
-        return Topology(queues=tuple(sorted(queues)), replicas=replicas)
+            queues = filter(self._options.selects, queues)
+        return Topology(queues=tuple(queues), replicas=replicas)
 
     def locate(self, queue: QueueKey) -> Mapping[int, str]:
         """Returns the replicas of the queue's broker that the name servers list now; empty if they list
@@ -187,10 +199,8 @@ class QueriedCluster:
                 return is_master, None
             return is_master, decode_queue_offsets(accept(answers[0]).body)
 
-        groups: dict[tuple[str, str], list[QueueKey]] = {}
-        for queue in topology.queues:
-            groups.setdefault((queue.topic, queue.broker), []).append(queue)
-        named = {group[0]: group for group in groups.values()}
+        groups = (list(group) for _, group in groupby(topology.queues, itemgetter(0, 1)))
+        named = {group[0]: group for group in groups}
         unknown: set[QueueKey] = set()
         found = self._query_each(topology, list(named), ask, read, prefer_slave=prefer_slave, refused=unknown)
         refused.update(*(named[queue] for queue in unknown))

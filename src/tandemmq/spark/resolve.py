@@ -207,8 +207,11 @@ def find_losses(
              failOnDataLoss is false.
     """
     here = {queue: at for queue, at in offset.positions.items() if queue in bounds}
-    moved = {queue: checked_position(queue, at, bounds[queue], options) for queue, at in here.items()}
-    moved = {queue: at for queue, at in moved.items() if at != here[queue]}
+    moved = {
+        queue: resumes_at
+        for queue, at in here.items()
+        if (resumes_at := checked_position(queue, at, bounds[queue], options)) != at
+    }
     news = {queue for queue, at in here.items() if checks_all_queues or at < bounds[queue].end}
     # In a query with many queues, one without a mark relies on the mark of its topic at its broker.
     unmarked = here.keys() - offset.marks.keys() if len(offset.positions) > MANY_QUEUES else set()
@@ -232,8 +235,8 @@ def find_losses(
             report_loss(queue, here[queue], bounds[queue], options, resumes_at=at, but=_REPLACED)
             moved[queue] = at
     doubted = frozenset(_spread({queue: marks[queue] for queue in doubted}, unmarked))
-    asked = {queue for queue in set(offset.positions) - set(bounds) if options.selects(queue)}
-    missing = {queue for queue in asked if queue not in topology.queues or queue in refused}
+    asked = {queue for queue in offset.positions if queue not in bounds and options.selects(queue)}
+    missing = asked.difference(topology.queues) | asked.intersection(refused)
     gone = cluster.find_gone(missing) if missing else set()
     report_gone({queue: (offset.positions[queue], None) for queue in gone}, options)
     return Losses(moved=moved, gone=frozenset(gone), doubted=doubted)

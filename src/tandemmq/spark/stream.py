@@ -11,10 +11,12 @@ changed (spec spark SP-17, decision 024). A changed option that affects which ro
 
 from __future__ import annotations
 
+import gc
 import logging
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -72,6 +74,20 @@ _UNREACHABLE_HINT = (
 )
 
 NO_LOSSES = Losses(moved={}, gone=frozenset(), doubted=frozenset())
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """Stops the search for cycles in the block: planning makes thousands of tuples and no cycles, and each
+    search would visit all that Spark's modules hold.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,6 +154,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         assert self._options.start is not None
         return encode_offset(StreamOffset(symbol=self._options.start.kind.value))
 
+    @_collector_paused()
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
         """Returns the end of the next batch; `start` itself if nothing is new."""
         show_warnings()
@@ -167,6 +184,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         """
         return encode_offset(StreamOffset(positions=self._latest)) if self._latest else None
 
+    @_collector_paused()
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[TaskRanges]:
         """Returns the tasks of a batch; the tasks of a replay have the same numbers and rows as before."""
         show_warnings()
@@ -188,9 +206,10 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
                 # The tasks ask again themselves, and retry for longer.
                 log.debug(events.ROUTE_UNREACHABLE, extra={"error": str(error)})
         tasks = make_tasks(planned, self._topology.replicas)
-        # Spark does not plan a replayed batch anew, so the ends are unknown.
-        lag = count_behind(ends.positions, self._latest) if self._latest else "-"
-        log_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
+        if self._options.is_explained:
+            # Spark does not plan a replayed batch anew, so the ends are unknown.
+            lag = count_behind(ends.positions, self._latest) if self._latest else "-"
+            log_plan(tasks, self._options, self._whole_topology, self._topology, lag_messages=lag)
         return tasks
 
     def read(self, partition: TaskRanges) -> Iterator[Any]:
@@ -251,7 +270,7 @@ class TopicStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):  #
         losses = find_losses(
             cluster, topology, bounds, offset, self._options, checks_all_queues=is_first, refused=refused
         )
-        self._report_missing(set(offset.positions) - set(bounds) - losses.gone)
+        self._report_missing({queue for queue in offset.positions if queue not in bounds} - losses.gone)
         return topology, bounds, losses
 
     def _await_silent(self, cluster: QueriedCluster) -> None:

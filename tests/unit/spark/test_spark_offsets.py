@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import random
+import zlib
+from base64 import b64encode
 from dataclasses import replace
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark import offsets
 from tandemmq.spark.offsets import (
     MANY_QUEUES,
     Mark,
@@ -40,11 +43,26 @@ queues = st.builds(
 positions = st.dictionaries(queues, st.integers(min_value=0, max_value=2**62))
 
 
-@given(positions, positions, st.sampled_from(["", "abc"]))
-def test_an_offset_survives_the_checkpoint(found: dict, base: dict, filter_hash: str) -> None:
-    offset = StreamOffset(positions=found, base=base, filter_hash=filter_hash)
-    text = json.dumps(encode_offset(offset))
-    assert decode_offset(json.loads(text)) == offset
+marks = st.dictionaries(queues, st.builds(Mark, *[st.integers(min_value=0, max_value=2**62)] * 3))
+packings = st.sampled_from([None, PackingOptions(), PackingOptions(partitions_min=2, records_max=9)])
+
+
+@pytest.mark.parametrize("many_queues", [0, MANY_QUEUES])
+@given(positions, positions, marks, st.sampled_from(["", "abc"]), packings)
+def test_an_offset_survives_the_checkpoint(
+    many_queues: int,
+    found: dict,
+    base: dict,
+    marks: dict,
+    filter_hash: str,
+    packing: PackingOptions | None,
+) -> None:
+    offset = StreamOffset(positions=found, base=base, marks=marks, filter_hash=filter_hash, packing=packing)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(offsets, "MANY_QUEUES", many_queues)
+        document = encode_offset(offset)
+    assert ("z" in document) == (len(found) > many_queues)
+    assert decode_offset(json.loads(json.dumps(document))) == offset
 
 
 @given(st.lists(st.tuples(queues, st.integers(min_value=0)), unique_by=lambda pair: pair[0]))
@@ -67,8 +85,22 @@ def test_a_symbol_has_no_numbers() -> None:
 def test_an_offset_of_another_version_is_refused() -> None:
     with pytest.raises(ConfigError, match="version 3"):
         decode_offset({"v": 3, "o": {}})
-    with pytest.raises(ConfigError, match="packed offset that cannot be read"):
-        decode_offset({"v": 2, "o": {}})
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b'{"o":{"t":{"b":{"0":[5]}}}}',
+        b'{"queues":[]}\0',
+        b'{"queues":{"t":{"b":[[0,2]]}},"f":"","plan":null}\0' + b"\1" * 8,
+        b'{"queues":{"t":{"b":[[0,1]]}},"f":"","plan":null}\0' + b"\1" * 7,
+    ],
+)
+def test_a_damaged_packed_offset_is_refused(content: bytes) -> None:
+    for text in (None, "AAAA", b64encode(zlib.compress(content)).decode()):
+        with pytest.raises(ConfigError, match="packed offset that cannot be read"):
+            decode_offset({"v": 2, "z": text})
 
 
 def test_an_offset_of_many_queues_is_packed_and_survives_the_checkpoint() -> None:
@@ -99,8 +131,12 @@ def test_an_offset_of_ten_thousand_queues_has_at_most_100_kib(topics: int, queue
         queue: Mark(at - 1, rng.randrange(10**12), 1_795_830_000_000 + rng.randrange(10**8))
         for queue, at in found.items()
     }
-    offset = StreamOffset(positions=found, marks=keep_youngest(marks), packing=PackingOptions())
-    assert len(json.dumps(encode_offset(offset))) <= 100 * 1024
+    first = {queue: rng.randrange(at + 1) for queue, at in found.items()}
+    for base in ({}, found, first):
+        offset = StreamOffset(
+            positions=found, base=base, marks=keep_youngest(marks), packing=PackingOptions()
+        )
+        assert len(json.dumps(encode_offset(offset))) <= 100 * 1024
 
 
 @pytest.mark.parametrize(
