@@ -25,7 +25,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
-from tandemmq.errors import ClientError
+from tandemmq.errors import BadRequest, ClientError
 from tandemmq.protocol.topic_names import dlq_topic
 from waits import PATIENCE_S, until
 
@@ -109,7 +109,7 @@ async def test_a_reader_settles_messages_and_awaits_acks_of_any_consumer(tmp_pat
             assert (again.body, again.retry_count) == (b"1", 1)
             await again.ack()
             await until(lambda: sum(consumer.positions.values()) == 4)
-            with pytest.raises(ClientError, match="delay_s = -1"):
+            with pytest.raises(BadRequest, match="delay_s -1: must be a number from 0 to 259200"):
                 await again.retry_later(delay_s=-1)
         assert await letters_of(rig, 1) == [(b"0", "unknown")]
 

@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Self
 
-from tandemmq.client.call_values import INT32_MAX, INT64_MAX, check_count, check_number, to_timeout
+from tandemmq.client.call_values import INT32_MAX, INT64_MAX, to_count, to_number, to_timeout
 from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import GroupConsumer, Membership, queue_of
 from tandemmq.client.consumer.offsets import find_offset
@@ -123,7 +123,7 @@ class Consumer(GroupConsumer):
 
         Raises:  ClientError when nothing was ever subscribed or assigned, or the client has failed.
         """
-        check_count("count_max", count_max, 0, INT32_MAX)
+        count_max = to_count("count_max", count_max, 0, INT32_MAX)
         timeout_s = to_timeout(timeout_s)
         self._finish_handed_out()
         # Yields also when messages are available: a caller that only polls must not starve the pulls.
@@ -144,7 +144,7 @@ class Consumer(GroupConsumer):
 
         Returns an empty list when the consumer is closed.
         """
-        check_count("count_max", count_max, 1, INT32_MAX)
+        count_max = to_count("count_max", count_max, 1, INT32_MAX)
         self._finish_handed_out()
         self._member.check_reading()
         await self._inbox.wait()
@@ -168,7 +168,7 @@ class Consumer(GroupConsumer):
         """
         if not self.options.orderly:
             raise ClientError("only an orderly consumer can suspend a queue; other consumers use retry_later")
-        check_number("delay_s", delay_s, 0, DELAY_S_MAX)
+        delay_s = to_number("delay_s", delay_s, 0, DELAY_S_MAX)
         self._handed_out = [one for one in self._handed_out if not is_behind(one.message, message)]
         await self._member.suspend(message, delay_s=delay_s)
 
@@ -216,7 +216,7 @@ class Consumer(GroupConsumer):
             if to is StartFrom.TIMESTAMP and time_ms is None:
                 raise ClientError("seek to a TIMESTAMP needs time_ms")
             if time_ms is not None:
-                check_count("time_ms", time_ms, 0, INT64_MAX)
+                time_ms = to_count("time_ms", time_ms, 0, INT64_MAX)
             offset = await find_offset(queue, to, time_ms, self._instance)
         else:
             offset = to

@@ -24,7 +24,7 @@ from contextlib import suppress
 from typing import NamedTuple, Self, TypeVar
 
 from tandemmq.api import broker_consume, broker_send
-from tandemmq.client.call_values import check_count, check_number, to_timeout
+from tandemmq.client.call_values import to_count, to_number, to_timeout
 from tandemmq.client.consumer.returning import GroupReturns
 from tandemmq.client.consumer.settling import Settler
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
@@ -176,9 +176,9 @@ class PopConsumer(Client):
         Raises:  BadRequest for a count or a time out of bounds; the RequestRejected class of a rejection that
                  a broker would repeat; ClientError.
         """
-        check_count("count_max", count_max, 1, COUNT_MAX)
+        count_max = to_count("count_max", count_max, 1, COUNT_MAX)
         if invisible_s is not None:
-            check_number("invisible_s", invisible_s, 0.001, INVISIBLE_S_MAX)
+            invisible_s = to_number("invisible_s", invisible_s, 0.001, INVISIBLE_S_MAX)
         if not self._has_subscribed:
             raise ClientError("this consumer has no subscription: call subscribe first")
         only = None if topic is None else self._namespace.wrap(topic)
@@ -236,10 +236,8 @@ class PopConsumer(Client):
         Raises:  BadRequest for a delay out of bounds; the first error, after all were tried: a message whose
                  call failed is delivered again after its invisible time.
         """
-        check_number("delay_s", delay_s, 0, INVISIBLE_S_MAX)
-        await self._each(
-            messages, lambda message: self._change(message, round(delay_s * 1000), is_suspended=not counts)
-        )
+        delay_ms = round(to_number("delay_s", delay_s, 0, INVISIBLE_S_MAX) * 1000)
+        await self._each(messages, lambda message: self._change(message, delay_ms, is_suspended=not counts))
 
     async def retry_later(self, message: PoppedMessage, *, delay_s: float | None = None) -> None:
         """Gives a message back as `nack`: it is delivered again `delay_s` from now, or at once."""
@@ -275,8 +273,7 @@ class PopConsumer(Client):
         Each call counts as one more delivery (`retry_count`). Raises the error of the call; the message keeps
         its previous invisible time then.
         """
-        check_number("invisible_s", invisible_s, 0, INVISIBLE_S_MAX)
-        await self._change(message, round(invisible_s * 1000))
+        await self._change(message, round(to_number("invisible_s", invisible_s, 0, INVISIBLE_S_MAX) * 1000))
 
     async def _change(self, message: PoppedMessage, invisible_ms: int, *, is_suspended: bool = False) -> None:
         require_received(message, PoppedMessage)

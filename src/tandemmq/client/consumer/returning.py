@@ -16,10 +16,10 @@ from typing import Final
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
-from tandemmq.client.call_values import INT32_MAX, check_count, is_number
+from tandemmq.client.call_values import INT32_MAX, to_count, to_number
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import DELAY_S_MAX
-from tandemmq.errors import ClientError, RequestRejected
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.codes import VERSION_TIMERS, ResponseCode
 from tandemmq.protocol.message import PoppedMessage, ReceivedMessage, require_received
@@ -58,7 +58,7 @@ class GroupReturns:
         Raises:  NoRoute without a master until the deadline; the error of the last call.
         """
         require_received(message)
-        check_count("delay_level", delay_level, -1 - INT32_MAX, INT32_MAX)
+        delay_level = to_count("delay_level", delay_level, -1 - INT32_MAX, INT32_MAX)
         header = SendBackRequest(
             log_offset=message.record.log_offset,
             group=self.group,
@@ -87,12 +87,10 @@ class GroupReturns:
     async def retry_after(self, message: ReceivedMessage, delay_s: float) -> None:
         """Sends a message to the group's retry topic, from which it is delivered after the delay.
 
-        Raises:  as `retry_at_level`; ClientError for a delay that no broker accepts.
+        Raises:  as `retry_at_level`; BadRequest for a delay that no broker accepts.
         """
         require_received(message)
-        if not is_number(delay_s) or not 0 <= delay_s <= DELAY_S_MAX:
-            raise ClientError(f"delay_s = {delay_s!r}: must be a number from 0 to {DELAY_S_MAX}")
-        delay_ms = round(delay_s * 1000)
+        delay_ms = round(to_number("delay_s", delay_s, 0, DELAY_S_MAX) * 1000)
 
         async def send(address: str, remaining_s: float) -> None:
             delay: dict[str, str] = {}
