@@ -17,6 +17,7 @@ from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
 from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
+from tandemmq.spark.pipelines.meters import MetricsReporter
 from tandemmq.spark.pipelines.runner import StopFlag
 from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, find_topics
 from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
@@ -85,6 +86,32 @@ def test_all_topics_of_a_pattern_are_landed_in_turns(net: FakeNet, tmp_path: Pat
     assert set(batches[:5]) == set(service.topics)
     status = json.loads((tmp_path / CONTROL_DIR / "status.json").read_text())
     assert status["topics"]["Shop3"]["total"]["rows"] == 30
+
+
+def test_a_topic_has_metrics_before_its_first_batch(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(New_0=FakeQueue(0, 0), Read_0=FakeQueue(0, 7))
+    config = make_config(tmp_path, [{"name": "New"}, {"name": "Read"}, {"name": "Paused"}])
+    order(tmp_path, "Paused", "pause")
+    serve(config, Recorder())
+    recorder = Recorder()
+    serve(config, recorder)
+    metrics = MetricsReporter("serve", 0, "127.0.0.1")
+    try:
+        for event in recorder.events:
+            metrics.report(event)
+        seen = {
+            (sample.labels[1], sample.metric.name.removeprefix("tandemmq_pipeline_topic_")): sample.value
+            for sample in metrics.read()
+        }
+    finally:
+        metrics.close()
+    names = ("rows_total", "bad_records_total", "lost_messages_total", "lag_messages")
+    assert seen == {
+        **{("New", name): 0 for name in (*names, "batches_total", "failing")},
+        **{("Read", name): 0 for name in (*names, "batches_total", "failing")},
+        ("Read", "rows_total"): 7,
+        **{("Paused", name): 0 for name in ("batches_total", "failing")},
+    }
 
 
 def test_a_failing_topic_does_not_stop_the_others(net: FakeNet, tmp_path: Path) -> None:

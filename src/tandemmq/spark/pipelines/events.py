@@ -307,7 +307,7 @@ class TopicBatch(TopicEvent, frozen=True, kw_only=True):
 
 class TopicChanged(TopicEvent, frozen=True, kw_only=True):
     """The state of a topic changed: running, paused or failing. A failing topic is tried again after
-    `next_try_seconds`.
+    `next_try_seconds`. The numbers are known after a turn that did not fail.
     """
 
     kind = "topic"
@@ -316,6 +316,10 @@ class TopicChanged(TopicEvent, frozen=True, kw_only=True):
     state: str
     error: str = ""
     next_try_seconds: float = 0.0
+    rows_total: int | None = None
+    bad_total: int | None = None
+    lag: int | None = None
+    lost: int | None = None
 
     @property
     def is_failing(self) -> bool:

@@ -77,6 +77,12 @@ TABLE: Final[tuple[Metric, ...]] = tuple(
 """Every metric, for the documentation."""
 
 _TOTALS: Final = {ROWS: "rows_total", BYTES: "bytes_total"}
+_TOPIC_TOTALS: Final = {
+    TOPIC_ROWS: "rows_total",
+    TOPIC_BAD: "bad_total",
+    TOPIC_LOST: "lost",
+    TOPIC_LAG: "lag",
+}
 _FACTS: Final[dict[type[Event], dict[Metric, str]]] = {
     Started: _TOTALS,
     BatchDone: {**_TOTALS, BAD: "bad_total", RATE: "rate", BATCH_SECONDS: "seconds", LAG: "lag"},
@@ -88,15 +94,8 @@ _FACTS: Final[dict[type[Event], dict[Metric, str]]] = {
         DIFFERENT: "differing",
         LOSS: "loss_seconds",
     },
-    TopicBatch: {
-        TOPIC_ROWS: "rows_total",
-        TOPIC_BAD: "bad_total",
-        TOPIC_LOST: "lost",
-        TOPIC_LAG: "lag",
-        TOPIC_P50: "p50_seconds",
-        TOPIC_P99: "p99_seconds",
-    },
-    TopicChanged: {TOPIC_FAILING: "is_failing"},
+    TopicBatch: {**_TOPIC_TOTALS, TOPIC_P50: "p50_seconds", TOPIC_P99: "p99_seconds"},
+    TopicChanged: {**_TOPIC_TOTALS, TOPIC_FAILING: "is_failing"},
 }
 """The metrics that take a field of an event, with its name."""
 
@@ -136,6 +135,8 @@ class MetricsReporter:
         if type(event) in _COUNTED:
             counted = (_COUNTED[type(event)], labels)
             self._values[counted] = self._values.get(counted, 0) + 1
+        elif isinstance(event, TopicChanged):
+            self._values.setdefault((TOPIC_BATCHES, labels), 0)
         if isinstance(event, BatchDone):
             self._values[BATCH_TIME, labels] = time.time()
 

@@ -147,7 +147,7 @@ class LakeService:
         for name, topic in self.topics.items():
             is_paused = name in paused
             if is_paused != (topic.state == PAUSED):
-                self._change(name, topic, PAUSED if is_paused else "running", "", 0.0)
+                self._change(name, topic, PAUSED if is_paused else "running")
             topic.is_read = topic.is_read or is_paused
 
     def _give_turns(self, pool: ThreadPoolExecutor) -> None:
@@ -190,7 +190,10 @@ class LakeService:
         topic.due_at = time.monotonic() + (0.0 if is_behind else self._config.poll_s)
         topic.is_read = result is None
         if topic.error or topic.state == "new":
-            self._change(name, topic, "running", "", 0.0)
+            total, lag = topic.feed.total, 0 if result is None else result.lag
+            self._change(
+                name, topic, "running", rows_total=total.rows, bad_total=total.bad, lag=lag, lost=topic.lost
+            )
         if result is None:
             return
         topic.result, topic.batch_time_ms = result, time.time_ns() // 1_000_000
@@ -222,12 +225,20 @@ class LakeService:
         topic.is_read = is_final or topic.failures > ONCE_RESTARTS_MAX
         self._change(name, topic, "failing", explain_failure(str(error)) or type(error).__name__, pause_s)
 
-    def _change(self, name: str, topic: ServedTopic, state: str, error: str, pause_s: float) -> None:
+    def _change(
+        self,
+        name: str,
+        topic: ServedTopic,
+        state: str,
+        error: str = "",
+        pause_s: float = 0.0,
+        **known: int,
+    ) -> None:
         is_new = (topic.state, topic.error) != (state, error)
         topic.state, topic.error = state, error
         if is_new:
             self._reporter.report(
-                TopicChanged(topic=name, state=state, error=error, next_try_seconds=pause_s)
+                TopicChanged(topic=name, state=state, error=error, next_try_seconds=pause_s, **known)
             )
 
     def _write_status(self, *, is_last: bool = False) -> None:
