@@ -180,7 +180,7 @@ class Channel(asyncio.Protocol):
             self._flush_soon()
 
     def begin_block(self, code: int, opaques: Sequence[int]) -> None:
-        """Notes requests that are handled as a block; `on_request` does not see them."""
+        """Records requests that are handled as a block, without `on_request`; does nothing here."""
 
     def send_answers(self, opaques: Sequence[int], frames: Buffer) -> None:
         """Queues the encoded answers to requests of a block, all of them with code 0."""

@@ -226,7 +226,7 @@ class WaitLines:
         self._both = deque(waits)
         self._flush.clear()
         assert _is_ordered(self._both)
-        assert self._wait_count() == wait_count, "no wait ends by that"
+        assert self._wait_count() == wait_count, "each wait continues"
 
     def release(self, *, flushed: int, acknowledged: Callable[[int], int], ack_deadline: float) -> Answers:
         """Returns the sends whose conditions are met, oldest first within each line.

@@ -124,7 +124,9 @@ def test_no_block_passes_a_guard() -> None:
     assert not dispatcher.dispatch_block(cast(Channel, OneChannel()), _frames(310))
 
 
-def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again() -> None:
+def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     def breaks(_channel: Channel, _frames: Any) -> bool:
         raise KeyError("a bug")
 
@@ -132,6 +134,7 @@ def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again() -> No
     assert _dispatcher(breaks).dispatch_block(cast(Channel, channel), _frames(310))
     assert channel.aborted == "1 requests 310 that arrived together failed: see the log"
     assert channel.sent == []
+    assert vars(caplog.records[-1])["code"] == 310
 
 
 def test_a_failed_assertion_in_a_block_goes_to_the_owner() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,12 +22,13 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol.codes import SERIALIZE_ROCKETMQ, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import FrameDecoder, encode_frame, encode_frame_head
+from tandemmq.protocol.frame import Frame, FrameDecoder, encode_frame, encode_frame_head
 from tandemmq.remoting import server as server_module
-from tandemmq.remoting.channel import Channel
+from tandemmq.remoting.channel import BLOCK_COUNT_MIN, Channel
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.remoting.dispatch import Guard, Handler
+from tandemmq.remoting.dispatch import BlockRoute, Guard, Handler
 from tandemmq.remoting.options import ChannelLimits, ConnectionOptions, ServerOptions
+from tandemmq.remoting.rpc_times import RpcTimes
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.shared_bounds import LINES_MAX
 from tandemmq.runtime.disk import RealDisk
@@ -294,6 +295,21 @@ async def test_garbage_closes_one_connection_only(make: MakePeers) -> None:
     bad.write(b"\x16\x03\x01 hello, is this TLS?")
     await until(bad.is_closing)
     assert (await peers.call(ECHO)).code == 0
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+async def test_requests_of_one_read_are_taken_as_a_block(make: MakePeers, *, is_measured: bool) -> None:
+    blocks: list[int] = []
+
+    def take(channel: Channel, frames: Sequence[Frame]) -> bool:
+        blocks.append(len(frames))
+        return True
+
+    peers = make(server_routes={ECHO: BlockRoute(cast(Handler, None), take)})
+    peers.server.times = RpcTimes(peers.clock) if is_measured else None
+    wire = await (await peers.start()).open_raw()
+    wire.write(encode_frame(Command.request(ECHO)) * BLOCK_COUNT_MIN)
+    await until(lambda: blocks == [BLOCK_COUNT_MIN])
 
 
 async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) -> None:

@@ -36,6 +36,7 @@ def stage(
     first: int,
     task: int = 0,
     broker: str = "b",
+    queue_id: int = 0,
     second: int | None = None,
     **more: str,
 ) -> list[StagedFile]:
@@ -48,7 +49,7 @@ def stage(
     columns: dict[str, Any] = {
         "topic": pa.array(["T" for _ in rows]),
         "brokerName": pa.array([broker for _ in rows]),
-        "queueId": pa.array([0 for _ in rows], pa.int32()),
+        "queueId": pa.array([queue_id for _ in rows], pa.int32()),
         "queueOffset": pa.array(numbers, pa.int64()),
         "storeTimestamp": pa.array(times, pa.timestamp("us", "UTC")),
         "keys": pa.array([key for key, _ in rows]),
@@ -127,6 +128,7 @@ def test_the_last_row_of_a_queue_counts_though_a_clock_went_back(kind: LakeForma
     # Other queues are compared by time.
     files += stage(tmp_path, 0, [("a", "older")], 8, task=2, broker="c", second=9)
     files += stage(tmp_path, 0, [("b", "newer")], 0, task=3, broker="d", second=31)
+    files += stage(tmp_path, 0, [("a", "older")], 9, task=4, queue_id=1, second=9)
     commit_files(kind, tmp_path, 0, "q", files, key="keys")
     assert read(kind, tmp_path) == {"a": "2", "b": "newer"}
 
@@ -145,6 +147,7 @@ def test_a_table_keeps_its_key(kind: LakeFormat, tmp_path: Path) -> None:
     for key, text in (("", "a row per message"), ("topic", "a row per value of topic")):
         with pytest.raises(ConfigError, match=f"has a row per value of keys, this run writes {text}"):
             commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key=key)
+    assert [path.name for path in (tmp_path / CONTROL_DIR).glob(f"{OWNER_FILE}*")] == [OWNER_FILE]
     assert read(kind, tmp_path) == {"a": "1"}
     owner = tmp_path / CONTROL_DIR / OWNER_FILE
     owner.write_text(owner.read_text().replace(', "key": "keys"', ""))  # as an earlier release wrote it

@@ -11,9 +11,11 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from spark_fakes import FakeNet, FakeQueue
+from typer.testing import CliRunner
 
 import tandemmq.spark.pipelines.serve
 from tandemmq.errors import BrokerUnreachable, ConfigError
+from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
 from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
@@ -207,6 +209,22 @@ def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: P
         ConfigError, match="no entry of the configuration matches the topic 'SCHEDULE_TOPIC_XXXX'"
     ):
         config.check_topics(["A", "SCHEDULE_TOPIC_XXXX"])
+
+
+def test_the_command_gives_each_order(tmp_path: Path) -> None:
+    file = tmp_path / "lake.yaml"
+    file.write_text(f"nameServer: ns:1\nout: {tmp_path}\ntopics: [{{name: A}}, {{name: B}}]\n")
+
+    def marks(*options: str) -> list[str]:
+        answer = CliRunner().invoke(app, ["served", "--config", str(file), *options])
+        assert answer.exit_code == 0, answer.output
+        return sorted(f"{path.parent.name} {path.name}" for path in tmp_path.glob(f"{CONTROL_DIR}/*/*"))
+
+    assert marks("--pause", "A", "--redo", "A", "--redo", "B") == ["paused A", "redo A", "redo B"]
+    assert marks("--cancel-redo", "A") == ["paused A", "redo B"]
+    assert marks("--resume", "A") == ["redo B"]
+    refused = CliRunner().invoke(app, ["served", "--config", str(file), "--cancel-redo", "A"])
+    assert (refused.exit_code, "A: no redo is pending: none was ordered" in refused.output) == (2, True)
 
 
 def test_a_service_without_java_ends(net: FakeNet, tmp_path: Path) -> None:

@@ -11,10 +11,15 @@ from store_rig import ROOT, Rig, bodies, record
 
 from tandemmq.errors import Busy, FlushFailed, ServiceNotAvailable
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
+from tandemmq.store.replies import count_sends
 from tandemmq.units import ReplicaId
 
 OK = PutStatus.PUT_OK
 SLAVE = ReplicaId("slave")
+
+
+def test_sends_that_do_not_wait_are_counted_too() -> None:
+    assert count_sends([(10, print, 0), (20, print, 1), (90, print, 5)]) == 7
 
 
 class Faults:

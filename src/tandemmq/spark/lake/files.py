@@ -146,8 +146,8 @@ def claim_lake(root: Path, query_id: str, key: str = "") -> None:
     """Records the query that writes here; afterwards every other query is rejected, and every other `key`.
 
     A new checkpoint on an old directory would number its batches from 0 again and read the topic from its
-    start: rows would be silently doubled or lost (spec spark 12.20). A lake that had a row per message before
-    or after it had one per key would have neither.
+    start: rows would be silently doubled or lost (spec spark 12.20). With another key, the lake would
+    mix rows per message, or per old key, with rows per new key.
     """
     path = root / CONTROL_DIR / OWNER_FILE
     if read_owner(root) is None:

@@ -104,7 +104,7 @@ def order(out: Path, topic: str, what: str) -> None:
     name, is_set = _MARKS[what]
     marks = out / CONTROL_DIR / name
     if what == "cancel-redo" and topic not in list_marks(marks):
-        raise ConfigError(f"{topic}: no redo is pending: none was ordered, or the lake has been moved aside")
+        raise ConfigError(f"{topic}: no redo is pending: none was ordered, or it has begun")
     try:
         set_mark(marks, topic, is_set=is_set)
     except OSError as error:
