@@ -16,6 +16,7 @@ from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_file
 from tandemmq.spark.lake.home import DataFiles
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 from tandemmq.spark.lake.upsert import NO_KEY, check_key, find_keyless
+from tandemmq.spark.lake.view import view_lake
 
 Row = tuple[str, str]
 _PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
@@ -149,6 +150,8 @@ def test_a_table_keeps_its_key(kind: LakeFormat, tmp_path: Path) -> None:
             commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key=key)
     assert [path.name for path in (tmp_path / CONTROL_DIR).glob(f"{OWNER_FILE}*")] == [OWNER_FILE]
     assert read(kind, tmp_path) == {"a": "1"}
+    with pytest.raises(ConfigError, match="a row per value of keys: audit, replay and history need all"):
+        view_lake(tmp_path)
     owner = tmp_path / CONTROL_DIR / OWNER_FILE
     owner.write_text(owner.read_text().replace(', "key": "keys"', ""))  # as an earlier release wrote it
     commit_files(kind, tmp_path, 1, "q", stage(tmp_path, 1, [("a", "2")], 1), key="keys")

@@ -160,7 +160,7 @@ def claim_lake(root: Path, query_id: str, key: str = "") -> None:
         staged.unlink()
         sync_directory(path.parent)
     # A lake of an earlier release did not record its key.
-    owner, known = read_owner(root), (read_document(path) or {}).get("key", key)
+    owner, known = read_owner(root), read_key(root, key)
     if owner != query_id:
         raise ConfigError(
             f"{root} was written by query {owner}, this is query {query_id}: its checkpoint is new or "
@@ -184,6 +184,13 @@ def read_owner(root: Path) -> str | None:
             f"{root} has layout version {document.get('version')!r}; this version knows {LAYOUT_VERSION}"
         )
     return str(document["query"])
+
+
+def read_key(root: Path, unknown: str = "") -> str:
+    """Returns the column that identifies the rows of the lake, empty if each message is a row; `unknown` if
+    no key is recorded.
+    """
+    return str((read_document(root / CONTROL_DIR / OWNER_FILE) or {}).get("key", unknown))
 
 
 def list_batches(root: Path) -> list[int]:

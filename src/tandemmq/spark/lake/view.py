@@ -13,12 +13,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     SUMMARY_FILE,
     batch_dir,
     list_batches,
+    read_key,
     read_owner,
 )
 from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_committed
@@ -64,9 +66,11 @@ class LakeView:
 def view_lake(root: Path) -> LakeView:
     """Returns the current state of the lake; a directory without batches is an empty Parquet lake.
 
-    Raises:  ConfigError for a lake that cannot be read as files.
+    Raises:  ConfigError for a lake that cannot be read as files, or that does not have every message.
     """
     refuse_address(root)
+    if key := read_key(root):
+        raise ConfigError(f"{root} has a row per value of {key}: audit, replay and history need all messages")
     root = root.absolute()
     kind = find_kind(root) or LakeFormat.PARQUET
     # Read first: a batch committed meanwhile is included below, or is later than `last_batch`.
