@@ -26,6 +26,7 @@ from tandemmq.spark.lake.home import find_files
 from tandemmq.spark.lake.upsert import NO_KEY
 from tandemmq.spark.pipelines.feed import Feed, NumberedTask, StagedRows
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
+from tandemmq.spark.pipelines.serve import make_runner
 from tandemmq.spark.pipelines.serve_config import ServeConfig, read_config
 
 KEYS = 15
@@ -117,8 +118,7 @@ def test_a_table_by_key_equals_a_dict_though_batches_are_interrupted_and_repeate
     root = config.out / customers.topic
     serve = ("serve", "--config", str(tmp_path / "lake.yaml"), "--once")
 
-    def run(work: Work, tasks: Sequence[NumberedTask]) -> list[StagedRows]:
-        return list(spark.sparkContext.parallelize(tasks, len(tasks)).map(work).collect())
+    run = make_runner(spark, customers.topic)
 
     def run_and_die(work: Work, tasks: Sequence[NumberedTask]) -> list[StagedRows]:
         run(work, tasks)
@@ -135,6 +135,8 @@ def test_a_table_by_key_equals_a_dict_though_batches_are_interrupted_and_repeate
             start_feed(config).run_batch(run_and_die)
         customers.change(20)
         assert start_feed(config).run_batch(run) is not None
+    job = spark.sparkContext._jsc.sc().statusStore().jobsList(None).head()
+    assert job.description().get() == customers.topic
     events = run_pipeline(*serve)
     assert events[-1]["reason"] == "done", events
     check()

@@ -309,7 +309,7 @@ def run_serve(options: ServeOptions, reporter: Reporter) -> int:
         open_session("serve", options.master, log_file, is_long=True, settings=settings) as (spark, stop),
     ):
         service = LakeService(
-            config, reporter, lambda topic: _make_runner(spark, topic), is_once=not options.is_continuous
+            config, reporter, lambda topic: make_runner(spark, topic), is_once=not options.is_continuous
         )
         report_start(reporter, str(options.config), str(config.out), Totals())
         try:
@@ -336,14 +336,15 @@ def _check_java(spark: SparkSession) -> None:
         raise JavaEnded("Spark's session was stopped")
 
 
-def _make_runner(spark: SparkSession, topic: str) -> RunTasks:
+def make_runner(spark: SparkSession, topic: str) -> RunTasks:
     """Returns the function that runs the tasks of a topic in its own pool: Spark shares the cores out evenly
-    between pools.
+    between pools. Spark's web interface shows the topic as the description of the job.
     """
 
     def run(work: Callable[[NumberedTask], StagedRows], tasks: Sequence[NumberedTask]) -> list[StagedRows]:
         context = spark.sparkContext
         context.setLocalProperty("spark.scheduler.pool", topic)
+        context.setJobDescription(topic)
         return list(context.parallelize(tasks, len(tasks)).map(work).collect())
 
     return run
