@@ -40,8 +40,8 @@ T = TypeVar("T")
 
 FORMAT_VERSION = 1
 
-PACKED_VERSION = 2
-"""The format version of offsets with more than `MANY_QUEUES` queues."""
+PACKED_VERSION = 3
+"""The format version of offsets with more than `MANY_QUEUES` queues; 2 had another layout, in no release."""
 
 MANY_QUEUES = 1_000
 """The number of queues above which a query plans for many queues: its offsets are packed and contain one mark

@@ -83,8 +83,9 @@ def test_a_symbol_has_no_numbers() -> None:
 
 
 def test_an_offset_of_another_version_is_refused() -> None:
-    with pytest.raises(ConfigError, match="version 3"):
-        decode_offset({"v": 3, "o": {}})
+    for version in (2, 4):  # 2 had another layout
+        with pytest.raises(ConfigError, match=f"format version {version}; this one reads 1 and 3"):
+            decode_offset({"v": version, "o": {}, "z": ""})
 
 
 @pytest.mark.parametrize(
@@ -100,7 +101,7 @@ def test_an_offset_of_another_version_is_refused() -> None:
 def test_a_damaged_packed_offset_is_refused(content: bytes) -> None:
     for text in (None, "AAAA", b64encode(zlib.compress(content)).decode()):
         with pytest.raises(ConfigError, match="packed offset that cannot be read"):
-            decode_offset({"v": 2, "z": text})
+            decode_offset({"v": 3, "z": text})
 
 
 def test_an_offset_of_many_queues_is_packed_and_survives_the_checkpoint() -> None:
@@ -110,7 +111,7 @@ def test_an_offset_of_many_queues_is_packed_and_survives_the_checkpoint() -> Non
         positions=found, base={A1: 7}, filter_hash="f", marks=marks, packing=PackingOptions(records_max=3)
     )
     document = encode_offset(offset)
-    assert (document["v"], sorted(document)) == (2, ["v", "z"])
+    assert (document["v"], sorted(document)) == (3, ["v", "z"])
     assert decode_offset(json.loads(json.dumps(document))) == offset
     assert encode_offset(replace(offset, positions=dict(reversed(found.items())))) == document
     fewer = replace(offset, positions={queue: found[queue] for queue in list(found)[:MANY_QUEUES]})
