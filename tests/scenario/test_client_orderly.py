@@ -25,7 +25,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.client.consumer import assignment, inbox
-from tandemmq.errors import ClientError
+from tandemmq.errors import BadRequest, ClientError
 from tandemmq.protocol.bodies.client import LockRequest
 from waits import PATIENCE_S, until
 
@@ -250,6 +250,17 @@ async def test_suspend_is_for_orderly_consumers(tmp_path: Path) -> None:
             (message,) = await take(consumer, 1)
             with pytest.raises(ClientError, match="retry_later"):
                 await consumer.suspend(message)
+
+
+async def test_a_wrong_delay_does_not_suspend(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, queue_count=1) as rig:
+        await rig.fill("T", 2)
+        async with rig.consumer(orderly=True) as consumer:
+            (message,) = await consumer.poll(1, timeout_s=PATIENCE_S)
+            for delay_s in (-1, float("nan")):
+                with pytest.raises(BadRequest, match=f"delay_s {delay_s}: must be a number from 0 to 259200"):
+                    await consumer.suspend(message, delay_s=delay_s)
+            assert numbers(await take(consumer, 1)) == [1]
 
 
 async def test_blocking_consumers_are_orderly_too(tmp_path: Path) -> None:

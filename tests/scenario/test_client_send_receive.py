@@ -24,7 +24,7 @@ from tandemmq.client import (
     allocate_by_circle,
 )
 from tandemmq.client.consumer.membership import queue_of
-from tandemmq.errors import BadRequest, BrokerUnreachable, RequestRejected, TopicNotFound
+from tandemmq.errors import BadRequest, BrokerUnreachable, ClientError, RequestRejected, TopicNotFound
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.client import Assignments, QueueAssignment, RequestMode
 from tandemmq.protocol.codes import ResponseCode
@@ -92,6 +92,7 @@ async def test_wrong_numbers_are_refused_by_name_and_break_nothing(tmp_path: Pat
                 lambda: producer.start_send(message, timeout_s=wrong),
                 lambda: producer.send_batch([message], timeout_s=wrong),
                 lambda: producer.request(message, timeout_s=wrong),
+                lambda: producer.reply(received, b"", timeout_s=wrong),
                 lambda: producer.flush(wrong),
                 lambda: consumer.poll(timeout_s=wrong),
                 lambda: pops.receive(timeout_s=wrong),
@@ -114,6 +115,13 @@ async def test_wrong_numbers_are_refused_by_name_and_break_nothing(tmp_path: Pat
                 with pytest.raises(BadRequest, match=text):
                     await call()
         wrong = None
+        with pytest.raises(BadRequest, match="count_max 0: must be a whole number from 1"):
+            await consumer.fetch(0)
+        assert await consumer.poll(0) == []
+        with pytest.raises(BadRequest, match=r"invisible_s 0: must be a number from 0\.001"):
+            await pops.receive(invisible_s=0)
+        with pytest.raises(ClientError, match="seek to True: must be an offset"):
+            await consumer.seek(queue_of(received), True)
         with pytest.raises(BadRequest, match="delay_level None"):  # once it broke the consumer for good
             await consumer.retry_later(received, delay_level=wrong)
         short: Any = np.int16(60)  # its milliseconds would overflow

@@ -50,10 +50,11 @@ async def send_reply(
     group's master. If the master has changed since the request was stored, or was away during this call, the
     requester connects to it within a moment: the reply is repeated until then, or until the deadline.
 
-    Raises:  MessageIllegal when the message is not a request, NoRoute without a master until the deadline,
-             RequestRejected when the requester is no longer connected.
+    Raises:  BadRequest for a wrong timeout, MessageIllegal when the message is not a request, NoRoute without
+             a master until the deadline, RequestRejected when the requester is no longer connected.
     """
     require_received(request)
+    timeout_s = to_timeout(timeout_s)
     asked = request.properties
     missing = [name for name in (names.CLUSTER, *_COPIED[:2]) if not asked.get(name)]
     if missing:
@@ -90,7 +91,7 @@ async def send_reply(
             raise NotServed(error.remark, code=error.code) from None
 
     topic = instance.namespace.wrap(request.topic)  # a retry topic may have no route
-    await instance.call_master(topic, request.broker_name, ask, timeout_s=to_timeout(timeout_s))
+    await instance.call_master(topic, request.broker_name, ask, timeout_s=timeout_s)
 
 
 class Requests:
