@@ -8,7 +8,6 @@ from typing import Any
 from tandemmq.spark.lake.sink import SINK_NAME
 from tandemmq.spark.metadata import QueriedCluster as Brokers
 from tandemmq.spark.options import parse_options
-from tandemmq.spark.pipelines.lake_job import choose_file_manager
 
 
 def read_topic(spark: Any, namesrv: str, topic: str, **options: str) -> Any:
@@ -24,7 +23,6 @@ def follow_topic(spark: Any, namesrv: str, topic: str, **options: str) -> Any:
 
 def land(stream: Any, out: Path, **options: str) -> None:
     """Lands all current messages in the lake `out`, which contains its checkpoint, as the pipelines do."""
-    choose_file_manager(stream.sparkSession)
     writer = stream.writeStream.format(SINK_NAME).options(**options)
     writer = writer.option("checkpointLocation", str(out / "_checkpoint")).trigger(availableNow=True)
     writer.start(str(out)).awaitTermination()

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+import bench.spark_read
 from bench.spark_plan import PlanCost, measure_plans, render_plan
 from bench.spark_read import (
     IdleCost,
     ReadCost,
     fill_topic,
+    follow_topic,
+    measure_idle,
     measure_read,
     read_topic,
     render_idle,
@@ -24,6 +29,23 @@ def test_every_row_is_read_and_accounted(spark: Any, cluster: Any) -> None:
     cost = measure_read("three", frame, rows=12_345, body_bytes=100, broker=cluster.master.pid, runs=1)
     assert cost.rows_per_second > 0
     assert cost.spark_us > 0
+
+
+def test_batches_of_one_message_are_measured(
+    spark: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(bench.spark_read, "IDLE_BATCHES", 3)
+    monkeypatch.setattr(bench.spark_read, "IDLE_SKIPPED", 1)
+    sent = []
+
+    def send_one() -> None:
+        fill_topic(cluster.master.address, "BenchIdle", rows=1, body_bytes=64, queue_count=2)
+        sent.append(1)
+
+    send_one()
+    cost = measure_idle("ours", follow_topic(spark, cluster.namesrv, "BenchIdle"), send_one)
+    assert 0 < cost.best_ms <= cost.median_ms
+    assert len(sent) == 4
 
 
 def test_lines_tell_rates_and_costs() -> None:

@@ -324,6 +324,13 @@ def test_a_misspelt_option_fails_with_the_right_name(spark: Any, cluster: Any) -
         _read(spark, cluster, "Any", readForm="master").load()
 
 
+def test_rows_pass_between_java_and_python_over_private_sockets(spark: Any) -> None:
+    directory = Path(spark.conf.get("spark.python.unix.domain.socket.dir"))
+    assert spark.range(3, numPartitions=1).mapInArrow(lambda batches: batches, "id long").count() == 3
+    assert list(directory.glob(".*.sock"))
+    assert directory.stat().st_mode & 0o077 == 0
+
+
 def test_a_stream_lands_each_message_once_and_goes_on_where_it_was(
     spark: Any, cluster: Any, tmp_path: Path
 ) -> None:

@@ -14,8 +14,10 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Queue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +178,11 @@ def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> 
     topic must have a message from the start.
     """
     taken: list[float] = []
-    with TemporaryDirectory(prefix="tandemmq-bench-", ignore_cleanup_errors=True) as checkpoint:
+    batches: Queue[float] = Queue()
+    with (
+        TemporaryDirectory(prefix="tandemmq-bench-", ignore_cleanup_errors=True) as checkpoint,
+        _listening(stream.sparkSession, batches),
+    ):
         query = (
             stream.writeStream.format("noop")
             .option("checkpointLocation", str(Path(checkpoint) / "checkpoint"))
@@ -184,32 +190,53 @@ def measure_idle(what: str, stream: DataFrame, send_one: Callable[[], None]) -> 
             .start()
         )
         try:
-            _wait_for_rows(query, -1)
+            _await_batch(query, batches)
             for _ in range(IDLE_BATCHES):
-                seen = _last_batch(query)
                 send_one()
-                taken.append(_wait_for_rows(query, seen))
+                taken.append(_await_batch(query, batches))
         finally:
             query.stop()
     kept = taken[IDLE_SKIPPED:]
     return IdleCost(what=what, median_ms=statistics.median(kept), best_ms=min(kept))
 
 
-def _last_batch(query: Any) -> int:
-    progress = query.lastProgress
-    return -1 if progress is None else int(progress["batchId"])
+@contextmanager
+def _listening(spark: SparkSession, batches: Queue[float]) -> Iterator[None]:
+    """Puts the milliseconds of each batch with rows into `batches`. Reading `query.lastProgress` repeatedly
+    instead takes Java and Python the time that the batch needs.
+    """
+    from pyspark.sql.streaming import StreamingQueryListener
+
+    class BatchListener(StreamingQueryListener):  # type: ignore[misc]  # pyspark is untyped here
+        def onQueryStarted(self, event: Any) -> None:
+            pass
+
+        def onQueryProgress(self, event: Any) -> None:
+            if event.progress.numInputRows:
+                batches.put(float(event.progress.durationMs["triggerExecution"]))
+
+        def onQueryIdle(self, event: Any) -> None:
+            pass
+
+        def onQueryTerminated(self, event: Any) -> None:
+            pass
+
+    listener = BatchListener()
+    spark.streams.addListener(listener)
+    try:
+        yield
+    finally:
+        spark.streams.removeListener(listener)
 
 
-def _wait_for_rows(query: Any, seen: int) -> float:
-    """Returns the milliseconds of the first batch after `seen` that had rows."""
+def _await_batch(query: Any, batches: Queue[float]) -> float:
+    """Returns the milliseconds of the next batch with rows."""
     deadline = time.monotonic() + 60.0
     while time.monotonic() < deadline:
+        with suppress(Empty):
+            return batches.get(timeout=0.5)
         if query.exception() is not None:
             raise TandemError(f"the query failed: {query.exception()}")
-        for progress in query.recentProgress:
-            if int(progress["batchId"]) > seen and int(progress["numInputRows"]) > 0:
-                return float(progress["durationMs"]["triggerExecution"])
-        time.sleep(0.005)
     raise TandemError("no batch within 60 s")
 
 

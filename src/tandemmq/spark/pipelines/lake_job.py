@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial, reduce
 from itertools import chain, count
 from pathlib import Path
@@ -34,7 +34,7 @@ from tandemmq.spark.lake.view import LakePiece, LakeView
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.options import StreamOptions
 from tandemmq.spark.pipelines.runner import Job, Runner, open_workplace
-from tandemmq.spark.session import warm_up
+from tandemmq.spark.session import choose_file_manager, warm_up
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -108,6 +108,7 @@ def read_query_id(checkpoint: Path) -> str | None:
 
 
 def _start_query(options: StreamOptions, sink: Mapping[str, str], stream: DataFrame) -> Any:
+    # The lock of the lake's directory excludes other drivers, wherever the directory is.
     choose_file_manager(stream.sparkSession)
     pause = {"processingTime": f"{round(options.trigger_s * 1000)} milliseconds"}
     return (
@@ -118,25 +119,6 @@ def _start_query(options: StreamOptions, sink: Mapping[str, str], stream: DataFr
         .trigger(**(pause if options.is_continuous else {"availableNow": True}))
         .start(str(options.out.absolute()))
     )
-
-
-_FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
-_QUICK_FILE_MANAGER = (
-    "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
-)
-"""The manager that does not start a process `readlink` before each rename. It may replace the file of another
-driver; the lock of the lake's directory excludes other drivers.
-"""
-
-
-def choose_file_manager(spark: SparkSession) -> None:
-    """Chooses the quick manager of checkpoint files, unless the user chose one or this Spark has another."""
-    java: Any = spark._jvm
-    if spark.conf.get(_FILE_MANAGER, ""):
-        return
-    with suppress(Exception):
-        java.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_QUICK_FILE_MANAGER)
-        spark.conf.set(_FILE_MANAGER, _QUICK_FILE_MANAGER)
 
 
 class LakeMeter:
