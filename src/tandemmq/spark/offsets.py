@@ -227,6 +227,7 @@ def _unpack(text: str) -> StreamOffset:
     try:
         names, _, planes = zlib.decompress(b64decode(text, validate=True)).partition(b"\0")
         document = json.loads(names)
+        filter_hash, plan = document["f"], document["plan"]
         raw, count = bytearray(len(planes)), len(planes) // 8
         for weight in range(8):
             raw[weight::8] = planes[weight * count : (weight + 1) * count]
@@ -246,12 +247,12 @@ def _unpack(text: str) -> StreamOffset:
     return StreamOffset(
         positions=at,
         base={queue: at.get(queue, 0) - distance for queue, distance in ahead.items()},
-        filter_hash=document["f"],
+        filter_hash=filter_hash,
         marks={
             queue: Mark(at.get(queue, 0) - distance, log_offsets[queue], stored[queue])
             for queue, distance in behind.items()
         },
-        packing=_decode_packing(document["plan"]) if document["plan"] else None,
+        packing=_decode_packing(plan) if plan else None,
     )
 
 

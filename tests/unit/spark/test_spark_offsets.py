@@ -94,6 +94,7 @@ def test_an_offset_of_another_version_is_refused() -> None:
         b"",
         b'{"o":{"t":{"b":{"0":[5]}}}}',
         b'{"queues":[]}\0',
+        b'{"queues":{}}\0',
         b'{"queues":{"t":{"b":[[0,2]]}},"f":"","plan":null}\0' + b"\1" * 8,
         b'{"queues":{"t":{"b":[[0,1]]}},"f":"","plan":null}\0' + b"\1" * 7,
     ],

@@ -50,7 +50,7 @@ def _begin(net: FakeNet) -> tuple[FakeBroker, list[FakeQueue], dict[str, Any]]:
 
 def test_ends_come_with_one_request_and_the_youngest_message_is_marked(net: FakeNet) -> None:
     broker, queues, start = _begin(net)
-    assert start["v"] == 2
+    assert start["v"] == 3
     assert broker.stats_queries == ["T"]
     offset = decode_offset(start)
     assert offset.positions == dict.fromkeys(QUEUES, 50)
@@ -93,7 +93,7 @@ def test_an_offset_with_a_mark_for_each_queue_is_read(net: FakeNet, monkeypatch:
     monkeypatch.setattr(stream, "MANY_QUEUES", 2)
     queues[0].end = 60
     end = _plan(_stream(), start)
-    assert (end["v"], list(decode_offset(end).marks)) == (2, [QUEUES[0]])
+    assert (end["v"], list(decode_offset(end).marks)) == (3, [QUEUES[0]])
 
 
 @pytest.mark.parametrize("ends", [(80, 80, 80), (80, 0, 80), (50, 80, 80), (80, 50, 50)])
