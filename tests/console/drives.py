@@ -263,12 +263,7 @@ def pause_pipeline(reader: Reader, site: Site) -> None:
 
 
 def resume_pipeline(reader: Reader, site: Site) -> None:
-    mark = marks(site) / "paused" / ORDERS
-    mark.parent.mkdir(exist_ok=True)
-    mark.touch()
-    reader.visit("/services")
-    assert ORDERS in notice_after(reader, "Resume")
-    assert not mark.exists()
+    withdraw(reader, marks(site) / "paused" / ORDERS, "Resume")
 
 
 def redo_pipeline(reader: Reader, site: Site) -> None:
@@ -278,11 +273,15 @@ def redo_pipeline(reader: Reader, site: Site) -> None:
 
 
 def cancel_redo(reader: Reader, site: Site) -> None:
-    mark = marks(site) / "redo" / ORDERS
+    withdraw(reader, marks(site) / "redo" / ORDERS, "Cancel redo")
+
+
+def withdraw(reader: Reader, mark: Path, button: str) -> None:
+    """Makes the mark of an order, and presses the button that removes it."""
     mark.parent.mkdir(exist_ok=True)
     mark.touch()
     reader.visit("/services")
-    assert ORDERS in notice_after(reader, "Cancel redo")
+    assert ORDERS in notice_after(reader, button)
     assert not mark.exists()
 
 

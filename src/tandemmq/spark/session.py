@@ -119,8 +119,8 @@ _FILE_MANAGER = "spark.sql.streaming.checkpointFileManagerClass"
 _QUICK_FILE_MANAGER = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
-"""The manager that does not start a process `readlink` before each step: a batch starts 8 processes instead
-of 40. On a local file system it is as safe as Spark's default: both look for the file and rename afterwards
+"""The manager that does not start a process `readlink` before each step: a batch starts 9 processes instead
+of 41. On a local file system it is as safe as Spark's default: both look for the file and rename afterwards
 (spec spark SP-78).
 """
 
