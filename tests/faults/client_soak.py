@@ -232,10 +232,13 @@ async def consume(
     handled: Handled,
     growing: GrowingTopics,
     *,
+    steps: int,
     reconnects: int,
     threads: bool,
 ) -> list[int]:
-    """Handles all numbers while connections break; returns samples of the process's private memory."""
+    """Handles all numbers while connections break, and lets the topics grow by so many steps at each
+    reconnect; returns samples of the process's private memory.
+    """
 
     async def handle(message: ReceivedMessage) -> ConsumeResult:
         return handled.handle(message)
@@ -251,7 +254,6 @@ async def consume(
     consumer = PushConsumer(GROUP, servers.name_server, handler, options=options)
     consumer.subscribe(TOPIC)
     memory: list[int] = []
-    steps = math.ceil(STEPS / (reconnects / GROWTH_PART))
     done = 0
     last_count, last_s = 0, time.monotonic()
     async with Admin(servers.name_server) as admin, consumer:
@@ -294,8 +296,11 @@ async def run(
     handled = Handled(total)
     before = Held.now()
     began_s = time.monotonic()
-    async with growing_topics(servers.name_server, CLIENT, root) as growing:
-        memory = await consume(servers, publisher, handled, growing, reconnects=reconnects, threads=threads)
+    steps = math.ceil(STEPS / (reconnects / GROWTH_PART))
+    async with growing_topics(servers.name_server, CLIENT, root, reconnects * steps) as growing:
+        memory = await consume(
+            servers, publisher, handled, growing, steps=steps, reconnects=reconnects, threads=threads
+        )
     lasted_s = time.monotonic() - began_s
     await until(lambda: not Held.now().threads, "the threads of the handlers end")
     gc.collect()
@@ -306,7 +311,7 @@ async def run(
     print(
         f"CLIENT SOAK {'OK' if is_good else 'FAILED'} messages={handled.count} rate={total / lasted_s:.0f}"
         f" reconnects={reconnects} duplicates={handled.duplicates}"
-        f" in_new_queues={len(growing.sent)} memory={growth:.2f}",
+        f" in_new_queues={sum(growing.sent)} memory={growth:.2f}",
         *(f"{name}={count}" for name, count in left.items()),
     )
     return is_good
