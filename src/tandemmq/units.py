@@ -1,4 +1,4 @@
-"""The types of times and replica ids, the common type of bytes, and rounding of sizes."""
+"""The types of times and replica ids, the common type of bytes, limits of numbers and rounding of sizes."""
 
 from typing import Final, NewType, TypeAlias
 
@@ -14,6 +14,9 @@ MASTER_ID: Final = 0
 """The broker id of a master; slaves have ids above it."""
 
 Buffer: TypeAlias = bytes | bytearray | memoryview
+
+INT32_MAX: Final = 2**31 - 1
+INT64_MAX: Final = 2**63 - 1
 
 KIB = 1024
 MIB = 1024 * KIB

@@ -122,6 +122,8 @@ async def test_wrong_numbers_are_refused_by_name_and_break_nothing(tmp_path: Pat
             await pops.receive(invisible_s=0)
         with pytest.raises(ClientError, match="seek to True: must be an offset"):
             await consumer.seek(queue_of(received), True)
+        first: Any = np.int64(0)
+        assert await consumer.seek(queue_of(received), first) == 0
         with pytest.raises(BadRequest, match="delay_level None"):  # once it broke the consumer for good
             await consumer.retry_later(received, delay_level=wrong)
         short: Any = np.int16(60)  # its milliseconds would overflow

@@ -11,8 +11,6 @@ from typing import Any, Final
 
 from tandemmq.errors import BadRequest
 
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
 TIMEOUT_S_MAX: Final = 24 * 86_400.0
 """Longer timeouts count as this one; their milliseconds are an int32 in some requests."""
 

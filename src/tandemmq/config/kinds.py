@@ -18,9 +18,8 @@ from tandemmq.protocol.networks import check_host, parse_advertised, render_adve
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
 from tandemmq.telemetry.export_options import MetricsExporter, parse_pairs
+from tandemmq.units import INT32_MAX, INT64_MAX
 
-INT32_MAX: Final = 2**31 - 1
-INT64_MAX: Final = 2**63 - 1
 SECRET_CHARS_MIN: Final = 16
 
 _WHOLE: Final = re.compile(r"[+-]?[0-9]{1,19}")

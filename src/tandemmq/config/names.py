@@ -25,7 +25,7 @@ from tandemmq.remoting.settings import option_keys
 from tandemmq.replication.core.options import FirstTransfer
 from tandemmq.store.options import BrokerRole, FlushMode
 from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
-from tandemmq.units import KIB
+from tandemmq.units import INT32_MAX, INT64_MAX, KIB
 
 BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
 """The room in a frame, without its header and a message's properties."""
@@ -138,7 +138,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     # Sends
     "regionId": _key(kinds.TEXT, "broker.region_id"),
     "traceOn": _key(FLAG, "broker.trace_on"),
-    "startAcceptSendRequestTimeStamp": _key(whole(0, 2**63 - 1), "broker.accept_sends_from_ms"),
+    "startAcceptSendRequestTimeStamp": _key(whole(0, INT64_MAX), "broker.accept_sends_from_ms"),
     "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
     "messageDelayLevel": _key(kinds.DELAY_LEVELS, "store.delay_levels_ms"),
     "timerWheelEnable": _key(FLAG, "broker.timer_wheel_enable"),
@@ -183,7 +183,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "reviveQueueNum": _key(whole(1, 512), "broker.revive_queue_count"),
     "serverLoadBalancerEnable": _key(FLAG, "broker.server_assignment_enable"),
     "defaultMessageRequestMode": _key(choice(RequestModeName), "broker.default_request_mode"),
-    "defaultPopShareQueueNum": _key(whole(-(2**31), 2**31 - 1), "broker.default_pop_share_count"),
+    "defaultPopShareQueueNum": _key(whole(-(2**31), INT32_MAX), "broker.default_pop_share_count"),
     # Offsets and clients
     "flushConsumerOffsetInterval": _key(POSITIVE, "broker.consumer_offset_flush_ms"),
     "consumerOffsetUpdateVersionStep": _key(POSITIVE, "broker.consumer_offset_version_step"),
@@ -251,7 +251,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "haAllowedSlaves": _key(kinds.NETWORKS, "replication.allowed_slaves"),  # ours
     "haSharedSecret": _key(kinds.SECRET, "replication.shared_secret"),  # ours
     "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
-    "divergentKeepBytes": _key(whole(0, 2**63 - 1), "store.divergent_bytes_max"),  # ours
+    "divergentKeepBytes": _key(whole(0, INT64_MAX), "store.divergent_bytes_max"),  # ours
     "acceptLog": _key(FLAG, "store.accept_log"),  # ours
     "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
     # Elected masters
@@ -263,7 +263,7 @@ BROKER_KEYS: Final[dict[str, Key]] = {
     "sendHeartbeatTimeoutMillis": _key(POSITIVE, "election.heartbeat_timeout_ms"),
     "controllerHeartBeatTimeoutMills": _key(POSITIVE, "election.silence_ms_max"),
     "syncBrokerMetadataPeriod": _key(POSITIVE, "election.poll_ms"),
-    "brokerElectionPriority": _key(whole(-(2**31), 2**31 - 1), "election.priority"),
+    "brokerElectionPriority": _key(whole(-(2**31), INT32_MAX), "election.priority"),
     "allAckInSyncStateSet": _key(FLAG, "election.waits_for_all"),
     "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
     "joinSetTimeoutMillis": _key(POSITIVE, "election.join_ms_max"),  # ours

@@ -17,8 +17,8 @@ from tandemmq.proxy.body_codec import digest_of, plain_body
 from tandemmq.proxy.kinds import enum_of_kind, is_system_name, kind_of
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.values import duration, timestamp, whole_number
+from tandemmq.units import INT32_MAX
 
-INT32_MAX: Final = 2**31 - 1
 _IDENTITY: Final = enum_number("Encoding", "IDENTITY")
 
 

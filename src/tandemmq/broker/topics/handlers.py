@@ -28,6 +28,7 @@ from tandemmq.protocol.topic_names import group_fault, is_system_topic, topic_fa
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Address
 from tandemmq.telemetry import events
+from tandemmq.units import INT32_MAX
 
 log = logging.getLogger(__name__)
 
@@ -247,7 +248,6 @@ class TopicHandlers:
 
 
 RETRY_QUEUE_COUNT_MAX = 1_024
-_INT32_MAX = 2**31 - 1
 
 
 @dataclass(slots=True)
@@ -351,10 +351,10 @@ def _check(config: tables.SubscriptionGroupConfig) -> None:
         raise invalid(f"groupName: {fault}")
     for name, value, high in (
         ("retryQueueNums", config.retry_queue_count, RETRY_QUEUE_COUNT_MAX),
-        ("brokerId", config.broker_id, _INT32_MAX),
-        ("whichBrokerWhenConsumeSlowly", config.slow_read_broker_id, _INT32_MAX),
+        ("brokerId", config.broker_id, INT32_MAX),
+        ("whichBrokerWhenConsumeSlowly", config.slow_read_broker_id, INT32_MAX),
     ):
         if not 0 <= value <= high:
             raise invalid(f"{name} {value} of the group {config.name} is outside 0..{high}")
-    if not -1 <= config.retry_count_max <= _INT32_MAX or not 0 <= config.sys_flag <= _INT32_MAX:
+    if not -1 <= config.retry_count_max <= INT32_MAX or not 0 <= config.sys_flag <= INT32_MAX:
         raise invalid(f"retryMaxTimes or groupSysFlag of the group {config.name} is not a 32-bit number")

@@ -20,9 +20,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from numbers import Integral
 from typing import Self
 
-from tandemmq.client.call_values import INT32_MAX, INT64_MAX, to_count, to_number, to_timeout
+from tandemmq.client.call_values import to_count, to_number, to_timeout
 from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import GroupConsumer, Membership, queue_of
 from tandemmq.client.consumer.offsets import find_offset
@@ -36,6 +37,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import retry_topic
 from tandemmq.runtime.ports import Disk
+from tandemmq.units import INT32_MAX, INT64_MAX
 
 YIELD_EVERY = 256
 """The number of messages that an iteration delivers before it yields to the loop: heartbeats and pulls must
@@ -208,7 +210,7 @@ class Consumer(GroupConsumer):
         Raises:  ClientError when the queue is not read here now; OffsetOutOfRange; the error of a query to
                  the broker.
         """
-        if isinstance(to, bool) or not isinstance(to, int | StartFrom):
+        if isinstance(to, bool) or not isinstance(to, int | Integral | StartFrom):
             raise ClientError(f"seek to {to!r}: must be an offset or a StartFrom")
         queue = self._namespace.wrap_queue(queue)
         self._assignment.require(queue)
@@ -219,7 +221,7 @@ class Consumer(GroupConsumer):
                 time_ms = to_count("time_ms", time_ms, 0, INT64_MAX)
             offset = await find_offset(queue, to, time_ms, self._instance)
         else:
-            offset = to
+            offset = int(to)
             low = await find_offset(queue, StartFrom.FIRST, None, self._instance)
             high = await find_offset(queue, StartFrom.LAST, None, self._instance)
             if not low <= offset <= high:

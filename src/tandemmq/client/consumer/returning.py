@@ -16,7 +16,7 @@ from typing import Final
 
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
-from tandemmq.client.call_values import INT32_MAX, to_count, to_number
+from tandemmq.client.call_values import to_count, to_number
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import DELAY_S_MAX
 from tandemmq.errors import RequestRejected
@@ -26,6 +26,7 @@ from tandemmq.protocol.message import PoppedMessage, ReceivedMessage, require_re
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.requests.send import SendBackRequest, SendRequestV2
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS, INNER_PRODUCER_GROUP, retry_topic
+from tandemmq.units import INT32_MAX
 
 DEAD_LETTER_REASON: Final = "dead_letter_reason"
 """The property with the reason that the application gave for a dead letter."""
