@@ -54,8 +54,8 @@ from tandemmq.client import (
     TransactionState,
 )
 from tandemmq.errors import TandemError
-from tandemmq.generate.alerts import render_rules
 from tandemmq.generate.board import HEIGHT, WIDTH, render_board
+from tandemmq.generate.command import read_rules
 from tandemmq.generate.panels import ROWS, VARIABLES
 from tandemmq.launcher import Server, stopping
 
@@ -150,7 +150,7 @@ def running_rig(folder: Path) -> Iterator[Rig]:
 @contextmanager
 def running_prometheus(folder: Path, targets: list[str]) -> Iterator[str]:
     """Runs Prometheus with our alert rules; yields its address."""
-    (folder / "alerts.yml").write_text(yaml.safe_dump(render_rules("runbooks")))
+    (folder / "alerts.yml").write_text(read_rules("runbooks"))
     jobs = [{"job_name": "tandemmq", "static_configs": [{"targets": targets}]}]
     interval = f"{SCRAPE_S}s"
     settings = {

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import json
+from importlib import resources
 from typing import Annotated, Final
 
 import typer
-import yaml
 
-from tandemmq.generate.alerts import render_rules
 from tandemmq.generate.board import render_board
 from tandemmq.generate.panels import ROWS, VARIABLES
 
 RUNBOOKS: Final = "https://github.com/tandemmq/tandemmq/blob/main/docs/operations/runbooks.md"
+"""The page that `alerts.yml` names."""
 
 app = typer.Typer(
     name="generate",
@@ -36,6 +36,10 @@ def alerts(
     ] = RUNBOOKS,
 ) -> None:
     """Print Prometheus' alert rules as YAML, for `rule_files`."""
-    typer.echo(
-        yaml.safe_dump(render_rules(runbooks), sort_keys=False, width=110, allow_unicode=True), nl=False
-    )
+    typer.echo(read_rules(runbooks), nl=False)
+
+
+def read_rules(runbooks: str) -> str:
+    """Returns the alert rules as YAML, with the address of the runbooks' page."""
+    rules = (resources.files("tandemmq.generate") / "alerts.yml").read_text(encoding="utf-8")
+    return rules.replace(RUNBOOKS, runbooks)

@@ -1,11 +1,14 @@
-"""The rows of the board. Panels of RocketMQ's metrics also show RocketMQ's own brokers."""
+"""The rows of the board. Panels of RocketMQ's metrics also show RocketMQ's own brokers.
+
+A broker's own metrics (`tandemmq_...`) have no labels of the broker. `tandemmq_broker_info` has them, once
+per process, and `_of_brokers` joins them. RocketMQ's metrics carry `cluster` and `node_id` themselves.
+"""
 
 from __future__ import annotations
 
 from typing import Final
 
 from tandemmq.generate.board import Panel, Query, Row, Variable
-from tandemmq.generate.promql import of_brokers, quantile
 
 VARIABLES: Final = (
     Variable("cluster", "rocketmq_topic_number", "Cluster"),
@@ -31,9 +34,19 @@ def _rate(counter: str) -> str:
     return f"rate({counter}[$__rate_interval])"
 
 
+def _quantile(share: float, rates: str, *labels: str) -> str:
+    """Returns the quantile of a histogram; `rates` are those of its buckets, `labels` tell series apart."""
+    return f"histogram_quantile({share}, sum by ({', '.join((*labels, 'le'))}) ({rates}))"
+
+
+def _of_brokers(expression: str, brokers: str) -> str:
+    """Returns the series of these brokers, with the labels `cluster` and `broker`."""
+    return f"{expression} * on (job, instance) group_left (cluster, broker) {brokers}"
+
+
 def _own(expression: str) -> str:
     """Returns a metric of ours, of the chosen brokers, with the name of the broker."""
-    return of_brokers(expression, _BROKERS)
+    return _of_brokers(expression, _BROKERS)
 
 
 def _of_proxies(expression: str) -> str:
@@ -84,7 +97,7 @@ def _durations(title: str, histogram: str, text: str = "") -> Panel:
     rates = _own(_rate(f"{histogram}_bucket"))
     shares = ((0.5, "50 %"), (0.99, "99 %"))
     queries = [
-        Query(quantile(share, rates, "broker", "instance"), f"{name} {{{{broker}}}} {{{{instance}}}}")
+        Query(_quantile(share, rates, "broker", "instance"), f"{name} {{{{broker}}}} {{{{instance}}}}")
         for share, name in shares
     ]
     return Panel(title, "s", tuple(queries), text)
@@ -151,7 +164,7 @@ BROKERS: Final = Row(
         _one(
             "Time of a request, 99th percentile",
             "ms",
-            quantile(0.99, _rate(f"rocketmq_rpc_latency_milliseconds_bucket{_REQUESTS}"), "request_code"),
+            _quantile(0.99, _rate(f"rocketmq_rpc_latency_milliseconds_bucket{_REQUESTS}"), "request_code"),
             "{{request_code}}",
             "With `enableRemotingMetrics`; without requests that wait for messages.",
         ),
@@ -210,7 +223,7 @@ REPLICATION: Final = Row(
         _one(
             "Slaves in sync",
             "short",
-            of_brokers("tandemmq_slaves_in_sync", _MASTERS),
+            _of_brokers("tandemmq_slaves_in_sync", _MASTERS),
             "{{broker}} {{instance}}",
         ),
         Panel(
@@ -321,7 +334,7 @@ PROXIES: Final = Row(
     (
         _one("Calls", "cps", f"sum by (rpc) ({_CALLS})", "{{rpc}}"),
         _one("Calls without success", "cps", f"sum by (rpc, code) ({_FAILURES})", "{{rpc}} {{code}}"),
-        _one("Time of a call, 99th percentile", "s", quantile(0.99, _CALL_TIMES, "rpc"), "{{rpc}}"),
+        _one("Time of a call, 99th percentile", "s", _quantile(0.99, _CALL_TIMES, "rpc"), "{{rpc}}"),
         _one("Refused at a bound", "cps", f"sum by (limit) ({_REFUSED})", "{{limit}}"),
         _sums(
             "Messages in and out",
@@ -379,7 +392,7 @@ CONTROLLERS: Final = Row(
         _one(
             "Time of a change, 99th percentile",
             "µs",
-            quantile(0.99, _rate(f"dledger_op_latency_microseconds_bucket{_CONTROLLER}"), "peer_id"),
+            _quantile(0.99, _rate(f"dledger_op_latency_microseconds_bucket{_CONTROLLER}"), "peer_id"),
             "{{peer_id}}",
             "Time until a majority has a change on the disk.",
         ),
