@@ -24,10 +24,9 @@ from starlette.types import ASGIApp
 
 from tandemmq import errors
 from tandemmq.console.audit import DONE
-from tandemmq.console.frame import STATIC, Frame
 from tandemmq.console.sessions import LoginRefused, Session
 from tandemmq.console.shield import Shield
-from tandemmq.console.view import Action, Page, PageError, View
+from tandemmq.console.view import STATIC, Action, Frame, Page, PageError, View
 from tandemmq.manage.settings import HIDDEN
 from tandemmq.telemetry import events
 

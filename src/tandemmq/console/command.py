@@ -15,10 +15,9 @@ import uvloop
 from tandemmq.admin.options import grouped, option
 from tandemmq.console.app import build_app
 from tandemmq.console.audit import AuditLog
-from tandemmq.console.frame import Frame
 from tandemmq.console.pages import ALL
 from tandemmq.console.sessions import PasswordFile, Sessions, hash_password
-from tandemmq.console.view import Action, Page
+from tandemmq.console.view import Action, Frame, Page
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.options import is_loopback, parse_address, render_address
 from tandemmq.runtime.machine import LoopClock

@@ -1,24 +1,30 @@
-"""The seam between the console and its pages: `Page` and `Action` describe them, `View` is one request.
+"""The seam between the console and its pages: `Page` and `Action` describe them, `Frame` has what all of them
+share, `View` is one request.
 
 See `tandemmq.console.pages` for how to write a page.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import resources
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
-from starlette.responses import RedirectResponse, Response
+from jinja2 import Environment
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from tandemmq import __version__
 from tandemmq.console.audit import AuditLog
 from tandemmq.console.listing import Listing, make_listing
+from tandemmq.console.render import make_environment
 from tandemmq.console.sampler import Sampler
 from tandemmq.console.sessions import Session, Sessions, Viewer
 from tandemmq.errors import NotPermitted
-from tandemmq.manage.cluster import ClusterReading
+from tandemmq.manage.cluster import BrokerReading, ClusterReading
 from tandemmq.manage.settings import HIDDEN
 from tandemmq.manage.tools import Target, Tools
 
@@ -34,6 +40,13 @@ CONCEALED_CHARS_MIN: Final = 4
 """The length from which a secret is searched for in texts; a shorter one is part of many words."""
 SECTIONS: Final = ("Cluster", "Data", "Clients", "Console")
 """The groups of the menu, in order."""
+STATIC: Final = {
+    "console.css": "text/css; charset=utf-8",
+    "console.js": "text/javascript; charset=utf-8",
+    "icon.svg": "image/svg+xml",
+}
+SENT_FORMS_MAX: Final = 10_000
+"""The forms of dead letters that are remembered as sent; the oldest is forgotten."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,31 +99,66 @@ class PageError(Exception):
         self.status = status
 
 
-class PageFrame(Protocol):
-    """The console around a page, as `View` uses it (`frame.Frame`)."""
+@dataclass(slots=True)
+class Frame:
+    """The console behind its pages. `static` has the files of the folder of that name, `stamp` their hash;
+    `pipelines` is the folder with the progress of Spark pipelines, `served` has the directories of services
+    that land many topics. `resending` has the groups whose dead letters are being sent again, `sent_forms`
+    the newest forms that sent chosen ones.
+    """
 
-    @property
-    def sessions(self) -> Sessions: ...
+    sessions: Sessions
+    audit: AuditLog
+    pages: Sequence[Page]
+    is_read_only: bool = False
+    pipelines: Path | None = None
+    served: Sequence[Path] = ()
+    resending: set[str] = field(default_factory=set)
+    sent_forms: deque[str] = field(default_factory=lambda: deque(maxlen=SENT_FORMS_MAX))
+    environment: Environment = field(init=False, default_factory=make_environment)
+    static: Mapping[str, bytes] = field(init=False)
+    stamp: str = field(init=False)
 
-    @property
-    def audit(self) -> AuditLog: ...
+    def __post_init__(self) -> None:
+        folder = resources.files("tandemmq.console") / "static"
+        self.static = {name: (folder / name).read_bytes() for name in STATIC}
+        self.stamp = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
 
-    @property
-    def is_read_only(self) -> bool: ...
+    def menu(self, view: View) -> list[tuple[str, list[Page]]]:
+        """Returns the pages of each section; none before log-in."""
+        if not view.session.is_admitted:
+            return []
+        sections = [(name, [one for one in self.pages if one.menu == name]) for name in SECTIONS]
+        return [(name, pages) for name, pages in sections if pages]
 
-    @property
-    def pipelines(self) -> Path | None: ...
+    def silent(self, view: View) -> list[str]:
+        """Returns the addresses of the brokers that did not answer the latest reading: what they hold is
+        missing on pages that ask only `view.targets()`.
+        """
+        viewer = view.session.viewer
+        if viewer is None or viewer.sampler.latest is None or not view.session.is_admitted:
+            return []
+        reading = viewer.sampler.latest
+        return [one.address for one in reading.brokers if one.error and not one.is_denied]
 
-    @property
-    def served(self) -> Sequence[Path]: ...
-
-    @property
-    def resending(self) -> set[str]: ...
-
-    @property
-    def sent_forms(self) -> deque[str]: ...
-
-    def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response: ...
+    def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response:
+        """Renders a template with what all of them need; `title` may be replaced by the page."""
+        page = view.page_of
+        common = {
+            "view": view,
+            "title": page.title,
+            "refresh_s": page.refresh_s if isinstance(page, Page) else 0,
+            "menu": self.menu(view),
+            "notice": self.sessions.take_notice(view.session),
+            "silent": self.silent(view),
+            "stamp": self.stamp,
+            "version": __version__,
+            "is_read_only": self.is_read_only,
+            "csrf": view.session.csrf,
+        }
+        text = self.environment.get_template(template).render({**common, **values})
+        # Half of a surrogate pair, which JSON can contain, has no bytes in UTF-8.
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
 
 
 @dataclass(slots=True)
@@ -125,7 +173,7 @@ class View:
     now_ms   the time of the request
     """
 
-    frame: PageFrame
+    frame: Frame
     session: Session
     page_of: Page | Action
     url: str
@@ -197,6 +245,13 @@ class View:
         """Returns the brokers that answered the latest reading; the others would only cost their timeout."""
         reading = await self.cluster()
         return [one.target for one in reading.answering if one.is_master or not masters_only]
+
+    async def broker(self, address: str) -> BrokerReading:
+        """Returns the latest reading of one broker. Raises PageError if none is registered there."""
+        for one in (await self.cluster()).brokers:
+            if one.address == address:
+                return one
+        raise PageError(404, f"no broker is registered at {address[:100]}")
 
     # Answers
 

@@ -4,7 +4,6 @@ what an assistant reads about the tool.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Annotated, Final, Literal
 
@@ -65,17 +64,6 @@ class BrokerReads:
 
     cluster: Tools
     capabilities: Capabilities
-
-    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
-        """Returns the methods that are tools."""
-        return (
-            self.list_replication,
-            self.describe_broker,
-            self.list_settings,
-            self.list_access,
-            self.check_access,
-            self.list_rejected_requests,
-        )
 
     async def list_replication(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists groups of brokers with the role, in-sync state and lag of each broker, the term of an elected
@@ -224,10 +212,7 @@ class BrokerReads:
         return {
             "incomplete": [*name_silent(reading.brokers), *denied, *name_failures(found.failed)],
             "note": UNTRUSTED,
-            "untrusted": {
-                **cut("brokers", brokers, limit),
-                **cut("requests", matching(rows, search), limit),
-            },
+            "untrusted": {**cut("brokers", brokers, limit), **cut("requests", matching(rows, search), limit)},
         }
 
     async def _read(self) -> ClusterReading:
@@ -260,11 +245,7 @@ def _group(group: GroupReplication) -> Facts:
         },
         "brokers": rows_of(group.members, _MEMBER),
         "slaves_seen_by_master": [
-            {
-                "slave": one.slave or one.address,
-                **facts(one, _SLAVE),
-                "reason": one.reason or one.halt_reason,
-            }
+            {"slave": one.slave or one.address, **facts(one, _SLAVE), "reason": one.reason or one.halt_reason}
             for one in group.connections
         ],
     }

@@ -7,7 +7,7 @@ Each change is logged before and after it is made, with its arguments.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Annotated, Final, Literal
@@ -42,16 +42,6 @@ class ClusterChanges:
 
     cluster: Tools
     confirmations: Confirmations
-
-    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
-        """Returns the methods that are tools."""
-        return (
-            self.create_topic,
-            self.delete_topic,
-            self.reset_offsets,
-            self.delete_group,
-            self.resend_dead_letters,
-        )
 
     async def create_topic(
         self,

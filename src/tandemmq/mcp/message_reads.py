@@ -5,7 +5,6 @@ reads about the tool.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Final
 
@@ -51,15 +50,6 @@ class MessageReads:
     """
 
     cluster: Tools
-
-    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
-        """Returns the methods that are tools."""
-        return (
-            self.list_waiting_messages,
-            self.list_transactions,
-            self.trace_message,
-            self.list_groups_of_message,
-        )
 
     async def list_waiting_messages(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists messages that wait on delay levels or for a time of their own, the first due first, and the

@@ -4,7 +4,6 @@ assistant reads about the tool.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,10 +27,6 @@ class PipelineReads:
     """The reads of the pipelines of one folder."""
 
     folder: Path
-
-    def tools(self) -> Sequence[Callable[..., Awaitable[Facts]]]:
-        """Returns the methods that are tools."""
-        return self.list_pipelines, self.describe_pipeline
 
     async def list_pipelines(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists Spark pipelines with state, topic, rows, lag and error."""

@@ -13,6 +13,7 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from functools import wraps
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any, Final
 
@@ -62,22 +63,28 @@ def build_server(
         log_level="WARNING",
         subscriptions=False,
     )
-    reads = [
-        *ClusterReads(tools).tools(),
-        *BrokerReads(tools, Capabilities(LoopClock())).tools(),
-        *MessageReads(tools).tools(),
-        *(PipelineReads(pipelines).tools() if pipelines else ()),
+    parts: list[object] = [
+        ClusterReads(tools),
+        BrokerReads(tools, Capabilities(LoopClock())),
+        MessageReads(tools),
     ]
-    for read in reads:
-        server.add_tool(
-            _bounded(read), annotations=ToolAnnotations(read_only_hint=True, open_world_hint=False)
-        )
+    if pipelines:
+        parts.append(PipelineReads(pipelines))
+    hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)
+    for part in parts:
+        for read in tools_of(part):
+            server.add_tool(_bounded(read), annotations=hints)
     if allows_changes:
-        confirmations = Confirmations(LoopClock().monotonic)
-        for change in ClusterChanges(tools, confirmations).tools():
-            hints = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+        hints = ToolAnnotations(read_only_hint=False, destructive_hint=True, open_world_hint=False)
+        for change in tools_of(ClusterChanges(tools, Confirmations(LoopClock().monotonic))):
             server.add_tool(_bounded(change), annotations=hints)
     return server
+
+
+def tools_of(part: object) -> list[Callable[..., Awaitable[Facts]]]:
+    """Returns the tools of a part of the server: its public coroutine methods, in order."""
+    methods = (getattr(part, name) for name in vars(type(part)) if not name.startswith("_"))
+    return [method for method in methods if iscoroutinefunction(method)]
 
 
 def _bounded(tool: Callable[..., Awaitable[Facts]]) -> Callable[..., Awaitable[Facts]]:

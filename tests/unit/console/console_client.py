@@ -11,9 +11,8 @@ import httpx
 
 from tandemmq.console.app import build_app
 from tandemmq.console.command import ConsoleOptions, make_frame
-from tandemmq.console.frame import Frame
 from tandemmq.console.pages import ALL
-from tandemmq.console.view import Action, Page
+from tandemmq.console.view import Action, Frame, Page
 
 PORT = 8088
 

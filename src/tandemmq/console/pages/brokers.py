@@ -7,7 +7,6 @@ from typing import Final
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage import brokers
-from tandemmq.manage.cluster import BrokerReading
 from tandemmq.manage.settings import is_tandem
 from tandemmq.protocol.codes import render_version
 from tandemmq.runtime.machine import LoopClock
@@ -27,7 +26,7 @@ async def show_brokers(view: View) -> Answer:
 
 async def show_broker(view: View) -> Answer:
     """Shows one broker: its state, store, replication, terms and producers."""
-    reading = await _reading_of(view, view.path["address"])
+    reading = await view.broker(view.path["address"])
     details = await brokers.read_broker(view.tools, view.viewer.capabilities, reading)
     facts = view.listing(
         sorted(reading.facts.items()),
@@ -43,13 +42,6 @@ async def show_broker(view: View) -> Answer:
         is_tandem=is_tandem(reading.facts),
         render_version=render_version,
     )
-
-
-async def _reading_of(view: View, address: str) -> BrokerReading:
-    for one in (await view.cluster()).brokers:
-        if one.address == address:
-            return one
-    raise PageError(404, f"no broker is registered at {address}")
 
 
 async def _group_of(view: View, name: str) -> brokers.GroupReplication:
@@ -116,7 +108,7 @@ async def set_permission(view: View) -> Answer:
 
 async def ask_accept(view: View) -> Answer:
     """Shows what accepting the log of a waiting master loses."""
-    one = await _reading_of(view, view.path["address"])
+    one = await view.broker(view.path["address"])
     return view.confirm(
         f"Let {one.target.broker_name} ({one.address}) serve without waiting for its slaves?"
         " Messages that only they hold are lost.",
@@ -128,7 +120,7 @@ async def ask_accept(view: View) -> Answer:
 
 async def accept(view: View) -> Answer:
     """Ends the wait of a master."""
-    one = await _reading_of(view, view.path["address"])
+    one = await view.broker(view.path["address"])
     return view.redirect("/brokers", await brokers.accept_log(view.tools, one.address))
 
 

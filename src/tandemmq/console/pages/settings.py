@@ -66,34 +66,27 @@ async def ask_change(view: View) -> Answer:
     """Shows the current value, and after a value is given what will be changed where. A secret has no
     preview, because its value would be in the address of that page.
     """
-    one, key = await _broker_of(view, view.query.get("broker", "")), view.query.get("key", "")
+    one, key = await view.broker(view.query.get("broker", "")), view.query.get("key", "")
     settings = await read_settings_of(view.tools, one.address)
     rows = {row.key: row for row in describe_settings(settings, is_tandem=is_tandem(one.facts))}
     if key not in rows:
         raise PageError(404, f"{one.address} shows no setting {key}")
     value = None if is_secret_setting(key) else view.query.get("value")
-    group = [
-        other
-        for other in (await view.cluster()).brokers
-        if other.target.broker_name == one.target.broker_name
-    ]
     if value is not None:
         check_change(key, value, is_tandem=is_tandem(one.facts))
-    return view.page("setting_change.html", one=one, row=rows[key], value=value, group=group)
+    return view.page(
+        "setting_change.html", one=one, row=rows[key], value=value, group=await _replicas_of(view, one)
+    )
 
 
 async def change(view: View) -> Answer:
     """Changes a setting at one broker, or at all of its group; a silent one is an error."""
-    one = await _broker_of(view, view.form.get("broker", ""))
+    one = await view.broker(view.form.get("broker", ""))
     key, value = view.form.get("key", ""), view.form.get("value", "")
     check_change(key, value, is_tandem=is_tandem(one.facts))
     addresses = [one.address]
     if view.form.get("everywhere") == "true":
-        addresses = [
-            other.address
-            for other in (await view.cluster()).brokers
-            if other.target.broker_name == one.target.broker_name
-        ]
+        addresses = [other.address for other in await _replicas_of(view, one)]
     remarks = await change_setting(view.tools, addresses, key, value)
     shown = HIDDEN if is_secret_setting(key) else value
     done = f"{key} is {shown} at {', '.join(addresses)}"
@@ -105,11 +98,10 @@ def _secrets_of(form: Mapping[str, str]) -> tuple[str, ...]:
     return ("value",) if is_secret_setting(form.get("key", "")) else ()
 
 
-async def _broker_of(view: View, address: str) -> BrokerReading:
-    for one in (await view.cluster()).brokers:
-        if one.address == address:
-            return one
-    raise PageError(404, f"no broker is registered at {address[:100]}")
+async def _replicas_of(view: View, one: BrokerReading) -> list[BrokerReading]:
+    """Returns all brokers of the group of this one."""
+    name = one.target.broker_name
+    return [other for other in (await view.cluster()).brokers if other.target.broker_name == name]
 
 
 PAGES: Final = (
