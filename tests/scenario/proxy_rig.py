@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -11,6 +11,7 @@ from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy.acknowledging import ReceiptHandlers
 from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.clients import Clients
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.options import ProxyOptions
@@ -27,14 +28,11 @@ ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
 ReceiveMessageRequest = message_class("ReceiveMessageRequest")
 
 
-class Everybody:
-    """`Liveness` for which all clients live."""
+class Everybody(Clients):
+    """A table of clients in which all live."""
 
     def is_alive(self, client_id: str) -> bool:
         return True
-
-    def on_gone(self, callback: Callable[[str], None]) -> None:
-        pass
 
 
 class ConsumerProxy:
@@ -49,7 +47,8 @@ class ConsumerProxy:
         names = NameServers(self.remoting, [name_servers])
         self.brokers = Brokers(self.remoting, names, clock=clock, chance=chance, tasks=self.tasks)
         self.calls = LeaseCalls(self.brokers, clock)
-        self.renewal = Renewal(self.calls, Everybody(), clock=clock, tasks=self.tasks, options=renewal)
+        clients = Everybody(clock=clock, chance=chance)
+        self.renewal = Renewal(self.calls, clients, clock=clock, tasks=self.tasks, options=renewal)
         self.receiving = ReceiveHandlers(
             brokers=self.brokers,
             calls=self.calls,

@@ -12,13 +12,14 @@ import grpc
 import grpc.aio
 import pytest
 from client_rig import Rig, running_rig
+from google.protobuf.descriptor_pb2 import FileDescriptorProto
 
 from tandemmq.client import Admin
 from tandemmq.errors import ConfigError
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
 from tandemmq.proxy.proxy import Proxy
 from tandemmq.proxy.rpc import SERVICE
-from tandemmq.proxy.schema import message_class
+from tandemmq.proxy.schema import PACKAGE, find_file, message_class
 from tandemmq.proxy.statuses import Code
 from tandemmq.remoting.options import TlsMode, TlsOptions
 from tandemmq.runtime.disk import RealDisk
@@ -83,6 +84,23 @@ async def receive(channel: grpc.aio.Channel, timeout_s: float = 20.0) -> list[An
     return [shape.FromString(data) async for data in stream]
 
 
+def test_every_rpc_of_the_service_is_served_under_its_name(tmp_path: Path) -> None:
+    """Only telemetry is held but no poll: else the streams of 4,096 clients would leave no room for calls."""
+    options = ProxyOptions(name_servers="127.0.0.1:9876", store_path=tmp_path)
+    proxy = Proxy(ProxyConfig(options=options), machine=machine())
+    served = {
+        method.path.removeprefix(SERVICE): (method.is_held, method.is_poll)
+        for method in proxy._methods()
+        if method.path.startswith(SERVICE)
+    }
+    (data, *_) = find_file(symbol=f"{PACKAGE}.MessagingService")
+    (service,) = FileDescriptorProto.FromString(data).service
+    assert served == {
+        method.name: (method.server_streaming, method.server_streaming and not method.client_streaming)
+        for method in service.method
+    }
+
+
 async def test_a_message_is_sent_received_and_acknowledged(tmp_path: Path) -> None:
     async with rig_with_proxy(tmp_path) as (_, proxy), channel_to(proxy) as channel:
         route = await ask(channel, "QueryRoute", topic=TOPIC)
@@ -112,7 +130,7 @@ async def test_a_drained_proxy_fails_no_call(tmp_path: Path) -> None:
         await telemetry.write(command.SerializeToString())
         assert await telemetry.read() is not grpc.aio.EOF
         receiving = asyncio.ensure_future(receive(channel))
-        await until(lambda: proxy.held_receive_count)
+        await until(lambda: proxy._receives.held_count)
         async with asyncio.timeout(15):  # far below grpcShutdownTimeSeconds
             await proxy.drain()
         assert [one.status.code for one in (await receiving)[:1]] == [Code.MESSAGE_NOT_FOUND]

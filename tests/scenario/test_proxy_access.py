@@ -20,8 +20,9 @@ from tandemmq.api import broker_admin
 from tandemmq.broker.options import AccessOptions
 from tandemmq.client import Admin, ClientOptions
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
-from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
+from tandemmq.proxy.access import AccessControl
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import SERVICE
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
@@ -49,7 +50,7 @@ class Proxy:
         self.remoting = RemotingClient(network=TcpNetwork(), clock=LoopClock(), signer=ADMIN.sign)
         self.access = AccessControl(
             cast(Brokers, self),
-            GrpcAccessOptions(authentication_enabled=True, authorization_enabled=True),
+            ProxyOptions(authentication_enabled=True, authorization_enabled=True),
             clock=self.clock,
             tasks=self.tasks,
             audit=AccessLog(self.clock),

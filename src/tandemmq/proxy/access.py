@@ -42,13 +42,14 @@ from tandemmq.broker.access.needs import (
     render_actions,
     topic_need,
 )
-from tandemmq.errors import ConfigError, TandemError
+from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.tables import AclInfo, UserInfo
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.cache import Cached, CacheLimits
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import PACKAGE, enum_number
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.runtime.ports import Address, Clock
 from tandemmq.runtime.tasks import TaskScope
@@ -67,23 +68,6 @@ NAMES_MAX: Final = 1_024
 RESOURCE_CHARS_MAX: Final = 512
 """The most characters of a denied resource in the answer and in the audit log."""
 USER_LIMITS: Final = CacheLimits(fresh_s=15.0, keep_s=60.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GrpcAccessOptions:
-    """The settings of the proxy's access control. Entries of white lists are full names of request messages,
-    such as `apache.rocketmq.v2.QueryRouteRequest`.
-    """
-
-    authentication_enabled: bool = False  # authenticationEnabled
-    authorization_enabled: bool = False  # authorizationEnabled
-    authentication_white: frozenset[str] = frozenset()  # authenticationWhitelist
-    authorization_white: frozenset[str] = frozenset()  # authorizationWhitelist
-    cluster: str = "DefaultCluster"  # rocketMQClusterName
-
-    def __post_init__(self) -> None:
-        if self.authorization_enabled and not self.authentication_enabled:
-            raise ConfigError("authorizationEnabled needs authenticationEnabled: else any name could be used")
 
 
 # Authentication: the signature of a call.
@@ -182,11 +166,7 @@ def needs_of_request(request: Message) -> Needs:
 
     Raises:  RpcRefused BAD_REQUEST for a request with more names than handlers accept.
     """
-    count = _count_names(request)
-    if count > NAMES_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST, f"the request names {count} topics, at most {NAMES_MAX} are allowed"
-        )
+    check_bound(Code.BAD_REQUEST, "the request", _count_names(request), NAMES_MAX, "topics")
     rule = _NEEDS.get(request.DESCRIPTOR.name)
     if rule is None:
         return (Need(CLUSTER, "", UPDATE),)
@@ -306,16 +286,12 @@ class AccessControl:
     """Checks requests: `check` is the `CheckAccess` of `Callers`."""
 
     def __init__(
-        self,
-        brokers: Brokers,
-        options: GrpcAccessOptions,
-        *,
-        clock: Clock,
-        tasks: TaskScope,
-        audit: AccessLog,
+        self, brokers: Brokers, options: ProxyOptions, *, clock: Clock, tasks: TaskScope, audit: AccessLog
     ) -> None:
         self._brokers = brokers
         self._options = options
+        self._unauthenticated = _names(options.authentication_white_list)
+        self._unauthorized = _names(options.authorization_white_list)
         self._denials = Denials(audit)
         self.users: Cached[str, ProxyUser] = Cached(
             "user", self._query_user, clock=clock, tasks=tasks, limits=USER_LIMITS
@@ -330,9 +306,7 @@ class AccessControl:
         Raises:  RpcRefused UNAUTHORIZED; the reason is in the audit log.
         """
         name = request.DESCRIPTOR.name
-        if not self._options.authentication_enabled or (
-            f"{PACKAGE}.{name}" in self._options.authentication_white
-        ):
+        if f"{PACKAGE}.{name}" in self._unauthenticated:
             return ""
         access_key = ""
         try:
@@ -384,7 +358,7 @@ class AccessControl:
         if (
             not self._options.authorization_enabled
             or user.is_super
-            or f"{PACKAGE}.{name}" in self._options.authorization_white
+            or f"{PACKAGE}.{name}" in self._unauthorized
         ):
             return None
         needs = needs_of_request(request)
@@ -413,3 +387,7 @@ class AccessControl:
         masters = await self._brokers.masters()
         found = await self._brokers.ask_masters(list(masters.values()), ask)
         return None if found is None else make_user(*found)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(piece.strip() for piece in text.split(",") if piece.strip())

@@ -19,7 +19,7 @@ from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receive_plan import check_invisible
 from tandemmq.proxy.renewal import Renewal
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, failed_status, unary
+from tandemmq.proxy.rpc import OK, Caller, Message, failed_status
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import milliseconds
@@ -112,12 +112,3 @@ def _common_status(statuses: list[dict[str, object]]) -> dict[str, object]:
     if len({status["code"] for status in statuses}) == 1:
         return statuses[0]
     return {"code": int(Code.MULTIPLE_RESULTS), "message": "the entries have different results"}
-
-
-def methods(handlers: ReceiptHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpcs of this module."""
-    return [
-        unary("AckMessage", admit, handlers.handle_ack),
-        unary("ChangeInvisibleDuration", admit, handlers.handle_change),
-        unary("ForwardMessageToDeadLetterQueue", admit, handlers.handle_forward),
-    ]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.protocol.record import Record
@@ -30,31 +31,27 @@ MESSAGE_BYTES: Final = 1_024
 """The memory of a message beside its body, about."""
 
 
+@dataclass(eq=False, slots=True)
 class _UnreadAnswer:
     """An answer in memory, and the time since which its client has read nothing of it."""
 
-    __slots__ = ("is_ended", "scope", "since_s", "size")
-
-    def __init__(self, size: int, since_s: float, scope: asyncio.Timeout) -> None:
-        self.size = size
-        self.since_s = since_s
-        self.scope = scope
-        self.is_ended = False
+    size: int
+    since_s: float
+    scope: asyncio.Timeout
+    is_ended: bool = False
 
 
+@dataclass(slots=True)
 class AnswerBudget:
     """The answers in memory, in the order of their beginnings."""
 
-    def __init__(
-        self, clock: Clock, traffic: Traffic, *, bytes_max: int = BYTES_MAX, stall_s: float = STALL_S
-    ) -> None:
-        self.byte_count = 0
-        self._clock = clock
-        self._traffic = traffic
-        self._bytes_max = bytes_max
-        self._stall_s = stall_s
-        self._unread: dict[_UnreadAnswer, None] = {}
-        self._next_scan_s = 0.0
+    clock: Clock
+    traffic: Traffic
+    bytes_max: int = BYTES_MAX
+    stall_s: float = STALL_S
+    byte_count: int = field(default=0, init=False)
+    _unread: dict[_UnreadAnswer, None] = field(default_factory=dict, init=False)
+    _next_scan_s: float = field(default=0.0, init=False)
 
     def check_room(self, size: int = 1) -> None:
         """Raises RpcRefused TOO_MANY_REQUESTS unless `size` more bytes fit; a single answer always does."""
@@ -62,11 +59,11 @@ class AnswerBudget:
             return
         self._end_stalled()
         if not self._has_room(size):
-            self._traffic.refusals[Limit.ANSWER_BYTES] += 1
+            self.traffic.refusals[Limit.ANSWER_BYTES] += 1
             raise RpcRefused(
                 Code.TOO_MANY_REQUESTS,
                 f"{self.byte_count} bytes of answers wait for clients to read them, at most"
-                f" {self._bytes_max} are kept: try later",
+                f" {self.bytes_max} are kept: try later",
             )
 
     @asynccontextmanager
@@ -82,13 +79,13 @@ class AnswerBudget:
             return
         try:
             async with asyncio.timeout(None) as scope:
-                unread = _UnreadAnswer(size, self._clock.monotonic(), scope)
+                unread = _UnreadAnswer(size, self.clock.monotonic(), scope)
                 self._unread[unread] = None
                 self.byte_count += size
 
                 def watch(elements: Iterable[Message]) -> Iterator[Message]:
                     for element in elements:
-                        unread.since_s = self._clock.monotonic()  # those before are read, or sent with it
+                        unread.since_s = self.clock.monotonic()  # those before are read, or sent with it
                         yield element
 
                 async def send_watched(elements: Iterable[Message]) -> None:
@@ -102,18 +99,18 @@ class AnswerBudget:
             if not unread.is_ended:
                 raise
             raise GrpcFailure(
-                GrpcStatus.RESOURCE_EXHAUSTED, f"the client has read nothing for {self._stall_s:g} s"
+                GrpcStatus.RESOURCE_EXHAUSTED, f"the client has read nothing for {self.stall_s:g} s"
             ) from None
 
     def _has_room(self, size: int) -> bool:
-        return not size or not self.byte_count or self.byte_count + size <= self._bytes_max
+        return not size or not self.byte_count or self.byte_count + size <= self.bytes_max
 
     def _end_stalled(self) -> None:
-        now_s = self._clock.monotonic()
+        now_s = self.clock.monotonic()
         if now_s < self._next_scan_s:
             return
         self._next_scan_s = now_s + SCAN_PAUSE_S
-        before_s = now_s - self._stall_s
+        before_s = now_s - self.stall_s
         for unread in [one for one in self._unread if one.since_s <= before_s]:
             unread.is_ended = True
             unread.scope.reschedule(asyncio.get_running_loop().time())

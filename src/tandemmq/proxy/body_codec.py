@@ -65,7 +65,4 @@ def inflate(body: bytes, bytes_max: int) -> bytes:
 
 def digest_of(body: bytes) -> dict[str, Any]:
     """Returns the fields of the digest of a body: its MD5, the one that all clients compare alike."""
-    return {
-        "type": _MD5,
-        "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper(),
-    }
+    return {"type": _MD5, "checksum": hashlib.md5(body, usedforsecurity=False).hexdigest().upper()}

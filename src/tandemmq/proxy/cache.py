@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, NamedTuple, TypeVar
 
 from tandemmq.errors import TandemError
@@ -38,6 +38,7 @@ class _Kept(NamedTuple, Generic[V]):
     due_s: float
 
 
+@dataclass(slots=True)
 class Cached(Generic[K, V]):
     """Values by key, queried when needed. Callers that wait for the same key share one query.
 
@@ -45,28 +46,18 @@ class Cached(Generic[K, V]):
     "does not exist". At `count_max` the least recently used value is dropped.
     """
 
-    def __init__(
-        self,
-        name: str,
-        query: Callable[[K], Awaitable[V | None]],
-        *,
-        clock: Clock,
-        tasks: TaskScope,
-        limits: CacheLimits | None = None,
-        survives_absence: bool = False,
-    ) -> None:
-        self._name = name
-        self._query = query
-        self._clock = clock
-        self._tasks = tasks
-        self._limits = limits or CacheLimits()
-        self._survives_absence = survives_absence
-        self._kept: dict[K, _Kept[V]] = {}
-        self._loading: dict[K, asyncio.Task[TandemError | None]] = {}
-        self.hit_count = 0
-        """The values that were returned without a wait for a query."""
-        self.query_count = 0
-        self.failure_count = 0
+    name: str
+    query: Callable[[K], Awaitable[V | None]]
+    clock: Clock
+    tasks: TaskScope
+    limits: CacheLimits = field(default_factory=CacheLimits)
+    survives_absence: bool = False
+    _kept: dict[K, _Kept[V]] = field(default_factory=dict, init=False)
+    _loading: dict[K, asyncio.Task[TandemError | None]] = field(default_factory=dict, init=False)
+    hit_count: int = field(default=0, init=False)
+    """The values that were returned without a wait for a query."""
+    query_count: int = field(default=0, init=False)
+    failure_count: int = field(default=0, init=False)
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -79,7 +70,7 @@ class Cached(Generic[K, V]):
         kept = self._kept.pop(key, None)
         if kept is not None:
             self._kept[key] = kept  # the most recently used one is last
-            now_s = self._clock.monotonic()
+            now_s = self.clock.monotonic()
             if now_s < kept.until_s:
                 if now_s >= kept.due_s:
                     self._load(key)
@@ -107,7 +98,7 @@ class Cached(Generic[K, V]):
     def _load(self, key: K) -> asyncio.Task[TandemError | None]:
         task = self._loading.get(key)
         if task is None:
-            task = self._loading[key] = self._tasks.start(self._name, self._fill(key))
+            task = self._loading[key] = self.tasks.start(self.name, self._fill(key))
             task.add_done_callback(lambda _: self._loading.pop(key, None))
         return task
 
@@ -116,13 +107,13 @@ class Cached(Generic[K, V]):
         value, error = None, None
         self.query_count += 1
         try:
-            value = await self._query(key)
+            value = await self.query(key)
         except TandemError as failure:
             self.failure_count += 1
             error = failure
-        now_s, limits = self._clock.monotonic(), self._limits
+        now_s, limits = self.clock.monotonic(), self.limits
         old = self._kept.pop(key, None)
-        if error is not None or (value is None and self._survives_absence and _is_usable(old, now_s)):
+        if error is not None or (value is None and self.survives_absence and _is_usable(old, now_s)):
             if old is not None:
                 self._kept[key] = old._replace(due_s=now_s + limits.miss_s)
             return error

@@ -10,14 +10,14 @@ Source:     spec proxy 2.8, 3.1, 3.4.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 from tandemmq.protocol.codes import LanguageCode
 from tandemmq.protocol.topic_names import group_fault, is_system_group, is_system_topic, topic_fault
 from tandemmq.proxy.rpc import Caller, GrpcCall, Message
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.runtime.ports import Address
 
 CLIENT_ID: Final = "x-mq-client-id"
@@ -38,42 +38,26 @@ _LANGUAGES: Final = {code.name: code for code in LanguageCode} | {
 }
 
 
-class CheckAccess(Protocol):
-    """The access control of the proxy."""
-
-    def __call__(self, metadata: Mapping[str, str], peer: Address, request: Message) -> Awaitable[str]:
-        """Returns the access key of an authenticated caller, "" of an anonymous one. Raises RpcRefused."""
-
-
-def require_all(checks: Sequence[CheckAccess]) -> CheckAccess | None:
-    """Returns the check of requests that must pass all of these; None without any."""
-    if len(checks) < 2:
-        return checks[0] if checks else None
-
-    async def check(metadata: Mapping[str, str], peer: Address, request: Message) -> str:
-        access_key = ""
-        for one in checks:
-            access_key = await one(metadata, peer, request) or access_key
-        return access_key
-
-    return check
+CheckAccess = Callable[[Mapping[str, str], Address, Message], Awaitable[str]]
+"""Checks a request by the headers and the peer of its call; returns the access key of an authenticated
+caller, "" of an anonymous one. Raises RpcRefused.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Makes the caller of each request; `check_access` is None without access control."""
+    """Makes the caller of each request, which must pass all checks; without access control there is none."""
 
-    check_access: CheckAccess | None = None
+    checks: Sequence[CheckAccess] = ()
 
     async def admit(self, call: GrpcCall, request: Message) -> Caller:
         """Returns the caller of a request that may be served.
 
         Raises:  RpcRefused UNAUTHORIZED, CLIENT_ID_REQUIRED, or BAD_REQUEST for a header out of bounds.
         """
-        metadata = call.metadata
-        access_key = ""
-        if self.check_access is not None:
-            access_key = await self.check_access(metadata, call.peer, request)
+        metadata, access_key = call.metadata, ""
+        for check in self.checks:
+            access_key = await check(metadata, call.peer, request) or access_key
         return Caller(
             client_id=_client_id(metadata),
             language=language_of(metadata.get(LANGUAGE, "")).name,
@@ -94,11 +78,8 @@ def _client_id(metadata: Mapping[str, str]) -> str:
     client_id = metadata.get(CLIENT_ID, "").strip()
     if not client_id:
         raise RpcRefused(Code.CLIENT_ID_REQUIRED, f"the header {CLIENT_ID} is missing or blank")
-    if len(client_id) > CLIENT_ID_CHARS_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST,
-            f"the header {CLIENT_ID} has {len(client_id)} characters, at most {CLIENT_ID_CHARS_MAX}",
-        )
+    size = len(client_id)
+    check_bound(Code.BAD_REQUEST, f"the header {CLIENT_ID}", size, CLIENT_ID_CHARS_MAX, "characters")
     if not client_id.isprintable():
         raise RpcRefused(
             Code.BAD_REQUEST, f"the header {CLIENT_ID} holds control characters: {client_id[:160]!r}"
@@ -108,11 +89,8 @@ def _client_id(metadata: Mapping[str, str]) -> str:
 
 def _namespace(metadata: Mapping[str, str]) -> str:
     namespace = metadata.get(NAMESPACE, "")
-    if len(namespace) > NAMESPACE_CHARS_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST,
-            f"the header {NAMESPACE} has {len(namespace)} characters, at most {NAMESPACE_CHARS_MAX}",
-        )
+    size = len(namespace)
+    check_bound(Code.BAD_REQUEST, f"the header {NAMESPACE}", size, NAMESPACE_CHARS_MAX, "characters")
     return namespace
 
 

@@ -58,30 +58,19 @@ class ClientLimits:
     relay_s: float = 5.0  # grpcProxyRelayRequestTimeoutInSeconds
 
 
+@dataclass(eq=False, slots=True)
 class CommandStream:
     """The server's side of a telemetry stream: commands are sent in order by `write`, which one task runs."""
 
-    __slots__ = (
-        "_call",
-        "_changed",
-        "_is_closing",
-        "_reading",
-        "_waiting",
-        "_waiting_bytes",
-        "has_settings",
-        "is_ended",
-    )
-
-    def __init__(self, call: GrpcCall) -> None:
-        self._call = call
-        self._waiting: deque[bytes] = deque()
-        self._waiting_bytes = 0
-        self._changed = asyncio.Event()
-        self._is_closing = False
-        self._reading: asyncio.Timeout | None = None
-        self.is_ended = False
-        self.has_settings = False
-        """True once settings were answered: before, some clients fail at any other command."""
+    call: GrpcCall
+    is_ended: bool = False
+    has_settings: bool = False
+    """True once settings were answered: before, some clients fail at any other command."""
+    _waiting: deque[bytes] = field(default_factory=deque)
+    _waiting_bytes: int = 0
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_closing: bool = False
+    _reading: asyncio.Timeout | None = None
 
     @asynccontextmanager
     async def reading(self) -> AsyncIterator[None]:
@@ -130,7 +119,7 @@ class CommandStream:
                 while self._waiting:
                     data = self._waiting.popleft()
                     self._waiting_bytes -= len(data)
-                    await self._call.send(data)
+                    await self.call.send(data)
                 if self._is_closing:
                     break
                 self._changed.clear()

@@ -12,6 +12,7 @@ Source:     spec proxy 5.2, 5.3, 5.4, 5.11; spec semantics 1.4.
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import Final, NamedTuple
 
 from tandemmq.errors import MessageIllegal, RemoteProtocolError
@@ -25,7 +26,7 @@ from tandemmq.proxy.kinds import MessageKind, is_system_name, kind_of
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import Caller, Message
 from tandemmq.proxy.schema import enum_number
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.proxy.values import TIME_MS_MAX, milliseconds
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -60,11 +61,7 @@ def read_messages(
     messages = request.messages
     if not messages:
         raise RpcRefused(Code.MESSAGE_CORRUPTED, "the request has no message")
-    if len(messages) > MESSAGES_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST,
-            f"the request has {len(messages)} messages, at most {MESSAGES_MAX} are allowed",
-        )
+    check_bound(Code.BAD_REQUEST, "the request", len(messages), MESSAGES_MAX, "messages")
     first = messages[0].topic.name
     for message in messages:
         if message.topic.name != first:
@@ -78,29 +75,27 @@ def read_messages(
     return topic, [reader.read(message) for message in messages]
 
 
+@dataclass(slots=True)
 class _RequestReader:
     """The reader of the messages of one request."""
 
-    __slots__ = ("_caller", "_content_bytes", "_now_ms", "_options", "_topic")
-
-    def __init__(self, topic: str, caller: Caller, options: ProxyOptions, now_ms: int) -> None:
-        self._topic = topic
-        self._caller = caller
-        self._options = options
-        self._now_ms = now_ms
-        self._content_bytes = 0
+    topic: str
+    caller: Caller
+    options: ProxyOptions
+    now_ms: int
+    content_bytes: int = 0
 
     def read(self, message: Message) -> IncomingMessage:
         """Returns one message. The checks are those of spec proxy 5.3, in its order."""
         system = message.system_properties
         body = self._read_body(message.body, system.body_encoding)
         properties = self._read_user_properties(message)
-        _check_message_id(system.message_id, self._options)
+        _check_message_id(system.message_id, self.options)
         self._check_group(system.message_group)
         if system.lite_topic:
             raise RpcRefused(Code.UNSUPPORTED, "lite topics are not supported: send without lite_topic")
         properties[names.UNIQ_KEY] = system.message_id
-        properties[names.PGROUP] = self._topic
+        properties[names.PGROUP] = self.topic
         if system.message_group:
             properties[names.SHARDING_KEY] = system.message_group
         self._read_times(system, properties)
@@ -114,7 +109,7 @@ class _RequestReader:
             check_properties_size(raw)
         except MessageIllegal as error:
             raise RpcRefused(Code.MESSAGE_PROPERTIES_TOO_LARGE, error.remark) from None
-        self._content_bytes += len(raw)
+        self.content_bytes += len(raw)
         return IncomingMessage(
             kind_of(properties),
             system.message_id,
@@ -128,10 +123,10 @@ class _RequestReader:
 
     def _read_body(self, body: bytes, encoding: int) -> bytes:
         """Returns the plain body, so small that the messages of the request so far may be one batch."""
-        bytes_max = self._options.body_bytes_max or CONTENT_BYTES_MAX
+        bytes_max = self.options.body_bytes_max or CONTENT_BYTES_MAX
         if len(body) > bytes_max:
             raise _body_too_large(f"the body has {len(body)} bytes", bytes_max)
-        room = max(0, bytes_max - self._content_bytes)
+        room = max(0, bytes_max - self.content_bytes)
         if encoding == _GZIP and body:
             try:
                 body = inflate(body, room)
@@ -139,23 +134,23 @@ class _RequestReader:
                 raise _body_too_large("the body is compressed and has more bytes", bytes_max) from None
             except RemoteProtocolError as error:
                 raise RpcRefused(Code.MESSAGE_CORRUPTED, f"body_encoding is GZIP, but {error}") from None
-        if not body and self._options.refuses_empty_bodies:
+        if not body and self.options.refuses_empty_bodies:
             raise RpcRefused(Code.MESSAGE_BODY_EMPTY, "the body is empty, at least 1 byte is needed")
-        self._content_bytes += len(body)
-        if self._content_bytes > bytes_max:
+        self.content_bytes += len(body)
+        if self.content_bytes > bytes_max:
             raise _body_too_large("the messages of the request have more bytes together", bytes_max)
         return body
 
     def _read_user_properties(self, message: Message) -> dict[str, str]:
         """Returns the user's properties with the tag and the keys."""
-        options, system = self._options, message.system_properties
+        options, system, too_large = (
+            self.options,
+            message.system_properties,
+            Code.MESSAGE_PROPERTIES_TOO_LARGE,
+        )
         properties = dict(sorted(message.user_properties.items()))
-        if len(properties) > options.property_count_max:
-            raise RpcRefused(
-                Code.MESSAGE_PROPERTIES_TOO_LARGE,
-                f"the message has {len(properties)} user properties, at most"
-                f" {options.property_count_max} are allowed",
-            )
+        bound = options.property_count_max
+        check_bound(too_large, "the message", len(properties), bound, "user properties")
         for key, value in properties.items():
             _check_property(key, value)
         size = sum(len(key.encode()) + len(value.encode()) for key, value in properties.items())
@@ -173,19 +168,15 @@ class _RequestReader:
                 _check_word(key, "key", Code.ILLEGAL_MESSAGE_KEY)
             properties[names.KEYS] = " ".join(keys)
             size += sum(len(key.encode()) for key in keys)
-        if size > options.property_bytes_max:
-            raise RpcRefused(
-                Code.MESSAGE_PROPERTIES_TOO_LARGE,
-                f"user properties, tag and keys have {size} bytes, at most {options.property_bytes_max} are"
-                " allowed",
-            )
+        unit = "bytes of user properties, tag and keys"
+        check_bound(too_large, "the message", size, options.property_bytes_max, unit)
         return properties
 
     def _check_group(self, group: str) -> None:
         if not group:
             return
         _check_word(group, "message group", Code.ILLEGAL_MESSAGE_GROUP)
-        bound = self._options.message_group_bytes_max
+        bound = self.options.message_group_bytes_max
         if 0 < bound <= len(group.encode()):
             raise RpcRefused(
                 Code.ILLEGAL_MESSAGE_GROUP,
@@ -207,7 +198,7 @@ class _RequestReader:
         properties[names.TRAN_MSG] = "true"
         if system.HasField("orphaned_transaction_recovery_duration"):
             span_s = system.orphaned_transaction_recovery_duration.seconds
-            bound_s = self._options.recovery_s_max
+            bound_s = self.options.recovery_s_max
             if span_s < 0 or 0 < bound_s < span_s:
                 raise RpcRefused(
                     Code.BAD_REQUEST,
@@ -217,8 +208,8 @@ class _RequestReader:
                 properties[names.CHECK_IMMUNITY_TIME] = str(span_s)
 
     def _read_delivery_time(self, at_ms: int, properties: dict[str, str]) -> None:
-        options = self._options
-        ahead_ms = at_ms - self._now_ms
+        options = self.options
+        ahead_ms = at_ms - self.now_ms
         if 0 < options.delay_ms_max < ahead_ms or at_ms > TIME_MS_MAX:
             raise RpcRefused(
                 Code.ILLEGAL_DELIVERY_TIME,
@@ -240,16 +231,16 @@ class _RequestReader:
     def _read_origin(self, system: Message, properties: dict[str, str]) -> int:
         """Adds the sender's host, time and trace context; returns the time."""
         for name, value in (("trace_context", system.trace_context), ("born_host", system.born_host)):
-            if _CONTROL.search(value) or len(value.encode()) > self._options.property_bytes_max:
+            if _CONTROL.search(value) or len(value.encode()) > self.options.property_bytes_max:
                 raise RpcRefused(
                     Code.BAD_REQUEST,
                     f"{name} {_shown(value)} must have no control characters and at most"
-                    f" {self._options.property_bytes_max} bytes",
+                    f" {self.options.property_bytes_max} bytes",
                 )
         if system.trace_context:
             properties[names.TRACE_CONTEXT] = system.trace_context
-        properties[names.BORN_HOST] = system.born_host or self._caller.peer[0]
-        born_at_ms = self._now_ms
+        properties[names.BORN_HOST] = system.born_host or self.caller.peer[0]
+        born_at_ms = self.now_ms
         if system.HasField("born_timestamp"):
             born_at_ms = min(max(milliseconds(system.born_timestamp), 0), TIME_MS_MAX)
         properties[names.BORN_TIMESTAMP] = str(born_at_ms)
@@ -275,11 +266,8 @@ def _check_word(text: str, name: str, code: Code) -> None:
 
 def _check_message_id(message_id: str, options: ProxyOptions) -> None:
     _check_word(message_id, "message id", Code.ILLEGAL_MESSAGE_ID)
-    if len(message_id.encode()) > options.property_bytes_max:
-        raise RpcRefused(
-            Code.ILLEGAL_MESSAGE_ID,
-            f"the message id {_shown(message_id)} has more than {options.property_bytes_max} bytes",
-        )
+    size, name = len(message_id.encode()), f"the message id {_shown(message_id)}"
+    check_bound(Code.ILLEGAL_MESSAGE_ID, name, size, options.property_bytes_max, "bytes")
 
 
 def _body_too_large(found: str, bytes_max: int) -> RpcRefused:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final
 
@@ -88,17 +89,15 @@ class Limit(Enum):
     USERS = "users"
 
 
+@dataclass(slots=True)
 class Traffic:
     """The messages that passed, and the requests that were refused because of a limit."""
 
-    __slots__ = ("bytes_in", "bytes_out", "messages_in", "messages_out", "refusals")
-
-    def __init__(self) -> None:
-        self.messages_in = 0
-        self.bytes_in = 0
-        self.messages_out = 0
-        self.bytes_out = 0
-        self.refusals: Counter[Limit] = Counter()
+    messages_in: int = 0
+    bytes_in: int = 0
+    messages_out: int = 0
+    bytes_out: int = 0
+    refusals: Counter[Limit] = field(default_factory=Counter)
 
     def count_out(self, records: Iterable[Record]) -> None:
         """Counts delivered messages."""

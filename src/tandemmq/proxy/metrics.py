@@ -1,7 +1,7 @@
 """The metrics of a proxy: readings from its parts, which `remoting.metrics_port` serves.
 
 The parts count what happens (`meters`); everything else is read at a scrape. The names are those of
-`telemetry.proxy_metrics`.
+`telemetry.proxy_metrics`. `RouteProbe` is for /health/ready on the same port.
 At a bound: a scrape reads each client once, at most 20,000.
 """
 
@@ -10,9 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 from tandemmq import __version__
+from tandemmq.api.nameserver import query_cluster_info
+from tandemmq.client.route_cache import NameServers
+from tandemmq.errors import TandemError
 from tandemmq.proxy.access import AccessControl
 from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.brokers import Brokers
@@ -25,9 +28,15 @@ from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.sending import ProduceHandlers
+from tandemmq.remoting.health import Condition
+from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import proxy_metrics as metrics
 from tandemmq.telemetry.metrics import Histogram, Metric, Sample
 from tandemmq.telemetry.rocketmq_metrics import RPC_BUCKETS_MS
+
+PROBE_PERIOD_S: Final = 5.0
+PROBE_ANSWER_S: Final = 2.0
+_UNASKED: Final = Condition("routes", "no name server has answered yet")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,3 +162,31 @@ def _read_caches(sources: ProxySources) -> Iterator[Sample]:
         )
         for metric, count in counts:
             yield Sample(metric, count, (name,))
+
+
+@dataclass(slots=True)
+class RouteProbe:
+    """Asks the name servers whether there are brokers. A proxy asks for routes only when clients need them,
+    so without traffic it would not notice that no name server answers.
+    """
+
+    name_servers: NameServers
+    clock: Clock
+    condition: Condition = _UNASKED
+
+    async def run(self) -> None:
+        """Asks every `PROBE_PERIOD_S`. Never returns."""
+        while True:
+            self.condition = Condition("routes", await self._find_fault())
+            await self.clock.sleep(PROBE_PERIOD_S)
+
+    async def _find_fault(self) -> str:
+        try:
+            found = await self.name_servers.ask(
+                lambda client, address: query_cluster_info.within(PROBE_ANSWER_S, client, address),
+                knows=lambda info: bool(info.brokers),
+            )
+        except TandemError as error:
+            return str(error)
+        asked = ", ".join(self.name_servers.addresses)
+        return "" if found.brokers else f"no broker is registered at {asked}"

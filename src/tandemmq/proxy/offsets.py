@@ -26,7 +26,7 @@ from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream, unary
+from tandemmq.proxy.rpc import OK, Caller, Message, Send
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import TIME_MS_MAX, milliseconds
@@ -215,14 +215,3 @@ def _pull_status(pulled: Pulled, records: Sequence[Record]) -> dict[str, object]
     else:
         code, text = Code.MESSAGE_NOT_FOUND, "no message is available"
     return {"code": int(code), "message": text}
-
-
-def methods(handlers: PullConsumerHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpcs of this module."""
-    return [
-        server_stream("PullMessage", admit, handlers.handle_pull),
-        unary("UpdateOffset", admit, handlers.handle_update),
-        unary("GetOffset", admit, handlers.handle_get),
-        unary("QueryOffset", admit, handlers.handle_query),
-        unary("SyncLiteSubscription", admit, handlers.handle_lite),
-    ]

@@ -136,6 +136,8 @@ class ProxyOptions(ExportOptions):
             raise ConfigError(
                 f"poll_ms_min={self.poll_ms_min} must not be above poll_ms_max={self.poll_ms_max}"
             )
+        if self.authorization_enabled and not self.authentication_enabled:
+            raise ConfigError("authorizationEnabled needs authenticationEnabled: else any name could be used")
         if self.metric_collector_mode is MetricCollectorMode.ON and not self.metric_collector:
             raise ConfigError("metric_collector_mode=on needs metric_collector=host:port")
 

@@ -11,11 +11,11 @@ from tandemmq.broker.access.plain_rules import read_tools_credentials
 from tandemmq.client.options import parse_name_servers
 from tandemmq.client.route_cache import NameServers
 from tandemmq.proxy import acknowledging, offsets, receiving, routing, sending, sent_messages, sessions
-from tandemmq.proxy.access import AccessControl, GrpcAccessOptions
+from tandemmq.proxy.access import AccessControl
 from tandemmq.proxy.answer_budget import AnswerBudget
 from tandemmq.proxy.broker_requests import RelayedRequests
 from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.callers import Callers, require_all
+from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.certificate import ensure_tls
 from tandemmq.proxy.clients import ClientLimits, Clients
 from tandemmq.proxy.grpc_limits import GrpcLimits
@@ -26,7 +26,7 @@ from tandemmq.proxy.options import ProxyConfig
 from tandemmq.proxy.plain_access import PlainAccess
 from tandemmq.proxy.registration import BrokerRegistration
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
-from tandemmq.proxy.rpc import Method
+from tandemmq.proxy.rpc import SERVICE, Method, server_stream, unary
 from tandemmq.proxy.service_info import Health, health_methods, reflection_methods
 from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.client import RemotingClient
@@ -120,16 +120,6 @@ class Proxy:
     def address(self) -> Address:
         """The listening address. Only between `start`, and `drain` or `stop`."""
         return self._server.address
-
-    @property
-    def held_receive_count(self) -> int:
-        """The number of receives that wait for messages."""
-        return self._receives.held_count
-
-    @property
-    def open_call_count(self) -> int:
-        """The number of calls in flight, with streams."""
-        return self._server.shared.call_count + self._server.shared.held_count
 
     async def start(self) -> Address:
         """Starts the proxy and returns the bound address. Name servers and brokers need not run yet.
@@ -237,10 +227,10 @@ class Proxy:
         )
 
     def _methods(self) -> list[Method]:
-        """Builds the handlers; returns their rpcs, and those about the service."""
+        """Builds the handlers; returns every rpc of the service, and those about it."""
         options, brokers, clock = self._options, self.brokers, self._machine.clock
         checks = [one.check for one in (self._plain, self._access) if one is not None]
-        admit = Callers(require_all(checks)).admit
+        admit = Callers(checks).admit
         routes = routing.RoutingHandlers(brokers, self._advertised, options)
         ends = sent_messages.SentMessageHandlers(brokers, clock, options)
         receipts = acknowledging.ReceiptHandlers(
@@ -248,13 +238,23 @@ class Proxy:
         )
         session = sessions.SessionHandlers(self.clients, brokers, self._tasks, options)
         return [
-            *routing.methods(routes, admit),
-            *sending.methods(self._sends, admit),
-            *sent_messages.methods(ends, admit),
-            *receiving.methods(self._receives, admit),
-            *acknowledging.methods(receipts, admit),
-            *offsets.methods(self._pulls, admit),
-            *sessions.methods(session, admit),
+            unary("QueryRoute", admit, routes.handle_query_route),
+            unary("QueryAssignment", admit, routes.handle_query_assignment),
+            unary("SendMessage", admit, self._sends.handle_send),
+            unary("EndTransaction", admit, ends.handle_end_transaction),
+            unary("RecallMessage", admit, ends.handle_recall),
+            server_stream("ReceiveMessage", admit, self._receives.handle_receive),
+            unary("AckMessage", admit, receipts.handle_ack),
+            unary("ChangeInvisibleDuration", admit, receipts.handle_change),
+            unary("ForwardMessageToDeadLetterQueue", admit, receipts.handle_forward),
+            server_stream("PullMessage", admit, self._pulls.handle_pull),
+            unary("UpdateOffset", admit, self._pulls.handle_update),
+            unary("GetOffset", admit, self._pulls.handle_get),
+            unary("QueryOffset", admit, self._pulls.handle_query),
+            unary("SyncLiteSubscription", admit, self._pulls.handle_lite),
+            unary("Heartbeat", admit, session.handle_heartbeat),
+            unary("NotifyClientTermination", admit, session.handle_termination),
+            Method(SERVICE + "Telemetry", lambda call: session.serve_telemetry(call, admit), is_held=True),
             *health_methods(self._health),
             *reflection_methods(),
         ]
@@ -268,24 +268,16 @@ class Proxy:
             plain = PlainAccess(
                 options.acl_directory, cluster=options.cluster, disk=machine.disk, clock=clock, audit=audit
             )
-        access = GrpcAccessOptions(
-            authentication_enabled=options.authentication_enabled,
-            authorization_enabled=options.authorization_enabled,
-            authentication_white=_names(options.authentication_white_list),
-            authorization_white=_names(options.authorization_white_list),
-            cluster=options.cluster,
-        )
-        if not access.authentication_enabled:
+        if not options.authentication_enabled:
             return plain, None
-        return plain, AccessControl(self.brokers, access, clock=clock, tasks=self._tasks, audit=audit)
+        return plain, AccessControl(self.brokers, options, clock=clock, tasks=self._tasks, audit=audit)
 
     async def _start_metrics(self) -> None:
         options = self._options
         if options.metrics_exporter is MetricsExporter.DISABLE:
             return
         # Imported only if needed, as at a broker.
-        from tandemmq.proxy.metrics import ProxySources, read_all
-        from tandemmq.proxy.route_probe import RouteProbe
+        from tandemmq.proxy.metrics import ProxySources, RouteProbe, read_all
         from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
         sources = ProxySources(
@@ -302,7 +294,7 @@ class Proxy:
             access=self._access,
         )
         machine = self._machine
-        probe = RouteProbe(self.brokers.name_servers, clock=machine.clock)
+        probe = RouteProbe(self.brokers.name_servers, machine.clock)
         self._tasks.start("route probe", probe.run())
         self._metrics, self.metrics_address = await start_metrics(
             MetricsSource(
@@ -328,7 +320,3 @@ class Proxy:
 def _check_health() -> HttpAnswer:
     """Returns 200: a proxy that answers lives. Probes of readiness use the health service of gRPC."""
     return HttpAnswer(b"ok\n")
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(piece.strip() for piece in text.split(",") if piece.strip())

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass
 from ipaddress import ip_address
 from typing import Final, NamedTuple, cast
 
@@ -83,6 +84,7 @@ def _read_block(data: bytes) -> Preamble | None:
     return Preamble(size, (str(ip_address(source)), int.from_bytes(data[port_at : port_at + 2])))
 
 
+@dataclass(eq=False)
 class PreambleReader(asyncio.Protocol):
     """An accepted connection that may begin with a preamble, if its peer is one of `trusted`.
 
@@ -90,32 +92,23 @@ class PreambleReader(asyncio.Protocol):
     on_decided  called before that, or when the connection is lost; with the reason if it was refused
     """
 
-    def __init__(
-        self,
-        trusted: frozenset[str],
-        make_next: Callable[[Address | None], asyncio.Protocol],
-        *,
-        clock: Clock,
-        time_s: float,
-        on_decided: Callable[[PreambleReader, str], None],
-    ) -> None:
-        self.peer: Address = ("", 0)
-        self._trusted = trusted
-        self._make_next = make_next
-        self._clock = clock
-        self._time_s = time_s
-        self._on_decided = on_decided
-        self._reason = ""
-        self._data = b""
-        self._wire: asyncio.Transport | None = None
-        self._timer: TimerHandle | None = None
+    trusted: frozenset[str]
+    make_next: Callable[[Address | None], asyncio.Protocol]
+    clock: Clock
+    time_s: float
+    on_decided: Callable[[PreambleReader, str], None]
+    peer: Address = ("", 0)
+    _reason: str = ""
+    _data: bytes = b""
+    _wire: asyncio.Transport | None = None
+    _timer: TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._wire = cast(asyncio.Transport, transport)
         endpoint = transport.get_extra_info("peername")
         self.peer = (str(endpoint[0]), int(endpoint[1])) if endpoint else ("", 0)
-        if self.peer[0] in self._trusted:
-            self._timer = self._clock.call_later(self._time_s, self._refuse, "it is not complete in time")
+        if self.peer[0] in self.trusted:
+            self._timer = self.clock.call_later(self.time_s, self._refuse, "it is not complete in time")
         else:
             self._hand_over(None, b"")
 
@@ -136,7 +129,7 @@ class PreambleReader(asyncio.Protocol):
         self._stop_timer()
         if self._wire is not None:
             self._wire = None
-            self._on_decided(self, self._reason)
+            self.on_decided(self, self._reason)
 
     def abort(self) -> None:
         """Closes the connection at once."""
@@ -146,8 +139,8 @@ class PreambleReader(asyncio.Protocol):
     def _hand_over(self, source: Address | None, rest: bytes) -> None:
         assert self._wire is not None
         wire, self._wire = self._wire, None
-        self._on_decided(self, "")
-        following = self._make_next(source)
+        self.on_decided(self, "")
+        following = self.make_next(source)
         wire.set_protocol(following)
         following.connection_made(wire)
         if rest:

@@ -9,7 +9,8 @@ Source: spec proxy 5.5.
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
 
 from tandemmq.client.producer.sender import START_BOUND, QueueChoice
 from tandemmq.client.route_cache import FaultyPeers, RouteView
@@ -69,29 +70,24 @@ def write_queues(view: RouteView) -> list[MessageQueue]:
     return queues
 
 
-class _TopicQueues:
+class _TopicQueues(NamedTuple):
     """The write queues of one topic's route, and the turn of messages without a group."""
 
-    __slots__ = ("queues", "turn", "view")
-
-    def __init__(self, view: RouteView, turn: QueueChoice) -> None:
-        self.view = view
-        self.queues = write_queues(view)
-        self.turn = turn
+    view: RouteView
+    queues: list[MessageQueue]
+    turn: QueueChoice
 
 
+@dataclass(slots=True)
 class QueueChooser:
     """The choice of queues for all topics. Queues of a broker that has just failed are avoided, unless the
     message has a group.
     """
 
-    __slots__ = ("_chance", "_clock", "_faulty", "_topics")
-
-    def __init__(self, clock: Clock, chance: Random) -> None:
-        self._clock = clock
-        self._chance = chance
-        self._faulty = FaultyPeers()
-        self._topics: dict[str, _TopicQueues] = {}
+    clock: Clock
+    chance: Random
+    _faulty: FaultyPeers = field(default_factory=FaultyPeers, init=False)
+    _topics: dict[str, _TopicQueues] = field(default_factory=dict, init=False)
 
     def choose(self, view: RouteView, group: str, avoid: Collection[str] = ()) -> MessageQueue:
         """Returns the queue of the group. Without a group: the next queue in turn whose broker is not in
@@ -100,7 +96,7 @@ class QueueChooser:
         topic = self._queues_of(view)
         if group:
             return topic.queues[queue_index(group, len(topic.queues))]
-        faulty = self._faulty.avoided(self._clock.monotonic()) if self._faulty else frozenset()
+        faulty = self._faulty.avoided(self.clock.monotonic()) if self._faulty else frozenset()
         return topic.turn.next_queue(topic.queues, faulty.union(avoid))
 
     def record_success(self, broker_name: str) -> None:
@@ -110,15 +106,15 @@ class QueueChooser:
     def record_failure(self, broker_name: str, error: TandemError) -> None:
         """Avoids a broker that could not be reached or did not answer, from now on for a while."""
         if isinstance(error, BrokerUnreachable | RequestTimeout):
-            self._faulty.record_failure(broker_name, self._clock.monotonic())
+            self._faulty.record_failure(broker_name, self.clock.monotonic())
 
     def _queues_of(self, view: RouteView) -> _TopicQueues:
         """Returns the queues of the view, computed once for each view."""
         known = self._topics.get(view.topic)
         if known is not None and known.view is view:
             return known
-        turn = QueueChoice(self._chance.below(START_BOUND)) if known is None else known.turn
-        fresh = _TopicQueues(view, turn)
+        turn = QueueChoice(self.chance.below(START_BOUND)) if known is None else known.turn
+        fresh = _TopicQueues(view, write_queues(view), turn)
         if known is None and len(self._topics) >= TOPICS_MAX:
             del self._topics[next(iter(self._topics))]
         self._topics[view.topic] = fresh

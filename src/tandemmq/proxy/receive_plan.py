@@ -15,7 +15,7 @@ from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.renewal import LeaseOwner
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import enum_number
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.proxy.values import milliseconds
 from tandemmq.runtime.ports import Random
 
@@ -56,15 +56,12 @@ def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscript
     """
     parse = parse_sql if expression.type == _SQL else parse_subscription
     text = expression.expression
-    if len(text) > EXPRESSION_CHARS_MAX:
-        raise RpcRefused(
-            Code.ILLEGAL_FILTER_EXPRESSION,
-            f"the filter has {len(text)} characters, at most {EXPRESSION_CHARS_MAX} are allowed",
-        )
+    illegal = Code.ILLEGAL_FILTER_EXPRESSION
+    check_bound(illegal, "the filter", len(text), EXPRESSION_CHARS_MAX, "characters")
     try:
         return parse(topic, text, now_ms)
     except BadRequest as error:
-        raise RpcRefused(Code.ILLEGAL_FILTER_EXPRESSION, error.remark) from None
+        raise RpcRefused(illegal, error.remark) from None
 
 
 def poll_time_ms(request: Message, remaining_ms: int | None, options: ProxyOptions) -> int:
@@ -100,15 +97,6 @@ def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:
         return asked
     served = [name for name in names if access.view.master_address(name) is not None] or names
     return served[chance.below(len(served))]
-
-
-def check_attempt_id(attempt_id: str) -> None:
-    """Checks the id with which a client repeats a receive. Raises RpcRefused BAD_REQUEST."""
-    if len(attempt_id) > ATTEMPT_ID_CHARS_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST,
-            f"attempt_id has {len(attempt_id)} characters, at most {ATTEMPT_ID_CHARS_MAX} are allowed",
-        )
 
 
 def check_invisible(invisible_ms: int, low_ms: int, high_ms: int) -> None:

@@ -37,18 +37,18 @@ from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import (
+    ATTEMPT_ID_CHARS_MAX,
     ReceivePlan,
-    check_attempt_id,
     check_invisible,
     make_subscription,
     pick_broker,
     poll_time_ms,
 )
 from tandemmq.proxy.renewal import LeaseOwner, Renewal
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, Send, server_stream
+from tandemmq.proxy.rpc import OK, Caller, Message, Send
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import attempts_of
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.proxy.values import milliseconds, timestamp
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.runtime.tasks import TaskScope
@@ -171,7 +171,8 @@ class ReceiveHandlers:
             check_invisible(invisible_ms, options.invisible_ms_min, options.invisible_ms_max)
         if request.batch_size <= 0:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
-        check_attempt_id(request.attempt_id)
+        id_size = len(request.attempt_id)
+        check_bound(Code.BAD_REQUEST, "attempt_id", id_size, ATTEMPT_ID_CHARS_MAX, "characters")
         subscription = make_subscription(topic, request.filter_expression, self.clock.now_ms())
         access = await self.brokers.topic(topic)
         config = await self.brokers.group(group)
@@ -368,9 +369,3 @@ def _status(outcome: PopOutcome, count: int) -> dict[str, object]:
     if outcome.is_full:
         return {"code": int(Code.TOO_MANY_REQUESTS), "message": "the broker holds too many receives"}
     return {"code": int(Code.MESSAGE_NOT_FOUND), "message": "no message is available"}
-
-
-def methods(handlers: ReceiveHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpc of this module."""
-    receive = handlers.handle_receive
-    return [server_stream("ReceiveMessage", admit, receive)]

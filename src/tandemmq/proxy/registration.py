@@ -139,47 +139,37 @@ def remoting_version(text: str) -> int:
     return FIRST_5_VERSION + 2 * (10 * numbers[1] + numbers[2])
 
 
+@dataclass(slots=True)
 class BrokerRegistration:
     """Sends the heartbeats. `run` is a task of the proxy.
 
     `open_connections` makes a further set of connections to brokers, with the routes of `RelayedRequests`.
     """
 
-    def __init__(
-        self,
-        clients: Clients,
-        brokers: Brokers,
-        *,
-        clock: Clock,
-        client_id: str,
-        open_connections: Callable[[], RemotingClient] | None = None,
-        connections_max: int = 16,
-    ) -> None:
-        self._clients = clients
-        self._brokers = brokers
-        self._clock = clock
-        self._client_id = client_id
-        self._open_connections = open_connections
-        self._seats = Seats(connections_max if open_connections is not None else min(1, connections_max))
-        self._connections: list[RemotingClient] = [brokers.remoting]
-        self._produced: frozenset[str] = frozenset()
-        self._bodies: dict[str, tuple[Profile, bytes]] = {}
-        self._requested = asyncio.Event()
-        self._outages = Outages()
-        clients.on_change.append(self._requested.set)
+    clients: Clients
+    brokers: Brokers
+    clock: Clock
+    client_id: str
+    open_connections: Callable[[], RemotingClient]
+    connections_max: int = 16
+    seats: Seats = field(init=False)
+    _connections: list[RemotingClient] = field(init=False)
+    _produced: frozenset[str] = field(default=frozenset(), init=False)
+    _bodies: dict[str, tuple[Profile, bytes]] = field(default_factory=dict, init=False)
+    _requested: asyncio.Event = field(default_factory=asyncio.Event, init=False)
+    _outages: Outages = field(default_factory=Outages, init=False)
 
-    @property
-    def unregistered_count(self) -> int:
-        """The number of consumers that are not registered, because their group has too many members here."""
-        return len(self._seats.unseated)
+    def __post_init__(self) -> None:
+        self.seats, self._connections = Seats(self.connections_max), [self.brokers.remoting]
+        self.clients.on_change.append(self._requested.set)
 
     async def run(self) -> None:
         """Sends a heartbeat now, every BEAT_S, and soon after a change of the clients."""
         while True:
             self._requested.clear()
             await self.beat()
-            await self._clock.sleep(BEAT_PAUSE_S)
-            timer = self._clock.call_later(BEAT_S - BEAT_PAUSE_S, self._requested.set)
+            await self.clock.sleep(BEAT_PAUSE_S)
+            timer = self.clock.call_later(BEAT_S - BEAT_PAUSE_S, self._requested.set)
             try:
                 await self._requested.wait()
             finally:
@@ -195,7 +185,7 @@ class BrokerRegistration:
         heartbeat tries again.
         """
         try:
-            masters = list((await self._brokers.masters()).values())
+            masters = list((await self.brokers.masters()).values())
         except TandemError as error:
             self._log_failure(None, "name servers", error)
             return
@@ -212,7 +202,7 @@ class BrokerRegistration:
         left, self._produced = self._produced - topics, topics
         body = encode_body(
             Heartbeat(
-                client_id=self._client_id, producers=tuple(ProducerData(group=one) for one in sorted(topics))
+                client_id=self.client_id, producers=tuple(ProducerData(group=one) for one in sorted(topics))
             )
         )
         requests = []
@@ -220,25 +210,25 @@ class BrokerRegistration:
             if topics:
                 requests.append(_Request(0, address, Command.request(RequestCode.HEART_BEAT, body=body)))
             requests += [
-                _Request(0, address, _unregister_command(self._client_id, producer_group=topic))
+                _Request(0, address, _unregister_command(self.client_id, producer_group=topic))
                 for topic in sorted(left)
             ]
         return requests
 
     def _registered_topics(self) -> frozenset[str]:
-        topics = self._clients.produced_topics
+        topics = self.clients.produced_topics
         if len(topics) > GROUPS_MAX:
-            checked = {topic for client in self._clients for topic in client.transaction_topics}
+            checked = {topic for client in self.clients for topic in client.transaction_topics}
             topics = sorted(topics, key=lambda topic: topic not in checked)[:GROUPS_MAX]
         return frozenset(topics)
 
     async def _consumer_requests(self, masters: list[str]) -> list[_Request]:
         consumers = {
             client.client_id: (client, client.profile)
-            for client in self._clients
+            for client in self.clients
             if client.profile is not None and client.profile.group
         }
-        freed = self._seats.update({key: profile.group for key, (_, profile) in consumers.items()})
+        freed = self.seats.update({key: profile.group for key, (_, profile) in consumers.items()})
         for client_id in self._bodies.keys() - consumers.keys():
             del self._bodies[client_id]
         requests = [
@@ -247,7 +237,7 @@ class BrokerRegistration:
             for address in masters
         ]
         for client_id, (client, profile) in consumers.items():
-            seat = self._seats.get(client_id)
+            seat = self.seats.get(client_id)
             if seat is None:
                 continue
             body = self._body_of(client, profile)
@@ -269,7 +259,7 @@ class BrokerRegistration:
         found: dict[str, None] = {}
         for subscribed in profile.subscriptions:
             try:
-                access = await self._brokers.topic(subscribed.topic)
+                access = await self.brokers.topic(subscribed.topic)
             except TandemError:
                 continue
             found.update(dict.fromkeys(access.route.masters))
@@ -287,8 +277,7 @@ class BrokerRegistration:
 
     def _connection(self, number: int) -> RemotingClient:
         while len(self._connections) <= number:
-            assert self._open_connections is not None
-            self._connections.append(self._open_connections())
+            self._connections.append(self.open_connections())
         return self._connections[number]
 
     def _log_failure(self, key: str | None, address: str, error: TandemError) -> None:

@@ -20,13 +20,14 @@ from __future__ import annotations
 import asyncio
 import heapq
 import logging
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 from tandemmq.api import broker_consume
 from tandemmq.errors import TandemError
+from tandemmq.proxy.clients import Clients
 from tandemmq.proxy.handles import Receipt, parse_receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.limited_lines import LimitedLines
@@ -41,15 +42,6 @@ IN_FLIGHT_MAX: Final = 256
 DUE_KEPT: Final = 1_024
 RETRY_S: Final = 1.0
 """The pause after a renewal that failed."""
-
-
-class Liveness(Protocol):
-    """The clients of this proxy, as renewal sees them."""
-
-    def is_alive(self, client_id: str) -> bool: ...
-
-    def on_gone(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback that gets the id of each client that ended or was lost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,37 +93,33 @@ class RenewedLease:
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
+@dataclass(slots=True)
 class Renewal:
     """The messages that this proxy renews."""
 
-    def __init__(
-        self,
-        calls: LeaseCalls,
-        liveness: Liveness,
-        *,
-        clock: Clock,
-        tasks: TaskScope,
-        options: RenewalOptions | None = None,
-    ) -> None:
-        self.options = options or RenewalOptions()
-        self._calls = calls
-        self._liveness = liveness
-        self._clock = clock
-        self._tasks = tasks
-        self._by_handle: dict[str, RenewedLease] = {}
-        self._by_client: dict[str, dict[RenewedLease, None]] = {}
-        self._due: list[tuple[float, int, RenewedLease]] = []
-        self._number = 0
-        self._in_flight = 0
+    calls: LeaseCalls
+    clients: Clients
+    clock: Clock
+    tasks: TaskScope
+    options: RenewalOptions = field(default_factory=RenewalOptions)
+    renewed_count: int = field(default=0, init=False)
+    failed_count: int = field(default=0, init=False)
+    released_count: int = field(default=0, init=False)
+    unwatched_count: int = field(default=0, init=False)
+    """The messages that were not renewed because of `count_max`."""
+    _by_handle: dict[str, RenewedLease] = field(default_factory=dict, init=False)
+    _by_client: dict[str, dict[RenewedLease, None]] = field(default_factory=dict, init=False)
+    _due: list[tuple[float, int, RenewedLease]] = field(default_factory=list, init=False)
+    _number: int = field(default=0, init=False)
+    _in_flight: int = field(default=0, init=False)
+    _releases: asyncio.Semaphore = field(init=False)
+    _wake: TimedEvent = field(init=False)
+    _lines: LimitedLines = field(init=False)
+
+    def __post_init__(self) -> None:
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._wake = TimedEvent(clock)
-        self._lines = LimitedLines(clock)
-        self.renewed_count = 0
-        self.failed_count = 0
-        self.released_count = 0
-        self.unwatched_count = 0
-        """The messages that were not renewed because of `count_max`."""
-        liveness.on_gone(self._on_gone)
+        self._wake, self._lines = TimedEvent(self.clock), LimitedLines(self.clock)
+        self.clients.on_gone(self._on_gone)
 
     def __len__(self) -> int:
         """Returns the number of messages that are renewed."""
@@ -144,7 +132,7 @@ class Renewal:
             facts = {"client_id": owner.client_id, "group": owner.group, "count": len(receipts)}
             self._lines.write(log, events.PROXY_RENEWAL_FULL, facts)
             return
-        now_s = self._clock.monotonic()
+        now_s = self.clock.monotonic()
         until_s = now_s + self.options.life_ms / 1000
         shared: dict[tuple[object, ...], RenewedLease] = {}
         for receipt in receipts:
@@ -184,12 +172,12 @@ class Renewal:
         """Renews leases when they are due, until it is cancelled."""
         while True:
             self._wake.clear()
-            now_s = self._clock.monotonic()
+            now_s = self.clock.monotonic()
             while self._due and self._due[0][0] <= now_s and self._in_flight < IN_FLIGHT_MAX:
                 _, number, renewed = heapq.heappop(self._due)
                 if renewed.receipts and renewed.number == number:
                     self._in_flight += 1
-                    self._tasks.start("renew", self._renew_counted(renewed))
+                    self.tasks.start("renew", self._renew_counted(renewed))
             is_idle = not self._due or self._in_flight >= IN_FLIGHT_MAX
             await self._wake.wait(None if is_idle else self._due[0][0] - now_s)
 
@@ -204,13 +192,13 @@ class Renewal:
         if not renewed.receipts:
             return
         owner = renewed.owner
-        now_s = self._clock.monotonic()
+        now_s = self.clock.monotonic()
         remaining_ms = round((renewed.until_s - now_s) * 1000)
         if remaining_ms <= 0:
             self._log_end(renewed, "it was held too long")
             self._drop(renewed)
             return
-        if not self._liveness.is_alive(owner.client_id):
+        if not self.clients.is_alive(owner.client_id):
             if not await self._is_elsewhere(renewed):
                 await self._release(renewed)
                 return
@@ -232,7 +220,7 @@ class Renewal:
                     self._log_end(renewed, str(error))
                 self._drop(renewed)
             else:
-                self._schedule(renewed, self._clock.monotonic() + RETRY_S)
+                self._schedule(renewed, self.clock.monotonic() + RETRY_S)
             return
         self.renewed_count += 1
         renewed.failure_count = 0
@@ -243,9 +231,9 @@ class Renewal:
         _, group, topic = renewed.owner
         handle_text, receipt = next(iter(renewed.receipts.items()))
         if renewed.is_in_place:
-            await self._calls.renew(group, topic, receipt, invisible_ms)
+            await self.calls.renew(group, topic, receipt, invisible_ms)
             return
-        new = await self._calls.change(group, topic, receipt, invisible_ms)
+        new = await self.calls.change(group, topic, receipt, invisible_ms)
         renewed.receipts[handle_text] = new
 
     async def _is_elsewhere(self, renewed: RenewedLease) -> bool:
@@ -253,7 +241,7 @@ class Renewal:
         client_id, group, topic = renewed.owner
         _, receipt = next(iter(renewed.receipts.items()))
         try:
-            members = await self._calls.brokers.ask_master(
+            members = await self.calls.brokers.ask_master(
                 broker_consume.query_consumer_ids, topic, receipt.handle.broker_name, group
             )
         except TandemError:
@@ -262,14 +250,14 @@ class Renewal:
 
     def _on_gone(self, client_id: str) -> None:
         for renewed in list(self._by_client.get(client_id, ())):
-            self._tasks.start("release", self._release_if_gone(renewed))
+            self.tasks.start("release", self._release_if_gone(renewed))
 
     async def _release_if_gone(self, renewed: RenewedLease) -> None:
         async with self._releases:
             if not renewed.receipts:
                 return
             if await self._is_elsewhere(renewed):
-                self._schedule(renewed, self._clock.monotonic() + RETRY_S)
+                self._schedule(renewed, self.clock.monotonic() + RETRY_S)
             else:
                 await self._release(renewed)
 

@@ -21,7 +21,7 @@ from tandemmq.proxy.brokers import NORMAL, Brokers
 from tandemmq.proxy.callers import group_name, topic_name
 from tandemmq.proxy.kinds import MIXED, MIXED_KINDS, MessageKind, enum_of_kind
 from tandemmq.proxy.options import ProxyOptions
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
+from tandemmq.proxy.rpc import OK, Caller, Message
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.units import MASTER_ID
@@ -184,11 +184,3 @@ class RoutingHandlers:
         if asked.scheme != _UNSPECIFIED:
             endpoints["scheme"] = asked.scheme
         return endpoints
-
-
-def methods(handlers: RoutingHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpcs of routes."""
-    return [
-        unary("QueryRoute", admit, handlers.handle_query_route),
-        unary("QueryAssignment", admit, handlers.handle_query_assignment),
-    ]

@@ -31,7 +31,7 @@ from tandemmq.proxy.kinds import MessageKind, check_kind
 from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.queue_choice import NoWritableQueue, QueueChooser
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
+from tandemmq.proxy.rpc import OK, Caller, Message
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.transaction_ids import TransactionId, render_transaction_id
@@ -255,8 +255,3 @@ def _response(messages: Sequence[IncomingMessage], queue: MessageQueue, answer: 
     if answer.recall_handle:
         entries[0]["recall_handle"] = answer.recall_handle
     return SendMessageResponse(status=OK, entries=entries)
-
-
-def methods(handlers: ProduceHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpc of sends."""
-    return [unary("SendMessage", admit, handlers.handle_send)]

@@ -22,7 +22,7 @@ from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import topic_name
 from tandemmq.proxy.kinds import MessageKind, check_kind
 from tandemmq.proxy.options import ProxyOptions
-from tandemmq.proxy.rpc import OK, Admit, Caller, Message, Method, unary
+from tandemmq.proxy.rpc import OK, Caller, Message
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.transaction_ids import parse_transaction_id
@@ -133,11 +133,3 @@ def _broker_of(recall_handle: str) -> str:
         with suppress(ClientError):
             return broker_of_handle(recall_handle)
     raise RpcRefused(Code.BAD_REQUEST, "recall_handle is not a handle of a send result: return it unchanged")
-
-
-def methods(handlers: SentMessageHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpcs about sent messages."""
-    return [
-        unary("EndTransaction", admit, handlers.handle_end_transaction),
-        unary("RecallMessage", admit, handlers.handle_recall),
-    ]

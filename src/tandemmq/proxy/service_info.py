@@ -22,10 +22,7 @@ MESSAGING: Final = f"{PACKAGE}.MessagingService"
 add_file(
     "grpc/health/v1/health.proto",
     _HEALTH,
-    {
-        "HealthCheckRequest": "service 1 string",
-        "HealthCheckResponse": "status 1 ServingStatus",
-    },
+    {"HealthCheckRequest": "service 1 string", "HealthCheckResponse": "status 1 ServingStatus"},
     enums={"ServingStatus": "UNKNOWN 0, SERVING 1, NOT_SERVING 2, SERVICE_UNKNOWN 3"},
     services={
         "Health": "Check HealthCheckRequest HealthCheckResponse,"

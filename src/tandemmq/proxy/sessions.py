@@ -19,19 +19,7 @@ from tandemmq.errors import TandemError
 from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.clients import Clients, CommandStream, GrpcClient, TelemetryCommand
 from tandemmq.proxy.options import ProxyOptions
-from tandemmq.proxy.rpc import (
-    OK,
-    SERVICE,
-    Admit,
-    Caller,
-    GrpcCall,
-    GrpcFailure,
-    Message,
-    Method,
-    grpc_status_of,
-    parse,
-    unary,
-)
+from tandemmq.proxy.rpc import OK, Admit, Caller, GrpcCall, GrpcFailure, Message, grpc_status_of, parse
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import ClientRole, Profile, merge_settings, profile_of
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
@@ -158,16 +146,3 @@ class SessionHandlers:
             if len(self._refused) > REFUSED_KEPT_MAX:
                 del self._refused[next(iter(self._refused))]
         return GrpcFailure(grpc_status_of(code), f"{code.name}: {error}")
-
-
-def methods(handlers: SessionHandlers, admit: Admit) -> list[Method]:
-    """Returns the rpcs of sessions."""
-
-    async def serve_telemetry(call: GrpcCall) -> None:
-        await handlers.serve_telemetry(call, admit)
-
-    return [
-        Method(SERVICE + "Telemetry", serve_telemetry, is_held=True),
-        unary("Heartbeat", admit, handlers.handle_heartbeat),
-        unary("NotifyClientTermination", admit, handlers.handle_termination),
-    ]

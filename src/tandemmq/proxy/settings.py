@@ -22,7 +22,7 @@ from tandemmq.proxy.options import MetricCollectorMode, ProxyOptions
 from tandemmq.proxy.routing import make_endpoints
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import enum_number, message_class
-from tandemmq.proxy.statuses import Code, RpcRefused
+from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.proxy.values import duration
 from tandemmq.remoting.options import parse_address
 
@@ -84,18 +84,15 @@ def profile_of(settings: Message) -> Profile:
 
     Raises:  RpcRefused for settings that are refused, with the code of the first fault.
     """
-    if settings.ByteSize() > SETTINGS_BYTES_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST,
-            f"the settings have {settings.ByteSize()} bytes, at most {SETTINGS_BYTES_MAX} are allowed",
-        )
+    size = settings.ByteSize()
+    check_bound(Code.BAD_REQUEST, "the command", size, SETTINGS_BYTES_MAX, "bytes of settings")
     if settings.client_type in _LITE:
         raise RpcRefused(Code.UNSUPPORTED, "UNSUPPORTED: this proxy does not serve lite consumers")
     _check_properties(settings.client_properties)
     match settings.WhichOneof("pub_sub"):
         case "publishing":
             topics = dict.fromkeys(map(topic_name, settings.publishing.topics))
-            _check_count(topics)
+            check_bound(Code.BAD_REQUEST, "the command", len(topics), TOPICS_MAX, "topics")
             return Profile(ClientRole.PRODUCER, topics=tuple(topics))
         case "subscription":
             return _consumer_profile(settings)
@@ -116,15 +113,8 @@ def _consumer_profile(settings: Message) -> Profile:
         topic = topic_name(entry.topic)
         kind = "SQL92" if entry.expression.type == _SQL else "TAG"
         subscriptions[topic] = Subscribed(topic, entry.expression.expression or "*", kind)
-    _check_count(subscriptions)
+    check_bound(Code.BAD_REQUEST, "the command", len(subscriptions), TOPICS_MAX, "topics")
     return Profile(role, group=group, subscriptions=tuple(subscriptions.values()))
-
-
-def _check_count(topics: dict[str, Any]) -> None:
-    if len(topics) > TOPICS_MAX:
-        raise RpcRefused(
-            Code.BAD_REQUEST, f"the settings name {len(topics)} topics, at most {TOPICS_MAX} are allowed"
-        )
 
 
 def _check_properties(properties: Any) -> None:

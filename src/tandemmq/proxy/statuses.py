@@ -68,6 +68,12 @@ class RpcRefused(TandemError):
         self.code = code
 
 
+def check_bound(code: Code, subject: str, count: int, count_max: int, unit: str) -> None:
+    """Raises RpcRefused if the subject has more of this unit than is allowed."""
+    if count > count_max:
+        raise RpcRefused(code, f"{subject} has {count} {unit}, at most {count_max} are allowed")
+
+
 _CODE_OF_RESPONSE: Final[dict[int, Code]] = {
     ResponseCode.SYSTEM_BUSY: Code.TOO_MANY_REQUESTS,
     ResponseCode.FLOW_CONTROL: Code.TOO_MANY_REQUESTS,

@@ -250,7 +250,7 @@ class OneBroker:
 
 
 class Clients:
-    """`Liveness` with a set of ids."""
+    """The table of clients, with a set of ids."""
 
     def __init__(self, *alive: str) -> None:
         self.alive = set(alive)
@@ -286,9 +286,7 @@ class Proxy:
         self.tasks = TaskScope("proxy")
         self.answers = AnswerBudget(clock, Traffic(), bytes_max=self.answer_bytes_max)
         self.calls = LeaseCalls(cast(Brokers, self.brokers), self.clock)
-        self.renewal = Renewal(
-            self.calls, self.clients, clock=clock, tasks=self.tasks, options=self.renewal_options
-        )
+        self.renewal = Renewal(self.calls, cast(Any, self.clients), clock, self.tasks, self.renewal_options)
         chance = SimpleNamespace(below=lambda end: 0)
         self.receiving = ReceiveHandlers(
             brokers=cast(Brokers, self.brokers),

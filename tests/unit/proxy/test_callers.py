@@ -60,13 +60,18 @@ def test_each_clients_language_is_known() -> None:
     assert language_of("COBOL").name == "OTHER"
 
 
+async def test_without_access_control_any_header_passes() -> None:
+    metadata = {"x-mq-client-id": "c", "authorization": "MQv2-HMAC-SHA1 Credential=/"}
+    assert (await Callers().admit(FakeCall(metadata=metadata), None)).access_key == ""
+
+
 async def test_access_is_checked_before_the_client_id() -> None:
     async def check(metadata: object, peer: Address, request: Message) -> str:
         if request == "refused":
             raise RpcRefused(Code.UNAUTHORIZED, "no")
         return "alice"
 
-    callers = Callers(check)
+    callers = Callers([check])
     assert (await callers.admit(FakeCall(metadata={"x-mq-client-id": "c"}), None)).access_key == "alice"
     with pytest.raises(RpcRefused) as refused:
         await callers.admit(FakeCall(metadata={}), "refused")

@@ -125,10 +125,10 @@ async def test_a_call_that_fails_is_counted_with_its_grpc_status() -> None:
     async with running() as (world, proxy, client):
         await client.ends(client.call(HEARTBEAT, headers=HEADERS))
         cancelled = client.open(SERVICE + "ReceiveMessage", *HEADERS)
-        await until(lambda: proxy.open_call_count == 1)
+        await until(lambda: proxy._server.shared.held_count == 1)
         client.http2.reset_stream(cancelled)
         client.flush()
-        await until(lambda: proxy.open_call_count == 0)
+        await until(lambda: proxy._server.shared.held_count == 0)
         samples = await world.scrape(proxy)
         assert samples["tandemmq_proxy_calls_total", "Heartbeat", "INTERNAL"] == 1
         assert samples["tandemmq_proxy_calls_total", "ReceiveMessage", "CANCELLED"] == 1

@@ -17,7 +17,7 @@ from test_access import request, signed
 from sim.memory import ManualClock, MemoryDisk, MemoryNetwork
 from tandemmq.broker.access.plain_rules import POLL_S
 from tandemmq.errors import ConfigError
-from tandemmq.proxy.callers import require_all
+from tandemmq.proxy.callers import CLIENT_ID, Callers
 from tandemmq.proxy.options import ProxyConfig, ProxyOptions
 from tandemmq.proxy.plain_access import PlainAccess
 from tandemmq.proxy.proxy import Proxy
@@ -28,6 +28,7 @@ from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.options import TlsMode, TlsOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Machine
+from unit.proxy.calls import FakeCall
 from waits import until
 
 FOLDER = Path("/rocketmq/conf")
@@ -181,13 +182,13 @@ async def test_a_request_must_pass_both_kinds_of_rules() -> None:
     users = UserProxy()
     world = World(ACCOUNTS.replace("orders-app", "alice-app"))
     users.broker.users["alice-app"] = users.broker.users["alice"]
-    check = require_all([world.access.check, users.access.check])
-    assert check is not None
+    callers = Callers([world.access.check, users.access.check])
 
     async def outcome(topic: str, name: str = "alice-app") -> str:
         asked = request("SendMessageRequest", **send_to(topic))
         try:
-            return await check(signed(name, SECRET), (FAR, 5), asked)
+            call = FakeCall(metadata={**signed(name, SECRET), CLIENT_ID: "c"}, peer=(FAR, 5))
+            return (await callers.admit(call, asked)).access_key
         except RpcRefused as error:
             return str(error)
 
@@ -198,7 +199,6 @@ async def test_a_request_must_pass_both_kinds_of_rules() -> None:
     assert await outcome("Orders") == "alice-app"
     assert "may not Pub Topic:Logs" in await outcome("Logs")  # has no permission in the file
     assert "no account" in await outcome("Orders", "alice")
-    assert require_all([]) is None
     await users.tasks.close()
 
 

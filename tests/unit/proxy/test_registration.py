@@ -142,12 +142,12 @@ async def test_members_of_a_group_have_connections_of_their_own() -> None:
         (MASTERS["a"], "d"),
     ]
     assert [body.client_id for _, body in second.beats()] == ["c1"]
-    assert proxy.registration.unregistered_count == 1
+    assert len(proxy.registration.seats.unseated) == 1
     proxy.clients.remove("c0")
     await proxy.registration.beat()
     assert [body.client_id for _, body in first.beats()] == ["c2", "d"]
     assert first.departures() == [], "its successor on the connection must not be removed"
-    assert proxy.registration.unregistered_count == 0
+    assert not proxy.registration.seats.unseated
     proxy.clients.remove("d")
     await proxy.registration.beat()
     assert first.departures() == [(address, "d", None, "H") for address in MASTERS.values()]

@@ -24,8 +24,7 @@ from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import decode_properties
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.queue_choice import queue_index
-from tandemmq.proxy.rpc import Caller, GrpcCall
-from tandemmq.proxy.sending import ProduceHandlers, methods
+from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
 from tandemmq.proxy.transaction_ids import TransactionId, parse_transaction_id
 
@@ -451,11 +450,3 @@ async def test_unknown_kind_is_an_outage_and_no_conflict(rig: SendRig):
     rig.table.fail = lambda name, _: BrokerUnreachable(f"cannot connect to {name}")
     error = await refusal(send(rig, message("Fifo", message_group="g")))
     assert isinstance(error, BrokerUnreachable)
-
-
-def test_rpcs_are_served_under_their_names(rig: SendRig):
-    async def admit(_call: GrpcCall, _request: Any) -> Caller:
-        return CALLER
-
-    found = methods(handlers(rig), admit)
-    assert [method.path for method in found] == ["/apache.rocketmq.v2.MessagingService/SendMessage"]

@@ -13,13 +13,8 @@ from sim.manual_clock import ManualClock
 from tandemmq.errors import BrokerUnreachable, Busy
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy.clients import COMMANDS_MAX, ClientLimits, Clients, GrpcClient, TelemetryCommand
-from tandemmq.proxy.rpc import Caller, GrpcCall, GrpcFailure, GrpcStatus, Message
-from tandemmq.proxy.sessions import (
-    HeartbeatResponse,
-    NotifyClientTerminationResponse,
-    SessionHandlers,
-    methods,
-)
+from tandemmq.proxy.rpc import Caller, GrpcCall, GrpcFailure, GrpcStatus, Message, unary
+from tandemmq.proxy.sessions import HeartbeatResponse, NotifyClientTerminationResponse, SessionHandlers
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import FakeCall, caller
@@ -41,9 +36,6 @@ class Proxy:
         self.clients.on_gone(self.gone.append)
         self.tasks = TaskScope("proxy")
         self.handlers = SessionHandlers(self.clients, self.known.brokers, self.tasks)
-        self.by_name = {
-            method.path.rpartition("/")[2]: method for method in methods(self.handlers, self.admit)
-        }
         self.refusal: RpcRefused | None = None
         self.access_key = ""
 
@@ -57,7 +49,7 @@ class Proxy:
     ) -> tuple[FakeCall, asyncio.Task[None]]:
         """Opens a stream, sends settings, and waits for their answer."""
         call = FakeCall(metadata={"x-mq-client-id": client_id}, ends=False)
-        task = self.tasks.start("stream", outcome(self.by_name["Telemetry"].serve(call)))
+        task = self.tasks.start("stream", outcome(self.handlers.serve_telemetry(call, self.admit)))
         if settings is not None:
             call.add(command(settings=settings))
             await until(lambda: call.sent)
@@ -65,7 +57,9 @@ class Proxy:
 
     async def ask(self, name: str, response: Any, client_id: str = "c1") -> int:
         call = FakeCall([b""], metadata={"x-mq-client-id": client_id})
-        await self.by_name[name].serve(call)
+        is_heartbeat = name == "Heartbeat"
+        handle = self.handlers.handle_heartbeat if is_heartbeat else self.handlers.handle_termination
+        await unary(name, self.admit, handle).serve(call)
         (answer,) = call.answers(response)
         return int(answer.status.code)
 
@@ -184,7 +178,7 @@ async def test_clients_without_an_id_are_logged_once_per_address(
     proxy.refusal = RpcRefused(Code.CLIENT_ID_REQUIRED, "no id")
     for host in ("10.0.0.1", "10.0.0.2", "10.0.0.1"):
         call = FakeCall(peer=(host, 5), ends=False)
-        assert await outcome(proxy.by_name["Telemetry"].serve(call)) is not None
+        assert await outcome(proxy.handlers.serve_telemetry(call, proxy.admit)) is not None
     refused = [vars(record)["peer"] for record in caplog.records if record.msg == "proxy_client.refused"]
     assert refused == [("10.0.0.1", 5), ("10.0.0.2", 5)]
 
@@ -195,7 +189,7 @@ async def test_new_ids_are_no_way_to_more_lines(proxy: Proxy, caplog: pytest.Log
         call = FakeCall(metadata={"x-mq-client-id": f"c{number}"}, ends=False)
         call.lines = lines
         call.add(command(settings={}))
-        assert await outcome(proxy.by_name["Telemetry"].serve(call)) is not None
+        assert await outcome(proxy.handlers.serve_telemetry(call, proxy.admit)) is not None
     assert caplog.text.count("proxy_client.refused") == 20
 
 
@@ -391,9 +385,3 @@ async def test_only_clients_that_know_the_command_are_asked_to_reconnect(proxy: 
         client.language, client.version = language, version
         assert proxy.clients.reconnect() == is_asked, (language, version)
     await until(lambda: len(call.sent) == 4)
-
-
-async def test_only_telemetry_counts_as_held_by_the_transport() -> None:
-    """Else the streams of 4,096 clients would leave no room for unary calls."""
-    held = [name for name, method in Proxy().by_name.items() if method.is_held]
-    assert held == ["Telemetry"]

@@ -96,7 +96,7 @@ class ProxyNode(Node):
             machine=Machine(self.network, disk, self.clock, self.chance),
             on_fatal=self.on_fatal,
         )
-        proxy._renewal._calls = WatchedCalls(
+        proxy._renewal.calls = WatchedCalls(
             proxy.brokers, self.clock, note=self._note_renewal, now_ms=self._earliest_ms
         )
         await proxy.start()
