@@ -167,10 +167,7 @@ async def update_acl(tools: Tools, policy: PolicyOptions, place: Place) -> Comma
 
 @command(app, "deleteAcl")
 async def delete_acl(
-    tools: Tools,
-    subject: Subject,
-    place: Place,
-    resources: Annotated[tuple[str, ...], RESOURCES, PARTS] = (),
+    tools: Tools, subject: Subject, place: Place, resources: Annotated[tuple[str, ...], RESOURCES, PARTS] = ()
 ) -> CommandAnswer:
     """Delete a user's policies for resources; without resources, all of the user's policies."""
     brokers = await tools.brokers(place)

@@ -20,10 +20,7 @@ from tandemmq.api import broker_admin, broker_consume
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.consumer.subscription import parse_subscription
-from tandemmq.errors import (
-    NoRoute,
-    TandemError,
-)
+from tandemmq.errors import NoRoute, TandemError
 from tandemmq.manage.messages import find_by_key, find_by_position, find_records, read_group_states
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools, find_targets, tools_options

@@ -330,10 +330,7 @@ async def export_metrics(
                 "topicSize": len(topics),
                 "groupSize": len(groups),
             },
-            "runtimeVersion": {
-                "rocketmqVersion": facts.get("brokerVersionDesc"),
-                "clientInfo": clients,
-            },
+            "runtimeVersion": {"rocketmqVersion": facts.get("brokerVersionDesc"), "clientInfo": clients},
         }
     totals = {"totalTps": dict(rates), "totalOneDayNum": dict(counts)}
     path = write_json(directory / "metrics.json", {"evaluateReport": report, "totalData": totals})
@@ -342,10 +339,7 @@ async def export_metrics(
 
 @opt.command(app, "updateTopicPerm")
 async def update_topic_permission(
-    tools: Tools,
-    topic: opt.Topic,
-    permission: Permission,
-    place: Place,
+    tools: Tools, topic: opt.Topic, permission: Permission, place: Place
 ) -> CommandAnswer:
     """Change the permission of a topic, at one broker or at every master of a cluster."""
     masters = await find_targets(tools, place, masters_only=True)

@@ -301,11 +301,7 @@ query_user = AdminCall(
 """Returns the user, or None when there is none. The password is included for super users and the user
 itself.
 """
-query_users = AdminCall(
-    Code.AUTH_LIST_USER,
-    headers.ListUsersRequest,
-    entries(tables.UserInfo),
-)
+query_users = AdminCall(Code.AUTH_LIST_USER, headers.ListUsersRequest, entries(tables.UserInfo))
 create_acl = AdminCall(Code.AUTH_CREATE_ACL, _describe_acl, done)
 """Adds policies to a subject. An entry replaces the one for the same resource."""
 update_acl = AdminCall(Code.AUTH_UPDATE_ACL, _describe_acl, done)
@@ -319,11 +315,7 @@ query_acl = AdminCall(
     outcomes={ResponseCode.POLICY_NOT_EXIST: absent},
 )
 """Returns all policies of a subject; None when it has none."""
-query_acls = AdminCall(
-    Code.AUTH_LIST_ACL,
-    headers.ListAclsRequest,
-    entries(tables.AclInfo),
-)
+query_acls = AdminCall(Code.AUTH_LIST_ACL, headers.ListAclsRequest, entries(tables.AclInfo))
 
 # Accounts of a broker with the access control of RocketMQ 4.x (spec semantics 21.2).
 

@@ -10,14 +10,10 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from tandemmq.api.calls import Call, absent, body, call, call_raw, done, value
+from tandemmq.api.calls import Call, absent, body, call, call_raw, done, header, value
 from tandemmq.errors import BadRequest, RemoteProtocolError
 from tandemmq.protocol import pop_receipts, rejections
-from tandemmq.protocol.bodies.client import (
-    Assignments,
-    decode_consumer_list,
-    decode_lock_answer,
-)
+from tandemmq.protocol.bodies.client import Assignments, decode_consumer_list, decode_lock_answer
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, encode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
@@ -269,13 +265,9 @@ def batch_of_acks(group: str, topic: str, broker_name: str, handle_texts: Sequen
     return BatchAck(entries=entries, broker_name=broker_name)
 
 
-def _batch_body(batch: BatchAck) -> bytes:
-    return encode_body(batch)
-
-
 ack_batch = Call(
     RequestCode.BATCH_ACK_MESSAGE,
-    _batch_body,
+    encode_body,
     lambda _: True,
     outcomes={ResponseCode.REQUEST_CODE_NOT_SUPPORTED: lambda _: False},
 )
@@ -308,9 +300,7 @@ def _name_change(
 
 
 change_lease = Call(
-    RequestCode.CHANGE_MESSAGE_INVISIBLETIME,
-    _name_change,
-    lambda answer: answer.decode(headers.ChangeInvisibleResponse),
+    RequestCode.CHANGE_MESSAGE_INVISIBLETIME, _name_change, header(headers.ChangeInvisibleResponse)
 )
 """Ends the message's lease `invisible_ms` from now; returns the parts of the new handle (`changed_handle`).
 

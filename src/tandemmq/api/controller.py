@@ -165,7 +165,8 @@ def _timed(kind: type[H]) -> Callable[[H, int], RequestContent]:
     return lambda header, now_ms: RequestContent(header, fields={"invokeTime": str(now_ms)})
 
 
-def _read_master(answer: Command) -> MasterFacts:
+def read_master_facts(answer: Command) -> MasterFacts:
+    """Decodes an answer about a group, or NOTIFY_BROKER_ROLE_CHANGED. Raises RemoteProtocolError."""
     header = answer.decode(headers.MasterResponse)
     answered = (
         decode_body(answer.body, replica.SyncStateSetAnswer) if answer.body else replica.SyncStateSetAnswer()
@@ -184,15 +185,15 @@ def _read_master(answer: Command) -> MasterFacts:
 register_at_controller = Call(
     RequestCode.CONTROLLER_REGISTER_BROKER,
     _timed(headers.RegisterReplicaRequest),
-    _read_master,
+    read_master_facts,
     timeout_s=DECIDE_TIMEOUT_S,
 )
 """Registers the address of a broker that has started."""
 elect_master = Call(
     RequestCode.CONTROLLER_ELECT_MASTER,
     _timed(headers.ElectMasterRequest),
-    _read_master,
-    outcomes={ResponseCode.CONTROLLER_MASTER_STILL_EXIST: _read_master},
+    read_master_facts,
+    outcomes={ResponseCode.CONTROLLER_MASTER_STILL_EXIST: read_master_facts},
     timeout_s=DECIDE_TIMEOUT_S,
 )
 """Requests an election and returns the master afterwards; the answer may be the current master."""
@@ -215,12 +216,12 @@ def _succeed(header: headers.ElectMasterRequest, now_ms: int, *, master_epoch: i
 
 
 elect_successor = Call(
-    RequestCode.CONTROLLER_ELECT_MASTER, _succeed, _read_master, timeout_s=HAND_OVER_TIMEOUT_S
+    RequestCode.CONTROLLER_ELECT_MASTER, _succeed, read_master_facts, timeout_s=HAND_OVER_TIMEOUT_S
 )
 """Requests an election as `elect_master`, on behalf of the master itself: it accepts no more requests under
 `master_epoch`, so the election need not wait for the end of its lease.
 """
-hand_over = Call(RequestCode.TANDEM_HAND_OVER, headers.HandOverRequest, _read_master)
+hand_over = Call(RequestCode.TANDEM_HAND_OVER, headers.HandOverRequest, read_master_facts)
 """Asks a master to hand over to another broker of its set; returns the new master.
 
 ClientError may also follow a success, because the old master closes its connections.
@@ -248,7 +249,7 @@ named ones.
 read_master = Call(
     RequestCode.CONTROLLER_GET_REPLICA_INFO,
     headers.ReplicaInfoRequest,
-    _read_master,
+    read_master_facts,
     timeout_s=READ_TIMEOUT_S,
 )
 """Returns the recorded master and set of a group."""
@@ -330,11 +331,6 @@ async def hand_over_group(
         if clock.monotonic() > ends_at_s:
             raise refusal or unread or RequestRejected(f"broker {before.master_id} is still the master")
         await clock.sleep(HAND_OVER_POLL_S)
-
-
-def read_master_notice(command: Command) -> MasterFacts:
-    """Decodes NOTIFY_BROKER_ROLE_CHANGED. Raises RemoteProtocolError."""
-    return _read_master(command)
 
 
 def _read_int(fields: Mapping[str, str], name: str) -> int | None:

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from tandemmq.admin.options import option
 from tandemmq.demo.publish import ROW_COUNT
 from tandemmq.demo.run import DemoOptions, run_demo
 from tandemmq.errors import TandemError
@@ -16,7 +17,7 @@ from tandemmq.spark.java import find_java
 
 
 def demo(
-    rows: Annotated[int, typer.Option(help="Flight records to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
+    rows: Annotated[int, option("--rows", "Flight records to publish.", min=1, max=ROW_COUNT)] = ROW_COUNT,
     directory: Annotated[
         Path | None,
         typer.Argument(
@@ -26,14 +27,10 @@ def demo(
         ),
     ] = None,
     keep: Annotated[
-        bool,
-        typer.Option("--keep", help="Keep logs, configurations and tables, and leave the cluster running."),
+        bool, option("--keep", "Keep logs, configurations and tables, and leave the cluster running.")
     ] = False,
     chaos: Annotated[
-        bool,
-        typer.Option(
-            "--chaos", help="Kill the master twice and the Spark pipeline once while the data flows."
-        ),
+        bool, option("--chaos", "Kill the master twice and the Spark pipeline once while the data flows.")
     ] = False,
 ) -> None:
     """Run the whole system once: start a replicated cluster, publish flight records, archive them with Spark,

@@ -311,11 +311,7 @@ CLUSTER_NAME = "DemoCluster"
 BROKER_NAME = "broker-a"
 ELECTED_SECONDS_MAX = 30.0
 DOWN_SECONDS = 4.0
-_OVERRIDES = (
-    f"brokerClusterName={CLUSTER_NAME}",
-    "fastListen=false",
-    "autoCreateTopicEnable=false",
-)
+_OVERRIDES = (f"brokerClusterName={CLUSTER_NAME}", "fastListen=false", "autoCreateTopicEnable=false")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

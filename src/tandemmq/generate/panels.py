@@ -186,12 +186,7 @@ LAG: Final = Row(
         _per_group("Lag", "short", "lag_messages", "Messages in flight and ready."),
         _per_group("In flight", "short", "inflight_messages", "Consumers have these messages."),
         _per_group("Ready", "short", "ready_messages", "No consumer has these messages yet."),
-        _per_group(
-            "Age of the oldest ready message",
-            "ms",
-            "queueing_latency_milliseconds",
-            combine="max",
-        ),
+        _per_group("Age of the oldest ready message", "ms", "queueing_latency_milliseconds", combine="max"),
         _one("Dead letters", "cps", f"sum by (consumer_group) ({_rate(_DEAD)})", "{{consumer_group}}"),
         _per_topic("Messages in by topic", "cps", _IN),
         _one(

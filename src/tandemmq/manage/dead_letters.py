@@ -222,11 +222,7 @@ class DeadLetterSender:
 
 
 def _make_header(
-    message: ReceivedMessage,
-    target: str,
-    properties: dict[str, str],
-    dropped: frozenset[str],
-    sys_flag: int,
+    message: ReceivedMessage, target: str, properties: dict[str, str], dropped: frozenset[str], sys_flag: int
 ) -> SendRequestV2:
     """Returns the header for the message with its original content and a new retry count."""
     pairs = {name: text for name, text in properties.items() if name not in dropped}

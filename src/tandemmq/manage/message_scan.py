@@ -185,8 +185,7 @@ class MessageScan:
             return None
         choose = max if self.newest_first else min
         return choose(
-            waiting,
-            key=lambda one: (one.waiting[0].stored_at_ms, one.queue.broker_name, one.queue.queue_id),
+            waiting, key=lambda one: (one.waiting[0].stored_at_ms, one.queue.broker_name, one.queue.queue_id)
         )
 
     async def _read_block(self, part: _QueueScan, block: int) -> None:

@@ -55,12 +55,7 @@ class TopicPuller:
         return replica
 
     async def pull(
-        self,
-        queue: MessageQueue,
-        offset: int,
-        *,
-        count_max: int = PULL_COUNT_MAX,
-        suspend_ms: int = 0,
+        self, queue: MessageQueue, offset: int, *, count_max: int = PULL_COUNT_MAX, suspend_ms: int = 0
     ) -> tuple[Pulled, list[ReceivedMessage], int]:
         """Returns one answer, its messages that match the subscription, and the id of the answering
         broker.

@@ -23,10 +23,7 @@ from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, ask_tabl
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
-from tandemmq.protocol.bodies.tables import (
-    Permission,
-    TopicConfig,
-)
+from tandemmq.protocol.bodies.tables import Permission, TopicConfig
 from tandemmq.protocol.topic_names import (
     check_topic,
     is_dlq_topic,

@@ -18,9 +18,7 @@ from tandemmq.shell.session import GROUP_NAME, AsJson, NameServers, run_tools
 @grouped
 def lag(
     group: Annotated[
-        str,
-        option("--group -g", "The consumer group.", show_default="the sums of all groups"),
-        GROUP_NAME,
+        str, option("--group -g", "The consumer group.", show_default="the sums of all groups"), GROUP_NAME
     ] = "",
     namesrv: NameServers = "",
     topic: Annotated[str, option("--topic -t", "Only this topic.")] = "",

@@ -124,13 +124,7 @@ def run_tools(namesrv: str, work: opt.Work, *, as_json: bool, interval_s: float 
     """
     servers = find_name_servers(namesrv)
     with explained_errors():
-        opt.run(
-            servers,
-            work,
-            as_json=as_json,
-            interval_s=interval_s,
-            tell=lambda error: str(explain(error)),
-        )
+        opt.run(servers, work, as_json=as_json, interval_s=interval_s, tell=lambda error: str(explain(error)))
 
 
 @contextmanager

@@ -233,10 +233,7 @@ class Cluster:
         }
 
     def _elected_settings(self) -> dict[str, str]:
-        return {
-            "enableControllerMode": "true",
-            "controllerAddr": self._controller_address,
-        }
+        return {"enableControllerMode": "true", "controllerAddr": self._controller_address}
 
     async def close(self) -> None:
         """Stops all servers and removes their files. Closing twice does nothing.

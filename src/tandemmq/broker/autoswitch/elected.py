@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from msgspec.structs import asdict
 
-from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, controller_signer, read_master_notice
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, controller_signer, read_master_facts
 from tandemmq.api.replica import fetch_master_ha_info
 from tandemmq.broker.access.service import own_credentials, warn_if_open
 from tandemmq.broker.autoswitch.controllers import MasterLease, PeerLeaseHolder, PeerLeases
@@ -515,7 +515,7 @@ class ElectedBroker:
         """NOTIFY_BROKER_ROLE_CHANGED (1008): any host can send it, so it only makes the broker ask the
         controllers.
         """
-        if read_master_notice(command).master_epoch > self.epoch:
+        if read_master_facts(command).master_epoch > self.epoch:
             self._membership.poll()
         return None if command.is_oneway else command.reply()
 
