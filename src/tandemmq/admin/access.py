@@ -20,10 +20,10 @@ app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 
 UserName = Annotated[str, option("-u --username", "The user.")]
 UserType = Annotated[str, option("-t --userType", "Super or Normal.")]
-Subject = Annotated[str, option("-s --subject", "The user of the policies.", metavar="User:NAME")]
+Subject = Annotated[str, option("-s --subject User:NAME", "The user of the policies.")]
 RESOURCES: Final = option("-r --resources", "Resources, separated by commas: Topic:Orders,Group:billing*.")
-FromBroker = Annotated[str, option("-f --fromBroker", "The source.", metavar="HOST:PORT")]
-ToBroker = Annotated[str, option("-t --toBroker", "The target.", metavar="HOST:PORT")]
+FromBroker = Annotated[str, option("-f --fromBroker HOST:PORT", "The source.")]
+ToBroker = Annotated[str, option("-t --toBroker HOST:PORT", "The target.")]
 
 _USER_COLUMNS = "broker user password type status"
 _ACL_COLUMNS = "broker subject policy resource actions source_ips decision"

@@ -199,7 +199,7 @@ def audit(
     broker: Annotated[str, option("--broker", "Only the brokers of this name.")] = "",
     cluster: Cluster = "",
     last_bytes: Annotated[
-        int | None, option("--last", "Compare only the last N bytes that both hold.", min=1, metavar="N")
+        int | None, option("--last N", "Compare only the last N bytes that both hold.", min=1)
     ] = None,
     as_json: AsJson = False,
 ) -> None:

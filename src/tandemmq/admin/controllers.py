@@ -19,9 +19,7 @@ from tandemmq.runtime.machine import LoopClock
 
 app = typer.Typer()
 
-ControllerAddress = Annotated[
-    str, option("-a --controllerAddress", "Address of any controller.", metavar="HOST:PORT")
-]
+ControllerAddress = Annotated[str, option("-a --controllerAddress HOST:PORT", "Address of any controller.")]
 
 
 def _split(addresses: str, option: str) -> list[str]:
@@ -32,13 +30,11 @@ def _split(addresses: str, option: str) -> list[str]:
 
 
 ControllerAddresses = Annotated[
-    list[str],
-    option("-a --controllerAddress", "Controllers, separated by ;", metavar="HOST:PORT"),
-    opt.Text(_split),
+    list[str], option("-a --controllerAddress HOST:PORT", "Controllers, separated by ;"), opt.Text(_split)
 ]
-GroupOfBrokers = Annotated[str, option("-b --brokerName", "The broker group's name.", metavar="NAME")]
+GroupOfBrokers = Annotated[str, option("-b --brokerName NAME", "The broker group's name.")]
 GroupOrBroker = Annotated[
-    str, option("-b --brokerName", "The broker group's name, or the address of one broker.", metavar="NAME")
+    str, option("-b --brokerName NAME", "The broker group's name, or the address of one broker.")
 ]
 OneGroup = Annotated[str, option("-bn --brokerName", "The broker group's name.")]
 
@@ -47,11 +43,10 @@ OneGroup = Annotated[str, option("-bn --brokerName", "The broker group's name.")
 def controllers(
     address: ControllerAddress,
     add: Annotated[
-        str,
-        option("--add", "Add this controller, which runs with controllerJoin=true.", metavar="ID-HOST:PORT"),
+        str, option("--add ID-HOST:PORT", "Add this controller, which runs with controllerJoin=true.")
     ] = "",
-    remove: Annotated[str, option("--remove", "Remove this controller.", metavar="ID")] = "",
-    hand_over: Annotated[str, option("--hand-over", "Make this controller the leader.", metavar="ID")] = "",
+    remove: Annotated[str, option("--remove ID", "Remove this controller.")] = "",
+    hand_over: Annotated[str, option("--hand-over ID", "Make this controller the leader.")] = "",
 ) -> opt.Work:
     """List the controllers of a group; add or remove one, or make one the leader."""
     if sum(map(bool, (add, remove, hand_over))) > 1:
@@ -77,8 +72,7 @@ async def handover(
     address: ControllerAddress,
     name: GroupOfBrokers,
     target: Annotated[
-        int | None,
-        option("--to", "The broker id of the new master.", show_default="any replica in sync", metavar="ID"),
+        int | None, option("--to ID", "The broker id of the new master.", show_default="any replica in sync")
     ] = None,
 ) -> CommandAnswer:
     """Make another broker of an elected group its master; no send fails."""

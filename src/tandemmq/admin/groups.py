@@ -259,7 +259,7 @@ def reset_offset_by_time(
     ],
     force: Force = True,
     broker: Annotated[
-        str, option("-b --broker", "With -q: the queue's master (RocketMQ 5.x).", metavar="HOST:PORT")
+        str, option("-b --broker HOST:PORT", "With -q: the queue's master (RocketMQ 5.x).")
     ] = "",
     queue_id: Annotated[int | None, option("-q --queue", "Only this queue.", min=0)] = None,
     offset: Annotated[

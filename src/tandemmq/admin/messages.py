@@ -78,7 +78,7 @@ _MORE = ("stored_at", "retries", "size", "tags", "keys", "properties", "body")
 
 
 Tags = Annotated[str, option("-s --subExpression", "Only messages with these tags, separated by ||.")]
-CountMax = Annotated[int, option("-m --maxNum", "Stop after N messages.", min=1, max=1_000_000, metavar="N")]
+CountMax = Annotated[int, option("-m --maxNum N", "Stop after N messages.", min=1, max=1_000_000)]
 QueueId = Annotated[int, option("-i --queueId", "The queue id.", min=0)]
 ProbeBytes = Annotated[
     int, option("-s --size --messageSize", "Size of each body, in bytes.", min=1, max=4 << 20)
@@ -141,7 +141,7 @@ async def query_trace_by_id(
     trace_topic: Annotated[str, option("-t --traceTopic", "The topic of the traces.")] = TRACE_TOPIC,
     times: opt.Span = ANY_TIME,
     count_max: Annotated[
-        int, option("-c --maxNum", "Read at most N trace messages.", min=1, max=10_000, metavar="N")
+        int, option("-c --maxNum N", "Read at most N trace messages.", min=1, max=10_000)
     ] = 64,
 ) -> CommandAnswer:
     """Show the producer and the consumers of a message, from its trace; exit code 1 when none is found."""
@@ -270,7 +270,7 @@ def consume_message(
     queue_id: Annotated[int | None, option("-i --queueId", "With -b: only this queue.", min=0)] = None,
     times: ConsumedSpan = ConsumedSpan(),
     count_max: Annotated[
-        int, option("-c --MessageNumber", "Stop after N messages.", min=1, max=1_000_000, metavar="N")
+        int, option("-c --MessageNumber N", "Stop after N messages.", min=1, max=1_000_000)
     ] = 128,
     group: Annotated[
         str, option("-g --consumerGroup", "Accepted for mqadmin's scripts; no offset is committed.")
@@ -341,7 +341,7 @@ async def query_queue_entries(
     queue_id: Annotated[int, option("-q --queue", "The queue id.", min=0)],
     index: Annotated[int, option("-i --index", "The first queue offset.", min=0)],
     count: Annotated[int, option("-c --count", "Number of entries.", min=1)] = 10,
-    broker: Annotated[str, option("-b --broker", "The broker's address.", metavar="HOST:PORT")] = "",
+    broker: Annotated[str, option("-b --broker HOST:PORT", "The broker's address.")] = "",
     group: Annotated[
         str, option("-g --consumer", "Show which entries match this group's subscription.")
     ] = "",
@@ -374,9 +374,7 @@ async def query_message_by_key(
     topic: opt.Topic,
     key: Annotated[str, option("-k --msgKey", "One of the message's keys.")],
     times: opt.Span = ANY_TIME,
-    count_max: Annotated[
-        int, option("-m --maxNum", "Show at most N messages.", min=1, max=10_000, metavar="N")
-    ] = 64,
+    count_max: Annotated[int, option("-m --maxNum N", "Show at most N messages.", min=1, max=10_000)] = 64,
 ) -> CommandAnswer:
     """Show messages that carry a key; exit code 1 when there is none."""
     return _answer(await find_by_key(tools, topic, key, times.begin_ms, times.end_ms, count_max=count_max))

@@ -45,8 +45,13 @@ class Text:
 
 
 def option(names: str, text: str, **settings: Any) -> Any:
-    """Returns an option of a command: its names, separated by blanks, its help, and Typer's settings."""
-    return typer.Option(*names.split(), help=text, **settings)
+    """Returns an option of a command: its names as its help shows them, as in `--count -c N`, its help, and
+    Typer's settings.
+    """
+    *words, last = names.split()
+    if not last.startswith("-"):
+        return typer.Option(*words, help=text, metavar=last, **settings)
+    return typer.Option(*words, last, help=text, **settings)
 
 
 def flag(text: str, option: str) -> bool:
@@ -69,17 +74,17 @@ FLAG: Final = Text(flag)
 NameServers = Annotated[
     str,
     option(
-        "-n --namesrvAddr --namesrv",
+        "-n --namesrvAddr --namesrv HOST:PORT",
         "Name servers, separated by ;",
         envvar=["TANDEMMQ_NAMESRV", "NAMESRV_ADDR"],
         show_default="those of the context, else the running `up`",
-        metavar="HOST:PORT",
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
-_ADDRESS: Final = {"metavar": "HOST:PORT", "callback": checked_address}
-Address = Annotated[str, option("-b --brokerAddr", "The broker's address.", **_ADDRESS)]
-BrokerAddress = Annotated[str, option("-b --brokerAddr", "The broker.", **_ADDRESS)]
+Address = Annotated[
+    str, option("-b --brokerAddr HOST:PORT", "The broker's address.", callback=checked_address)
+]
+BrokerAddress = Annotated[str, option("-b --brokerAddr HOST:PORT", "The broker.", callback=checked_address)]
 Cluster = Annotated[str, option("-c --clusterName", "The cluster's name.")]
 SettingKey = Annotated[str, option("-k --key", "The setting.")]
 NewValue = Annotated[str, option("-v --value", "The new value.")]
@@ -89,11 +94,9 @@ ListFile = Annotated[
     Path, option("-f --filename", "A file with a JSON list, in mqadmin's format.", dir_okay=False)
 ]
 BrokerName = Annotated[str, option("-b --brokerName", "The broker's name.")]
-ExportDirectory = Annotated[Path, option("-f --filePath", "The directory to write to.", metavar="DIR")]
+ExportDirectory = Annotated[Path, option("-f --filePath DIR", "The directory to write to.")]
 EXPORT_DIRECTORY: Final = Path("/tmp/rocketmq/export")
-Interval = Annotated[
-    float, option("-i --interval", "Repeat every N seconds until Ctrl-C; 0: once.", min=0, metavar="N")
-]
+Interval = Annotated[float, option("-i --interval N", "Repeat every N seconds until Ctrl-C; 0: once.", min=0)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,34 +32,29 @@ class ConsoleOptions:
     """The options of `console`."""
 
     listen: Annotated[
-        str, option("--listen", "The address to listen on; port 0 picks a free one.", metavar="HOST:PORT")
+        str, option("--listen HOST:PORT", "The address to listen on; port 0 picks a free one.")
     ] = "127.0.0.1:8088"
     read_only: Annotated[bool, option("--read-only", "Show everything, change nothing.")] = False
     audit_log: Annotated[
-        Path | None,
-        option("--audit-log", "Append every change to this file, as lines of JSON.", metavar="FILE"),
+        Path | None, option("--audit-log FILE", "Append every change to this file, as lines of JSON.")
     ] = None
     password_file: Annotated[
         Path | None,
         option(
-            "--password-file",
+            "--password-file FILE",
             "Users of the console itself, as lines of name:viewer:HASH or name:operator:HASH.",
-            metavar="FILE",
         ),
     ] = None
     hash_password: Annotated[
         bool, option("--hash-password", "Ask for a password, print its hash for that file, and exit.")
     ] = False
-    tls_cert: Annotated[
-        Path | None, option("--tls-cert", "The certificate chain for HTTPS.", metavar="FILE")
-    ] = None
-    tls_key: Annotated[Path | None, option("--tls-key", "The private key for HTTPS.", metavar="FILE")] = None
+    tls_cert: Annotated[Path | None, option("--tls-cert FILE", "The certificate chain for HTTPS.")] = None
+    tls_key: Annotated[Path | None, option("--tls-key FILE", "The private key for HTTPS.")] = None
     host_name: Annotated[
         list[str] | None,
         option(
-            "--host-name",
+            "--host-name NAME",
             "A name under which browsers reach this console; repeatable. Visitors then must log in.",
-            metavar="NAME",
         ),
     ] = None
     plain_http: Annotated[
@@ -68,17 +63,14 @@ class ConsoleOptions:
     pipelines: Annotated[
         Path | None,
         option(
-            "--pipelines",
-            "The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
-            metavar="DIR",
+            "--pipelines DIR", "The folder with the progress of Spark pipelines, a file NAME.jsonl for each."
         ),
     ] = None
     served: Annotated[
         list[Path] | None,
         option(
-            "--served",
+            "--served DIR",
             "The directory `out` of a `pipeline serve`, to show and control its topics; repeatable.",
-            metavar="DIR",
         ),
     ] = None
     visitors: Annotated[bool, option("--allow-visitors", "Serve other machines without log-in.")] = False

@@ -18,11 +18,7 @@ from tandemmq.telemetry.log_lines import configure_logging
 
 Pipelines = Annotated[
     Path | None,
-    option(
-        "--pipelines",
-        "The folder with the progress of Spark pipelines, a file NAME.jsonl for each.",
-        metavar="DIR",
-    ),
+    option("--pipelines DIR", "The folder with the progress of Spark pipelines, a file NAME.jsonl for each."),
 ]
 
 
@@ -34,11 +30,7 @@ def mcp(
     pipelines: Pipelines = None,
     listen: Annotated[
         str,
-        option(
-            "--listen",
-            "Serve streamable HTTP here instead of stdio; port 0 picks a free one.",
-            metavar="HOST:PORT",
-        ),
+        option("--listen HOST:PORT", "Serve streamable HTTP here instead of stdio; port 0 picks a free one."),
     ] = "",
     token_file: Annotated[
         Path | None,

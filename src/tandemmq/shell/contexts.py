@@ -74,15 +74,12 @@ def list_contexts(as_json: session.AsJson = False) -> None:
 @grouped
 def set_context(
     name: Name,
-    name_servers: Annotated[
-        str, option("-n --namesrv", "Name servers, separated by ;", metavar="HOST:PORT")
-    ] = "",
+    name_servers: Annotated[str, option("-n --namesrv HOST:PORT", "Name servers, separated by ;")] = "",
     access_key: Annotated[
         str | None,
         option(
-            "--access-key",
+            "--access-key KEY",
             "Sign requests; the secret key is asked for, or read from standard input. '': no longer.",
-            metavar="KEY",
         ),
     ] = None,
     tls: ContextTls = ContextTls(),  # frozen

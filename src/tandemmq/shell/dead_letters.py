@@ -51,9 +51,7 @@ class ResendOptions:
 
     to: Annotated[
         str,
-        option(
-            "--to", "Send to this topic instead.", show_default="the group's retry topic", metavar="TOPIC"
-        ),
+        option("--to TOPIC", "Send to this topic instead.", show_default="the group's retry topic"),
         session.TOPIC_NAME,
     ] = ""
     again: Annotated[bool, option("--again", "Include messages that an earlier resend sent.")] = False
@@ -80,9 +78,7 @@ def show_letters(
     namesrv: session.NameServers = "",
     wanted: Wanted = Wanted(),  # frozen
     again: Annotated[bool, option("--all/--not-resent", "Include messages that a resend has sent.")] = True,
-    count: Annotated[
-        int, option("--count -c", "Stop after N messages.", min=1, max=100_000, metavar="N")
-    ] = 20,
+    count: Annotated[int, option("--count -c N", "Stop after N messages.", min=1, max=100_000)] = 20,
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Print a group's dead letters; exit code 1 when there is none."""

@@ -56,15 +56,11 @@ def reset(
     group: nouns.Group,
     to: Annotated[
         StartPosition,
-        option(
-            "--to",
-            "earliest, latest, a duration ago (2h), a time, or offset:N with --queue.",
-            metavar="WHERE",
-        ),
+        option("--to WHERE", "earliest, latest, a duration ago (2h), a time, or offset:N with --queue."),
         POSITION,
     ],
     topic: Annotated[str, option("--topic -t", "Only this topic.", show_default="all that it has read")] = "",
-    queue: Annotated[str, option("--queue -q", "Only this queue of the topic.", metavar="BROKER/ID")] = "",
+    queue: Annotated[str, option("--queue -q BROKER/ID", "Only this queue of the topic.")] = "",
     dry_run: Annotated[bool, option("--dry-run", "Show the preview; change nothing.")] = False,
     yes: Yes = False,
 ) -> opt.Work:

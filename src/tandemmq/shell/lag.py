@@ -23,7 +23,7 @@ def lag(
     namesrv: NameServers = "",
     topic: Annotated[str, option("--topic -t", "Only this topic.")] = "",
     max_lag: Annotated[
-        int | None, option("--max-lag", "Exit with 3 if a group has a lag above N.", min=0, metavar="N")
+        int | None, option("--max-lag N", "Exit with 3 if a group has a lag above N.", min=0)
     ] = None,
     watch: Annotated[bool, option("--watch -w", "Repeat until Ctrl-C.")] = False,
     interval_s: Annotated[

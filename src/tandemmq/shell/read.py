@@ -47,9 +47,7 @@ def _tags(text: str, option: str) -> str:
     return text
 
 
-Tag = Annotated[
-    str, option("--tag", "Only messages with these tags, separated by ||.", metavar="TAGS"), Text(_tags)
-]
+Tag = Annotated[str, option("--tag TAGS", "Only messages with these tags, separated by ||."), Text(_tags)]
 
 
 # Reading as a group
@@ -59,11 +57,9 @@ Tag = Annotated[
 class EndOptions:
     """The options that end the reading of a group; by default it runs until Ctrl-C."""
 
-    count: Annotated[int | None, option("--count -c", "Stop after N messages.", min=1, metavar="N")] = None
+    count: Annotated[int | None, option("--count -c N", "Stop after N messages.", min=1)] = None
     wait_s: Annotated[
-        float | None,
-        option("--wait", "Stop after this time without a message: 5, 500ms, 2m.", metavar="TIME"),
-        SECONDS,
+        float | None, option("--wait TIME", "Stop after this time without a message: 5, 500ms, 2m."), SECONDS
     ] = None
 
 
@@ -76,9 +72,8 @@ def consume(
     start: Annotated[
         StartPosition | None,
         option(
-            "--from",
+            "--from WHERE",
             "Where a new group starts: earliest, latest, offset:N, a duration ago (2h) or a time.",
-            metavar="WHERE",
             show_default="earliest",
         ),
         POSITION,
@@ -194,9 +189,8 @@ def tail(
     last: Annotated[
         int | None,
         option(
-            "--last -l",
+            "--last -l N",
             "Start with the last N messages.",
-            metavar="N",
             min=0,
             max=100_000,
             show_default=f"{_LAST}, none with --since",
@@ -297,9 +291,7 @@ def browse(
     namesrv: session.NameServers = "",
     position: Lookup = Lookup(),  # frozen
     tag: Tag = "*",
-    count: Annotated[
-        int, option("--count -c", "Stop after N messages.", min=1, max=100_000, metavar="N")
-    ] = 20,
+    count: Annotated[int, option("--count -c N", "Stop after N messages.", min=1, max=100_000)] = 20,
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""

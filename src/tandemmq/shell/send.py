@@ -69,16 +69,13 @@ class MessageOptions:
     key: Annotated[list[str] | None, option("--key", "A key for every message; repeatable.")] = None
     tag: Annotated[str, option("--tag", "A tag for every message."), Text(_tag)] = ""
     properties: Annotated[
-        list[str] | None,
-        option("--property", "A property for every message; repeatable.", metavar="NAME=VALUE"),
+        list[str] | None, option("--property NAME=VALUE", "A property for every message; repeatable.")
     ] = None
     priority: Annotated[
-        int | None, option("--priority", "A priority for every message; 0 is the lowest.", min=0, metavar="N")
+        int | None, option("--priority N", "A priority for every message; 0 is the lowest.", min=0)
     ] = None
     delay_ms: Annotated[
-        int | None,
-        option("--delay", "Deliver this much later: 30s, 10m, 2h.", metavar="DURATION"),
-        Text(_delay),
+        int | None, option("--delay DURATION", "Deliver this much later: 30s, 10m, 2h."), Text(_delay)
     ] = None
 
     def make(self, topic: str) -> Message:
@@ -108,9 +105,8 @@ class BodyOptions:
     file: Annotated[
         list[Path] | None,
         option(
-            "--file -f",
+            "--file -f FILE",
             "Read this file instead of standard input; repeatable.",
-            metavar="FILE",
             exists=True,
             dir_okay=False,
         ),
@@ -120,18 +116,15 @@ class BodyOptions:
         bool, option("--from-json", "Each line is a message as `tail --json` prints it.")
     ] = False
     key_delimiter: Annotated[
-        str, option("--key-delimiter", "Each line is a key, this text, and the body.", metavar="TEXT")
+        str, option("--key-delimiter TEXT", "Each line is a key, this text, and the body.")
     ] = ""
     size: Annotated[
-        int | None,
-        option("--size", "Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX, metavar="N"),
+        int | None, option("--size N", "Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX)
     ] = None
     count: Annotated[
-        int | None, option("--count -c", "Stop after N messages; repeats given texts.", min=1, metavar="N")
+        int | None, option("--count -c N", "Stop after N messages; repeats given texts.", min=1)
     ] = None
-    rate: Annotated[
-        float | None, option("--rate", "At most N messages per second.", min=0.001, metavar="N")
-    ] = None
+    rate: Annotated[float | None, option("--rate N", "At most N messages per second.", min=0.001)] = None
 
     def check(self, texts: Sequence[str]) -> None:
         """Raises typer.BadParameter for options that exclude each other."""

@@ -38,10 +38,9 @@ ROUTE_PATIENCE_S: Final = 5.0
 NameServers = Annotated[
     str,
     option(
-        "-n --namesrv",
+        "-n --namesrv HOST:PORT",
         "Name servers, separated by ;",
         show_default="those of the context, $TANDEMMQ_NAMESRV, $NAMESRV_ADDR, else the running `up`",
-        metavar="HOST:PORT",
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print JSON; messages as one object per line.")]
@@ -153,7 +152,7 @@ class LineForm:
     as_json: AsJson = False
     template: Annotated[
         LineTemplate | None,
-        option("--format", "The line of a message: '{keys} {body}', see docs/cli.md.", metavar="TEMPLATE"),
+        option("--format TEMPLATE", "The line of a message: '{keys} {body}', see docs/cli.md."),
         TEMPLATE,
     ] = None
 

@@ -47,17 +47,14 @@ Queues = Annotated[int, option("--queues -q", "Queues at each broker.", min=1, m
 NewQueues = Annotated[int | None, option("--queues -q", "Queues at each broker.", min=1, max=QUEUES_MAX)]
 Perm = Annotated[
     int | None,
-    option("--permission", f"What clients may do: {', '.join(_PERMISSIONS)}.", metavar="PERMISSION"),
+    option("--permission PERMISSION", f"What clients may do: {', '.join(_PERMISSIONS)}."),
     opt.Text(_permission),
 ]
 Kind = Annotated[
-    str,
-    option("--type", f"The kind of messages: {', '.join(topics.MESSAGE_TYPES)}.", metavar="TYPE"),
-    opt.Text(_kind),
+    str, option("--type TYPE", f"The kind of messages: {', '.join(topics.MESSAGE_TYPES)}."), opt.Text(_kind)
 ]
 Attributes = Annotated[
-    list[str] | None,
-    option("--attribute", "An attribute; repeatable. NAME= removes it.", metavar="NAME=VALUE"),
+    list[str] | None, option("--attribute NAME=VALUE", "An attribute; repeatable. NAME= removes it.")
 ]
 Cluster = Annotated[str, option("--cluster", "The cluster's name; needed if the name servers know several.")]
 

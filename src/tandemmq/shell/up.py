@@ -32,9 +32,7 @@ _RUNS_ALREADY: Final = "a cluster already runs in {}; `tandemmq down` stops it"
 
 Store = Annotated[
     Path | None,
-    option(
-        "--store", "The cluster's folder.", show_default="$TANDEMMQ_STORE, else ~/.tandemmq", metavar="DIR"
-    ),
+    option("--store DIR", "The cluster's folder.", show_default="$TANDEMMQ_STORE, else ~/.tandemmq"),
 ]
 AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
 
@@ -52,27 +50,25 @@ class UpOptions:
             show_default="on; off with --minimal; existing folders keep their mode",
         ),
     ] = None
-    processes: Annotated[int, option("--processes", "Number of broker groups.", metavar="N")] = 1
+    processes: Annotated[int, option("--processes N", "Number of broker groups.")] = 1
     detach: Annotated[bool, option("--detach -d", "Run in the background.")] = False
     port_base: Annotated[
         str,
         option(
-            "--port-base",
+            "--port-base PORT",
             "The name server's port; the brokers' ports follow it. auto: choose free ports.",
             show_default="RocketMQ's: 9876, 10911",
-            metavar="PORT",
         ),
     ] = ""
-    host: Annotated[
-        str, option("--host", "The numeric IPv4 address that clients connect to.", metavar="IP")
-    ] = "127.0.0.1"
+    host: Annotated[str, option("--host IP", "The numeric IPv4 address that clients connect to.")] = (
+        "127.0.0.1"
+    )
     bind: Annotated[
         str,
         option(
-            "--bind",
+            "--bind IP",
             "The IPv4 address to listen on.",
             show_default="--host if it is loopback, else all interfaces",
-            metavar="IP",
         ),
     ] = ""
     proxy: Annotated[
@@ -94,17 +90,15 @@ class UpOptions:
     console_port: Annotated[
         int,
         option(
-            "--console-port",
+            "--console-port PORT",
             "The console's port.",
             show_default="8088; with --port-base, behind the name server's",
             min=0,
             max=65535,
-            metavar="PORT",
         ),
     ] = 0
     override: Annotated[
-        list[str] | None,
-        option("--set", "Override a setting of all brokers; repeatable.", metavar="KEY=VALUE"),
+        list[str] | None, option("--set KEY=VALUE", "Override a setting of all brokers; repeatable.")
     ] = None
 
     def __post_init__(self) -> None:
