@@ -12,14 +12,7 @@ from tandemmq.api.calls import Call, done, given
 from tandemmq.protocol import rejections
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.requests.send import (
-    EndTransactionRequest,
-    RecallRequest,
-    RecallResponse,
-    SendBackRequest,
-    SendRequestV2,
-    SendResponse,
-)
+from tandemmq.protocol.requests import send as headers
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import Buffer
 
@@ -66,7 +59,7 @@ class SendAnswer(msgspec.Struct, frozen=True, gc=False):
     is_traced: bool = True
 
 
-def send_command(header: SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
+def send_command(header: headers.SendRequestV2, body: Buffer, *, oneway: bool = False) -> Command:
     """Returns the request for a message or a batch, for producers that pipeline their sends."""
     code = RequestCode.SEND_BATCH_MESSAGE if header.is_batch else RequestCode.SEND_MESSAGE_V2
     return Command.request(code, header, body=body, oneway=oneway)
@@ -80,7 +73,7 @@ def read_send_answer(answer: Command) -> SendAnswer:
     status = STATUS_OF_CODE.get(answer.code)
     if status is None:
         raise rejections.to_error(answer)
-    header = answer.decode(SendResponse)
+    header = answer.decode(headers.SendResponse)
     return SendAnswer(
         status,
         header.message_id,
@@ -96,7 +89,7 @@ def read_send_answer(answer: Command) -> SendAnswer:
 async def send(
     client: RemotingClient,
     address: str,
-    header: SendRequestV2,
+    header: headers.SendRequestV2,
     body: Buffer,
     *,
     timeout_s: float = SEND_TIMEOUT_S,
@@ -105,25 +98,29 @@ async def send(
     return read_send_answer(await client.request(address, send_command(header, body), timeout_s))
 
 
-async def send_oneway(client: RemotingClient, address: str, header: SendRequestV2, body: Buffer) -> None:
+async def send_oneway(
+    client: RemotingClient, address: str, header: headers.SendRequestV2, body: Buffer
+) -> None:
     """Sends a message without waiting for an answer; the caller does not learn if the message was stored."""
     await client.send_oneway(address, send_command(header, body, oneway=True))
 
 
-send_back = Call(RequestCode.CONSUMER_SEND_MSG_BACK, given(SendBackRequest), done)
+send_back = Call(RequestCode.CONSUMER_SEND_MSG_BACK, given(headers.SendBackRequest), done)
 """Asks the broker to deliver a stored message again later, or to move it to the dead letters."""
 
 # Transactions, replies and recalls: END_TRANSACTION, SEND_REPLY_MESSAGE_V2, RECALL_MESSAGE.
 
 
-def end_command(header: EndTransactionRequest) -> Command:
+def end_command(header: headers.EndTransactionRequest) -> Command:
     """Returns the one-way request that ends a transaction, for an answer to a check, which must use the
     connection of the check.
     """
     return Command.request(RequestCode.END_TRANSACTION, header, oneway=True)
 
 
-async def end_transaction(client: RemotingClient, address: str, header: EndTransactionRequest) -> None:
+async def end_transaction(
+    client: RemotingClient, address: str, header: headers.EndTransactionRequest
+) -> None:
     """Reports the outcome of a transaction to a broker; the caller does not learn if the report arrived.
 
     Raises:  BrokerUnreachable if no connection could be made.
@@ -134,7 +131,7 @@ async def end_transaction(client: RemotingClient, address: str, header: EndTrans
 async def send_reply(
     client: RemotingClient,
     address: str,
-    header: SendRequestV2,
+    header: headers.SendRequestV2,
     body: Buffer,
     *,
     timeout_s: float = SEND_TIMEOUT_S,
@@ -148,7 +145,9 @@ async def send_reply(
 
 
 recall = Call(
-    RequestCode.RECALL_MESSAGE, RecallRequest, lambda answer: answer.decode(RecallResponse).message_id
+    RequestCode.RECALL_MESSAGE,
+    headers.RecallRequest,
+    lambda answer: answer.decode(headers.RecallResponse).message_id,
 )
 """Recalls a timed message; returns its unique key.
 

@@ -20,16 +20,9 @@ import msgspec
 
 from tandemmq.errors import ConfigError
 from tandemmq.manage import avro, protobuf
+from tandemmq.protocol import sys_flag as flags
 from tandemmq.protocol.compression import decode_content
 from tandemmq.protocol.schema_header import BodyUnreadable, skip_message_indexes, split_header
-from tandemmq.protocol.sys_flag import (
-    COMPRESSED,
-    COMPRESSION_LEGACY,
-    COMPRESSION_LZ4,
-    COMPRESSION_MASK,
-    COMPRESSION_ZLIB,
-    COMPRESSION_ZSTD,
-)
 
 TEXT_CHARS_MAX: Final = 256 * 1024
 HEX_BYTES_MAX: Final = 16 * 1024
@@ -41,10 +34,10 @@ JSON_DEPTH_MAX: Final = 40
 _HEX_LINE: Final = 16
 _BRACKETS: Final = re.compile(rb'"(?:[^"\\]|\\.)*"|[\[\]{}]', re.DOTALL)
 _COMPRESSIONS: Final = {
-    COMPRESSION_LEGACY: "zlib",
-    COMPRESSION_ZLIB: "zlib",
-    COMPRESSION_LZ4: "lz4",
-    COMPRESSION_ZSTD: "zstd",
+    flags.COMPRESSION_LEGACY: "zlib",
+    flags.COMPRESSION_ZLIB: "zlib",
+    flags.COMPRESSION_LZ4: "lz4",
+    flags.COMPRESSION_ZSTD: "zstd",
 }
 
 
@@ -102,8 +95,8 @@ def show_body(
 
 def name_compression(sys_flag: int) -> str:
     """Returns the compression of a body with this flag; empty if there is none."""
-    kind = sys_flag & COMPRESSION_MASK
-    return _COMPRESSIONS.get(kind, f"kind {kind:#x}") if sys_flag & COMPRESSED else ""
+    kind = sys_flag & flags.COMPRESSION_MASK
+    return _COMPRESSIONS.get(kind, f"kind {kind:#x}") if sys_flag & flags.COMPRESSED else ""
 
 
 def _render(content: bytes, form: BodyForm, schema: BodySchema) -> tuple[BodyForm, str, str]:

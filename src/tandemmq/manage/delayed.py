@@ -26,14 +26,8 @@ from tandemmq.manage.settings import read_settings_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.manage.transactions import READ_TIMEOUT_S, open_queue
 from tandemmq.protocol import properties as names
+from tandemmq.protocol import topic_names
 from tandemmq.protocol.record import Record
-from tandemmq.protocol.topic_names import (
-    DELAY_LEVELS_MS,
-    SCHEDULE_TOPIC,
-    TIMER_TOPIC,
-    delivered_at_ms,
-    parse_delay_levels,
-)
 from tandemmq.units import MASTER_ID, MIB
 
 LEVEL_COUNT_MAX: Final = 100
@@ -123,7 +117,7 @@ async def _read_levels(tools: Tools, target: Target) -> tuple[list[DelayLevel], 
     """Returns the levels with waiting messages, and the first messages of each."""
     remoting, address = tools.remoting, target.address
     try:
-        stats = await broker_admin.query_topic_stats(remoting, address, SCHEDULE_TOPIC)
+        stats = await broker_admin.query_topic_stats(remoting, address, topic_names.SCHEDULE_TOPIC)
     except TopicNotFound:
         return [], []  # no message was ever delayed
     delivered = (await replica.fetch_delay_offsets(remoting, address)).offsets
@@ -135,10 +129,12 @@ async def _read_levels(tools: Tools, target: Target) -> tuple[list[DelayLevel], 
         begin = max(ends.min_offset, delivered.get(level, 0))
         if begin >= ends.max_offset:
             continue
-        reader, place = open_queue(tools, target, SCHEDULE_TOPIC, queue.queue_id)
+        reader, place = open_queue(tools, target, topic_names.SCHEDULE_TOPIC, queue.queue_id)
         found, _ = await read_range(reader, place, begin, min(ends.max_offset, begin + LEVEL_COUNT_MAX))
         rows = [
-            _describe(one.record, target, delivered_at_ms(level, one.stored_at_ms, delays_ms), level)
+            _describe(
+                one.record, target, topic_names.delivered_at_ms(level, one.stored_at_ms, delays_ms), level
+            )
             for one in found
         ]
         messages += rows
@@ -154,14 +150,14 @@ async def _read_delays(tools: Tools, target: Target) -> Sequence[int]:
     """
     try:
         text = (await read_settings_of(tools, target.address)).get("messageDelayLevel", "")
-        return parse_delay_levels(text) if text else DELAY_LEVELS_MS
+        return topic_names.parse_delay_levels(text) if text else topic_names.DELAY_LEVELS_MS
     except (RequestRejected, ConfigError):
-        return DELAY_LEVELS_MS
+        return topic_names.DELAY_LEVELS_MS
 
 
 async def _read_timers(tools: Tools, target: Target, now_ms: int) -> tuple[list[WaitingMessage], bool]:
     """Returns the waiting timer messages, and True if only the newest part of the topic was read."""
-    where = (tools.remoting, target.address, TIMER_TOPIC, 0)
+    where = (tools.remoting, target.address, topic_names.TIMER_TOPIC, 0)
     try:
         begin = await broker_consume.query_min_offset(*where)
         end = await broker_consume.query_max_offset(*where)
@@ -175,7 +171,7 @@ async def _read_timers(tools: Tools, target: Target, now_ms: int) -> tuple[list[
 async def _scan_timers(
     tools: Tools, target: Target, now_ms: int, begin: int, end: int
 ) -> tuple[list[WaitingMessage], bool]:
-    reader, queue = open_queue(tools, target, TIMER_TOPIC)
+    reader, queue = open_queue(tools, target, topic_names.TIMER_TOPIC)
     first = max(begin, end - TIMER_COUNT_MAX)
     found: dict[str, WaitingMessage] = {}
     cancelled: set[str] = set()

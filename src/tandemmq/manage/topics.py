@@ -21,16 +21,10 @@ from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.progress import find_behind_s, read_lags, sum_lag
 from tandemmq.manage.reach import READ_TIMEOUT_S, answers_of, ask_each, ask_tables, errors_of, list_silent
 from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
+from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
 from tandemmq.protocol.bodies.tables import Permission, TopicConfig
-from tandemmq.protocol.topic_names import (
-    check_topic,
-    is_dlq_topic,
-    is_retry_topic,
-    is_system_topic,
-    reply_topic,
-)
 
 MESSAGE_TYPE: Final = "message.type"
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
@@ -156,16 +150,16 @@ def system_names(info: ClusterInfo) -> frozenset[str]:
     """Returns the topics that brokers create for themselves under names of this cluster: each broker has one
     of its own name, one of its cluster's name, and one for replies.
     """
-    return frozenset({*info.brokers, *info.clusters, *map(reply_topic, info.clusters)})
+    return frozenset({*info.brokers, *info.clusters, *map(topic_names.reply_topic, info.clusters)})
 
 
 def topic_kind(name: str, system: frozenset[str]) -> TopicKind:
     """Returns the use of a topic; `system` are the names that `system_names` returns."""
-    if name in system or is_system_topic(name):
+    if name in system or topic_names.is_system_topic(name):
         return TopicKind.SYSTEM
-    if is_retry_topic(name):
+    if topic_names.is_retry_topic(name):
         return TopicKind.RETRY
-    return TopicKind.DEAD_LETTER if is_dlq_topic(name) else TopicKind.USER
+    return TopicKind.DEAD_LETTER if topic_names.is_dlq_topic(name) else TopicKind.USER
 
 
 def permission_text(bits: int) -> str:
@@ -262,7 +256,7 @@ async def change_topic(
     creates: bool = False,
 ) -> dict[Target, TopicConfig]:
     """Changes a topic at these brokers as `admin_topics.change` does."""
-    check_topic(topic)
+    topic_names.check_topic(topic)
     addresses = {target: target.address for target in targets}
     return await admin_topics.change(tools.remoting, addresses, topic, changes, force=force, creates=creates)
 

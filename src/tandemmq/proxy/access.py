@@ -19,16 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
 from tandemmq.api import broker_admin
-from tandemmq.broker.access.auth_table import (
-    ENABLE,
-    POLICY_TYPES,
-    SUBJECT_PREFIX,
-    SUPER,
-    PolicyLine,
-    decide,
-    parse_entry,
-    parse_policy_type,
-)
+from tandemmq.broker.access import auth_table
 from tandemmq.broker.access.needs import (
     CLUSTER,
     GROUP,
@@ -262,7 +253,7 @@ class ProxyUser:
     secret_key: str = field(repr=False)
     is_enabled: bool
     is_super: bool
-    policies: tuple[tuple[PolicyLine, ...], ...]
+    policies: tuple[tuple[auth_table.PolicyLine, ...], ...]
     allowed: set[tuple[str, Needs]] = field(default_factory=set, compare=False, repr=False)
 
 
@@ -271,14 +262,14 @@ def make_user(info: UserInfo, acl: AclInfo | None) -> ProxyUser:
 
     Raises:  ConfigError for an entry that cannot be read: a denial must not be lost.
     """
-    lines: dict[str, list[PolicyLine]] = {kind: [] for kind in POLICY_TYPES}
+    lines: dict[str, list[auth_table.PolicyLine]] = {kind: [] for kind in auth_table.POLICY_TYPES}
     for policy in acl.policies if acl is not None else ():
-        lines[parse_policy_type(policy.policy_type)] += map(parse_entry, policy.entries)
+        lines[auth_table.parse_policy_type(policy.policy_type)] += map(auth_table.parse_entry, policy.entries)
     return ProxyUser(
         secret_key=info.password or "",
-        is_enabled=(info.status or ENABLE).lower() == ENABLE,
-        is_super=(info.user_type or "").lower() == SUPER.lower(),
-        policies=tuple(tuple(lines[kind]) for kind in POLICY_TYPES),
+        is_enabled=(info.status or auth_table.ENABLE).lower() == auth_table.ENABLE,
+        is_super=(info.user_type or "").lower() == auth_table.SUPER.lower(),
+        policies=tuple(tuple(lines[kind]) for kind in auth_table.POLICY_TYPES),
     )
 
 
@@ -365,7 +356,7 @@ class AccessControl:
         if (host, needs) in user.allowed:
             return None
         for need in needs:
-            if not decide(user.policies, of_broker(need, self._options.cluster), host):
+            if not auth_table.decide(user.policies, of_broker(need, self._options.cluster), host):
                 return need
         if sum(len(need.name) for need in needs) <= ALLOWED_CHARS_MAX:
             if len(user.allowed) >= ALLOWED_MAX:
@@ -381,7 +372,7 @@ class AccessControl:
             info = await broker_admin.query_user.within(time_s, remoting, address, access_key)
             if info is None:
                 return None
-            subject = SUBJECT_PREFIX + access_key
+            subject = auth_table.SUBJECT_PREFIX + access_key
             return info, await broker_admin.query_acl.within(time_s, remoting, address, subject)
 
         masters = await self._brokers.masters()

@@ -9,18 +9,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Final, ParamSpec, TypeVar
 
+from tandemmq import errors
 from tandemmq.api import broker_admin, nameserver
 from tandemmq.api.calls import Call
 from tandemmq.client.route_cache import NameServers, RouteView, build_view, is_known
-from tandemmq.errors import (
-    BrokerUnreachable,
-    NoRoute,
-    NotServed,
-    RequestTimeout,
-    ServiceNotAvailable,
-    TandemError,
-    TopicNotFound,
-)
 from tandemmq.protocol.bodies.route import TopicRoute
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig
 from tandemmq.proxy.cache import Cached
@@ -32,7 +24,7 @@ from tandemmq.units import MASTER_ID
 P = ParamSpec("P")
 T = TypeVar("T")
 
-OUTAGES: Final = (BrokerUnreachable, NoRoute, NotServed, ServiceNotAvailable)
+OUTAGES: Final = (errors.BrokerUnreachable, errors.NoRoute, errors.NotServed, errors.ServiceNotAvailable)
 """The errors of a group without a serving master; it may have one in a moment."""
 OUTAGE_PAUSE_MS: Final = (50, 200)
 SEND_S: Final = 2.0
@@ -43,7 +35,7 @@ ASK_S_MIN: Final = 0.5
 NORMAL: Final = "NORMAL"
 
 
-class NoMaster(BrokerUnreachable):
+class NoMaster(errors.BrokerUnreachable):
     """No broker that could be asked has a master now."""
 
 
@@ -88,7 +80,7 @@ class Brokers:
         """Returns the route of a topic. Raises TopicNotFound."""
         access = await self.topics.get(name)
         if access is None:
-            raise TopicNotFound(f"no route of topic {name}: no broker has it")
+            raise errors.TopicNotFound(f"no route of topic {name}: no broker has it")
         return access
 
     async def has_broker(self, topic: str, broker_name: str) -> bool:
@@ -105,7 +97,7 @@ class Brokers:
         """Returns the topic's `message.type`; NORMAL without one, or while no broker answers."""
         try:
             return await self.known_kind(topic)
-        except (*OUTAGES, RequestTimeout):
+        except (*OUTAGES, errors.RequestTimeout):
             return NORMAL
 
     async def known_kind(self, topic: str) -> str:
@@ -139,7 +131,9 @@ class Brokers:
             try:
                 address = access.view.master_address(broker_name)
                 if address is None:
-                    raise BrokerUnreachable(f"broker {broker_name!r} has no master for topic {topic!r}")
+                    raise errors.BrokerUnreachable(
+                        f"broker {broker_name!r} has no master for topic {topic!r}"
+                    )
                 return await ask(address, max(0.0, deadline_s - self._clock.monotonic()))
             except OUTAGES:
                 pause_s = (low + self._chance.below(high - low)) / 1000
@@ -195,13 +189,13 @@ class Brokers:
         Raises:  the error of the last master that failed, if no other one has an answer; NoMaster without any
                  master, because None would mean that the object does not exist.
         """
-        failure: TandemError | None = None
+        failure: errors.TandemError | None = None
         if not addresses:
             failure = NoMaster("no broker has a master now")
         for address in addresses:
             try:
                 answer = await ask(address, max(ASK_S_MIN, CALL_S / len(addresses)))
-            except TandemError as error:
+            except errors.TandemError as error:
                 failure = error
                 continue
             if answer is not None:

@@ -16,17 +16,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final, cast
 
+from h2 import events as h2_events
 from h2.errors import ErrorCodes
-from h2.events import (
-    DataReceived,
-    Event,
-    PingAckReceived,
-    RemoteSettingsChanged,
-    RequestReceived,
-    StreamEnded,
-    StreamReset,
-    WindowUpdated,
-)
 from h2.exceptions import ProtocolError as Http2Error
 
 from tandemmq.errors import TandemError
@@ -104,14 +95,14 @@ class GrpcConnection(asyncio.Protocol):
         self._stalled_bytes = 0
         self._reset_count = 0
         self._resets_since_s = 0.0
-        self._handlers: dict[type[Event], Callable[[Any], None]] = {
-            RequestReceived: self._on_request,
-            DataReceived: self._on_data,
-            StreamEnded: self._on_stream_ended,
-            StreamReset: self._on_stream_reset,
-            WindowUpdated: self._on_window_updated,
-            RemoteSettingsChanged: self._on_settings,
-            PingAckReceived: self._on_ping_answered,
+        self._handlers: dict[type[h2_events.Event], Callable[[Any], None]] = {
+            h2_events.RequestReceived: self._on_request,
+            h2_events.DataReceived: self._on_data,
+            h2_events.StreamEnded: self._on_stream_ended,
+            h2_events.StreamReset: self._on_stream_reset,
+            h2_events.WindowUpdated: self._on_window_updated,
+            h2_events.RemoteSettingsChanged: self._on_settings,
+            h2_events.PingAckReceived: self._on_ping_answered,
         }
 
     # The methods called by the transport.
@@ -249,7 +240,7 @@ class GrpcConnection(asyncio.Protocol):
             self._is_reading = is_wanted
             self._transport.resume_reading() if is_wanted else self._transport.pause_reading()
 
-    def _on_request(self, event: RequestReceived) -> None:
+    def _on_request(self, event: h2_events.RequestReceived) -> None:
         stream_id, has_ended = event.stream_id, event.stream_ended is not None
         self._reader.credit.grant(GRANT_PER_CALL)
         if len(self.streams) >= self._context.limits.streams_max:
@@ -290,19 +281,19 @@ class GrpcConnection(asyncio.Protocol):
         stream.task = context.tasks.start("call", self._serve(stream))
         stream.task.add_done_callback(lambda _: self._on_served(stream))
 
-    def _on_data(self, event: DataReceived) -> None:
+    def _on_data(self, event: h2_events.DataReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
             stream.on_data(event.data, event.flow_controlled_length)
         elif event.flow_controlled_length:
             self.writer.open_window(event.stream_id, event.flow_controlled_length)
 
-    def _on_stream_ended(self, event: StreamEnded) -> None:
+    def _on_stream_ended(self, event: h2_events.StreamEnded) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
             stream.on_end()
 
-    def _on_stream_reset(self, event: StreamReset) -> None:
+    def _on_stream_reset(self, event: h2_events.StreamReset) -> None:
         stream = self.streams.get(event.stream_id)
         now_s = self._context.clock.monotonic()
         limits = self._context.limits
@@ -315,7 +306,7 @@ class GrpcConnection(asyncio.Protocol):
         if stream is not None and stream.ending is None:
             self._end(stream, GrpcStatus.CANCELLED, "the client cancelled it")
 
-    def _on_window_updated(self, event: WindowUpdated) -> None:
+    def _on_window_updated(self, event: h2_events.WindowUpdated) -> None:
         if not event.stream_id:
             self.writer.pump()
             return
@@ -323,10 +314,10 @@ class GrpcConnection(asyncio.Protocol):
         if stream is not None:
             self.writer.on_window(stream)
 
-    def _on_settings(self, _: RemoteSettingsChanged) -> None:
+    def _on_settings(self, _: h2_events.RemoteSettingsChanged) -> None:
         self.writer.pump()  # the initial window may have changed
 
-    def _on_ping_answered(self, event: PingAckReceived) -> None:
+    def _on_ping_answered(self, event: h2_events.PingAckReceived) -> None:
         if self._is_draining and event.ping_data == DRAIN_PING:
             self._on_drain_known()
 

@@ -16,14 +16,7 @@ from __future__ import annotations
 from typing import Final, NamedTuple
 
 from tandemmq.errors import BadRequest
-from tandemmq.protocol.pop_receipts import (
-    FLAG_NORMAL,
-    FLAG_RETRY_V1,
-    FLAG_RETRY_V2,
-    Handle,
-    parse_handle,
-    render_handle,
-)
+from tandemmq.protocol import pop_receipts
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import natural_number
 
@@ -31,7 +24,7 @@ HANDLE_CHARS_MAX: Final = 512
 _BROKER_NAME_CHARS_MAX: Final = 255
 _INT32_END: Final = 2**31
 _INT64_END: Final = 2**63
-_FLAGS: Final = (FLAG_NORMAL, FLAG_RETRY_V1, FLAG_RETRY_V2)
+_FLAGS: Final = (pop_receipts.FLAG_NORMAL, pop_receipts.FLAG_RETRY_V1, pop_receipts.FLAG_RETRY_V2)
 _FIELDS_OF_BROKER: Final = 8
 UNKNOWN: Final = -1
 
@@ -43,7 +36,7 @@ class Receipt(NamedTuple):
     life_ms     the time after the pop for which the lease may be renewed in place; 0 if it is not
     """
 
-    handle: Handle
+    handle: pop_receipts.Handle
     log_offset: int = UNKNOWN
     life_ms: int = 0
 
@@ -58,7 +51,7 @@ class Receipt(NamedTuple):
     @property
     def broker_text(self) -> str:
         """The handle as brokers get it."""
-        return render_handle(self.handle)
+        return pop_receipts.render_handle(self.handle)
 
     @property
     def is_renewable(self) -> bool:
@@ -80,7 +73,7 @@ def parse_receipt(text: str) -> Receipt:
     if len(text) > HANDLE_CHARS_MAX:
         raise invalid_handle(f"it has {len(text)} characters, at most {HANDLE_CHARS_MAX} are allowed")
     try:
-        handle = parse_handle(text)
+        handle = pop_receipts.parse_handle(text)
     except BadRequest as error:
         raise invalid_handle(error.remark) from None
     extra = text.split(" ")[_FIELDS_OF_BROKER:]

@@ -27,13 +27,7 @@ from typing import Final, NamedTuple
 from tandemmq.client.consumer.subscription import parse_sql, parse_subscription
 from tandemmq.errors import BadRequest, TandemError
 from tandemmq.protocol import rejections
-from tandemmq.protocol.bodies.client import (
-    ConsumerData,
-    ConsumeType,
-    Heartbeat,
-    ProducerData,
-    SubscriptionData,
-)
+from tandemmq.protocol.bodies import client as bodies
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import OUR_VERSION, LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -114,19 +108,19 @@ class Seats:
         return None
 
 
-def describe_consumer(profile: Profile, version: int) -> ConsumerData:
+def describe_consumer(profile: Profile, version: int) -> bodies.ConsumerData:
     """Returns a consumer as heartbeats name it; a filter that cannot be parsed is left out."""
-    described: list[SubscriptionData] = []
+    described: list[bodies.SubscriptionData] = []
     for topic, expression, kind in profile.subscriptions:
         parse = parse_sql if kind == "SQL92" else parse_subscription
         try:
             described.append(parse(topic, expression, version).describe())
         except BadRequest:
             continue  # each receive names its own filter, and reports the fault
-    kind_of = {ClientRole.SIMPLE_CONSUMER: ConsumeType.ACTIVELY}
-    return ConsumerData(
+    kind_of = {ClientRole.SIMPLE_CONSUMER: bodies.ConsumeType.ACTIVELY}
+    return bodies.ConsumerData(
         group=profile.group,
-        consume_type=kind_of.get(profile.role, ConsumeType.PASSIVELY),
+        consume_type=kind_of.get(profile.role, bodies.ConsumeType.PASSIVELY),
         subscriptions=tuple(described),
     )
 
@@ -201,8 +195,9 @@ class BrokerRegistration:
         topics = self._registered_topics()
         left, self._produced = self._produced - topics, topics
         body = encode_body(
-            Heartbeat(
-                client_id=self.client_id, producers=tuple(ProducerData(group=one) for one in sorted(topics))
+            bodies.Heartbeat(
+                client_id=self.client_id,
+                producers=tuple(bodies.ProducerData(group=one) for one in sorted(topics)),
             )
         )
         requests = []
@@ -250,7 +245,7 @@ class BrokerRegistration:
         made = self._bodies.get(client.client_id)
         if made is None or made[0] is not profile:
             consumer = describe_consumer(profile, client.changed_at_ms)
-            body = encode_body(Heartbeat(client_id=client.client_id, consumers=(consumer,)))
+            body = encode_body(bodies.Heartbeat(client_id=client.client_id, consumers=(consumer,)))
             made = self._bodies[client.client_id] = (profile, body)
         return made[1]
 

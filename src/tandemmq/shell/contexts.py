@@ -16,14 +16,7 @@ from tandemmq.admin.options import grouped, option
 from tandemmq.admin.render import CommandAnswer, print_answer
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import ConfigError
-from tandemmq.manage.contexts import (
-    NAME,
-    ClusterContext,
-    contexts_path,
-    read_contexts,
-    use_context,
-    write_contexts,
-)
+from tandemmq.manage import contexts
 from tandemmq.shell import session
 from tandemmq.shell.nouns import Yes, confirm, noun
 
@@ -60,13 +53,17 @@ class ContextTls:
 def list_contexts(as_json: session.AsJson = False) -> None:
     """List the contexts; secrets are not shown."""
     with session.explained_errors():
-        file = read_contexts()
+        file = contexts.read_contexts()
     rows = [
         (name, name == file.current, one.name_servers, one.access_key or None, one.has_tls)
         for name, one in sorted(file.contexts.items())
     ]
     answer = CommandAnswer.of_rows("contexts", "context current name_servers access_key tls", rows)
-    notes = [] if rows else [f"no context yet: `tandemmq contexts set NAME -n HOST:PORT` ({contexts_path()})"]
+    notes = (
+        []
+        if rows
+        else [f"no context yet: `tandemmq contexts set NAME -n HOST:PORT` ({contexts.contexts_path()})"]
+    )
     print_answer(CommandAnswer(answer.tables, notes), as_json=as_json)
 
 
@@ -85,22 +82,22 @@ def set_context(
     tls: ContextTls = ContextTls(),  # frozen
 ) -> None:
     """Create a context, or change what is given."""
-    if not NAME.fullmatch(name):
+    if not contexts.NAME.fullmatch(name):
         raise typer.BadParameter(f"{name!r}: expected 1 to 64 letters, digits, '.', '_' or '-'")
     changes = tls.changes()
     if name_servers:
         changes["name_servers"] = _servers(name_servers)
     with session.explained_errors():
-        file = read_contexts()
+        file = contexts.read_contexts()
         held = file.contexts.get(name)
         if held is None and not name_servers:
             raise typer.BadParameter("a new context needs its name servers: -n HOST:PORT")
         if access_key is not None:
             changes |= {"access_key": access_key, "secret_key": _read_secret() if access_key else ""}
-        new = msgspec.structs.replace(held or ClusterContext(""), **changes)
+        new = msgspec.structs.replace(held or contexts.ClusterContext(""), **changes)
         if new.tls_key and not new.tls_cert:
             raise typer.BadParameter("--tls-key needs --tls-cert")
-        write_contexts(file.changed(contexts=file.contexts | {name: new}))
+        contexts.write_contexts(file.changed(contexts=file.contexts | {name: new}))
     session.note(f"context {name} is saved; use it with --context {name} or `tandemmq contexts use {name}`")
 
 
@@ -112,10 +109,10 @@ def use(
 ) -> None:
     """Make a context the default of all commands; without a name, none."""
     with session.explained_errors():
-        file = read_contexts()
+        file = contexts.read_contexts()
         if name is not None:
             file.find(name)
-        write_contexts(file.changed(current=name or ""))
+        contexts.write_contexts(file.changed(current=name or ""))
     session.note(f"commands use context {name}" if name else "commands use no context")
 
 
@@ -123,10 +120,12 @@ def use(
 def delete_context(name: Name, yes: Yes = False) -> None:
     """Delete a context with its credentials; asks before."""
     with session.explained_errors():
-        file = read_contexts()
+        file = contexts.read_contexts()
         confirm(f"Delete context {name} of {file.find(name).name_servers}?", yes=yes)
         rest = {one: held for one, held in file.contexts.items() if one != name}
-        write_contexts(file.changed(contexts=rest, current="" if file.current == name else file.current))
+        contexts.write_contexts(
+            file.changed(contexts=rest, current="" if file.current == name else file.current)
+        )
 
 
 def _read_secret() -> str:
@@ -170,13 +169,13 @@ def add_context(command: Any) -> None:
         context = _choose(ctx)
         if context is not None:
             ctx.params["namesrv"] = context.name_servers
-        with use_context(context):
+        with contexts.use_context(context):
             return inner(ctx)
 
     command.invoke = invoke
 
 
-def _choose(ctx: Any) -> ClusterContext | None:
+def _choose(ctx: Any) -> contexts.ClusterContext | None:
     """Returns the context of a command: the named one, or the one in use unless the command line or the
     environment names the servers.
     """
@@ -190,8 +189,8 @@ def _choose(ctx: Any) -> ClusterContext | None:
     if not name:
         if any(os.environ.get(one) for one in session.VARIABLES):
             return None
-        name = read_contexts().current
-    return read_contexts().find(name) if name else None
+        name = contexts.read_contexts().current
+    return contexts.read_contexts().find(name) if name else None
 
 
 def _is_given(ctx: Any, name: str) -> bool:

@@ -20,20 +20,9 @@ from tandemmq.client import BlockingProducer, Message, ProducerOptions, SendResu
 from tandemmq.errors import MessageIllegal, NoRoute, TandemError
 from tandemmq.manage.tools import tools_options
 from tandemmq.protocol.message import check_message
-from tandemmq.shell import session
+from tandemmq.shell import session, sources
 from tandemmq.shell.dead_letters import ResendOptions, Wanted, run_resend
 from tandemmq.shell.positions import parse_duration
-from tandemmq.shell.sources import (
-    BODY_BYTES_MAX,
-    Bodies,
-    limit_bodies,
-    pace_bodies,
-    read_json,
-    read_lines,
-    read_whole,
-    repeat_bodies,
-    split_key,
-)
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -119,7 +108,8 @@ class BodyOptions:
         str, option("--key-delimiter TEXT", "Each line is a key, this text, and the body.")
     ] = ""
     size: Annotated[
-        int | None, option("--size N", "Send generated messages of N bytes.", min=1, max=BODY_BYTES_MAX)
+        int | None,
+        option("--size N", "Send generated messages of N bytes.", min=1, max=sources.BODY_BYTES_MAX),
     ] = None
     count: Annotated[
         int | None, option("--count -c N", "Stop after N messages; repeats given texts.", min=1)
@@ -128,25 +118,25 @@ class BodyOptions:
 
     def check(self, texts: Sequence[str]) -> None:
         """Raises typer.BadParameter for options that exclude each other."""
-        sources = {"the text": texts, "--file": self.file, "--size": self.size}
+        origins = {"the text": texts, "--file": self.file, "--size": self.size}
         forms = {"--whole": self.whole, "--from-json": self.from_json, "--key-delimiter": self.key_delimiter}
-        for options in (sources, forms):
+        for options in (origins, forms):
             given = [name for name, value in options.items() if value]
             if len(given) > 1:
                 raise typer.BadParameter(f"{' and '.join(given)} exclude each other: give only one")
 
-    def open(self, texts: Sequence[str], stack: ExitStack) -> Bodies:
+    def open(self, texts: Sequence[str], stack: ExitStack) -> sources.Bodies:
         """Yields the bodies, until the end of the source."""
         if texts or self.size:
             bodies = [text.encode("utf-8", "surrogateescape") for text in texts] or [b"x" * (self.size or 0)]
-            found = repeat_bodies(bodies, self.count or len(bodies))
+            found = sources.repeat_bodies(bodies, self.count or len(bodies))
         else:
             found = self._read(stack)
             if self.count:
-                found = limit_bodies(found, self.count)
-        return pace_bodies(found, self.rate) if self.rate else found
+                found = sources.limit_bodies(found, self.count)
+        return sources.pace_bodies(found, self.rate) if self.rate else found
 
-    def _read(self, stack: ExitStack) -> Bodies:
+    def _read(self, stack: ExitStack) -> sources.Bodies:
         inputs = [(sys.stdin.fileno(), "standard input")]
         if self.file:
             inputs = [(os.open(path, os.O_RDONLY), str(path)) for path in self.file]
@@ -155,7 +145,7 @@ class BodyOptions:
         elif os.isatty(inputs[0][0]):
             session.note("each line that you type becomes a message; Ctrl-D ends the input")
         for source, name in inputs:
-            yield from read_whole(source, name) if self.whole else read_lines(source)
+            yield from sources.read_whole(source, name) if self.whole else sources.read_lines(source)
 
     @property
     def is_typed(self) -> bool:
@@ -170,9 +160,9 @@ class BodyOptions:
     def convert(self, body: bytes, every: Message) -> Message:
         """Returns the message of a body. Raises UnusableInput."""
         if self.from_json:
-            return read_json(body, every)
+            return sources.read_json(body, every)
         if self.key_delimiter:
-            return split_key(body, self.key_delimiter.encode("utf-8", "surrogateescape"), every)
+            return sources.split_key(body, self.key_delimiter.encode("utf-8", "surrogateescape"), every)
         return structs.replace(every, body=body)
 
 

@@ -19,18 +19,8 @@ from rich.table import Table
 from tandemmq.errors import TandemError
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
+from tandemmq.store_command import frame
 from tandemmq.store_command.backups import backup, restore
-from tandemmq.store_command.frame import (
-    EXIT_DAMAGED,
-    AsJson,
-    BrokerFile,
-    CommitLogDir,
-    Root,
-    broker_settings,
-    fail,
-    guarded,
-    inspect_options,
-)
 
 if TYPE_CHECKING:
     from tandemmq.protocol.record import Record
@@ -54,33 +44,33 @@ app.command()(restore)
 
 @app.command()
 def check(
-    directory: Root,
-    commit_log: CommitLogDir = None,
-    config: BrokerFile = None,
+    directory: frame.Root,
+    commit_log: frame.CommitLogDir = None,
+    config: frame.BrokerFile = None,
     crc: Annotated[bool, typer.Option(help="Compare bodies with their checksums.")] = True,
-    as_json: AsJson = False,
+    as_json: frame.AsJson = False,
 ) -> None:
     """Read a store without changing anything and report every damaged range."""
     from tandemmq.store.inspect import check_store
 
     clock = LoopClock()
     begun = clock.monotonic()
-    settings = broker_settings(config)
-    options = inspect_options(directory, commit_log, settings, check_crc=crc)
-    report = guarded(lambda on_progress: check_store(options, on_progress))
+    settings = frame.broker_settings(config)
+    options = frame.inspect_options(directory, commit_log, settings, check_crc=crc)
+    report = frame.guarded(lambda on_progress: check_store(options, on_progress))
     seconds = max(clock.monotonic() - begun, 1e-9)
     if as_json:
         typer.echo(json.dumps(_check_values(report, seconds), indent=2))
     else:
         _print_check(report, directory, seconds)
-    raise typer.Exit(0 if report.is_clean else EXIT_DAMAGED)
+    raise typer.Exit(0 if report.is_clean else frame.EXIT_DAMAGED)
 
 
 @app.command()
 def repair(
-    directory: Root,
-    commit_log: CommitLogDir = None,
-    config: BrokerFile = None,
+    directory: frame.Root,
+    commit_log: frame.CommitLogDir = None,
+    config: frame.BrokerFile = None,
     accept_damage: Annotated[
         bool, typer.Option("--accept-damage", help="Continue although records inside the log are lost.")
     ] = False,
@@ -94,7 +84,7 @@ def repair(
     index: Annotated[
         bool | None, typer.Option("--index/--no-index", help="Build a key index. [default: if there is one]")
     ] = None,
-    as_json: AsJson = False,
+    as_json: frame.AsJson = False,
 ) -> None:
     """Rebuild ConsumeQueues, key index and checkpoint from the CommitLog.
 
@@ -104,27 +94,27 @@ def repair(
     from tandemmq.telemetry.log_lines import show_warnings
 
     show_warnings()
-    settings = broker_settings(config)
+    settings = frame.broker_settings(config)
     if index is None and settings is not None and not settings.key_index_enable:
         index = False
     options = RepairOptions(
-        inspect=inspect_options(directory, commit_log, settings, check_crc=True),
+        inspect=frame.inspect_options(directory, commit_log, settings, check_crc=True),
         accepts_damage=accept_damage,
         skips_damaged=skip_damaged,
         has_index=index,
         queue_file_bytes=None if settings is None else settings.consume_queue_file_bytes,
     )
-    report = guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
+    report = frame.guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
     if as_json:
         typer.echo(json.dumps(_repair_values(report), indent=2))
     else:
         _print_repair(report, directory)
-    raise typer.Exit(EXIT_DAMAGED if report.is_refused else 0)
+    raise typer.Exit(frame.EXIT_DAMAGED if report.is_refused else 0)
 
 
 @app.command()
 def divergent(
-    directory: Root,
+    directory: frame.Root,
     resend: Annotated[
         str,
         typer.Option(
@@ -136,7 +126,7 @@ def divergent(
     topic: Annotated[
         list[str] | None, typer.Option("--topic", "-t", help="Only messages of this topic.")
     ] = None,
-    as_json: AsJson = False,
+    as_json: frame.AsJson = False,
 ) -> None:
     """Show messages cut from the log when another broker became master; none was acknowledged to its sender.
 
@@ -147,7 +137,7 @@ def divergent(
     disk = RealDisk()
     kept = directory / "divergent"
     if not directory.is_dir():
-        fail(f"{directory} is not a directory")
+        frame.fail(f"{directory} is not a directory")
     wanted = frozenset(topic or ())
 
     def read(_on_progress: object) -> list[tuple[KeptTail, list[Record]]]:
@@ -157,7 +147,7 @@ def divergent(
             for tail in tails
         ]
 
-    found = guarded(read)
+    found = frame.guarded(read)
     sent = _send_again(resend, [record for _, records in found for record in records]) if resend else None
     if as_json:
         values: dict[str, Any] = {"files": [_tail_values(tail, records) for tail, records in found]}
@@ -236,7 +226,7 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
                 producer.send(message)
                 sent += 1
     except TandemError as error:
-        fail(f"{error}; {sent} messages were already sent")
+        frame.fail(f"{error}; {sent} messages were already sent")
     if left:
         typer.echo(f"tandemmq: skipped {left} messages of system topics", err=True)
     if undecoded:

@@ -19,16 +19,7 @@ from tandemmq.manage.tools import open_tools
 from tandemmq.protocol.bodies.codec import BOOT_KEY, CONFIRMED_KEY
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.store_command.frame import (
-    EXIT_DAMAGED,
-    AsJson,
-    BrokerFile,
-    Root,
-    broker_settings,
-    fail,
-    guarded,
-    inspect_options,
-)
+from tandemmq.store_command import frame
 
 if TYPE_CHECKING:
     from tandemmq.store_command.backup_files import BackupManifest
@@ -48,7 +39,7 @@ def backup(
             metavar="HOST:PORT",
         ),
     ],
-    as_json: AsJson = False,
+    as_json: frame.AsJson = False,
 ) -> None:
     """Copy the store of a running broker up to its confirmed offset, or update an earlier backup."""
     from tandemmq.store_command.backup_files import back_up
@@ -56,11 +47,11 @@ def backup(
     try:
         settings, facts = asyncio.run(_ask(broker))
     except TandemError as error:
-        fail(str(error))
+        frame.fail(str(error))
     if BOOT_KEY not in facts:
-        fail(f"{broker} is not a TandemMQ broker of this version: stop it and copy its directory")
+        frame.fail(f"{broker} is not a TandemMQ broker of this version: stop it and copy its directory")
     if facts[BOOT_KEY] != RealDisk().boot_id():  # a store at the same path would be another broker's
-        fail(f"{broker} runs on another machine: run this command there")
+        frame.fail(f"{broker} runs on another machine: run this command there")
     root, log_dir = Path(settings["storePathRootDir"]), Path(settings["storePathCommitLog"])
 
     def work(show: Show) -> BackupManifest:
@@ -74,13 +65,15 @@ def backup(
             version=__version__,
         )
 
-    manifest = guarded(work)
+    manifest = frame.guarded(work)
     values = {"backup": str(directory), "begin": manifest.begin, "end": manifest.end}
     sentence = f"{broker} is backed up in {directory}: log offsets {manifest.begin:,} to {manifest.end:,}"
     typer.echo(json.dumps(values) if as_json else sentence)
 
 
-def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json: AsJson = False) -> None:
+def restore(
+    backup: Backup, directory: frame.Root, config: frame.BrokerFile = None, as_json: frame.AsJson = False
+) -> None:
     """Make a new store from a backup, and check it; a broker can be started on it then.
 
     Exit code 1 if the backup is damaged.
@@ -88,13 +81,13 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
     from tandemmq.store.inspect import RepairOptions, RepairReport, StoreReport, check_store, repair_store
     from tandemmq.store_command.backup_files import copy_back, new_store, read_manifest
 
-    settings = broker_settings(config)
+    settings = frame.broker_settings(config)
 
     def work(show: Show) -> tuple[BackupManifest, list[str], RepairReport, StoreReport]:
         manifest = read_manifest(backup)
         with new_store(directory) as root:
             damaged = copy_back(backup, root, _counter(show, manifest.end - manifest.begin))
-            inspect = inspect_options(root, root / "commitlog", settings, check_crc=True)
+            inspect = frame.inspect_options(root, root / "commitlog", settings, check_crc=True)
             options = RepairOptions(
                 inspect=inspect,
                 has_index=settings is None or settings.key_index_enable,
@@ -102,7 +95,7 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
             )
             return manifest, damaged, repair_store(options, RealDisk(), show), check_store(inspect, show)
 
-    manifest, damaged, repaired, report = guarded(work)
+    manifest, damaged, repaired, report = frame.guarded(work)
     is_log_whole = report.is_clean and not repaired.is_refused and report.log_end == manifest.end
     is_whole = is_log_whole and not damaged
     values = {"store": str(directory), "records": report.record_count, "end": report.log_end}
@@ -114,7 +107,7 @@ def restore(backup: Backup, directory: Root, config: BrokerFile = None, as_json:
         text = f"the log ends at {report.log_end:,} instead of {manifest.end:,}, or is damaged"
         typer.echo(f"tandemmq: {text}: `tandemmq store check {directory}`", err=True)
     if not is_whole:
-        raise typer.Exit(EXIT_DAMAGED)
+        raise typer.Exit(frame.EXIT_DAMAGED)
 
 
 async def _ask(address: str) -> tuple[dict[str, str], dict[str, str]]:

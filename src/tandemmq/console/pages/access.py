@@ -12,17 +12,7 @@ from tandemmq.broker.access.needs import GROUP, NAMES, TOPIC
 from tandemmq.client.changes import change_each
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
-from tandemmq.manage.access import (
-    ACTIONS,
-    ClusterAccess,
-    judge,
-    policies_of,
-    problems_of,
-    read_access,
-    rows_of_accounts,
-    rows_of_policies,
-    rows_of_users,
-)
+from tandemmq.manage import access as rules
 from tandemmq.protocol.bodies.tables import AclInfo, EntryInfo, PolicyInfo, UserInfo
 
 P = ParamSpec("P")
@@ -36,11 +26,11 @@ async def show_access(view: View) -> Answer:
     """Shows who exists, what the rules are, and which brokers check them."""
     access = await _access(view)
     listing = view.listing(
-        rows_of_users(access),
+        rules.rows_of_users(access),
         search=lambda user: user.name,
         sorts={"name": lambda user: user.name, "type": lambda user: user.user_type},
     )
-    policies, accounts = rows_of_policies(access), rows_of_accounts(access)
+    policies, accounts = rules.rows_of_policies(access), rules.rows_of_accounts(access)
     return view.page(
         "access.html",
         access=access,
@@ -49,7 +39,7 @@ async def show_access(view: View) -> Answer:
         policy_count=len(policies),
         accounts=accounts[:ROWS_MAX],
         account_count=len(accounts),
-        problems=problems_of(access),
+        problems=rules.problems_of(access),
     )
 
 
@@ -58,7 +48,7 @@ async def show_check(view: View) -> Answer:
     kind = GROUP if view.query.get("kind") == GROUP else TOPIC
     name, host = view.query.get("name", "").strip(), view.query.get("host", "").strip()
     access = await _access(view)
-    verdicts = judge(access, kind, name, host) if name else []
+    verdicts = rules.judge(access, kind, name, host) if name else []
     return view.page(
         "access_check.html",
         kind=kind,
@@ -66,8 +56,8 @@ async def show_check(view: View) -> Answer:
         host=host,
         verdicts=verdicts[:ROWS_MAX],
         verdict_count=len(verdicts),
-        actions=[label for label, _ in ACTIONS],
-        problems=problems_of(access),
+        actions=[label for label, _ in rules.ACTIONS],
+        problems=rules.problems_of(access),
     )
 
 
@@ -75,7 +65,7 @@ async def show_user(view: View) -> Answer:
     """Shows one user: its state, its policies, and the forms that change them."""
     name = view.path["user"]
     access = await _access(view)
-    users = [user for user in rows_of_users(access) if user.name == name]
+    users = [user for user in rules.rows_of_users(access) if user.name == name]
     if not users:
         raise PageError(404, f"no broker that answers has the user {name}")
     return view.page(
@@ -83,9 +73,9 @@ async def show_user(view: View) -> Answer:
         title=name,
         name=name,
         users=users,
-        policies=[row for row in rows_of_policies(access) if row.subject == SUBJECT_PREFIX + name],
+        policies=[row for row in rules.rows_of_policies(access) if row.subject == SUBJECT_PREFIX + name],
         actions=list(NAMES),
-        problems=problems_of(access),
+        problems=rules.problems_of(access),
     )
 
 
@@ -254,14 +244,14 @@ async def _change(view: View, call: Call[P, None], *args: P.args, **kwargs: P.kw
     await change_each(brokers, lambda one: call(view.tools.remoting, one.address, *args, **kwargs))
 
 
-async def _access(view: View) -> ClusterAccess:
-    return await read_access(view.tools, await view.targets(), view.viewer.capabilities)
+async def _access(view: View) -> rules.ClusterAccess:
+    return await rules.read_access(view.tools, await view.targets(), view.viewer.capabilities)
 
 
 async def _held_policies(view: View, user: str) -> list[PolicyInfo]:
     """Returns the policies of a user at the first broker that has any."""
     access = await _access(view)
-    held = (policies_of(broker.acls, user) for broker in access.brokers.values())
+    held = (rules.policies_of(broker.acls, user) for broker in access.brokers.values())
     return next((policies for policies in held if policies), [])
 
 

@@ -20,18 +20,9 @@ from tandemmq.console.pages.topics import read_number
 from tandemmq.console.render import make_url, quote_part
 from tandemmq.console.view import Answer, Page, PageError, View
 from tandemmq.errors import BadRequest, TandemError, TopicNotFound
+from tandemmq.manage import messages as stored
 from tandemmq.manage.bodies import BodyForm, BodySchema, make_printable, show_body
 from tandemmq.manage.message_scan import FoundMessages, MessageFilter, scan_messages
-from tandemmq.manage.messages import (
-    GROUPS_MAX,
-    KEY_COUNT_MAX,
-    describe_sys_flag,
-    find_by_key,
-    find_by_position,
-    find_place,
-    find_records,
-    read_group_states,
-)
 from tandemmq.manage.reading import make_message
 from tandemmq.manage.traces import MessageTrace, read_trace
 from tandemmq.protocol.properties import is_reserved
@@ -114,7 +105,7 @@ async def show_messages(view: View) -> Answer:
         rows=rows,
         how=how,
         more=more,
-        key_max=KEY_COUNT_MAX,
+        key_max=stored.KEY_COUNT_MAX,
         given=defaultdict(str, query),
     )
 
@@ -123,7 +114,7 @@ async def _find_id(view: View) -> FoundMessages:
     """Finds a message by a broker's id, or by its unique key in the topic."""
     text, topic = view.query["id"].strip(), view.query.get("topic", "").strip()
     try:
-        records = await find_records(view.tools, text, topic)
+        records = await stored.find_records(view.tools, text, topic)
     except BadRequest as error:
         hint = "" if topic else "; a unique key also needs its topic"
         raise PageError(400, f"{error.remark}{hint}") from None
@@ -137,7 +128,7 @@ async def _located(view: View, records: Sequence[Record]) -> FoundMessages:
     for record in sorted(records, key=lambda one: one.stored_at_ms, reverse=True):
         place = (record.topic, record.store_host)
         if place not in names:
-            names[place] = (await find_place(view.tools, record)).broker_name
+            names[place] = (await stored.find_place(view.tools, record)).broker_name
         messages.append(make_message(record, names[place], PREVIEW_BYTES_MAX))
     return FoundMessages(tuple(messages), len(messages), len(messages), "")
 
@@ -160,7 +151,9 @@ async def _find_in_topic(view: View) -> tuple[FoundMessages, str]:
         property_value=query.get("value", ""),
     )
     if wanted.key and query.get("by") != "scan":
-        records = await find_by_key(view.tools, topic, wanted.key, begin_ms, end_ms, count_max=KEY_COUNT_MAX)
+        records = await stored.find_by_key(
+            view.tools, topic, wanted.key, begin_ms, end_ms, count_max=stored.KEY_COUNT_MAX
+        )
         return await _located(view, records), "key"
     found = await scan_messages(
         view.tools,
@@ -189,7 +182,7 @@ async def show_message(view: View) -> Answer:
         record=record,
         born_at=render_address(record.born_address),
         stored_at=render_address(record.store_address),
-        flags=describe_sys_flag(record.sys_flag),
+        flags=stored.describe_sys_flag(record.sys_flag),
         properties=sorted(record.properties.items(), key=lambda one: (is_reserved(one[0]), one[0])),
         is_reserved=is_reserved,
         printable=make_printable,
@@ -200,7 +193,7 @@ async def show_message(view: View) -> Answer:
         path=view.url.partition("?")[0],
         states=states,
         states_error=states_error,
-        groups_max=GROUPS_MAX,
+        groups_max=stored.GROUPS_MAX,
         trace=trace,
         trace_error=trace_error,
     )
@@ -209,7 +202,7 @@ async def show_message(view: View) -> Answer:
 async def _message_of(view: View) -> tuple[str, ReceivedMessage]:
     """Returns the topic and the message of the path. Raises PageError if there is none."""
     topic, broker_name = view.path["topic"], view.path["broker"]
-    record = await find_by_position(
+    record = await stored.find_by_position(
         view.tools,
         topic,
         broker_name,
@@ -238,7 +231,7 @@ def _body_wish(view: View) -> tuple[BodyForm, BodySchema]:
 
 async def _states_of(view: View, record: Record) -> tuple[Sequence[object], str]:
     try:
-        return await read_group_states(view.tools, record, groups_max=GROUPS_MAX), ""
+        return await stored.read_group_states(view.tools, record, groups_max=stored.GROUPS_MAX), ""
     except TandemError as error:
         return (), str(error)
 
