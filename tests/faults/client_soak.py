@@ -236,8 +236,8 @@ async def consume(
     reconnects: int,
     threads: bool,
 ) -> list[int]:
-    """Handles all numbers while connections break, and lets the topics grow by so many steps at each
-    reconnect; returns samples of the process's private memory.
+    """Handles all numbers while connections break, and lets the topics grow by `steps` at each reconnect;
+    returns samples of the process's private memory.
     """
 
     async def handle(message: ReceivedMessage) -> ConsumeResult:
