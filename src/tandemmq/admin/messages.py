@@ -400,12 +400,8 @@ async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget)
         message_id=record.message_id,
         topic=record.topic,
     )
-    columns = ("group", "client", "result", "took_ms", "remark")
-    table = Table(
-        "handled",
-        columns,
-        [(handler.group, handler.client_id, told.result, told.took_ms, told.remark or None)],
-    )
+    row = (handler.group, handler.client_id, told.result, told.took_ms, told.remark or None)
+    table = Table("handled", ("group", "client", "result", "took_ms", "remark"), [row])
     return CommandAnswer([*answer.tables, table], exit_code=0 if told.result in CONSUMED else 1)
 
 

@@ -94,9 +94,9 @@ class Console:
         login = Page("/login", "Log in", self._show_login, is_open=True)
         routes += [
             Route("/login", self._shown(login), methods=["GET"]),
-            Route("/login", self._log_in, methods=["POST"]),
-            Route("/logout", self._log_out, methods=["POST"]),
-            Route("/theme", self._set_theme, methods=["POST"]),
+            self._own("/login", "Log in", self._log_in),
+            self._own("/logout", "Log out", self._log_out),
+            self._own("/theme", "Theme", self._set_theme),
             Route("/static/{name}", self._static, methods=["GET"]),
         ]
         return routes
@@ -239,19 +239,20 @@ class Console:
     async def _show_login(self, view: View) -> Response:
         return view.page("login.html", reason="", name="", next=_local_path(view.query.get("next", "/")))
 
-    async def _own_form(self, request: Request, title: str) -> tuple[View, Response | None]:
-        """Returns the view of a form of the console itself, and the page of its error if there is one."""
-        view = await self._view(request, Page(request.url.path, title, self._show_login, is_open=True))
-        try:
-            view.fields = await self._form(request, view.session, OWN_FORM_BYTES_MAX)
-        except PageError as error:
-            return view, self._failed(request, view, error)
-        return view, None
+    def _own(self, path: str, title: str, handle: Callable[[Request, View], Awaitable[Response]]) -> Route:
+        """Returns the route of a form of the console itself."""
 
-    async def _log_in(self, request: Request) -> Response:
-        view, failure = await self._own_form(request, "Log in")
-        if failure is not None:
-            return failure
+        async def endpoint(request: Request) -> Response:
+            view = await self._view(request, Page(path, title, self._show_login, is_open=True))
+            try:
+                view.fields = await self._form(request, view.session, OWN_FORM_BYTES_MAX)
+            except PageError as error:
+                return self._failed(request, view, error)
+            return await handle(request, view)
+
+        return Route(path, endpoint, methods=["POST"])
+
+    async def _log_in(self, request: Request, view: View) -> Response:
         name, target = view.form.get("name", ""), _local_path(view.form.get("next", "/"))
         try:
             session = await self._frame.sessions.log_in(view.address, name, view.form.get("secret", ""))
@@ -265,10 +266,7 @@ class Console:
             await self._frame.sessions.end(view.session)
         return self._with_cookie(request, session, RedirectResponse(target, status_code=303))
 
-    async def _log_out(self, request: Request) -> Response:
-        view, failure = await self._own_form(request, "Log out")
-        if failure is not None:
-            return failure
+    async def _log_out(self, _: Request, view: View) -> Response:
         await self._frame.sessions.end(view.session)
         response = RedirectResponse("/login", status_code=303)
         response.delete_cookie(self._cookies.session, path="/", secure=self._cookies.is_secure, httponly=True)
@@ -302,10 +300,7 @@ class Console:
 
     # The look
 
-    async def _set_theme(self, request: Request) -> Response:
-        view, failure = await self._own_form(request, "Theme")
-        if failure is not None:
-            return failure
+    async def _set_theme(self, _: Request, view: View) -> Response:
         response = RedirectResponse(_local_path(view.form.get("next", "/")), status_code=303)
         wanted = view.form.get("theme", "auto")
         theme = wanted if wanted in THEMES else "auto"

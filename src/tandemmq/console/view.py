@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final, TypeAlias, TypeVar
 
 from jinja2 import Environment
@@ -276,9 +277,9 @@ class View:
         self,
         question: str,
         *,
-        fields: Mapping[str, str],
         button: str,
         back: str,
+        fields: Mapping[str, str] = MappingProxyType({}),
         template: str = "confirm.html",
         **values: Any,
     ) -> Answer:

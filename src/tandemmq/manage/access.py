@@ -9,7 +9,7 @@ Secrets: passwords and secret keys that brokers return are dropped when an answe
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -190,7 +190,7 @@ def _judge_users(target: Target, broker: BrokerAccess, kind: str, name: str, hos
     for user in broker.users:
         username = user.username or ""
         try:
-            policies = _compile(policies_of(broker.acls, username))
+            policies = auth_table.compile_policies(policies_of(broker.acls, username))
         except ConfigError as error:
             yield Verdict(target, username, "user", _all(False), f"unreadable policy: {error}")
             continue
@@ -222,15 +222,7 @@ def _judge_accounts(target: Target, broker: BrokerAccess, kind: str, name: str) 
         )
 
 
-def _compile(policies: Iterable[tables.PolicyInfo]) -> list[list[auth_table.PolicyLine]]:
-    """Returns the lines of each policy type, in the order in which they decide. Raises ConfigError."""
-    lines: dict[str, list[auth_table.PolicyLine]] = {kind: [] for kind in auth_table.POLICY_TYPES}
-    for policy in policies:
-        lines[auth_table.parse_policy_type(policy.policy_type)] += map(auth_table.parse_entry, policy.entries)
-    return list(lines.values())
-
-
-def _reason(policies: list[list[auth_table.PolicyLine]], kind: str, name: str, host: str) -> str:
+def _reason(policies: Sequence[Sequence[auth_table.PolicyLine]], kind: str, name: str, host: str) -> str:
     """Names the lines that match the resource, in the order of the policies."""
     needs = [Need(kind, name, bit) for _, bit in ACTIONS]
     found = [

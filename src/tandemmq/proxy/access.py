@@ -262,14 +262,11 @@ def make_user(info: UserInfo, acl: AclInfo | None) -> ProxyUser:
 
     Raises:  ConfigError for an entry that cannot be read: a denial must not be lost.
     """
-    lines: dict[str, list[auth_table.PolicyLine]] = {kind: [] for kind in auth_table.POLICY_TYPES}
-    for policy in acl.policies if acl is not None else ():
-        lines[auth_table.parse_policy_type(policy.policy_type)] += map(auth_table.parse_entry, policy.entries)
     return ProxyUser(
         secret_key=info.password or "",
         is_enabled=(info.status or auth_table.ENABLE).lower() == auth_table.ENABLE,
         is_super=(info.user_type or "").lower() == auth_table.SUPER.lower(),
-        policies=tuple(tuple(lines[kind]) for kind in auth_table.POLICY_TYPES),
+        policies=auth_table.compile_policies(() if acl is None else acl.policies),
     )
 
 

@@ -7,7 +7,7 @@ Source: spec proxy 1.3, 3.5, 7, 10.6.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from tandemmq.errors import ConfigError
@@ -68,18 +68,16 @@ class GrpcLimits:
                 raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
 
 
+@dataclass(slots=True)
 class SharedCalls:
     """The calls in flight and their bytes, over all connections of a server."""
 
-    __slots__ = ("call_count", "held_count", "limits", "lines", "refusals", "request_bytes")
-
-    def __init__(self, clock: Clock, limits: GrpcLimits) -> None:
-        self.limits = limits
-        self.lines = LimitedLines(clock)
-        self.call_count = 0
-        self.held_count = 0
-        self.request_bytes = 0
-        self.refusals: Counter[Limit] = Counter()
+    lines: LimitedLines
+    limits: GrpcLimits
+    call_count: int = 0
+    held_count: int = 0
+    request_bytes: int = 0
+    refusals: Counter[Limit] = field(default_factory=Counter)
 
     def begin(self, *, is_held: bool) -> bool:
         """Counts one more call; returns False if it exceeds the bound. `end` counts it off in any case."""
@@ -120,16 +118,16 @@ class Expiring(Protocol):
         """Called once when the time has come; the call may be added again."""
 
 
+@dataclass(slots=True)
 class Deadlines:
     """Time limits of calls, in buckets of TICK_S: a held call costs memory only, no timer of its own (spec
     proxy 7).
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._clock = clock
-        self._buckets: dict[int, dict[Expiring, None]] = {}
-        self._done_tick = 0
-        self._timer: TimerHandle | None = None
+    clock: Clock
+    _buckets: dict[int, dict[Expiring, None]] = field(default_factory=dict)
+    _done_tick: int = 0
+    _timer: TimerHandle | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self._buckets.values()))
@@ -137,8 +135,8 @@ class Deadlines:
     def add(self, call: Expiring, at_s: float) -> None:
         """Sets the time limit of a call that has none."""
         if self._timer is None:
-            self._done_tick = int(self._clock.monotonic() / TICK_S)
-            self._timer = self._clock.call_later(TICK_S, self._advance)
+            self._done_tick = int(self.clock.monotonic() / TICK_S)
+            self._timer = self.clock.call_later(TICK_S, self._advance)
         call.tick = tick = max(int(at_s / TICK_S), self._done_tick) + 1
         bucket = self._buckets.get(tick)
         if bucket is None:
@@ -164,12 +162,12 @@ class Deadlines:
         self._timer = None
         if not self._buckets:
             return  # the next `add` starts the timer
-        now_tick = int(self._clock.monotonic() / TICK_S)
+        now_tick = int(self.clock.monotonic() / TICK_S)
         due: list[Expiring] = []
         while self._done_tick < now_tick:
             self._done_tick += 1
             due.extend(self._buckets.pop(self._done_tick, ()))
-        self._timer = self._clock.call_later(TICK_S, self._advance)
+        self._timer = self.clock.call_later(TICK_S, self._advance)
         for call in due:
             call.tick = 0
             call.on_due()

@@ -14,6 +14,7 @@ from typing import Final
 
 from tandemmq.proxy.grpc_connection import GrpcConnection, GrpcContext
 from tandemmq.proxy.grpc_limits import Deadlines, GrpcLimits, SharedCalls
+from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.meters import CallMeter
 from tandemmq.proxy.proxy_preamble import PreambleReader
 from tandemmq.proxy.rpc import Method
@@ -54,7 +55,7 @@ class GrpcServer:
         protocol.
         """
         self.limits = limits or GrpcLimits()
-        self.shared = SharedCalls(clock, self.limits)
+        self.shared = SharedCalls(LimitedLines(clock), self.limits)
         self.refused_count = 0
         """The number of connections refused since the start because of the limit."""
         served = {method.path: method for method in methods}

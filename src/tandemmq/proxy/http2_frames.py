@@ -10,6 +10,7 @@ Source:     spec proxy 1.3, 10.6; RFC 9113, 4 and 10.5.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from h2.errors import ErrorCodes
@@ -43,6 +44,7 @@ class Http2Refused(Exception):
         self.code = code
 
 
+@dataclass(slots=True)
 class FrameCredit:
     """The number of control frames that a peer may send: CREDIT at the start, CREDIT_PER_S more per second,
     and those granted for frames that it was sent, up to CREDIT_MAX.
@@ -51,11 +53,8 @@ class FrameCredit:
     an idle one may ping a hundred times per second.
     """
 
-    __slots__ = ("_left", "_refilled_at")
-
-    def __init__(self, now_s: float) -> None:
-        self._left = float(CREDIT)
-        self._refilled_at = now_s
+    _refilled_at: float
+    _left: float = CREDIT
 
     def grant(self, count: int) -> None:
         self._left = min(CREDIT_MAX, self._left + count)
@@ -74,17 +73,13 @@ class FrameCredit:
 class Http2Reader:
     """The incoming bytes of one connection. `goes_away` is set by the peer's GOAWAY."""
 
-    __slots__ = ("_data", "_has_preface", "credit", "goes_away")
+    __slots__ = ("_data", "credit", "goes_away", "has_preface")
 
     def __init__(self, now_s: float) -> None:
         self.credit = FrameCredit(now_s)
         self.goes_away = False
         self._data = b""
-        self._has_preface = False
-
-    @property
-    def has_preface(self) -> bool:
-        return self._has_preface
+        self.has_preface = False
 
     def add(self, data: bytes) -> None:
         """Adds received bytes; `take` returns the frames that are complete."""
@@ -97,7 +92,7 @@ class Http2Reader:
         """
         data, size = self._data, len(self._data)
         at, kept, count, cost = 0, 0, 0, 0
-        if not self._has_preface:
+        if not self.has_preface:
             if not self._check_preface():
                 return b"", False
             at = len(PREFACE)
@@ -133,8 +128,8 @@ class Http2Reader:
         begin = self._data[: len(PREFACE)]
         if not PREFACE.startswith(begin):
             raise Http2Refused(ErrorCodes.PROTOCOL_ERROR, "the peer does not speak HTTP/2")
-        self._has_preface = len(begin) == len(PREFACE)
-        return self._has_preface
+        self.has_preface = len(begin) == len(PREFACE)
+        return self.has_preface
 
 
 def _is_empty(data: bytes, at: int, length: int) -> bool:

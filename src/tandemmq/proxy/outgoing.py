@@ -17,6 +17,7 @@ from tandemmq.proxy.body_codec import digest_of, plain_body
 from tandemmq.proxy.kinds import enum_of_kind, is_system_name, kind_of
 from tandemmq.proxy.schema import enum_number
 from tandemmq.proxy.values import duration, timestamp, whole_number
+from tandemmq.remoting.options import render_address
 from tandemmq.units import INT32_MAX
 
 _IDENTITY: Final = enum_number("Encoding", "IDENTITY")
@@ -50,7 +51,7 @@ def render_message(
             "born_timestamp": timestamp(record.born_at_ms),
             "born_host": properties.get(names.BORN_HOST) or record.born_address[0],
             "store_timestamp": timestamp(record.stored_at_ms),
-            "store_host": _host_and_port(record.store_address),
+            "store_host": render_address(record.store_address),
             "receipt_handle": receipt_handle,
             "queue_id": record.queue_id,
             "queue_offset": record.queue_offset,
@@ -60,11 +61,6 @@ def render_message(
         },
         "body": body,
     }
-
-
-def _host_and_port(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _optional_fields(record: Record, properties: Mapping[str, str]) -> dict[str, Any]:

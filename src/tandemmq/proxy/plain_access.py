@@ -27,22 +27,14 @@ HOSTS_MAX: Final = 65_536
 
 
 class PlainAccess:
-    """Checks requests: `check` is a `CheckAccess` of `Callers`."""
+    """Checks requests by the rules of `files`: `check` is a `CheckAccess` of `Callers`."""
 
     def __init__(self, directory: Path, *, cluster: str, disk: Disk, clock: Clock, audit: AccessLog) -> None:
         self._cluster = cluster
         self._denials = Denials(audit)
         self._rules = NO_RULES
         self._is_white: dict[str, bool] = {}
-        self._files = PlainFiles(directory, disk=disk, clock=clock, on_rules=self._set_rules)
-
-    def load(self) -> None:
-        """Reads the files. Raises ConfigError without files, or for an invalid one."""
-        self._files.load()
-
-    async def watch(self) -> None:
-        """Applies changed files until cancelled; an invalid one leaves the rules as they are."""
-        await self._files.watch()
+        self.files = PlainFiles(directory, disk=disk, clock=clock, on_rules=self._set_rules)
 
     async def check(self, metadata: Mapping[str, str], peer: Address, request: Message) -> str:
         """Returns the access key of the account; "" for a white address.

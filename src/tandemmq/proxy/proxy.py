@@ -130,8 +130,8 @@ class Proxy:
         if self._tls.options.is_served:
             self._tls.load()
         if self._plain is not None:
-            self._plain.load()
-            self._tasks.start("access rules", self._plain.watch())
+            self._plain.files.load()
+            self._tasks.start("access rules", self._plain.files.watch())
         address = await self._server.start(self._options.listen_host, self._options.listen_port)
         await self._start_metrics()
         for name, work in (

@@ -21,6 +21,7 @@ from typing import Final
 
 from tandemmq.errors import ConfigError
 from tandemmq.proxy.options import ProxyOptions
+from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.shared_port import SharedPort, ask_to_end
 from tandemmq.runtime.tasks import OnFatal
@@ -168,6 +169,5 @@ def _bind(options: ProxyOptions) -> SharedPort:
 
 
 def _unbound(address: Address, error: OSError) -> ConfigError:
-    host, port = address
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return ConfigError(f"cannot listen on {shown}: {(error.strerror or str(error)).lower()}")
+    reason = (error.strerror or str(error)).lower()
+    return ConfigError(f"cannot listen on {render_address(address)}: {reason}")

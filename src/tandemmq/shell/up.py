@@ -287,7 +287,8 @@ def _print_ready(state: UpState, stop_command: str) -> None:
     grpc = f", clients of RocketMQ 5 (gRPC) to the proxy {proxies[0]}" if proxies else ""
     consoles = [server.address for server in state.servers if server.role == local.CONSOLE]
     console = f"The web console is at http://{consoles[0]}\n" if consoles else ""
-    where = "" if _is_default(state) else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
+    is_default = Path(state.folder) == local.default_folder()
+    where = "" if is_default else f"export TANDEMMQ_STORE={shlex.quote(state.folder)}\n  "
     _print_line(
         f"\nConnect clients to the name server {state.namesrv}{grpc}.\n{console}"
         f"Files and logs are in {state.folder}; {stop_command} stops it. Try:\n"
@@ -295,10 +296,6 @@ def _print_ready(state: UpState, stop_command: str) -> None:
         "  tandemmq tail demo --last 10\n"
         "  tandemmq status"
     )
-
-
-def _is_default(state: UpState) -> bool:
-    return Path(state.folder) == local.default_folder()
 
 
 def _label(server: ServerState) -> str:

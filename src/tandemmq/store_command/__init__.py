@@ -106,7 +106,8 @@ def repair(
     )
     report = frame.guarded(lambda on_progress: repair_store(options, RealDisk(), on_progress))
     if as_json:
-        typer.echo(json.dumps(_repair_values(report), indent=2))
+        findings = [finding.as_dict() for finding in report.findings.listed]
+        typer.echo(json.dumps({**_numbers(report), "findings": findings}, indent=2))
     else:
         _print_repair(report, directory)
     raise typer.Exit(frame.EXIT_DAMAGED if report.is_refused else 0)
@@ -238,12 +239,9 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
 
 
 def _numbers(report: StoreReport | RepairReport) -> dict[str, Any]:
-    return {name: value for name, value in _fields(report).items() if isinstance(value, (int, list))}
-
-
-def _fields(report: StoreReport | RepairReport) -> dict[str, Any]:
-    """Returns the report's fields; findings are rendered separately."""
-    return {name: getattr(report, name) for name in report.__slots__}
+    """Returns the report's numbers and lists; findings are rendered separately."""
+    values = {name: getattr(report, name) for name in report.__slots__}
+    return {name: value for name, value in values.items() if isinstance(value, (int, list))}
 
 
 def _check_values(report: StoreReport, seconds: float) -> dict[str, Any]:
@@ -256,10 +254,6 @@ def _check_values(report: StoreReport, seconds: float) -> dict[str, Any]:
         **_numbers(report),
         "findings": [finding.as_dict() for finding in findings.listed],
     }
-
-
-def _repair_values(report: RepairReport) -> dict[str, Any]:
-    return {**_numbers(report), "findings": [finding.as_dict() for finding in report.findings.listed]}
 
 
 def _print_check(report: StoreReport, root: Path, seconds: float) -> None:

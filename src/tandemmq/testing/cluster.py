@@ -208,10 +208,11 @@ class Cluster:
         return {key: str(take()) for key in ("listenPort", "haListenPort")} if self._is_elected else {}
 
     def _load(self, broker_id: int, root: Path, name_servers: str, ports: Mapping[str, str]) -> BrokerConfig:
+        elected = {"enableControllerMode": "true", "controllerAddr": self._controller_address}
         settings = {
             **({} if self._is_elected else self._paired_settings(broker_id)),
             **self._settings,
-            **(self._elected_settings() if self._is_elected else {"brokerId": str(broker_id)}),
+            **(elected if self._is_elected else {"brokerId": str(broker_id)}),
             **ports,
             "storePathRootDir": str(root),
             "namesrvAddr": name_servers,
@@ -231,9 +232,6 @@ class Cluster:
             "inSyncReplicas": copies,
             "totalReplicas": copies,
         }
-
-    def _elected_settings(self) -> dict[str, str]:
-        return {"enableControllerMode": "true", "controllerAddr": self._controller_address}
 
     async def close(self) -> None:
         """Stops all servers and removes their files. Closing twice does nothing.

@@ -7,6 +7,7 @@ import pytest
 from sim.manual_clock import ManualClock
 from tandemmq.errors import ConfigError
 from tandemmq.proxy.grpc_limits import TICK_S, Deadlines, GrpcLimits, SharedCalls
+from tandemmq.proxy.limited_lines import LimitedLines
 
 
 class Timed:
@@ -54,7 +55,8 @@ def test_removed_calls_are_not_due_and_others_still_are() -> None:
 
 
 def test_calls_and_bytes_are_counted_together() -> None:
-    shared = SharedCalls(ManualClock(), GrpcLimits(calls_max=1, held_calls_max=2, request_bytes_max=10))
+    limits = GrpcLimits(calls_max=1, held_calls_max=2, request_bytes_max=10)
+    shared = SharedCalls(LimitedLines(ManualClock()), limits)
     assert [shared.begin(is_held=False) for _ in range(2)] == [True, False]
     assert [shared.begin(is_held=True) for _ in range(3)] == [True, True, False]
     shared.end(is_held=False)

@@ -64,7 +64,7 @@ class World:
             FOLDER, cluster="DefaultCluster", disk=self.disk, clock=self.clock, audit=self.audit
         )
         self.write(text)
-        self.access.load()
+        self.access.files.load()
 
     def write(self, text: str, path: Path = RULES) -> None:
         self.disk.write_atomically(path, text.encode())
@@ -146,7 +146,7 @@ async def test_a_changed_file_takes_effect_and_an_invalid_one_does_not(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     world = World()
-    watching = asyncio.ensure_future(world.access.watch())
+    watching = asyncio.ensure_future(world.access.files.watch())
     assert await world.outcome(metadata={}, host="10.9.9.1") == ""
 
     async def becomes(expected: str, **asked: Any) -> None:
@@ -175,7 +175,7 @@ def test_a_proxy_does_not_start_with_other_rules_than_the_intended_ones() -> Non
             World(text)
     disk, clock = MemoryDisk(), ManualClock()
     with pytest.raises(ConfigError, match="aclEnable=true needs rules"):
-        PlainAccess(FOLDER, cluster="C", disk=disk, clock=clock, audit=AccessLog(clock)).load()
+        PlainAccess(FOLDER, cluster="C", disk=disk, clock=clock, audit=AccessLog(clock)).files.load()
 
 
 async def test_a_request_must_pass_both_kinds_of_rules() -> None:

@@ -8,7 +8,7 @@ Source: spec semantics 21.3.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from typing import Final
@@ -151,6 +151,14 @@ def parse_policy_type(text: str | None) -> str:
     if found is None:
         raise ConfigError(f"policy type {text!r}: must be Custom or Default")
     return found
+
+
+def compile_policies(policies: Iterable[PolicyInfo]) -> tuple[tuple[PolicyLine, ...], ...]:
+    """Returns the lines of each policy type, in the order in which they decide. Raises ConfigError."""
+    lines: dict[str, list[PolicyLine]] = {kind: [] for kind in POLICY_TYPES}
+    for policy in policies:
+        lines[parse_policy_type(policy.policy_type)] += map(parse_entry, policy.entries)
+    return tuple(map(tuple, lines.values()))
 
 
 def parse_subject(text: str) -> str:

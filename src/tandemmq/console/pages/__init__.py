@@ -10,7 +10,7 @@ order is that of the menu:
 
     async def ask_delete(view: View) -> Answer:              # GET: what would happen
         name = view.path["topic"]
-        return view.confirm(f"Delete {name}?", fields={}, button="Delete", back="/topics")
+        return view.confirm(f"Delete {name}?", button="Delete", back="/topics")
 
     async def delete(view: View) -> Answer:                  # POST
         await delete_topic(view.tools, view.path["topic"])

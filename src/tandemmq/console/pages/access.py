@@ -127,7 +127,6 @@ async def ask_delete_user(view: View) -> Answer:
     count = sum(len(policy.entries) for policy in await _held_policies(view, name))
     return view.confirm(
         f"Delete user {name} and its {count} policies at every broker? Its clients are refused from then on.",
-        fields={},
         button="Delete the user",
         back=_path_of(name),
     )
@@ -220,7 +219,6 @@ async def ask_delete_account(view: View) -> Answer:
     """Asks before an account is deleted."""
     return view.confirm(
         f"Delete account {view.path['key']} from the rule files of every broker? Clients are refused then.",
-        fields={},
         button="Delete the account",
         back="/access",
     )

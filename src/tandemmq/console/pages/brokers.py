@@ -65,7 +65,6 @@ async def ask_handover(view: View) -> Answer:
         raise PageError(400, f"no other broker of {group.name} is alive and in sync")
     return view.confirm(
         f"Make another broker the master of {group.name}? Sends and reads continue during the change.",
-        fields={},
         button="Hand over",
         back="/brokers",
         template="handover.html",
@@ -112,7 +111,6 @@ async def ask_accept(view: View) -> Answer:
     return view.confirm(
         f"Let {one.target.broker_name} ({one.address}) serve without waiting for its slaves?"
         " Messages that only they hold are lost.",
-        fields={},
         button="Accept its log",
         back="/brokers",
     )

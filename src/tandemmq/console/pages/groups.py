@@ -55,10 +55,10 @@ async def show_groups(view: View) -> Answer:
 async def show_group(view: View) -> Answer:
     """Shows one group: members, subscriptions, progress in each queue, and settings at each broker."""
     table, group = await _group(view)
-    addresses = [target.address for target in table.targets]
-    state = await groups.read_state(view.tools, addresses, group.name, view.now_ms)
+    state = await _state(view, table, group.name)
     readers: dict[MessageQueue, str] = {}
     if len(state.members.members) <= MEMBERS_ASKED_MAX:
+        addresses = [target.address for target in table.targets]
         readers = (await read_reports(view.tools, addresses, group.name)).readers()
     return view.page(
         "group.html",
@@ -125,12 +125,9 @@ async def change(view: View) -> Answer:
 async def ask_delete(view: View) -> Answer:
     """Shows the members and the lag that a group would lose."""
     table, group = await _group(view)
-    state = await groups.read_state(
-        view.tools, [target.address for target in table.targets], group.name, view.now_ms
-    )
+    state = await _state(view, table, group.name)
     return view.confirm(
         f"Delete group {group.name}, its settings and its offsets, at {', '.join(sorted(group.configs))}?",
-        fields={},
         button="Delete the group",
         back=_path_of(group.name),
         template="group_delete.html",
@@ -148,9 +145,7 @@ async def delete(view: View) -> Answer:
 async def show_offsets(view: View) -> Answer:
     """Shows the forms that move the group's offsets."""
     table, group = await _group(view)
-    state = await groups.read_state(
-        view.tools, [target.address for target in table.targets], group.name, view.now_ms
-    )
+    state = await _state(view, table, group.name)
     return view.page(
         "group_offsets.html",
         group=group.name,
@@ -162,11 +157,8 @@ async def show_offsets(view: View) -> Answer:
 
 async def ask_reset(view: View) -> Answer:
     """Shows for each queue what a move of the offsets would skip or repeat."""
-    name, topic, position = (
-        view.path["group"],
-        view.query.get("topic", ""),
-        _position(view.query, view.now_ms),
-    )
+    name, topic = view.path["group"], view.query.get("topic", "")
+    position = _position(view.query, view.now_ms)
     moves = await preview_reset(view.tools, name, topic, position)
     fields = {
         key: view.query[key] for key in ("topic", "to", "time", "queue", "offset") if view.query.get(key)
@@ -239,6 +231,10 @@ async def _group(view: View) -> tuple[groups.ClusterGroups, groups.Group]:
     return table, table.groups[name]
 
 
+async def _state(view: View, table: groups.ClusterGroups, name: str) -> groups.GroupState:
+    return await groups.read_state(view.tools, [one.address for one in table.targets], name, view.now_ms)
+
+
 async def _find_copy(view: View, given: Mapping[str, str]) -> tuple[str, str]:
     """Returns the source and the topic of a copy of offsets. Raises PageError if members of the group would
     overwrite the copy, or if there is nothing to copy.
@@ -247,9 +243,7 @@ async def _find_copy(view: View, given: Mapping[str, str]) -> tuple[str, str]:
     if not source or not topic:
         raise PageError(400, "a topic and the group to copy from must be given")
     table = await _groups(view)
-    state = await groups.read_state(
-        view.tools, [target.address for target in table.targets], name, view.now_ms
-    )
+    state = await _state(view, table, name)
     if state.problems:
         raise PageError(409, f"members of {name} may be online: {'; '.join(state.problems)}")
     if state.members.members:

@@ -125,7 +125,6 @@ async def ask_delete(view: View) -> Answer:
     details = await _details(view)
     return view.confirm(
         f"Delete topic {details.topic.name} with all its messages at {_brokers(details.topic)}?",
-        fields={},
         button="Delete the topic",
         back=_path_of(details.topic.name),
         template="topic_delete.html",
