@@ -20,7 +20,6 @@ from tandemmq.config.names import (
     ALIASES,
     BROKER_KEYS,
     CONTROLLER_KEYS,
-    EXPORT_KINDS,
     NAMESERVER_KEYS,
     PROXY_KEYS,
     REFUSED,
@@ -29,11 +28,14 @@ from tandemmq.config.names import (
 )
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol.setting_kinds import option_keys
 from tandemmq.proxy.options import ProxyOptions
 from tandemmq.remoting.options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
+from tandemmq.telemetry.export_options import ExportOptions
 
+EXPORT_KEYS: Final = option_keys(ExportOptions)
 PARTS: Final[dict[str, Any]] = {
     "broker": BrokerOptions,
     "store": StoreOptions,
@@ -710,7 +712,7 @@ def _table(names: Iterable[str], keys: Mapping[str, Key]) -> Iterator[str]:
 
 def _own(keys: Mapping[str, Key]) -> Iterator[str]:
     """Returns the keys of a server that other servers do not share."""
-    return (name for name in keys if name not in TLS_KEYS and name not in EXPORT_KINDS)
+    return (name for name in keys if name not in TLS_KEYS and name not in EXPORT_KEYS)
 
 
 def render() -> Iterator[str]:
@@ -733,7 +735,7 @@ def render() -> Iterator[str]:
     yield from _table(TLS_KEYS, TLS_KEYS)
     yield "## Metrics and health, of all servers"
     yield ""
-    yield from _table(EXPORT_KINDS, BROKER_KEYS)
+    yield from _table(EXPORT_KEYS, BROKER_KEYS)
     yield "## Name servers"
     yield ""
     yield from _table(_own(NAMESERVER_KEYS), NAMESERVER_KEYS)

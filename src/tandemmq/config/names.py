@@ -1,34 +1,26 @@
 """RocketMQ's keys: the option fields that they set, and the keys without an effect here.
 
-A key may set several fields, or none if only its relation to others is checked (`load.check_broker`). Keys
-marked "ours" do not exist in RocketMQ. Keys without an effect here are in `BROKER_INERT` and similar tables.
-Keys that a user relies on for safety are in `REFUSED`: every value except the harmless one is an error,
-because ignoring it would expose or lose data.
+The options declare their keys (`protocol.setting_kinds.setting`). A key may set several fields, or none if
+only its relation to others is checked (`load.check_broker`). Keys without an effect here are in
+`BROKER_INERT` and similar tables. Keys that a user relies on for safety are in `REFUSED`: every value except
+the harmless one is an error, because ignoring it would expose or lose data.
 Source: spec store 20, spec semantics 25.2 to 25.4, spec replication 17, spec nameserver 10.
 """
 
 from __future__ import annotations
 
-from dataclasses import Field, dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any, Final
 
-from tandemmq.broker.options import RequestModeName
-from tandemmq.config import kinds
-from tandemmq.config.kinds import FLAG, POSITIVE, ValueKind, choice, whole
+from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOptions, InnerProxyOptions
 from tandemmq.controller.options import ControllerOptions
-from tandemmq.nameserver.options import option_keys as nameserver_option_keys
-from tandemmq.protocol.frame import FRAME_BYTES_MAX
-from tandemmq.proxy.options import MetricCollectorMode, ProxyOptions
+from tandemmq.nameserver.options import NameServerOptions
+from tandemmq.protocol import setting_kinds as kinds
+from tandemmq.protocol.setting_kinds import FLAG, ValueKind, choice, option_keys
+from tandemmq.proxy.options import ProxyOptions
 from tandemmq.remoting.options import ClientAuth, TlsMode
-from tandemmq.remoting.settings import option_keys
-from tandemmq.replication.core.options import FirstTransfer
-from tandemmq.store.options import BrokerRole, FlushMode
-from tandemmq.telemetry.export_options import ExportOptions, MetricsExporter
-from tandemmq.units import INT32_MAX, INT64_MAX, KIB
-
-BODY_BYTES_MAX: Final = FRAME_BYTES_MAX - 128 * KIB
-"""The room in a frame, without its header and a message's properties."""
+from tandemmq.replication.core.options import ReplicationOptions
+from tandemmq.store.options import StoreOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,299 +55,48 @@ TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 """The keys of a properties file with more TLS settings; directly given settings win."""
 
 
-def _exporter_kind() -> ValueKind:
-    """Returns the kind of exporters; RocketMQ allows their numbers, too."""
-    by_name = choice(MetricsExporter)
-    numbers = {str(number): name for number, name in enumerate(("DISABLE", "OTLP_GRPC", "PROM", "LOG"))}
-    return ValueKind(by_name.allowed, lambda text: by_name.parse(numbers.get(text, text)))
+def _keys_of(part: str, options: type[Any]) -> dict[str, Key]:
+    """Returns the keys of these options."""
+    return {
+        name: _key(option.metadata["kind"], f"{part}.{option.name}")
+        for name, option in option_keys(options).items()
+    }
 
 
-EXPORT_KINDS: Final = {
-    "metricsExporterType": _exporter_kind(),
-    "metricsPromExporterHost": kinds.OPTIONAL_IP,
-    "metricsPromExporterPort": kinds.PORT,
-    "metricsLabel": kinds.LABELS,
-    "metricsGrpcExporterTarget": kinds.COLLECTOR,
-    "metricsGrpcExporterHeader": replace(kinds.PAIRS, is_secret=True),
-    "metricGrpcExporterTimeOutInMills": POSITIVE,
-    "metricGrpcExporterIntervalInMills": POSITIVE,
-    "metricLoggingExporterIntervalInMills": POSITIVE,
-    "metricsInDelta": FLAG,
+def _broker_keys() -> dict[str, Key]:
+    """Returns the keys of a broker's parts. A key in two parts sets both."""
+    keys = dict(TLS_KEYS)
+    for part, options in (
+        ("broker", BrokerOptions),
+        ("store", StoreOptions),
+        ("replication", ReplicationOptions),
+        ("election", ElectionOptions),
+        ("access", AccessOptions),
+        ("inner_proxy", InnerProxyOptions),
+    ):
+        for name, key in _keys_of(part, options).items():
+            before = keys[name].fields if name in keys else ()
+            keys[name] = Key(key.kind, (*before, *key.fields))
+    return keys
+
+
+BROKER_KEYS: Final = _broker_keys()
+CREDENTIALS_KEYS: Final = {
+    "innerClientAuthenticationCredentials": _key(kinds.CREDENTIALS, "caller.credentials")
 }
-"""The kinds of the settings of `ExportOptions`, which all servers have."""
-
-BROKER_KEYS: Final[dict[str, Key]] = {
-    **TLS_KEYS,
-    # Identity and addresses
-    "brokerClusterName": _key(kinds.NAME, "broker.cluster_name"),
-    "brokerName": _key(kinds.NAME, "broker.broker_name"),
-    "brokerId": _key(whole(0), "broker.broker_id"),
-    "brokerRole": _key(choice(BrokerRole), "store.role"),
-    "brokerPermission": _key(whole(0, 7), "broker.broker_permission"),
-    "bindAddress": _key(kinds.IP, "broker.listen_host"),
-    "listenPort": _key(kinds.PORT, "broker.listen_port"),
-    "fastListen": _key(FLAG, "broker.fast_listen"),  # ours
-    "brokerIP1": _key(kinds.HOST, "broker.advertised_host"),
-    "brokerIP2": _key(kinds.HOST, "broker.ha_advertised_host"),
-    "advertisedAddresses": _key(kinds.ADVERTISED, "broker.advertised_addresses"),  # ours
-    "haListenPort": _key(kinds.PORT, "broker.ha_listen_port"),
-    "haMasterAddress": _key(kinds.ADDRESS, "broker.ha_master_address"),
-    "refuseSecondMaster": _key(FLAG, "broker.refuse_second_master"),  # ours
-    "haMasterRemotingAddress": _key(kinds.ADDRESS, "broker.ha_master_remoting_address"),
-    "namesrvAddr": _key(kinds.ADDRESSES, "broker.name_servers"),
-    "registerNameServerPeriod": _key(POSITIVE, "broker.register_period_ms"),
-    "registerBrokerTimeoutMills": _key(POSITIVE, "broker.register_timeout_ms"),
-    **{
-        name: _key(EXPORT_KINDS[name], f"broker.{option.name}")
-        for name, option in option_keys(ExportOptions).items()
-    },
-    "tracesExporterType": _key(kinds.TRACES_EXPORTER, "broker.traces_exporter"),  # ours
-    "tracesExporterTarget": _key(kinds.COLLECTOR, "broker.traces_target"),  # ours
-    "metricsOtelCardinalityLimit": _key(kinds.clamped(1, 8_192), "broker.metrics_series_max"),
-    "metricsPerQueue": _key(FLAG, "broker.metrics_per_queue"),  # ours
-    "enableStatsMetrics": _key(FLAG, "broker.stats_metrics"),
-    "enableRequestMetrics": _key(FLAG, "broker.request_metrics"),
-    "enableConnectionMetrics": _key(FLAG, "broker.connection_metrics"),
-    "enableLagAndDlqMetrics": _key(FLAG, "broker.lag_metrics"),
-    "enableTransactionMetrics": _key(FLAG, "broker.transaction_metrics"),
-    "enableMessageStoreMetrics": _key(FLAG, "broker.store_metrics"),
-    "enablePopMetrics": _key(FLAG, "broker.pop_metrics"),
-    "enableRemotingMetrics": _key(FLAG, "broker.remoting_metrics"),
-    "enableProxy": _key(FLAG, "inner_proxy.is_enabled"),  # ours
-    "grpcServerPort": _key(kinds.PORT, "inner_proxy.port"),
-    # Topics and groups
-    "autoCreateTopicEnable": _key(FLAG, "broker.auto_create_topic"),
-    "autoCreatePerAddressMax": _key(whole(), "broker.created_per_address_max"),  # ours
-    "defaultTopicQueueNums": _key(whole(1, 65536), "broker.default_topic_queue_count"),
-    "clusterTopicEnable": _key(FLAG, "broker.cluster_topic_enable"),
-    "brokerTopicEnable": _key(FLAG, "broker.broker_topic_enable"),
-    "traceTopicEnable": _key(FLAG, "broker.trace_topic_enable"),
-    "msgTraceTopicName": _key(kinds.NAME, "broker.trace_topic_name"),
-    "validateSystemTopicWhenUpdateTopic": _key(FLAG, "broker.validate_system_topic_when_update"),
-    "enableMixedMessageType": _key(FLAG, "broker.mixed_message_type_enable"),
-    "autoCreateSubscriptionGroup": _key(FLAG, "broker.auto_create_group"),
-    "enableCreateSysGroup": _key(FLAG, "broker.create_system_groups"),
-    # Sends
-    "regionId": _key(kinds.TEXT, "broker.region_id"),
-    "traceOn": _key(FLAG, "broker.trace_on"),
-    "startAcceptSendRequestTimeStamp": _key(whole(0, INT64_MAX), "broker.accept_sends_from_ms"),
-    "maxMessageSize": _key(whole(1, BODY_BYTES_MAX), "store.message_bytes_max"),
-    "messageDelayLevel": _key(kinds.DELAY_LEVELS, "store.delay_levels_ms"),
-    "timerWheelEnable": _key(FLAG, "broker.timer_wheel_enable"),
-    "timerMaxDelaySec": _key(whole(1, 10**9), "broker.timer_delay_s_max"),
-    "recallMessageEnable": _key(FLAG, "broker.recall_enable"),
-    "storeReplyMessageEnable": _key(FLAG, "broker.reply_store_enable"),
-    # Transactions
-    "rejectTransactionMessage": _key(FLAG, "broker.transactions_refused"),
-    "transactionTimeOut": _key(POSITIVE, "broker.transaction_timeout_ms"),
-    "transactionCheckInterval": _key(POSITIVE, "broker.transaction_check_period_ms"),
-    "transactionCheckMax": _key(POSITIVE, "broker.transaction_check_count_max"),
-    # Pulls
-    "enablePropertyFilter": _key(FLAG, "broker.property_filter_enable"),
-    "slaveReadEnable": _key(FLAG, "broker.slave_read_enable"),
-    "litePullMessageEnable": _key(FLAG, "broker.lite_pull_enable"),
-    "coldDataFlowControlEnable": _key(FLAG, "broker.cold_control_enable"),
-    "cgColdReadThreshold": _key(kinds.POSITIVE_LONG, "broker.cold_bytes_per_group_max"),
-    "globalColdReadThreshold": _key(kinds.POSITIVE_LONG, "broker.cold_bytes_max"),
-    "rejectPullConsumerEnable": _key(FLAG, "broker.reject_pull_consumers"),
-    "longPollingEnable": _key(FLAG, "broker.long_polling_enable"),
-    "shortPollingTimeMills": _key(POSITIVE, "broker.short_polling_ms"),
-    "accessMessageInMemoryMaxRatio": _key(whole(0, 100), "store.access_message_in_memory_ratio"),
-    "maxTransferBytesOnMessageInMemory": _key(POSITIVE, "store.transfer_bytes_in_memory_max"),
-    "maxTransferCountOnMessageInMemory": _key(POSITIVE, "store.transfer_count_in_memory_max"),
-    "maxTransferBytesOnMessageInDisk": _key(POSITIVE, "store.transfer_bytes_on_disk_max"),
-    "maxTransferCountOnMessageInDisk": _key(POSITIVE, "store.transfer_count_on_disk_max"),
-    "maxFilterMessageSize": _key(whole(20), "store.filter_scan_bytes_max"),
-    "offsetCheckInSlave": _key(FLAG, "store.offset_check_in_slave"),
-    "maxMsgsNumBatch": _key(whole(1, 2**20), "store.query_count_max"),
-    # Pops and assignment
-    "popPollingSize": _key(POSITIVE, "broker.pop_poll_count_per_group_max"),
-    "maxPopPollingSize": _key(POSITIVE, "broker.pop_poll_count_max"),
-    "popCkMaxBufferSize": _key(POSITIVE, "broker.pop_lease_count_max"),
-    "popFromRetryProbability": _key(whole(0, 100), "broker.pop_retry_percent"),
-    "popFromRetryProbabilityForPriority": _key(whole(0, 100), "broker.priority_retry_percent"),
-    "priorityOrderAsc": _key(FLAG, "broker.priority_order_asc"),
-    "useSeparateRetryQueue": _key(FLAG, "broker.separate_retry_queues"),
-    "enableRetryTopicV2": _key(FLAG, "broker.pop_retry_v2"),
-    "retrieveMessageFromPopRetryTopicV1": _key(FLAG, "broker.pop_reads_retry_v1"),
-    "popResponseReturnActualRetryTopic": _key(FLAG, "broker.pop_returns_retry_topic"),
-    "initPopOffsetByCheckMsgInMem": _key(FLAG, "broker.pop_init_checks_memory"),
-    "reviveQueueNum": _key(whole(1, 512), "broker.revive_queue_count"),
-    "serverLoadBalancerEnable": _key(FLAG, "broker.server_assignment_enable"),
-    "defaultMessageRequestMode": _key(choice(RequestModeName), "broker.default_request_mode"),
-    "defaultPopShareQueueNum": _key(whole(-(2**31), INT32_MAX), "broker.default_pop_share_count"),
-    # Offsets and clients
-    "flushConsumerOffsetInterval": _key(POSITIVE, "broker.consumer_offset_flush_ms"),
-    "consumerOffsetUpdateVersionStep": _key(POSITIVE, "broker.consumer_offset_version_step"),
-    "flushDelayOffsetInterval": _key(POSITIVE, "broker.delay_offset_flush_ms"),
-    "delayOffsetUpdateVersionStep": _key(POSITIVE, "broker.delay_offset_version_step"),
-    "useServerSideResetOffset": _key(FLAG, "broker.server_side_reset"),
-    "notifyConsumerIdsChangedEnable": _key(FLAG, "broker.notify_consumer_ids_changed"),
-    "realTimeNotifyConsumerChange": _key(FLAG, "broker.notify_at_once"),
-    "channelExpiredTimeout": _key(POSITIVE, "broker.channel_expired_ms"),
-    "configBlackList": _key(kinds.LIST, "broker.config_black_list"),
-    # Files
-    "storePathRootDir": _key(kinds.DIRECTORY, "store.root"),
-    "storePathCommitLog": _key(kinds.DIRECTORY, "store.commit_log_dir"),
-    "mappedFileSizeCommitLog": _key(whole(256), "store.commit_log_file_bytes"),
-    "mappedFileSizeConsumeQueue": _key(whole(20), "store.consume_queue_file_bytes"),
-    "messageIndexEnable": _key(FLAG, "store.key_index_enable"),
-    "maxHashSlotNum": _key(whole(1, 2**27), "store.key_index_slot_count"),
-    "maxIndexNum": _key(whole(2, 2**27), "store.key_index_entry_count"),
-    "warmMapedFileEnable": _key(FLAG, "store.warm_segments"),
-    "flushLeastPagesWhenWarmMapedFile": _key(whole(1, 2**20), "store.warm_flush_pages"),
-    "dataReadAheadEnable": _key(FLAG, "store.read_ahead_enable"),
-    "checkCRCOnRecover": _key(FLAG, "store.check_crc_on_recover"),
-    "scrubBytesPerSecond": _key(whole(0, 2**31), "store.scrub_bytes_per_second"),  # ours
-    "scrubInterval": _key(POSITIVE, "store.scrub_interval_ms"),  # ours
-    # Flushing
-    "flushDiskType": _key(choice(FlushMode), "store.flush_mode"),
-    "syncFlushTimeout": _key(POSITIVE, "store.sync_flush_timeout_ms"),
-    "flushIntervalCommitLog": _key(POSITIVE, "store.flush_interval_ms"),
-    "flushCommitLogLeastPages": _key(whole(0, 2**20), "store.flush_least_pages"),
-    "flushCommitLogThoroughInterval": _key(POSITIVE, "store.flush_thorough_interval_ms"),
-    "flushIntervalConsumeQueue": _key(POSITIVE, "store.queue_flush_interval_ms"),
-    "flushConsumeQueueLeastPages": _key(whole(0, 2**20), "store.queue_flush_least_pages"),
-    "flushConsumeQueueThoroughInterval": _key(POSITIVE, "store.queue_flush_thorough_interval_ms"),
-    "osPageCacheBusyTimeOutMills": _key(POSITIVE, "store.page_cache_busy_ms"),
-    # Writing to locked memory first
-    "transientStorePoolEnable": _key(FLAG, "store.transient_pool_enable"),
-    "transientStorePoolSize": _key(whole(1, 2**20), "store.transient_pool_size"),
-    "fastFailIfNoBufferInStorePool": _key(FLAG, "store.fail_fast_without_buffer"),
-    "commitIntervalCommitLog": _key(POSITIVE, "store.commit_interval_ms"),
-    "commitCommitLogLeastPages": _key(whole(0, 2**20), "store.commit_least_pages"),
-    "commitCommitLogThoroughInterval": _key(POSITIVE, "store.commit_thorough_interval_ms"),
-    # Retention
-    "fileReservedTime": _key(whole(1, 24 * 36_500), "store.file_reserved_hours"),
-    "deleteWhen": _key(kinds.HOURS, "store.delete_at_hours"),
-    "cleanResourceInterval": _key(POSITIVE, "store.clean_interval_ms"),
-    "deleteFileBatchMax": _key(whole(1, 2**20), "store.delete_file_count_max"),
-    "cleanFileForciblyEnable": _key(FLAG, "store.clean_forcibly_enable"),
-    "diskMaxUsedSpaceRatio": _key(kinds.clamped(10, 95), "store.disk_used_percent_max"),
-    "diskSpaceCleanForciblyRatio": _key(kinds.clamped(30, 85), "store.disk_forcible_percent"),
-    "diskSpaceWarningLevelRatio": _key(kinds.clamped(35, 90), "store.disk_warning_percent"),
-    # Replication
-    "inSyncReplicas": _key(whole(0, 100), "store.in_sync_replicas"),
-    "totalReplicas": _key(whole(1, 100), "store.total_replicas"),
-    "minInSyncReplicas": _key(whole(1, 100), "election.copy_count_min"),
-    "slaveTimeout": _key(POSITIVE, "store.slave_timeout_ms"),
-    "haMaxGapNotInSync": _key(
-        kinds.POSITIVE_LONG, "store.replica_gap_bytes_max", "replication.in_sync_gap_bytes_max"
-    ),
-    "haSendHeartbeatInterval": _key(POSITIVE, "replication.heartbeat_interval_ms"),
-    "haHousekeepingInterval": _key(POSITIVE, "replication.silence_ms_max"),
-    "haTransferBatchSize": _key(POSITIVE, "replication.transfer_bytes_max"),
-    "haFlowControlEnable": _key(FLAG, "replication.flow_control"),
-    "maxHaTransferByteInSecond": _key(kinds.POSITIVE_LONG, "replication.sent_bytes_per_second_max"),
-    "haFirstTransfer": _key(choice(FirstTransfer), "replication.first_transfer"),  # ours
-    "haAllowedSlaves": _key(kinds.NETWORKS, "replication.allowed_slaves"),  # ours
-    "haSharedSecret": _key(kinds.SECRET, "replication.shared_secret"),  # ours
-    "configSyncInterval": _key(POSITIVE, "replication.config_sync_interval_ms"),  # ours
-    "divergentKeepBytes": _key(whole(0, INT64_MAX), "store.divergent_bytes_max"),  # ours
-    "acceptLog": _key(FLAG, "store.accept_log"),  # ours
-    "syncMasterCompat4": _key(FLAG, "store.sync_master_compat4"),  # ours
-    # Elected masters
-    "enableControllerMode": _key(FLAG, "election.is_enabled"),
-    "controllerAddr": _key(kinds.ADDRESSES, "election.controllers", "broker.controllers"),
-    "storePathBrokerIdentity": _key(kinds.FILE, "election.identity_path"),
-    "storePathEpochFile": _key(kinds.FILE, "election.epoch_path"),
-    "brokerHeartbeatInterval": _key(POSITIVE, "election.heartbeat_ms"),
-    "sendHeartbeatTimeoutMillis": _key(POSITIVE, "election.heartbeat_timeout_ms"),
-    "controllerHeartBeatTimeoutMills": _key(POSITIVE, "election.silence_ms_max"),
-    "syncBrokerMetadataPeriod": _key(POSITIVE, "election.poll_ms"),
-    "brokerElectionPriority": _key(whole(-(2**31), INT32_MAX), "election.priority"),
-    "allAckInSyncStateSet": _key(FLAG, "election.waits_for_all"),
-    "haMaxTimeSlaveNotCatchup": _key(POSITIVE, "election.lag_ms_max"),
-    "joinSetTimeoutMillis": _key(POSITIVE, "election.join_ms_max"),  # ours
-    "handoverLingerMillis": _key(whole(0), "election.linger_ms"),  # ours
-    "handoverAtStop": _key(FLAG, "election.hands_over_at_stop"),  # ours
-    "handoverStopLingerMillis": _key(whole(0), "election.stop_linger_ms"),  # ours
-    "asyncLearner": _key(FLAG, "election.is_learner"),
-    "syncFromLastFile": _key(FLAG, "election.from_last_file"),
-    "reapplyBrokerId": _key(FLAG, "election.reapplies_id"),  # ours
-    "controllerSharedSecret": _key(kinds.SECRET, "election.shared_secret"),  # ours
-    # Access control
-    "aclEnable": _key(FLAG, "access.acl_enable"),
-    "aclConfigDir": _key(kinds.DIRECTORY, "access.acl_directory"),  # ours
-    "authenticationEnabled": _key(FLAG, "access.authentication_enabled"),
-    "authorizationEnabled": _key(FLAG, "access.authorization_enabled"),
-    "authenticationWhitelist": _key(kinds.CODES, "access.authentication_white_codes"),
-    "authorizationWhitelist": _key(kinds.CODES, "access.authorization_white_codes"),
-    "initAuthenticationUser": _key(kinds.USER, "access.first_user"),
-    "innerClientAuthenticationCredentials": _key(kinds.CREDENTIALS, "access.inner_credentials"),
-    "weakSignatureEnable": _key(FLAG, "access.weak_signatures"),  # ours
-    # Bounds; all of them are ours
-    "openFileCountMax": _key(whole(8, 2**20), "store.open_file_count_max"),
-    "mappedBytesMax": _key(kinds.POSITIVE_LONG, "store.mapped_bytes_max"),
-    "memoryBytes": _key(kinds.POSITIVE_LONG, "store.memory_bytes"),
-    "frameBytesHeldMax": _key(kinds.POSITIVE_LONG, "broker.frame_bytes_held_max"),
-    "longPollCountMax": _key(POSITIVE, "broker.long_poll_count_max"),
-}
-
-
-def _kind_of(option: Field[Any]) -> ValueKind:
-    """Returns the kind of an option's values, derived from its default."""
-    if isinstance(option.default, bool):
-        return FLAG
-    if isinstance(option.default, int):
-        return kinds.PORT if option.name == "listen_port" else POSITIVE
-    if isinstance(option.default, Path):
-        return kinds.DIRECTORY if option.name == "store_path" else kinds.FILE
-    if not option.repr:
-        return kinds.SECRET
-    return kinds.IP if option.name == "listen_host" else kinds.TEXT
-
-
-_PROXY_KINDS: Final = {
-    "namesrvAddr": kinds.NAME_SERVERS,
-    "proxyAdvertise": kinds.ADDRESS,
-    "aclConfigDir": kinds.DIRECTORY,
-    **EXPORT_KINDS,
-    "proxyProtocolAddresses": kinds.IPS,
-    "proxyStorePath": kinds.DIRECTORY,
-    "maxMessageSize": whole(0),
-    "maxMessageGroupSize": whole(0),
-    "maxDelayTimeMills": whole(0),
-    "maxTransactionRecoverySecond": whole(0),
-    "messageDelayLevel": kinds.DELAY_LEVELS,
-    "metricCollectorMode": choice(MetricCollectorMode),
-    "metricCollectorAddress": kinds.ADDRESS,
-    "authenticationWhitelist": kinds.OPTIONAL_TEXT,
-    "authorizationWhitelist": kinds.OPTIONAL_TEXT,
-}
-"""The kinds that the defaults of a proxy's options do not show."""
-
-_NAMESERVER_KINDS: Final = {
-    **EXPORT_KINDS,
-    "networkListeners": kinds.OPTIONAL_TEXT,
-    "clientNetworks": kinds.OPTIONAL_TEXT,
-}
-"""The kinds that may be empty; the options check the texts."""
+"""The same key as the brokers', of the other servers; ours."""
 
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
-    **{
-        name: _key(
-            _NAMESERVER_KINDS.get(name) or _kind_of(option),
-            f"nameserver.{option.name}",
-        )
-        for name, option in nameserver_option_keys().items()
-    },
+    **_keys_of("nameserver", NameServerOptions),
     "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
-    "innerClientAuthenticationCredentials": _key(
-        kinds.CREDENTIALS, "caller.credentials"
-    ),  # ours, as the brokers'
+    **CREDENTIALS_KEYS,
 }
 
 CONTROLLER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
-    **{
-        name: _key(EXPORT_KINDS.get(name) or _kind_of(option), f"controller.{option.name}")
-        for name, option in option_keys(ControllerOptions).items()
-    },
-    "innerClientAuthenticationCredentials": _key(
-        kinds.CREDENTIALS, "caller.credentials"
-    ),  # ours, as the brokers'
+    **_keys_of("controller", ControllerOptions),
+    **CREDENTIALS_KEYS,
 }
 """The keys of a controller. A name server with enableControllerInNamesrv also accepts those that are not its
 own keys.
@@ -366,13 +107,8 @@ PROXY_KEYS: Final[dict[str, Key]] = {
     "tlsCertPath": TLS_KEYS["tls.server.certPath"],
     "tlsKeyPath": TLS_KEYS["tls.server.keyPath"],
     "tlsKeyPassword": TLS_KEYS["tls.server.keyPassword"],
-    **{
-        name: _key(_PROXY_KINDS.get(name) or _kind_of(option), f"proxy.{option.name}")
-        for name, option in option_keys(ProxyOptions).items()
-    },
-    "innerClientAuthenticationCredentials": _key(
-        kinds.CREDENTIALS, "caller.credentials"
-    ),  # ours, as the brokers'
+    **_keys_of("proxy", ProxyOptions),
+    **CREDENTIALS_KEYS,
 }
 
 ALIASES: Final = {

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from tandemmq.consensus.core.options import RaftOptions
 from tandemmq.errors import ConfigError
+from tandemmq.protocol import setting_kinds as kinds
+from tandemmq.protocol.setting_kinds import check_ranges, option_keys, setting
 from tandemmq.protocol.signature import Credentials
-from tandemmq.remoting import settings
 from tandemmq.remoting.options import PLAIN, TlsOptions, parse_address
 from tandemmq.telemetry.export_options import ExportOptions
 
@@ -23,37 +24,35 @@ CONFIG_STORE_PATH: Final = HOME / "controller" / "controller.properties"
 class ControllerOptions(ExportOptions):
     """Settings of one controller (spec controller 8)."""
 
-    group: str = field(default="DefaultController", metadata={"key": "controllerDLegerGroup"})
-    peers: str = field(default="n0-127.0.0.1:9878", metadata={"key": "controllerDLegerPeers"})
+    group: str = setting("controllerDLegerGroup", "DefaultController", kinds.TEXT)
+    peers: str = setting("controllerDLegerPeers", "n0-127.0.0.1:9878", kinds.TEXT)
     """`n0-host:port;n1-host:port`: the initial controllers of the group."""
-    self_id: str = field(default="n0", metadata={"key": "controllerDLegerSelfId"})
+    self_id: str = setting("controllerDLegerSelfId", "n0", kinds.TEXT)
     """The name of this controller among the peers. It listens on the port of its entry."""
-    joins: bool = field(default=False, metadata={"key": "controllerJoin"})  # ours
+    joins: bool = setting("controllerJoin", False)  # ours
     """True if the controller starts with an empty store and waits until the group adds it; `peers` then lists
     it and the others.
     """
-    listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})
-    store_path: Path = field(default=STORE_PATH, metadata={"key": "controllerStorePath"})
-    config_store_path: Path = field(default=CONFIG_STORE_PATH, metadata={"key": "configStorePath"})
+    listen_host: str = setting("bindAddress", "0.0.0.0", kinds.IP)
+    store_path: Path = setting("controllerStorePath", STORE_PATH, kinds.DIRECTORY)
+    config_store_path: Path = setting("configStorePath", CONFIG_STORE_PATH, kinds.FILE)
     """The file in which changes by UPDATE_CONTROLLER_CONFIG are stored."""
-    config_black_list: str = field(
-        default="configBlackList;configStorePath", metadata={"key": "configBlackList"}
-    )
-    scan_inactive_master_ms: int = field(default=500, metadata={"key": "scanInactiveMasterInterval"})
+    config_black_list: str = setting("configBlackList", "configBlackList;configStorePath", kinds.TEXT)
+    scan_inactive_master_ms: int = setting("scanInactiveMasterInterval", 500)
     """The interval of the scan for groups without a living master. RocketMQ: 5000."""
-    elects_unclean_master: bool = field(default=False, metadata={"key": "enableElectUncleanMaster"})
+    elects_unclean_master: bool = setting("enableElectUncleanMaster", False)
     """True if a broker outside the SyncStateSet may become master when no member is alive."""
-    notifies_brokers: bool = field(default=True, metadata={"key": "notifyBrokerRoleChanged"})
-    raft_heartbeat_ms: int = field(default=100, metadata={"key": "raftHeartbeatMillis"})  # ours
-    raft_election_timeout_ms: int = field(default=500, metadata={"key": "raftElectionTimeoutMillis"})  # ours
-    snapshot_entries: int = field(default=1_000, metadata={"key": "snapshotEntries"})  # ours
-    shared_secret: str = field(default="", metadata={"key": "controllerSharedSecret"}, repr=False)  # ours
+    notifies_brokers: bool = setting("notifyBrokerRoleChanged", True)
+    raft_heartbeat_ms: int = setting("raftHeartbeatMillis", 100)  # ours
+    raft_election_timeout_ms: int = setting("raftElectionTimeoutMillis", 500)  # ours
+    snapshot_entries: int = setting("snapshotEntries", 1_000)  # ours
+    shared_secret: str = setting("controllerSharedSecret", "", kinds.SECRET)  # ours
     """The secret that controllers prove to each other, and brokers and tools to them. Empty: only the names
     of the peers are compared.
     """
-    admits_unsigned: bool = field(default=False, metadata={"key": "controllerAdmitUnsigned"})  # ours
+    admits_unsigned: bool = setting("controllerAdmitUnsigned", False)  # ours
     """True if unsigned requests are served despite a secret, for the time of an upgrade."""
-    weak_signatures: bool = field(default=True, metadata={"key": "weakSignatureEnable"})  # ours
+    weak_signatures: bool = setting("weakSignatureEnable", True)  # ours
     """True if the signatures of RocketMQ's brokers and tools are accepted (protocol.signature)."""
 
     def __post_init__(self) -> None:
@@ -67,9 +66,7 @@ class ControllerOptions(ExportOptions):
                 f"controllerDLegerPeers: {len(peers)} controllers tolerate no more failures than"
                 f" {len(peers) - 1}; configure 1, 3 or 5"
             )
-        for name in ("scan_inactive_master_ms", "snapshot_entries"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name}: {getattr(self, name)} must be at least 1")
+        check_ranges(self)
         _ = self.raft
 
     @property
@@ -114,7 +111,7 @@ class ControllerConfig:
 
 FIXED_KEYS: Final = frozenset(
     {
-        *settings.option_keys(ExportOptions),
+        *option_keys(ExportOptions),
         "configBlackList",
         "configStorePath",
         "rocketmqHome",
@@ -136,4 +133,4 @@ FIXED_KEYS: Final = frozenset(
 their consensus.
 """
 
-CHANGEABLE_KEYS: Final = frozenset(settings.option_keys(ControllerOptions)) - FIXED_KEYS
+CHANGEABLE_KEYS: Final = frozenset(option_keys(ControllerOptions)) - FIXED_KEYS

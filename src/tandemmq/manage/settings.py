@@ -117,7 +117,7 @@ async def change_setting(tools: Tools, addresses: Iterable[str], key: str, value
 
 def _allowed(key: str) -> str:
     change = CHANGEABLE.get(key)
-    return "" if change is None else change.allowed
+    return "" if change is None else change.kind.allowed
 
 
 def is_secret_setting(key: str) -> bool:

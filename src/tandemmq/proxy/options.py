@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol import setting_kinds as kinds
+from tandemmq.protocol.setting_kinds import setting
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.remoting.options import PLAIN, TlsOptions
@@ -30,88 +32,82 @@ class MetricCollectorMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProxyOptions(ExportOptions):
-    """Settings of one proxy (spec proxy 9). `remoting.settings.option_keys` maps keys to fields."""
+    """Settings of one proxy (spec proxy 9)."""
 
-    listen_host: str = field(default="0.0.0.0", metadata={"key": "bindAddress"})  # ours
-    listen_port: int = field(default=8081, metadata={"key": "grpcServerPort"})
+    listen_host: str = setting("bindAddress", "0.0.0.0", kinds.IP)  # ours
+    listen_port: int = setting("grpcServerPort", 8081, kinds.PORT)
     """The port to listen on; 0 picks a free one."""
-    worker_count: int = field(default=1, metadata={"key": "proxyWorkers"})  # ours
+    worker_count: int = setting("proxyWorkers", 1)  # ours
     """The processes that share the port."""
-    advertised: str = field(default="", metadata={"key": "proxyAdvertise"})  # ours
+    advertised: str = setting("proxyAdvertise", "", kinds.ADDRESS)  # ours
     """`host:port` for clients whose route request names no endpoints; empty: `local_host` and the port."""
-    balancers: tuple[str, ...] = field(default=(), metadata={"key": "proxyProtocolAddresses"})  # ours
+    balancers: tuple[str, ...] = setting("proxyProtocolAddresses", (), kinds.IPS)  # ours
     """The addresses of load balancers whose connections may begin with the PROXY protocol."""
-    echoes_port: bool = field(default=True, metadata={"key": "useEndpointPortFromRequest"})
+    echoes_port: bool = setting("useEndpointPortFromRequest", True)
     """True if routes repeat the port of the request's endpoints; RocketMQ: False, its own port."""
-    local_host: str = field(default="127.0.0.1", metadata={"key": "localServeAddr"})
+    local_host: str = setting("localServeAddr", "127.0.0.1", kinds.TEXT)
     """The address of this machine, for `advertised` and for the certificate."""
-    name_servers: str = field(default=NAME_SERVERS, metadata={"key": "namesrvAddr"})
-    cluster: str = field(default="DefaultCluster", metadata={"key": "rocketMQClusterName"})
-    store_path: Path = field(default=STORE_PATH, metadata={"key": "proxyStorePath"})  # ours
+    name_servers: str = setting("namesrvAddr", NAME_SERVERS, kinds.NAME_SERVERS)
+    cluster: str = setting("rocketMQClusterName", "DefaultCluster", kinds.TEXT)
+    store_path: Path = setting("proxyStorePath", STORE_PATH, kinds.DIRECTORY)  # ours
     """The folder of the certificate that the proxy makes for itself."""
-    makes_certificate: bool = field(default=True, metadata={"key": "tlsTestModeEnable"})
+    makes_certificate: bool = setting("tlsTestModeEnable", True)
     """True if a proxy without a certificate makes one for itself."""
-    cluster_label: str = field(default="DefaultCluster", metadata={"key": "proxyClusterName"})
-    name: str = field(default="proxy", metadata={"key": "proxyName"})
+    cluster_label: str = setting("proxyClusterName", "DefaultCluster", kinds.TEXT)
+    name: str = setting("proxyName", "proxy", kinds.TEXT)
     """The names of the proxy in its metrics. RocketMQ's default for `name`, and that of `config`, is the name
     of the host.
     """
     # Sends (spec proxy 5.3); 0 for the body, the group, the delay or the recovery time means no limit
-    body_bytes_max: int = field(default=4_194_304, metadata={"key": "maxMessageSize"})
+    body_bytes_max: int = setting("maxMessageSize", 4_194_304, kinds.whole(0))
     """The bytes of a body, before and after decompression, and of all messages of one request together."""
-    refuses_empty_bodies: bool = field(default=True, metadata={"key": "enableMessageBodyEmptyCheck"})
-    property_bytes_max: int = field(default=16_384, metadata={"key": "maxUserPropertySize"})
+    refuses_empty_bodies: bool = setting("enableMessageBodyEmptyCheck", True)
+    property_bytes_max: int = setting("maxUserPropertySize", 16_384)
     """The bytes of names and values of user properties, the tag and the keys together, as UTF-8; also of the
     message id, the trace context and the born host, each alone.
     """
-    property_count_max: int = field(default=128, metadata={"key": "userPropertyMaxNum"})
-    message_group_bytes_max: int = field(default=64, metadata={"key": "maxMessageGroupSize"})
-    delay_ms_max: int = field(default=86_400_000, metadata={"key": "maxDelayTimeMills"})
-    recovery_s_max: int = field(default=3_600, metadata={"key": "maxTransactionRecoverySecond"})
-    uses_delay_levels: bool = field(default=False, metadata={"key": "useDelayLevel"})
+    property_count_max: int = setting("userPropertyMaxNum", 128)
+    message_group_bytes_max: int = setting("maxMessageGroupSize", 64, kinds.whole(0))
+    delay_ms_max: int = setting("maxDelayTimeMills", 86_400_000, kinds.whole(0))
+    recovery_s_max: int = setting("maxTransactionRecoverySecond", 3_600, kinds.whole(0))
+    uses_delay_levels: bool = setting("useDelayLevel", False)
     """True if a message with a delivery time also gets the level with the next longer delay."""
-    delay_levels_ms: tuple[int, ...] = field(default=DELAY_LEVELS_MS, metadata={"key": "messageDelayLevel"})
-    checks_message_type: bool = field(default=True, metadata={"key": "enableTopicMessageTypeCheck"})
+    delay_levels_ms: tuple[int, ...] = setting("messageDelayLevel", DELAY_LEVELS_MS, kinds.DELAY_LEVELS)
+    checks_message_type: bool = setting("enableTopicMessageTypeCheck", True)
     # Receives (spec proxy 5.9, 5.12)
-    renews_leases: bool = field(default=True, metadata={"key": "enableProxyAutoRenew"})
-    invisible_ms: int = field(default=60_000, metadata={"key": "defaultInvisibleTimeMills"})
+    renews_leases: bool = setting("enableProxyAutoRenew", True)
+    invisible_ms: int = setting("defaultInvisibleTimeMills", 60_000)
     """The invisible time of push consumers' messages, which the proxy renews."""
-    invisible_ms_min: int = field(default=10_000, metadata={"key": "minInvisibleTimeMillsForRecv"})
-    invisible_ms_max: int = field(default=43_200_000, metadata={"key": "maxInvisibleTimeMills"})
-    renew_ms_max: int = field(default=10_800_000, metadata={"key": "renewMaxTimeMillis"})
+    invisible_ms_min: int = setting("minInvisibleTimeMillsForRecv", 10_000)
+    invisible_ms_max: int = setting("maxInvisibleTimeMills", 43_200_000)
+    renew_ms_max: int = setting("renewMaxTimeMillis", 10_800_000)
     """The time after which a message is no longer renewed and delivered again."""
-    poll_ms_min: int = field(default=5_000, metadata={"key": "grpcClientConsumerMinLongPollingTimeoutMillis"})
-    poll_ms_max: int = field(
-        default=20_000, metadata={"key": "grpcClientConsumerMaxLongPollingTimeoutMillis"}
-    )
-    batch_max: int = field(default=32, metadata={"key": "grpcClientConsumerLongPollingBatchSize"})
+    poll_ms_min: int = setting("grpcClientConsumerMinLongPollingTimeoutMillis", 5_000)
+    poll_ms_max: int = setting("grpcClientConsumerMaxLongPollingTimeoutMillis", 20_000)
+    batch_max: int = setting("grpcClientConsumerLongPollingBatchSize", 32)
     # Settings for clients (spec proxy 4.2)
-    producer_attempts: int = field(default=3, metadata={"key": "grpcClientProducerMaxAttempts"})
-    producer_backoff_ms: int = field(default=10, metadata={"key": "grpcClientProducerBackoffInitialMillis"})
-    producer_backoff_ms_max: int = field(
-        default=1_000, metadata={"key": "grpcClientProducerBackoffMaxMillis"}
-    )
-    producer_backoff_factor: int = field(default=2, metadata={"key": "grpcClientProducerBackoffMultiplier"})
-    metric_collector_mode: MetricCollectorMode = field(
-        default=MetricCollectorMode.OFF, metadata={"key": "metricCollectorMode"}
-    )
-    metric_collector: str = field(default="", metadata={"key": "metricCollectorAddress"})
+    producer_attempts: int = setting("grpcClientProducerMaxAttempts", 3)
+    producer_backoff_ms: int = setting("grpcClientProducerBackoffInitialMillis", 10)
+    producer_backoff_ms_max: int = setting("grpcClientProducerBackoffMaxMillis", 1_000)
+    producer_backoff_factor: int = setting("grpcClientProducerBackoffMultiplier", 2)
+    metric_collector_mode: MetricCollectorMode = setting("metricCollectorMode", MetricCollectorMode.OFF)
+    metric_collector: str = setting("metricCollectorAddress", "", kinds.ADDRESS)
     """`host:port` to which clients send their metrics (OTLP over gRPC)."""
-    client_expiry_ms: int = field(default=120_000, metadata={"key": "channelExpiredTimeout"})
-    relay_s: int = field(default=5, metadata={"key": "grpcProxyRelayRequestTimeoutInSeconds"})
+    client_expiry_ms: int = setting("channelExpiredTimeout", 120_000)
+    relay_s: int = setting("grpcProxyRelayRequestTimeoutInSeconds", 5)
     # Access control (spec proxy 8)
-    acl_enable: bool = field(default=False, metadata={"key": "aclEnable"})
+    acl_enable: bool = setting("aclEnable", False)
     """True if the rules of RocketMQ 4.x apply, from files in `acl_directory`."""
-    acl_directory: Path = field(default=Path("conf"), metadata={"key": "aclConfigDir"})  # ours
-    authentication_enabled: bool = field(default=False, metadata={"key": "authenticationEnabled"})
-    authorization_enabled: bool = field(default=False, metadata={"key": "authorizationEnabled"})
-    authentication_white_list: str = field(default="", metadata={"key": "authenticationWhitelist"})
+    acl_directory: Path = setting("aclConfigDir", Path("conf"), kinds.DIRECTORY)  # ours
+    authentication_enabled: bool = setting("authenticationEnabled", False)
+    authorization_enabled: bool = setting("authorizationEnabled", False)
+    authentication_white_list: str = setting("authenticationWhitelist", "", kinds.OPTIONAL_TEXT)
     """The full names of requests that need no authentication, separated by commas."""
-    authorization_white_list: str = field(default="", metadata={"key": "authorizationWhitelist"})
+    authorization_white_list: str = setting("authorizationWhitelist", "", kinds.OPTIONAL_TEXT)
     # The transport (spec proxy 1.3)
-    message_bytes_max: int = field(default=136_314_880, metadata={"key": "grpcMaxInboundMessageSize"})
-    idle_close_ms: int = field(default=120_000, metadata={"key": "grpcClientIdleTimeMills"})
-    drain_s: int = field(default=30, metadata={"key": "grpcShutdownTimeSeconds"})
+    message_bytes_max: int = setting("grpcMaxInboundMessageSize", 136_314_880)
+    idle_close_ms: int = setting("grpcClientIdleTimeMills", 120_000)
+    drain_s: int = setting("grpcShutdownTimeSeconds", 30)
     """The time for calls in flight to end after the proxy got the signal to stop."""
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import Field, fields, replace
+from dataclasses import Field, replace
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -21,6 +21,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from tandemmq.errors import ConfigError, NotPermitted, RequestRejected
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
+from tandemmq.protocol.setting_kinds import ValueKind, option_keys
 from tandemmq.remoting.channel import Channel
 from tandemmq.runtime.ports import Disk
 from tandemmq.telemetry import events
@@ -41,11 +42,6 @@ class LiveOptions(Protocol):
 
 
 Options = TypeVar("Options", bound=LiveOptions)
-
-
-def option_keys(options: type[Any]) -> dict[str, Field[Any]]:
-    """Returns RocketMQ's key -> the field of the options that it sets."""
-    return {option.metadata["key"]: option for option in fields(options)}
 
 
 class Settings(Generic[Options]):
@@ -81,28 +77,32 @@ class Settings(Generic[Options]):
                 changed = change_options(self.options, settings, self._fixed_keys)
                 if changed != self.options:
                     known = option_keys(type(self.options))
-                    kept = {key: setting.text for key, setting in settings.items() if key in known}
-                    remark = await self._keep(changed.config_store_path, kept)
+                    self._unsaved |= {key: one.text for key, one in settings.items() if key in known}
+                    path = changed.config_store_path
+                    remark = await save_changes(self._disk, path, self._unsaved, creates=True)
                     self.options = changed
                     log.info(self._event, extra={"keys": sorted(settings)})
         except ConfigError as error:
             raise RequestRejected(str(error)) from None
         return command.reply(remark=remark)
 
-    async def _keep(self, path: Path, texts: Mapping[str, str]) -> str | None:
-        """Writes the changes; returns the reason if they are not in the file, None on success."""
-        self._unsaved |= texts
-        try:
-            before = self._disk.read_bytes(path) if self._disk.exists(path) else b""
-            data = edit_properties(before, self._unsaved)
-            await self._disk.offload(partial(self._disk.write_atomically, path, data, keep_backup=True))
-        except OSError as error:
-            reason = error.strerror or str(error)
-            facts = {"path": path, "reason": reason, "keys": sorted(self._unsaved)}
-            log.warning(events.CONFIG_NOT_SAVED, extra=facts)
-            return f"it holds until the next start: {path.name} cannot be written: {reason}"
-        self._unsaved.clear()
-        return None
+
+async def save_changes(
+    disk: Disk, path: Path, unsaved: dict[str, str], *, creates: bool = False
+) -> str | None:
+    """Writes the changes to the lines of the file and forgets them. Returns the reason if they are not in the
+    file, None on success. `creates`: a missing file is made.
+    """
+    try:
+        before = b"" if creates and not disk.exists(path) else disk.read_bytes(path)
+        data = edit_properties(before, unsaved)
+        await disk.offload(partial(disk.write_atomically, path, data, keep_backup=True))
+    except OSError as error:
+        reason = error.strerror or str(error)
+        log.warning(events.CONFIG_NOT_SAVED, extra={"path": path, "reason": reason, "keys": sorted(unsaved)})
+        return f"it holds until the next start: {path.name} cannot be written: {reason}"
+    unsaved.clear()
+    return None
 
 
 def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys: frozenset[str]) -> Options:
@@ -116,7 +116,7 @@ def change_options(options: Options, settings: Mapping[str, Setting], fixed_keys
             raise NotPermitted(f"{key} cannot be changed by a request")
     known = option_keys(type(options))
     values: dict[str, Any] = {
-        known[key].name: _parse_value(key, setting.text, getattr(options, known[key].name))
+        known[key].name: _parse_value(key, setting.text, known[key].metadata["kind"])
         for key, setting in settings.items()
         if key in known
     }
@@ -133,18 +133,11 @@ def render_options(options: LiveOptions) -> bytes:
     return "".join(f"{key}={value}\n" for key, value in sorted(lines.items())).encode()
 
 
-def _parse_value(key: str, text: str, present: bool | int | str | Path) -> bool | int | str | Path:
-    """Converts the text to the type of the setting."""
-    if isinstance(present, bool):
-        if text.lower() not in ("true", "false"):
-            raise ConfigError(f"{key} must be true or false, not {text!r}")
-        return text.lower() == "true"
-    if isinstance(present, int):
-        try:
-            return int(text)
-        except ValueError:
-            raise ConfigError(f"{key} must be a whole number, not {text!r}") from None
-    return type(present)(text)
+def _parse_value(key: str, text: str, kind: ValueKind) -> Any:
+    try:
+        return kind.parse(text)
+    except ValueError:
+        raise ConfigError(f"{key} must be {kind.allowed}, not {text!r}") from None
 
 
 def _render_value(value: bool | int | str | Path | Enum) -> str:

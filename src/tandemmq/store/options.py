@@ -1,8 +1,9 @@
 """The settings of a store as one frozen value, with RocketMQ's defaults and units in the names; and the paths
 below the store's root (`StorePaths`).
 
-The RocketMQ key of each field is in its comment (spec store 20). Fields marked "ours" have no RocketMQ key:
-they are bounds that RocketMQ leaves open, or facts about the machine that the caller injects.
+A field with a `setting` has its RocketMQ key (spec store 20), its default, and the kind of its values if the
+default does not show it. Fields marked "ours" have no RocketMQ key: they are bounds that RocketMQ leaves
+open, or facts about the machine that the caller injects.
 """
 
 from __future__ import annotations
@@ -12,11 +13,16 @@ from enum import Enum
 from pathlib import Path
 
 from tandemmq.errors import ConfigError, StoreError
+from tandemmq.protocol import setting_kinds as kinds
+from tandemmq.protocol.frame import FRAME_BYTES_MAX
+from tandemmq.protocol.setting_kinds import setting
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
-from tandemmq.units import GIB, KIB, MIB, align_up
+from tandemmq.units import GIB, INT64_MAX, KIB, MIB, align_up
 
 QUEUE_UNIT_BYTES = 20
 PAGE_BYTES = 4096
+BODY_BYTES_MAX = FRAME_BYTES_MAX - 128 * KIB
+"""The room in a frame, without its header and a message's properties."""
 
 
 class FlushMode(Enum):
@@ -38,94 +44,109 @@ class BrokerRole(Enum):
 class StoreOptions:
     """Settings of one store directory. Sizes must equal those the directory was written with.
 
-    The range of each number is checked where the setting is parsed (`config.names`); the rules that concern
-    several fields are checked here.
+    The range of each number is checked where the setting is parsed; the rules that concern several fields are
+    checked here.
     """
 
     # Location.
-    root: Path  # storePathRootDir
-    commit_log_dir: Path | None = None  # storePathCommitLog; None: <root>/commitlog
+    root: Path = setting("storePathRootDir", kind=kinds.DIRECTORY)
+    # None: <root>/commitlog
+    commit_log_dir: Path | None = setting("storePathCommitLog", None, kinds.DIRECTORY)
 
     # Identity.
-    role: BrokerRole = BrokerRole.ASYNC_MASTER  # brokerRole
+    role: BrokerRole = setting("brokerRole", BrokerRole.ASYNC_MASTER)
     store_host: bytes = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"  # brokerIP1 + listenPort, packed to 8 or 20 bytes
 
     # Files.
-    commit_log_file_bytes: int = GIB  # mappedFileSizeCommitLog
-    consume_queue_file_bytes: int = 6_000_000  # mappedFileSizeConsumeQueue, rounded up to whole units
-    key_index_enable: bool = True  # messageIndexEnable
-    key_index_slot_count: int = 5_000_000  # maxHashSlotNum
-    key_index_entry_count: int = 20_000_000  # maxIndexNum
-    open_file_count_max: int = 512  # ours: handles (and their maps) kept open for log and queue files
-    mapped_bytes_max: int = 32 * MIB  # ours: log bytes that may stay mapped into memory after they were read
-    read_ahead_enable: bool = True  # dataReadAheadEnable
-    warm_segments: bool = False  # warmMapedFileEnable: the next log file is filled with zeros ahead of need
-    warm_flush_pages: int = 4_096  # flushLeastPagesWhenWarmMapedFile, with SYNC_FLUSH
+    commit_log_file_bytes: int = setting("mappedFileSizeCommitLog", GIB, kinds.whole(256))
+    # rounded up to whole units
+    consume_queue_file_bytes: int = setting("mappedFileSizeConsumeQueue", 6_000_000, kinds.whole(20))
+    key_index_enable: bool = setting("messageIndexEnable", True)
+    key_index_slot_count: int = setting("maxHashSlotNum", 5_000_000, kinds.whole(1, 2**27))
+    key_index_entry_count: int = setting("maxIndexNum", 20_000_000, kinds.whole(2, 2**27))
+    # ours: handles (and their maps) kept open for log and queue files
+    open_file_count_max: int = setting("openFileCountMax", 512, kinds.whole(8, 2**20))
+    # ours: log bytes that may stay mapped into memory after they were read
+    mapped_bytes_max: int = setting("mappedBytesMax", 32 * MIB, kinds.POSITIVE_LONG)
+    read_ahead_enable: bool = setting("dataReadAheadEnable", True, live=True)
+    # the next log file is filled with zeros ahead of need
+    warm_segments: bool = setting("warmMapedFileEnable", False)
+    # with SYNC_FLUSH
+    warm_flush_pages: int = setting("flushLeastPagesWhenWarmMapedFile", 4_096, kinds.whole(1, 2**20))
 
     # Messages.
-    message_bytes_max: int = 4 * MIB  # maxMessageSize, of the body
-    delay_levels_ms: tuple[int, ...] = DELAY_LEVELS_MS  # messageDelayLevel
+    message_bytes_max: int = setting("maxMessageSize", 4 * MIB, kinds.whole(1, BODY_BYTES_MAX))  # of the body
+    delay_levels_ms: tuple[int, ...] = setting("messageDelayLevel", DELAY_LEVELS_MS, kinds.DELAY_LEVELS)
     staged_bytes_max: int = 64 * MIB  # ours: bytes accepted within one turn of the loop, Busy above
     waiting_sends_max: int = 200_000  # ours: sends waiting for disk or slaves, Busy above
-    page_cache_busy_ms: int = 1_000  # osPageCacheBusyTimeOutMills: a write that takes longer sheds load
+    # a write that takes longer sheds load
+    page_cache_busy_ms: int = setting("osPageCacheBusyTimeOutMills", 1_000)
 
     # Flush of the CommitLog.
-    flush_mode: FlushMode = FlushMode.ASYNC_FLUSH  # flushDiskType
-    sync_flush_timeout_ms: int = 5_000  # syncFlushTimeout
-    flush_interval_ms: int = 500  # flushIntervalCommitLog
-    flush_least_pages: int = 4  # flushCommitLogLeastPages
-    flush_thorough_interval_ms: int = 10_000  # flushCommitLogThoroughInterval
+    flush_mode: FlushMode = setting("flushDiskType", FlushMode.ASYNC_FLUSH)
+    sync_flush_timeout_ms: int = setting("syncFlushTimeout", 5_000, live=True)
+    flush_interval_ms: int = setting("flushIntervalCommitLog", 500, live=True)
+    flush_least_pages: int = setting("flushCommitLogLeastPages", 4, kinds.whole(0, 2**20))
+    flush_thorough_interval_ms: int = setting("flushCommitLogThoroughInterval", 10_000)
 
     # Write to locked memory first; only with ASYNC_FLUSH, and not while the store is a slave.
-    transient_pool_enable: bool = False  # transientStorePoolEnable
-    transient_pool_size: int = 5  # transientStorePoolSize, buffers of commit_log_file_bytes each
-    fail_fast_without_buffer: bool = False  # fastFailIfNoBufferInStorePool
-    commit_interval_ms: int = 200  # commitIntervalCommitLog
-    commit_least_pages: int = 4  # commitCommitLogLeastPages
-    commit_thorough_interval_ms: int = 200  # commitCommitLogThoroughInterval
+    transient_pool_enable: bool = setting("transientStorePoolEnable", False)
+    # buffers of commit_log_file_bytes each
+    transient_pool_size: int = setting("transientStorePoolSize", 5, kinds.whole(1, 2**20))
+    fail_fast_without_buffer: bool = setting("fastFailIfNoBufferInStorePool", False)
+    commit_interval_ms: int = setting("commitIntervalCommitLog", 200)
+    commit_least_pages: int = setting("commitCommitLogLeastPages", 4, kinds.whole(0, 2**20))
+    commit_thorough_interval_ms: int = setting("commitCommitLogThoroughInterval", 200)
 
     # Flush of the ConsumeQueues, the key index and the checkpoint.
-    queue_flush_interval_ms: int = 1_000  # flushIntervalConsumeQueue
-    queue_flush_least_pages: int = 2  # flushConsumeQueueLeastPages
-    queue_flush_thorough_interval_ms: int = 60_000  # flushConsumeQueueThoroughInterval
+    queue_flush_interval_ms: int = setting("flushIntervalConsumeQueue", 1_000)
+    queue_flush_least_pages: int = setting("flushConsumeQueueLeastPages", 2, kinds.whole(0, 2**20))
+    queue_flush_thorough_interval_ms: int = setting("flushConsumeQueueThoroughInterval", 60_000)
 
     # Waiting for slaves.
-    in_sync_replicas: int = 1  # inSyncReplicas, the master counted
-    total_replicas: int = 1  # totalReplicas: brokers of the group; a larger number known otherwise counts
-    slave_timeout_ms: int = 3_000  # slaveTimeout
-    replica_gap_bytes_max: int = 256 * MIB  # haMaxGapNotInSync
-    divergent_bytes_max: int = GIB  # ours, divergentKeepBytes: of tails cut at switches; 0: none
-    accept_log: bool = False  # ours, acceptLog: accepts a log that may lack acknowledged messages
-    sync_master_compat4: bool = False  # ours: in_sync_replicas=1 waits for one slave, as 4.x did
+    in_sync_replicas: int = setting("inSyncReplicas", 1, kinds.whole(0, 100))  # the master counted
+    # brokers of the group; a larger number known otherwise counts
+    total_replicas: int = setting("totalReplicas", 1, kinds.whole(1, 100))
+    slave_timeout_ms: int = setting("slaveTimeout", 3_000, live=True)
+    replica_gap_bytes_max: int = setting("haMaxGapNotInSync", 256 * MIB, kinds.POSITIVE_LONG)
+    # ours: of tails cut at switches; 0: none
+    divergent_bytes_max: int = setting("divergentKeepBytes", GIB, kinds.whole(0, INT64_MAX))
+    accept_log: bool = setting("acceptLog", False)  # ours: accepts a log that may lack acknowledged messages
+    # ours: in_sync_replicas=1 waits for one slave, as 4.x did
+    sync_master_compat4: bool = setting("syncMasterCompat4", False)
 
     # Reading.
-    access_message_in_memory_ratio: int = 40  # accessMessageInMemoryMaxRatio, percent of memory_bytes
-    memory_bytes: int = 24 * GIB  # ours: the machine's memory, injected by the caller
-    transfer_bytes_in_memory_max: int = 256 * KIB  # maxTransferBytesOnMessageInMemory
-    transfer_count_in_memory_max: int = 32  # maxTransferCountOnMessageInMemory
-    transfer_bytes_on_disk_max: int = 64 * KIB  # maxTransferBytesOnMessageInDisk
-    transfer_count_on_disk_max: int = 8  # maxTransferCountOnMessageInDisk
-    filter_scan_bytes_max: int = 16_000  # maxFilterMessageSize, queue bytes scanned by one get
-    offset_check_in_slave: bool = False  # offsetCheckInSlave
-    query_count_max: int = 64  # maxMsgsNumBatch
+    # percent of memory_bytes
+    access_message_in_memory_ratio: int = setting("accessMessageInMemoryMaxRatio", 40, kinds.whole(0, 100))
+    # ours: the machine's memory, injected by the caller
+    memory_bytes: int = setting("memoryBytes", 24 * GIB, kinds.POSITIVE_LONG)
+    transfer_bytes_in_memory_max: int = setting("maxTransferBytesOnMessageInMemory", 256 * KIB, live=True)
+    transfer_count_in_memory_max: int = setting("maxTransferCountOnMessageInMemory", 32, live=True)
+    transfer_bytes_on_disk_max: int = setting("maxTransferBytesOnMessageInDisk", 64 * KIB, live=True)
+    transfer_count_on_disk_max: int = setting("maxTransferCountOnMessageInDisk", 8, live=True)
+    # queue bytes scanned by one get
+    filter_scan_bytes_max: int = setting("maxFilterMessageSize", 16_000, kinds.whole(20))
+    offset_check_in_slave: bool = setting("offsetCheckInSlave", False)
+    query_count_max: int = setting("maxMsgsNumBatch", 64, kinds.whole(1, 2**20), live=True)
 
     # Recovery.
-    check_crc_on_recover: bool = True  # checkCRCOnRecover
+    check_crc_on_recover: bool = setting("checkCRCOnRecover", True)
 
     # Re-read the log while it is open, so that damage is found early.
-    scrub_bytes_per_second: int = 8 * MIB  # ours, scrubBytesPerSecond; 0: disabled
-    scrub_interval_ms: int = 86_400_000  # ours, scrubInterval: the rest between two rounds
+    # ours; 0: disabled
+    scrub_bytes_per_second: int = setting("scrubBytesPerSecond", 8 * MIB, kinds.whole(0, 2**31))
+    scrub_interval_ms: int = setting("scrubInterval", 86_400_000)  # ours: the rest between two rounds
 
     # Retention.
-    file_reserved_hours: int = 72  # fileReservedTime
-    delete_at_hours: tuple[int, ...] = (4,)  # deleteWhen, split at ';'
-    clean_interval_ms: int = 10_000  # cleanResourceInterval
+    file_reserved_hours: int = setting("fileReservedTime", 72, kinds.whole(1, 24 * 36_500), live=True)
+    delete_at_hours: tuple[int, ...] = setting("deleteWhen", (4,), kinds.HOURS, live=True)  # split at ';'
+    clean_interval_ms: int = setting("cleanResourceInterval", 10_000, live=True)
     clean_first_delay_ms: int = 60_000  # RocketMQ's fixed first delay
-    delete_file_count_max: int = 10  # deleteFileBatchMax
-    clean_forcibly_enable: bool = False  # cleanFileForciblyEnable, which is true in RocketMQ
-    disk_used_percent_max: int = 75  # diskMaxUsedSpaceRatio, clamped to 10..95
-    disk_forcible_percent: int = 85  # diskSpaceCleanForciblyRatio, clamped to 30..85
-    disk_warning_percent: int = 90  # diskSpaceWarningLevelRatio, clamped to 35..90
+    delete_file_count_max: int = setting("deleteFileBatchMax", 10, kinds.whole(1, 2**20), live=True)
+    clean_forcibly_enable: bool = setting("cleanFileForciblyEnable", False)  # RocketMQ's default is true
+    disk_used_percent_max: int = setting("diskMaxUsedSpaceRatio", 75, kinds.clamped(10, 95), live=True)
+    disk_forcible_percent: int = setting("diskSpaceCleanForciblyRatio", 85, kinds.clamped(30, 85))
+    disk_warning_percent: int = setting("diskSpaceWarningLevelRatio", 90, kinds.clamped(35, 90))
 
     def __post_init__(self) -> None:
         rounded = align_up(self.consume_queue_file_bytes, QUEUE_UNIT_BYTES)

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 
 from tandemmq.broker.admin.settings import CHANGEABLE, apply_changes, parse_change, render_settings
-from tandemmq.broker.options import BrokerOptions
+from tandemmq.broker.options import AccessOptions, BrokerOptions
 from tandemmq.config.names import BROKER_KEYS
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.properties_file import edit_properties, parse_properties
+from tandemmq.protocol.signature import Credentials
 from tandemmq.store.options import StoreOptions
 
 
@@ -22,6 +23,17 @@ def test_change_sets_what_the_configuration_file_sets(key: str) -> None:
     shown = render_settings(BrokerOptions(), StoreOptions(root=Path("/store")))[key]
     parsed, value = parse_change(key, shown)
     assert (parsed, value) == (change, known.kind.parse(shown))
+
+
+def test_every_setting_but_secrets_is_shown() -> None:
+    access = AccessOptions(inner_credentials=Credentials("inner", "hidden"), first_user=Credentials("a", "b"))
+    options = BrokerOptions(otlp_headers="key:hidden")
+    shown = render_settings(options, StoreOptions(root=Path("/store")), access)
+    parts = {"broker", "store", "access"}
+    named = {name for name, key in BROKER_KEYS.items() if key.fields[0].partition(".")[0] in parts}
+    secret = {"innerClientAuthenticationCredentials", "initAuthenticationUser", "metricsGrpcExporterHeader"}
+    assert shown.keys() == named - secret | {"enableControllerMode"}
+    assert "hidden" not in f"{shown} {options} {access}"
 
 
 def test_nothing_that_names_a_place_or_an_identity_can_be_changed() -> None:

@@ -256,7 +256,7 @@ def test_override_without_key_or_value_is_told(argument: str) -> None:
             "haHousekeepingInterval=1",
             "--set: haSendHeartbeatInterval: 5000 must be below haHousekeepingInterval 1",
         ),
-        ("haTransferBatchSize=99999999", "--set: haTransferBatchSize: 99999999 is outside"),
+        ("haTransferBatchSize=99999999", "haTransferBatchSize=99999999: must be a whole number from 1 to"),
         ("listenPort=1", "--set: listenPort: 1 leaves no port"),
         (
             "authorizationEnabled=true",

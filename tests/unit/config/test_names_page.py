@@ -8,7 +8,6 @@ import settings_page
 from tandemmq.config.names import (
     BROKER_KEYS,
     CONTROLLER_KEYS,
-    EXPORT_KINDS,
     NAMESERVER_KEYS,
     PROXY_KEYS,
     TLS_KEYS,
@@ -18,7 +17,7 @@ from tandemmq.config.names import (
 def test_every_setting_has_a_chapter_and_an_effect() -> None:
     listed = [name for names in settings_page.CHAPTERS.values() for name in names]
     assert len(listed) == len(set(listed))
-    assert set(listed) == BROKER_KEYS.keys() - TLS_KEYS.keys() - EXPORT_KINDS.keys()
+    assert set(listed) == BROKER_KEYS.keys() - TLS_KEYS.keys() - settings_page.EXPORT_KEYS.keys()
     programs = (BROKER_KEYS, NAMESERVER_KEYS, CONTROLLER_KEYS, PROXY_KEYS)
     assert settings_page.EFFECTS.keys() == set().union(*programs)
     assert settings_page.EFFECTS.keys() >= settings_page.OURS

@@ -17,18 +17,16 @@ import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
-from functools import partial
 from typing import Any, Final
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import drop_or_reject, invalid
-from tandemmq.broker.options import OPEN, PERMISSION_MAX, AccessOptions, BrokerOptions
+from tandemmq.broker.options import OPEN, AccessOptions, BrokerOptions
 from tandemmq.errors import BadRequest, ConfigError, NotPermitted
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.networks import parse_advertised, render_advertised
-from tandemmq.protocol.properties_file import Setting, edit_properties, parse_properties
+from tandemmq.protocol.properties_file import Setting, parse_properties
 from tandemmq.protocol.requests.admin import BrokerConfigResponse, ReadModeRequest
 from tandemmq.protocol.requests.replica import (
     ExchangeHaInfoRequest,
@@ -36,114 +34,53 @@ from tandemmq.protocol.requests.replica import (
     ResetMasterFlushedOffsetRequest,
 )
 from tandemmq.protocol.requests.route import MinBrokerIdChange
+from tandemmq.protocol.setting_kinds import ValueKind, option_keys
 from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic, render_delay_levels
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import Handler
+from tandemmq.remoting.settings import save_changes
 from tandemmq.store.options import BrokerRole, StoreOptions
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
 
-_INT_MAX: Final = 2**31 - 1
+ADVERTISED_KEY: Final = "advertisedAddresses"
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A changeable setting: its location, the parser of its text, and the allowed values."""
+class BrokerSetting:
+    """One setting of a broker: the part and the field that hold it, and the kind of its values. `is_live`: it
+    can be changed while the broker runs.
+    """
 
-    part: str  # "broker" or "store"
+    part: str  # "broker", "store" or "access"
     field: str
-    parse: Callable[[str], Any]
-    allowed: str
+    kind: ValueKind
+    is_live: bool
 
 
-def _flag(field: str, *, part: str = "broker") -> Change:
-    def parse(text: str) -> bool:
-        if text.lower() not in ("true", "false"):
-            raise ValueError(text)
-        return text.lower() == "true"
-
-    return Change(part, field, parse, "true or false")
-
-
-def _whole(part: str, field: str, low: int = 1, high: int = _INT_MAX) -> Change:
-    def parse(text: str) -> int:
-        if not low <= int(text) <= high:
-            raise ValueError(text)
-        return int(text)
-
-    return Change(part, field, parse, f"a whole number within {low}..{high}")
-
-
-def _hours(text: str) -> tuple[int, ...]:
-    hours = tuple(int(part) for part in text.split(";") if part)
-    if not hours or any(not 0 <= hour <= 23 for hour in hours):
-        raise ValueError(text)
-    return hours
-
-
-def _addresses(text: str) -> str:
-    return render_advertised(parse_advertised(text))
-
-
-ADVERTISED_KEY: Final = "advertisedAddresses"
-
-CHANGEABLE: Final[Mapping[str, Change]] = {
-    "autoCreateTopicEnable": _flag("auto_create_topic"),
-    "autoCreateSubscriptionGroup": _flag("auto_create_group"),
-    ADVERTISED_KEY: Change("broker", "advertised_addresses", _addresses, "NETWORK=host:port, separated by ;"),
-    "brokerPermission": _whole("broker", "broker_permission", 0, PERMISSION_MAX),
-    "validateSystemTopicWhenUpdateTopic": _flag("validate_system_topic_when_update"),
-    "enableMixedMessageType": _flag("mixed_message_type_enable"),
-    "recallMessageEnable": _flag("recall_enable"),
-    "storeReplyMessageEnable": _flag("reply_store_enable"),
-    "rejectTransactionMessage": _flag("transactions_refused"),
-    "enablePropertyFilter": _flag("property_filter_enable"),
-    "litePullMessageEnable": _flag("lite_pull_enable"),
-    "coldDataFlowControlEnable": _flag("cold_control_enable"),
-    "cgColdReadThreshold": _whole("broker", "cold_bytes_per_group_max", 1, 2**53),
-    "globalColdReadThreshold": _whole("broker", "cold_bytes_max", 1, 2**53),
-    "dataReadAheadEnable": _flag("read_ahead_enable", part="store"),
-    "rejectPullConsumerEnable": _flag("reject_pull_consumers"),
-    "longPollingEnable": _flag("long_polling_enable"),
-    "shortPollingTimeMills": _whole("broker", "short_polling_ms"),
-    "useServerSideResetOffset": _flag("server_side_reset"),
-    "notifyConsumerIdsChangedEnable": _flag("notify_consumer_ids_changed"),
-    "channelExpiredTimeout": _whole("broker", "channel_expired_ms"),
-    "popFromRetryProbability": _whole("broker", "pop_retry_percent", 0, 100),
-    "popFromRetryProbabilityForPriority": _whole("broker", "priority_retry_percent", 0, 100),
-    "priorityOrderAsc": _flag("priority_order_asc"),
-    "useSeparateRetryQueue": _flag("separate_retry_queues"),
-    "fileReservedTime": _whole("store", "file_reserved_hours", 1, 24 * 36_500),
-    "deleteWhen": Change("store", "delete_at_hours", _hours, "hours within 0..23, separated by ;"),
-    "deleteFileBatchMax": _whole("store", "delete_file_count_max", 1, 2**20),
-    "cleanResourceInterval": _whole("store", "clean_interval_ms"),
-    "diskMaxUsedSpaceRatio": _whole("store", "disk_used_percent_max", 10, 95),
-    "syncFlushTimeout": _whole("store", "sync_flush_timeout_ms"),
-    "slaveTimeout": _whole("store", "slave_timeout_ms"),
-    "flushIntervalCommitLog": _whole("store", "flush_interval_ms"),
-    "maxTransferBytesOnMessageInMemory": _whole("store", "transfer_bytes_in_memory_max"),
-    "maxTransferCountOnMessageInMemory": _whole("store", "transfer_count_in_memory_max"),
-    "maxTransferBytesOnMessageInDisk": _whole("store", "transfer_bytes_on_disk_max"),
-    "maxTransferCountOnMessageInDisk": _whole("store", "transfer_count_on_disk_max"),
-    "maxMsgsNumBatch": _whole("store", "query_count_max", 1, 2**20),
+SETTINGS: Final[Mapping[str, BrokerSetting]] = {
+    key: BrokerSetting(part, one.name, one.metadata["kind"], one.metadata["live"])
+    for part, options in (("broker", BrokerOptions), ("store", StoreOptions), ("access", AccessOptions))
+    for key, one in option_keys(options).items()
 }
+CHANGEABLE: Final = {key: setting for key, setting in SETTINGS.items() if setting.is_live}
 
 
-def parse_change(key: str, text: str) -> tuple[Change, Any]:
+def parse_change(key: str, text: str) -> tuple[BrokerSetting, Any]:
     """Returns the setting and its new value. `key` must be in `CHANGEABLE`.
 
     Raises:  ConfigError naming the key and what is allowed.
     """
     change = CHANGEABLE[key]
     try:
-        return change, change.parse(text.strip())
+        return change, change.kind.parse(text.strip())
     except ValueError:
-        raise ConfigError(f"{key}={text[:64]}: must be {change.allowed}") from None
+        raise ConfigError(f"{key}={text[:64]}: must be {change.kind.allowed}") from None
 
 
 def apply_changes(
-    broker: BrokerOptions, store: StoreOptions, changes: Mapping[str, tuple[Change, Any]]
+    broker: BrokerOptions, store: StoreOptions, changes: Mapping[str, tuple[BrokerSetting, Any]]
 ) -> Callable[[], None]:
     """Returns a function that makes the changes; nothing changes before it is called.
 
@@ -286,71 +223,12 @@ class SettingsHandlers:
         if path is None:
             return "it holds until the next start: there is no configuration file (-c)"
         self._unsaved |= texts
-        try:
-            edited = edit_properties(self.core.disk.read_bytes(path), self._unsaved)
-            write = partial(self.core.disk.write_atomically, path, edited, keep_backup=True)
-            await self.core.disk.offload(write)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            facts = {"path": path, "reason": reason, "keys": sorted(self._unsaved)}
-            log.warning(events.CONFIG_NOT_SAVED, extra=facts)
-            return f"it holds until the next start: {path.name} cannot be written: {reason}"
-        self._unsaved.clear()
-        return None
+        return await save_changes(self.core.disk, path, self._unsaved)
 
     def _texts(self) -> dict[str, str]:
         store = self.core.store
         held = replace(store.options, role=store.assigned_role)
         return render_settings(self.core.options, held, self.access, is_elected=store.has_terms)
-
-
-_SHOWN: Final[Mapping[str, str]] = {
-    "brokerClusterName": "broker.cluster_name",
-    "brokerName": "broker.broker_name",
-    "brokerId": "broker.broker_id",
-    "brokerRole": "store.role",
-    "brokerIP1": "broker.advertised_host",
-    "listenPort": "broker.listen_port",
-    "haListenPort": "broker.ha_listen_port",
-    "haMasterAddress": "broker.ha_master_address",
-    "haMasterRemotingAddress": "broker.ha_master_remoting_address",
-    "namesrvAddr": "broker.name_servers",
-    "controllerAddr": "broker.controllers",
-    "bindAddress": "broker.listen_host",
-    "registerNameServerPeriod": "broker.register_period_ms",
-    "metricsExporterType": "broker.metrics_exporter",
-    "metricsPromExporterHost": "broker.metrics_host",
-    "metricsPromExporterPort": "broker.metrics_port",
-    "defaultTopicQueueNums": "broker.default_topic_queue_count",
-    "clusterTopicEnable": "broker.cluster_topic_enable",
-    "brokerTopicEnable": "broker.broker_topic_enable",
-    "traceTopicEnable": "broker.trace_topic_enable",
-    "msgTraceTopicName": "broker.trace_topic_name",
-    "regionId": "broker.region_id",
-    "traceOn": "broker.trace_on",
-    "timerWheelEnable": "broker.timer_wheel_enable",
-    "timerMaxDelaySec": "broker.timer_delay_s_max",
-    "slaveReadEnable": "broker.slave_read_enable",
-    "transactionTimeOut": "broker.transaction_timeout_ms",
-    "transactionCheckInterval": "broker.transaction_check_period_ms",
-    "transactionCheckMax": "broker.transaction_check_count_max",
-    "flushConsumerOffsetInterval": "broker.consumer_offset_flush_ms",
-    "aclEnable": "access.acl_enable",
-    "authenticationEnabled": "access.authentication_enabled",
-    "authorizationEnabled": "access.authorization_enabled",
-    "storePathRootDir": "store.root",
-    "storePathCommitLog": "store.log_dir",
-    "mappedFileSizeCommitLog": "store.commit_log_file_bytes",
-    "mappedFileSizeConsumeQueue": "store.consume_queue_file_bytes",
-    "flushDiskType": "store.flush_mode",
-    "inSyncReplicas": "store.in_sync_replicas",
-    "maxMessageSize": "store.message_bytes_max",
-    "accessMessageInMemoryMaxRatio": "store.access_message_in_memory_ratio",
-    "offsetCheckInSlave": "store.offset_check_in_slave",
-}
-"""The settings that GET_BROKER_CONFIG shows as they are, besides those of `CHANGEABLE` -> the part and the
-field that holds them.
-"""
 
 
 def render_settings(
@@ -360,17 +238,15 @@ def render_settings(
     *,
     is_elected: bool = False,
 ) -> dict[str, str]:
-    """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key."""
+    """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key: all settings but secrets."""
     parts: dict[str, object] = {"broker": options, "store": store_options, "access": access}
     values: dict[str, object] = {
-        key: getattr(parts[change.part], change.field) for key, change in CHANGEABLE.items()
+        key: getattr(parts[one.part], one.field) for key, one in SETTINGS.items() if not one.kind.is_secret
     }
-    for key, place in _SHOWN.items():
-        part, _, field = place.partition(".")
-        values[key] = getattr(parts[part], field)
     values |= {
         "enableControllerMode": is_elected,
         "brokerIP2": options.ha_advertised_host or options.advertised_host,
+        "storePathCommitLog": store_options.log_dir,
         "messageDelayLevel": render_delay_levels(store_options.delay_levels_ms),
         "deleteWhen": ";".join(f"{hour:02d}" for hour in store_options.delete_at_hours),
     }
@@ -382,6 +258,8 @@ def _render(value: object) -> str:
         return str(value.value)
     if isinstance(value, tuple):
         return ";".join(value)
+    if isinstance(value, frozenset):
+        return ",".join(map(str, sorted(value)))
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -18,10 +18,9 @@ from dataclasses import dataclass, replace
 from typing import Final, NamedTuple
 
 from tandemmq.broker.table_file import StoredTable
-from tandemmq.errors import ConfigError, MessageIllegal, RemoteProtocolError, RequestRejected
+from tandemmq.errors import MessageIllegal, RemoteProtocolError, RequestRejected
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.codec import DataVersion
-from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import REAL_TOPIC, find_property
 from tandemmq.protocol.record import Record
@@ -51,10 +50,6 @@ class TimerLimits:
     is_enabled: bool = True
     delay_s_max: int = 259_200
 
-    def __post_init__(self) -> None:
-        if not 1 <= self.delay_s_max <= 10**9:
-            raise ConfigError(f"timerMaxDelaySec: {self.delay_s_max} is outside 1..{10**9}")
-
 
 def has_delivery_time(pairs: Mapping[str, str]) -> bool:
     """Returns True if the message asks for its own delivery time and does not have a slot yet."""
@@ -77,8 +72,7 @@ def plan_timer(pairs: Mapping[str, str], now_ms: int, limits: TimerLimits) -> in
     if not limits.is_enabled:
         raise RequestRejected(
             f"{name}: timer messages are switched off on this broker (timerWheelEnable=false);"
-            " use DELAY with a delay level",
-            code=ResponseCode.SYSTEM_ERROR,
+            " use DELAY with a delay level"
         )
     if at_ms <= now_ms:
         if TIMER_DEL_UNIQKEY in pairs:

@@ -1,10 +1,12 @@
-"""The kinds of setting values: each parses a text to a value, and names the values that are allowed."""
+"""The settings of servers as fields of options: `setting` makes a field that a name of RocketMQ sets, and a
+`ValueKind` parses the texts of a setting and names the allowed values.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import MISSING, Field, dataclass, field, fields
 from enum import Enum
 from functools import partial
 from ipaddress import ip_address, ip_network
@@ -17,7 +19,6 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.networks import check_host, parse_advertised, render_advertised
 from tandemmq.protocol.signature import Credentials
 from tandemmq.protocol.topic_names import parse_delay_levels, topic_fault
-from tandemmq.telemetry.export_options import MetricsExporter, parse_pairs
 from tandemmq.units import INT32_MAX, INT64_MAX
 
 SECRET_CHARS_MIN: Final = 16
@@ -37,6 +38,8 @@ class ValueKind:
     parse: Callable[[str], Any]
     is_secret: bool = False
     """True if the text must not be shown, not even in an error."""
+    bounds: tuple[int, int] | None = None
+    """The smallest and the largest value of whole numbers."""
 
 
 def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
@@ -47,7 +50,7 @@ def whole(low: int = 0, high: int = INT32_MAX) -> ValueKind:
             raise ValueError
         return int(text)
 
-    return ValueKind(f"a whole number from {low} to {high}", parse)
+    return ValueKind(f"a whole number from {low} to {high}", parse, bounds=(low, high))
 
 
 def clamped(low: int, high: int) -> ValueKind:
@@ -60,7 +63,9 @@ def clamped(low: int, high: int) -> ValueKind:
             raise ValueError
         return min(max(int(text), low), high)
 
-    return ValueKind(f"a whole number; the nearest one from {low} to {high} is used", parse)
+    return ValueKind(
+        f"a whole number; the nearest one from {low} to {high} is used", parse, bounds=(low, high)
+    )
 
 
 def choice(options: type[Enum]) -> ValueKind:
@@ -75,7 +80,7 @@ def choice(options: type[Enum]) -> ValueKind:
     return ValueKind("one of " + ", ".join(options.__members__), parse)
 
 
-def _checked(is_allowed: Callable[[str], bool], make: Callable[[str], Any] = str) -> Callable[[str], Any]:
+def checked(is_allowed: Callable[[str], bool], make: Callable[[str], Any] = str) -> Callable[[str], Any]:
     """Returns a parser that makes the value of a text if the text is allowed."""
 
     def parse(text: str) -> Any:
@@ -142,65 +147,41 @@ def _parse_codes(text: str) -> frozenset[int]:
     return frozenset(int(piece) for piece in text.split(",") if piece.strip())
 
 
-def _parse_traces_exporter(text: str) -> MetricsExporter:
-    found = MetricsExporter(text.upper())
-    if found in (MetricsExporter.PROM, MetricsExporter.LOG):
-        raise ValueError
-    return found
-
-
-def _are_pairs(text: str) -> bool:
-    return parse_pairs(text) is not None and text.isprintable()
-
-
-def _are_labels(text: str) -> bool:
-    from tandemmq.telemetry.label_names import is_free  # only if needed: the tables of all metrics
-
-    return _are_pairs(text) and all(map(is_free, parse_pairs(text)))
-
-
 def _parse_list(text: str) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in text.split(";") if piece.strip())
 
 
 FLAG: Final = ValueKind(
     "true or false",
-    _checked(lambda text: text.lower() in ("true", "false"), lambda text: text.lower() == "true"),
+    checked(lambda text: text.lower() in ("true", "false"), lambda text: text.lower() == "true"),
 )
-TEXT: Final = ValueKind("text that is not empty", _checked(lambda text: text != "" and text.isprintable()))
+TEXT: Final = ValueKind("text that is not empty", checked(lambda text: text != "" and text.isprintable()))
 NAME: Final = ValueKind(  # a cluster's or broker's name also names a topic
     "1 to 127 of the characters %, |, -, _, digits and ASCII letters",
-    _checked(lambda text: not topic_fault(text)),
+    checked(lambda text: not topic_fault(text)),
 )
 DIRECTORY: Final = ValueKind(
     "one directory (lists with a comma are not supported)",
-    _checked(lambda text: text != "" and not {"\0", ","} & set(text), Path),
+    checked(lambda text: text != "" and not {"\0", ","} & set(text), Path),
 )
-FILE: Final = ValueKind("the path of a file", _checked(lambda text: text != "" and "\0" not in text, Path))
+FILE: Final = ValueKind("the path of a file", checked(lambda text: text != "" and "\0" not in text, Path))
 IP: Final = ValueKind("a numeric IPv4 or IPv6 address", _parse_ip)
 OPTIONAL_IP: Final = ValueKind("a numeric IPv4 or IPv6 address, or empty", _or_empty(_parse_ip))
 ADDRESS: Final = ValueKind("host:port, or empty", _or_empty(_parse_address))
 ADDRESSES: Final = ValueKind("host:port, several separated by ;", _parse_addresses)
 NAME_SERVERS: Final = ValueKind(
-    "host:port, several separated by ;", _checked(lambda text: bool(_parse_addresses(text)))
+    "host:port, several separated by ;", checked(lambda text: bool(_parse_addresses(text)))
 )
 HOST: Final = ValueKind("an IPv4 or IPv6 address, or a host name", _parse_host)
 ADVERTISED: Final = ValueKind(
     "NETWORK=host:port, several separated by ;, IPv6 addresses in brackets, each network once",
     lambda text: render_advertised(parse_advertised(text)),
 )
-TRACES_EXPORTER: Final = ValueKind("one of DISABLE, OTLP_GRPC, OTLP_HTTP", _parse_traces_exporter)
-PAIRS: Final = ValueKind("name:value, several separated by commas, or empty", _checked(_are_pairs))
-LABELS: Final = ValueKind(
-    "name:value, several separated by commas, or empty; a name has ASCII letters, digits and _, does not"
-    " begin with a digit or __, and is not a label that a metric has, such as cluster, topic, group or le",
-    _checked(_are_labels),
-)
 COLLECTOR: Final = ValueKind(
     "the address of a collector, such as http://127.0.0.1:4317; https without http://, or empty",
-    _or_empty(_checked(lambda text: _COLLECTOR.fullmatch(text) is not None)),
+    _or_empty(checked(lambda text: _COLLECTOR.fullmatch(text) is not None)),
 )
-OPTIONAL_TEXT: Final = ValueKind("a text, or empty", _checked(str.isprintable))
+OPTIONAL_TEXT: Final = ValueKind("a text, or empty", checked(str.isprintable))
 HOURS: Final = ValueKind("hours from 00 to 23, several separated by ;", _parse_hours)
 DELAY_LEVELS: Final = ValueKind("delays such as 1s 5m 2h 1d, separated by blanks", _parse_levels)
 IPS: Final = ValueKind(
@@ -210,7 +191,7 @@ IPS: Final = ValueKind(
 NETWORKS: Final = ValueKind("addresses or networks such as 10.0.0.0/8, separated by ;", _parse_networks)
 SECRET: Final = ValueKind(
     f"at least {SECRET_CHARS_MIN} characters, or empty",
-    _checked(lambda text: not 0 < len(text) < SECRET_CHARS_MIN),
+    checked(lambda text: not 0 < len(text) < SECRET_CHARS_MIN),
     is_secret=True,
 )
 PASSWORD: Final = ValueKind("a text, or empty", str, is_secret=True)
@@ -232,3 +213,37 @@ LIST: Final = ValueKind("names separated by ;", _parse_list)
 PORT: Final = whole(0, 65535)
 POSITIVE: Final = whole(1)
 POSITIVE_LONG: Final = whole(1, INT64_MAX)
+
+
+def setting(name: str, default: Any = MISSING, kind: ValueKind | None = None, *, live: bool = False) -> Any:
+    """Returns a field of options that the setting `name` sets. Several fields may have one name.
+
+    `kind` None: as the default shows, a flag, a member of an enum, or a whole number above 0. `live`: the
+    setting of a running broker can be changed.
+    """
+    found = kind or _kind_of_default(default)
+    metadata = {"key": name, "kind": found, "live": live}
+    return field(default=default, metadata=metadata, repr=not found.is_secret)
+
+
+def _kind_of_default(default: Any) -> ValueKind:
+    if isinstance(default, bool):
+        return FLAG
+    if isinstance(default, Enum):
+        return choice(type(default))
+    assert isinstance(default, int), f"the kind of {default!r} must be given"
+    return POSITIVE
+
+
+def option_keys(options: type[Any]) -> dict[str, Field[Any]]:
+    """Returns RocketMQ's key -> the field of the options that it sets; fields without a key are left out."""
+    return {one.metadata["key"]: one for one in fields(options) if "key" in one.metadata}
+
+
+def check_ranges(options: Any) -> None:
+    """Checks the whole numbers of options; those without a setting must be above 0. Raises ConfigError."""
+    for one in fields(options):
+        kind, value = one.metadata.get("kind", POSITIVE_LONG), getattr(options, one.name)
+        if one.type == "int" and kind.bounds and not kind.bounds[0] <= value <= kind.bounds[1]:
+            low, high = kind.bounds
+            raise ConfigError(f"{one.name}: {value} is outside {low}..{high}")
