@@ -38,7 +38,7 @@ class RequestRejected(TandemError):
     between codes and classes is `tandemmq.protocol.rejections`.
     """
 
-    code: int = 1
+    code: int = 1  # SYSTEM_ERROR
 
     def __init__(self, remark: str, *, code: int | None = None) -> None:
         super().__init__(remark)

@@ -830,7 +830,7 @@ async def test_slave_without_current_tables_does_not_join_the_set(
     arrives, sync_once = asyncio.Event(), ConfigSync.sync_once
 
     async def late(sync: ConfigSync, master: str) -> bool:
-        if sync._own_address() == group.address(2):
+        if sync.own_address() == group.address(2):
             await arrives.wait()
         return await sync_once(sync, master)
 

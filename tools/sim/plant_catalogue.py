@@ -296,8 +296,8 @@ _STORE: Final = (
     Plant(
         name="a log file is deleted before the entries of its records are on disk",
         path="store/retention.py",
-        sound="safe = min(self._core.flushed.value, self._tables_end())",
-        bug="safe = self._core.flushed.value",
+        sound="safe = min(self.core.flushed.value, self.tables_end())",
+        bug="safe = self.core.flushed.value",
         proofs=("unit/store/test_store_retention.py",),
     ),
     Plant(
@@ -373,14 +373,14 @@ _STORE: Final = (
     Plant(
         name="a cut begins though queues take no writes",
         path="store/term_log.py",
-        sound="if any(queue.unwritten_bytes for queue in self._core.queues):",
+        sound="if any(queue.unwritten_bytes for queue in self.core.queues):",
         bug="if False:",
         proofs=("unit/store/test_truncation.py",),
     ),
     Plant(
         name="a copy that fills the disk stays in the way of a cut",
         path="store/term_log.py",
-        sound="                await offload(self._core.disk.remove, copy)\n",
+        sound="                await offload(self.core.disk.remove, copy)\n",
         bug="",
         proofs=("unit/store/test_truncation.py",),
     ),
@@ -436,7 +436,7 @@ _STORE: Final = (
     Plant(
         name="the search for damage goes on where records began before a cut",
         path="store/scrub.py",
-        sound="self._position = align_down(self._position, self._core.log.segment_bytes)",
+        sound="self._position = align_down(self._position, self.core.log.segment_bytes)",
         bug="pass",
         proofs=("unit/store/test_truncation.py",),
     ),
@@ -465,7 +465,7 @@ _STORE: Final = (
     Plant(
         name="a file that ends before a damaged record is taken for an old one",
         path="store/retention.py",
-        sound="times[index] = times[index + 1] if index + 1 < len(times) else self._core.clock.now_ms()",
+        sound="times[index] = times[index + 1] if index + 1 < len(times) else self.core.clock.now_ms()",
         bug="times[index] = 0",
         proofs=("unit/store/test_damage.py",),
     ),
@@ -1011,14 +1011,14 @@ _TABLES: Final = (
     Plant(
         name="tables of a master that was replaced are taken over",
         path="broker/replica/config_sync.py",
-        sound="return self._keeps_newer and held is not None and fetched.state_version < held.state_version",
+        sound="return self.keeps_newer and held is not None and fetched.state_version < held.state_version",
         bug="return False",
         proofs=("unit/broker/test_config_sync.py",),
     ),
     Plant(
         name="a slave takes progress over that is ahead of its copy",
         path="broker/replica/config_sync.py",
-        sound="return min(offset, max(held, self._queues.queue_max(topic, queue_id)))",
+        sound="return min(offset, max(held, self.queues.queue_max(topic, queue_id)))",
         bug="return offset",
         proofs=("unit/broker/test_config_sync.py", "sim"),
     ),
@@ -1032,8 +1032,8 @@ _TABLES: Final = (
     Plant(
         name="the tables of another life of the master are taken over",
         path="broker/replica/config_sync.py",
-        sound="is_followed = ends.run_id == run_id == self._followed()",
-        bug="is_followed = run_id == self._followed()",
+        sound="is_followed = ends.run_id == run_id == self.followed()",
+        bug="is_followed = run_id == self.followed()",
         proofs=("unit/broker/test_config_sync.py", "sim"),
     ),
 )

@@ -20,7 +20,6 @@ from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.protocol.bodies import client as bodies
 from tandemmq.protocol.bodies.codec import MessageQueue, encode_body
 from tandemmq.protocol.bodies.route import TopicRoute
-from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.remoting.channel import Channel
@@ -180,7 +179,7 @@ class AssignmentHandlers:
         """
         mode = read_body(bodies.RequestMode, command.body)
         if self.core.options.is_slave:
-            raise RequestRejected("a slave changes no modes: ask the master", code=ResponseCode.SYSTEM_ERROR)
+            raise RequestRejected("a slave changes no modes: ask the master")
         if is_retry_topic(mode.topic):
             raise NotPermitted(f"the topic {mode.topic[:160]} is a retry topic: those are always pulled")
         require_topic(self.core.topics, mode.topic)

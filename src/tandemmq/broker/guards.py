@@ -74,9 +74,7 @@ async def drop_or_reject(store: MessageStore, topics: Collection[str]) -> None:
     try:
         await store.deletions.drop(topics)
     except OSError as error:
-        raise RequestRejected(
-            f"the deletion cannot be written: {error.strerror or error}", code=ResponseCode.SYSTEM_ERROR
-        ) from error
+        raise RequestRejected(f"the deletion cannot be written: {error.strerror or error}") from error
 
 
 def read_body(shape: type[T], body: Buffer) -> T:

@@ -45,9 +45,7 @@ class QueryHandlers:
         log_offset = command.decode(ViewMessageRequest).log_offset
         record = self.core.store.read_record(log_offset) if log_offset >= 0 else None
         if record is None:
-            raise RequestRejected(
-                f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
-            )
+            raise RequestRejected(f"no message is stored at log offset {log_offset}")
         if not command.is_oneway:
             channel.send_frame(encode_frame_head(command.reply(), len(record)), record)
         return None

@@ -25,7 +25,6 @@ from typing import Generic, TypeVar
 from tandemmq.errors import Busy, ConfigError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.codec import DataVersion, encode_body
 from tandemmq.protocol.bodies.tables import SubscriptionGroupConfig, TopicConfig
-from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.runtime.ports import Clock, Disk
 from tandemmq.telemetry import events
@@ -299,8 +298,7 @@ async def save_or_reject(saver: TableSaver, file: TableFile) -> None:
         await saver.save(file)
     except OSError as error:
         raise RequestRejected(
-            f"the change is made, but {file.path.name} cannot be written and is tried again: {error}",
-            code=ResponseCode.SYSTEM_ERROR,
+            f"the change is made, but {file.path.name} cannot be written and is tried again: {error}"
         ) from error
 
 

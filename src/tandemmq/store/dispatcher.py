@@ -18,6 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
 from operator import itemgetter
 
@@ -437,6 +438,7 @@ class Dispatcher:
         log.error(events.DISPATCH_STOPPED, extra={"log_offset": position, "reason": outcome.value})
 
 
+@dataclass(eq=False)
 class BlockDispatch:
     """Dispatches blocks of records.
 
@@ -446,18 +448,11 @@ class BlockDispatch:
               not (a gap, entries that exist already, a topic created again), the queue decides at each break.
     """
 
-    def __init__(
-        self,
-        *,
-        queues: ConsumeQueues,
-        keys: KeyIndexes | None,
-        delays_ms: Sequence[int],
-        on_failed: Callable[[ConsumeQueue, OSError], object],
-    ) -> None:
-        self._queues = queues
-        self._keys = keys
-        self._delays_ms = delays_ms
-        self._on_failed = on_failed
+    _: KW_ONLY
+    queues: ConsumeQueues
+    keys: KeyIndexes | None
+    delays_ms: Sequence[int]
+    on_failed: Callable[[ConsumeQueue, OSError], object]
 
     def put(self, block: RecordBlock, begin: int, end: int) -> list[ConsumeQueue]:
         """Dispatches records `[begin, end)` and returns the queues they belong to."""
@@ -470,7 +465,7 @@ class BlockDispatch:
             touched += self._put_part(block, row, row + 1)
             position = row + 1
         touched += self._put_part(block, position, end)
-        keys = self._keys
+        keys = self.keys
         if keys is not None and end > begin and int(block.columns.log_offset[end - 1]) >= keys.indexed_to:
             hashes, rows = block.keys(begin, end)
             keys.add_hashes(hashes, block.columns.log_offset[rows], block.columns.stored_at_ms[rows])
@@ -479,10 +474,10 @@ class BlockDispatch:
     def find_mismatches(self, block: RecordBlock) -> list[int]:
         """Returns the rows of records whose entries differ from the ones dispatching would write."""
         columns = block.columns
-        deleted = self._queues.deletions.ends
+        deleted = self.queues.deletions.ends
         wrong: list[int] = []
         for key, found in block.queues(0, len(block)):
-            queue = self._queues.table.get(key)
+            queue = self.queues.table.get(key)
             if queue is None:
                 continue
             offsets = columns.queue_offset[found]
@@ -513,8 +508,8 @@ class BlockDispatch:
             return None
         found = []
         for key, every in block.queues(begin, end):
-            queue = self._queues.table.get(key)
-            known_to = self._queues.deletions.ends.get(key[0], 0)
+            queue = self.queues.table.get(key)
+            known_to = self.queues.deletions.ends.get(key[0], 0)
             if queue is not None:
                 known_to = max(known_to, queue.end_log_offset)
             rows = every[columns.log_offset[every] >= known_to]
@@ -527,14 +522,14 @@ class BlockDispatch:
         columns = block.columns
         touched = []
         new = []
-        deleted = self._queues.deletions.ends
+        deleted = self.queues.deletions.ends
         for key, found in block.queues(begin, end):
             rows = found
             if deleted and key[0] in deleted:
                 rows = found[columns.log_offset[found] >= deleted[key[0]]]
                 if not len(rows):
                     continue
-            queue = self._queues.get_or_create(key)
+            queue = self.queues.get_or_create(key)
             touched.append(queue)
             if int(block.ends[rows[-1]]) > queue.end_log_offset:
                 new.append((queue, rows))
@@ -556,7 +551,7 @@ class BlockDispatch:
             # Breaks between queues are at the ends of their ranges, other breaks within.
             is_one_run = breaks.searchsorted(first, side="right") == breaks.searchsorted(last)
             continues = offsets[first] == queue.max_offset and log_offsets[first] >= queue.end_log_offset
-            is_verified = not queue.is_schedule and not self._queues.is_unverified(queue)
+            is_verified = not queue.is_schedule and not self.queues.is_unverified(queue)
             if is_one_run and continues and is_verified:
                 part = entries[first * QUEUE_UNIT_BYTES : last * QUEUE_UNIT_BYTES]
                 self._put_many(queue, part, int(block.ends[rows[-1]]))
@@ -569,7 +564,7 @@ class BlockDispatch:
         rows = rows[columns.log_offset[rows] >= queue.end_log_offset]
         if not len(rows):
             return
-        tags = block.due_times(rows, self._delays_ms) if queue.is_schedule else block.tag_hash[rows]
+        tags = block.due_times(rows, self.delays_ms) if queue.is_schedule else block.tag_hash[rows]
         offsets, log_offsets, sizes = columns.queue_offset[rows], columns.log_offset[rows], columns.size[rows]
         breaks = ((offsets[1:] != offsets[:-1] + 1).nonzero()[0] + 1).tolist()
         for first, last in zip([0, *breaks], [*breaks, len(rows)], strict=True):
@@ -585,14 +580,14 @@ class BlockDispatch:
     def _put_at(self, queue: ConsumeQueue, place: tuple[int, int, int, int]) -> bool:
         """Appends one entry at its queue offset. Returns True if the next record continues the queue."""
         try:
-            self._queues.put_at(queue, *place)
+            self.queues.put_at(queue, *place)
         except OSError as error:
-            self._on_failed(queue, error)
+            self.on_failed(queue, error)
         # While a topic's state is unverified, the entry may reuse the offset of the queue's last entry.
-        return queue.max_offset == place[0] + 1 and not self._queues.is_unverified(queue)
+        return queue.max_offset == place[0] + 1 and not self.queues.is_unverified(queue)
 
     def _put_many(self, queue: ConsumeQueue, entries: bytes, end_log_offset: int) -> None:
         try:
             queue.put_many(entries, end_log_offset)
         except OSError as error:
-            self._on_failed(queue, error)
+            self.on_failed(queue, error)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from datetime import datetime
 from itertools import islice, pairwise
 from pathlib import Path
@@ -120,35 +120,31 @@ def plan_cleaning(
     return CleaningPlan(delete_count=count, is_disk_full=is_full, early_count=early_count)
 
 
+@dataclass(eq=False)
 class Cleaner:
-    """The rounds of the cleaning."""
+    """The rounds of the cleaning.
 
-    def __init__(
-        self,
-        core: StoreCore,
-        *,
-        tables_end: Callable[[], int],
-        is_held: Callable[[], bool],
-    ) -> None:
-        """Creates the cleaner.
+    `tables_end`: the queue entries of all records below are on disk. An entry cannot be rebuilt without
+    its record, and a queue whose file is lost in a power cut would begin at 0. `is_held`: the end of the
+    log is being cut; no file may be deleted meanwhile, since the cut may be at the beginning of one.
+    """
 
-        `tables_end`: the queue entries of all records below are on disk. An entry cannot be rebuilt without
-        its record, and a queue whose file is lost in a power cut would begin at 0. `is_held`: the end of the
-        log is being cut; no file may be deleted meanwhile, since the cut may be at the beginning of one.
-        """
-        self._core = core
-        self._rounds = core.rounds("clean")
-        self._tables_end = tables_end
-        self._is_held = is_held
+    core: StoreCore
+    _: KW_ONLY
+    tables_end: Callable[[], int]
+    is_held: Callable[[], bool]
+
+    def __post_init__(self) -> None:
+        self._rounds = self.core.rounds("clean")
 
     def start(self) -> None:
         """Starts the rounds; with a disk that is already full no message is accepted until the first one."""
         assert not self._rounds.is_timed, "the rounds begin once"
-        self._set_full(self._used_percent() > self._core.options.disk_warning_percent)
-        self._rounds.after(self._core.options.clean_first_delay_ms / 1000, self._tick)
+        self._set_full(self._used_percent() > self.core.options.disk_warning_percent)
+        self._rounds.after(self.core.options.clean_first_delay_ms / 1000, self._tick)
 
     def _tick(self) -> None:
-        self._rounds.after(self._core.options.clean_interval_ms / 1000, self._tick)
+        self._rounds.after(self.core.options.clean_interval_ms / 1000, self._tick)
         self.clean()
 
     def stop(self) -> None:
@@ -161,16 +157,16 @@ class Cleaner:
         None is deleted while the log is being cut, or if a file that must be read cannot be: the next round
         retries.
         """
-        if self._is_held():
+        if self.is_held():
             return 0
-        now_ms, used_percent = self._core.clock.now_ms(), self._used_percent()
+        now_ms, used_percent = self.core.clock.now_ms(), self._used_percent()
         try:
             left_at_ms = self._left_at()
         except OSError as error:
             log.warning(events.RETENTION_POSTPONED, extra={"error": str(error)})
             left_at_ms = []
         plan = plan_cleaning(
-            self._core.options,
+            self.core.options,
             used_percent=used_percent,
             hour=datetime.fromtimestamp(now_ms / 1000).hour,
             now_ms=now_ms,
@@ -181,13 +177,13 @@ class Cleaner:
         deleted = 0
         try:
             for _ in range(plan.delete_count):
-                segment = self._core.log.log.drop_oldest()
-                assert segment.end <= self._core.flushed.value, (segment, self._core.flushed.value)
-                assert segment.end <= self._tables_end(), (segment, self._tables_end())
+                segment = self.core.log.log.drop_oldest()
+                assert segment.end <= self.core.flushed.value, (segment, self.core.flushed.value)
+                assert segment.end <= self.tables_end(), (segment, self.tables_end())
                 deleted += 1
                 if deleted > plan.delete_count - plan.early_count:
                     # Its pending delayed and timer messages and open transactions are lost as well.
-                    hours = self._core.options.file_reserved_hours
+                    hours = self.core.options.file_reserved_hours
                     log.error(
                         events.SEGMENT_DELETED_EARLY,
                         extra={"path": str(segment.path), "reserved_hours": hours},
@@ -203,16 +199,16 @@ class Cleaner:
 
     def cut_tables(self) -> None:
         """Deletes the files of queues and key indexes that point only below the log."""
-        begin = self._core.log.begin
-        assert begin <= self._core.log.end, (begin, self._core.log.end)
-        self._core.log.damaged.drop_below(begin)
-        if not self._core.log.damaged:
-            self._core.admission.unblock(DAMAGED)
+        begin = self.core.log.begin
+        assert begin <= self.core.log.end, (begin, self.core.log.end)
+        self.core.log.damaged.drop_below(begin)
+        if not self.core.log.damaged:
+            self.core.admission.unblock(DAMAGED)
         steps: list[Callable[[int], object]] = [
-            step for queue in self._core.queues for step in (queue.drop_files_below, queue.raise_min)
+            step for queue in self.core.queues for step in (queue.drop_files_below, queue.raise_min)
         ]
-        if self._core.indexes is not None:
-            steps.append(self._core.indexes.drop_below)
+        if self.core.indexes is not None:
+            steps.append(self.core.indexes.drop_below)
         for step in steps:
             try:
                 step(begin)
@@ -226,27 +222,27 @@ class Cleaner:
         it.
         """
         used = USE_UNKNOWN
-        for directory in (self._core.paths.commit_log, self._core.paths.consume_queues):
+        for directory in (self.core.paths.commit_log, self.core.paths.consume_queues):
             with suppress(OSError):
-                total, free = self._core.disk.usage(directory)
+                total, free = self.core.disk.usage(directory)
                 if total > 0:
                     used = max(used, -(-100 * (total - free) // total))
         return used
 
     def _left_at(self) -> list[int]:
-        safe = min(self._core.flushed.value, self._tables_end())
-        candidates = islice(pairwise(self._core.log.log.segments), self._core.options.delete_file_count_max)
+        safe = min(self.core.flushed.value, self.tables_end())
+        candidates = islice(pairwise(self.core.log.log.segments), self.core.options.delete_file_count_max)
         # A file followed by a damaged record counts as young as the next one, which the plan checks.
         times = [
             self._left_for(segment, after)
             for segment, after in candidates
-            if segment.end <= safe and after.base < self._core.log.end
+            if segment.end <= safe and after.base < self.core.log.end
         ]
         for index in range(len(times) - 1, -1, -1):
             if times[index] < 0:
-                times[index] = times[index + 1] if index + 1 < len(times) else self._core.clock.now_ms()
-        assert not times or self._core.log.log.segments[len(times) - 1].end <= safe, (len(times), safe)
-        assert len(times) < max(1, len(self._core.log.log.segments)), "the last file stays"
+                times[index] = times[index + 1] if index + 1 < len(times) else self.core.clock.now_ms()
+        assert not times or self.core.log.log.segments[len(times) - 1].end <= safe, (len(times), safe)
+        assert len(times) < max(1, len(self.core.log.log.segments)), "the last file stays"
         assert min(times, default=0) >= 0, times
         return times
 
@@ -268,7 +264,7 @@ class Cleaner:
         times: list[int] = []
         at = segment.base
         while at < segment.end and len(times) < count:
-            record = self._core.log.check(at)
+            record = self.core.log.check(at)
             if record.outcome is not RecordOutcome.OK:
                 break
             times.append(record.stored_at_ms)
@@ -277,11 +273,11 @@ class Cleaner:
         return times
 
     def _set_full(self, is_full: bool) -> None:
-        if is_full == self._core.admission.is_blocked(_DISK_FULL):
+        if is_full == self.core.admission.is_blocked(_DISK_FULL):
             return
         if is_full:
-            self._core.admission.block(_DISK_FULL, "the disk is full")
-            log.error(events.DISK_FULL, extra={"path": str(self._core.log.log.directory)})
+            self.core.admission.block(_DISK_FULL, "the disk is full")
+            log.error(events.DISK_FULL, extra={"path": str(self.core.log.log.directory)})
         else:
-            self._core.admission.unblock(_DISK_FULL)
-            log.warning(events.DISK_SPACE_RECOVERED, extra={"path": str(self._core.log.log.directory)})
+            self.core.admission.unblock(_DISK_FULL)
+            log.warning(events.DISK_SPACE_RECOVERED, extra={"path": str(self.core.log.log.directory)})

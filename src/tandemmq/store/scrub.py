@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple, TypeVar
 
 from tandemmq.errors import Corrupt, RequestRejected, StoreError
@@ -55,6 +56,7 @@ class _ScanStep(NamedTuple):
     read_bytes: int
 
 
+@dataclass(eq=False)
 class Scrubber:
     """The rounds of one store.
 
@@ -72,23 +74,19 @@ class Scrubber:
     At a bound: with `DAMAGED_RANGES_MAX` ranges known the round ends.
     """
 
-    def __init__(
-        self,
-        core: StoreCore,
-        *,
-        on_damaged: Callable[[], None],
-        repair_entries: Callable[[RecordBlock], None],
-    ) -> None:
-        self._core = core
-        self._rounds = core.rounds("scrub")
-        self._on_damaged = on_damaged
-        self._repair_entries = repair_entries
+    core: StoreCore
+    _: KW_ONLY
+    on_damaged: Callable[[], None]
+    repair_entries: Callable[[RecordBlock], None]
+
+    def __post_init__(self) -> None:
+        self._rounds = self.core.rounds("scrub")
         self._position = 0  # where the next read begins
         self._cut_count = 0  # cuts of the log when `_position` was a record boundary
 
     def start(self) -> None:
         """Starts the rounds, unless the options disable them."""
-        if self._core.options.scrub_bytes_per_second:
+        if self.core.options.scrub_bytes_per_second:
             self._schedule(FIRST_DELAY_S)
 
     async def stop(self) -> None:
@@ -100,31 +98,31 @@ class Scrubber:
 
     async def _run_once(self) -> None:
         """Runs one read and schedules the next, after a longer rest at the end of a round."""
-        if self._cut_count != self._core.flushed.cut_count:
-            self._position = align_down(self._position, self._core.log.segment_bytes)
-            self._cut_count = self._core.flushed.cut_count
+        if self._cut_count != self.core.flushed.cut_count:
+            self._position = align_down(self._position, self.core.log.segment_bytes)
+            self._cut_count = self.core.flushed.cut_count
         step = await self._scan_block(self._position)
-        is_cut = self._cut_count != self._core.flushed.cut_count
+        is_cut = self._cut_count != self.core.flushed.cut_count
         assert step is None or is_cut or step.position >= self._position, (step, self._position)
         assert step is None or step.read_bytes >= 0, step
         self._position = 0 if step is None else step.position
-        options = self._core.options
+        options = self.core.options
         rest_s = 0.0 if step is None else step.read_bytes / options.scrub_bytes_per_second
         self._schedule(options.scrub_interval_ms / 1000 if step is None else rest_s)
 
     async def scan_range(self, log_offset: int, end: int) -> None:
         """Reads now, at full speed, from the record that contains `log_offset` up to `end`."""
-        segment = self._core.log.log.find(log_offset)
+        segment = self.core.log.log.find(log_offset)
         if segment is None:
             return
-        position, cut_count = segment.base, self._core.flushed.cut_count
-        at = max(0, log_offset - 2 * self._core.options.record_bytes_max - segment.base)
+        position, cut_count = segment.base, self.core.flushed.cut_count
+        at = max(0, log_offset - 2 * self.core.options.record_bytes_max - segment.base)
         try:
             found_at = await self._off_loop(segment, _find_valid, at, log_offset - segment.base)
         except OSError as error:
             self._report_failure(segment, log_offset, str(error))
         else:
-            if at and found_at is not None and self._core.flushed.cut_count == cut_count:
+            if at and found_at is not None and self.core.flushed.cut_count == cut_count:
                 position += found_at
         while (
             position < end
@@ -137,23 +135,23 @@ class Scrubber:
         """Reads the block at `position` or the next valid one; returns None at the end of the
         readable part.
         """
-        position = max(position, self._core.log.begin)  # retention may have deleted the position
-        while (known := self._core.log.damaged.find(position, position + 1)) is not None:
+        position = max(position, self.core.log.begin)  # retention may have deleted the position
+        while (known := self.core.log.damaged.find(position, position + 1)) is not None:
             position = known.end
-        segment = self._core.log.log.find(position)
+        segment = self.core.log.log.find(position)
         if segment is None or position >= segment.base + self._limit(segment):
             return None
         at, limit = position - segment.base, self._limit(segment)
-        cut_count = self._core.flushed.cut_count
+        cut_count = self.core.flushed.cut_count
         try:
             scan = await self._off_loop(segment, _scan_file, at, limit)
             assert at <= scan.end <= segment.size, (segment, at, scan.end)
-            self._core.recorder.scrubbed_bytes += scan.read_bytes
-            if self._core.flushed.cut_count != cut_count:
+            self.core.recorder.scrubbed_bytes += scan.read_bytes
+            if self.core.flushed.cut_count != cut_count:
                 return _ScanStep(segment.base, scan.read_bytes)
             position = segment.base + scan.end
             if scan.block is not None and not self._is_removed(segment):
-                self._repair_entries(scan.block)
+                self.repair_entries(scan.block)
             if not scan.reason:
                 return _ScanStep(position, scan.read_bytes) if scan.end <= limit else None
             next_position = await self._classify(segment, scan.end, scan.reason)
@@ -168,34 +166,30 @@ class Scrubber:
         Raises:  OSError.
         """
         begin = segment.base + at
-        if self._is_removed(segment) or self._core.log.damaged.find(begin, begin + 1) is not None:
+        if self._is_removed(segment) or self.core.log.damaged.find(begin, begin + 1) is not None:
             return begin  # the next read begins after it
         if not _valid_end(segment.view(), at, segment.base)[1]:
             return begin  # it was healed meanwhile, or memory had an error
-        limit, cut_count = self._limit(segment), self._core.flushed.cut_count
+        limit, cut_count = self._limit(segment), self.core.flushed.cut_count
         found_at = await self._off_loop(segment, _find_valid, at, limit)
-        if self._core.flushed.cut_count != cut_count:
+        if self.core.flushed.cut_count != cut_count:
             return segment.base
         if self._is_removed(segment):
             return begin
-        if (
-            found_at is None
-            and limit < segment.size
-            and self._core.flushed.value < self._core.dispatched.value
-        ):
+        if found_at is None and limit < segment.size and self.core.flushed.value < self.core.dispatched.value:
             return None  # it is unknown if a record ends at `limit`: next time
         end = segment.base + (limit if found_at is None else found_at)
         assert begin < end, "valid bytes follow the invalid ones"
-        assert end <= min(segment.end, self._core.log.end), (segment, end, self._core.log.end)
-        following = self._core.log.damaged.find(begin, end)
+        assert end <= min(segment.end, self.core.log.end), (segment, end, self.core.log.end)
+        following = self.core.log.damaged.find(begin, end)
         damaged = DamagedRange(begin, end if following is None else following.begin, reason)
         try:
-            self._core.log.damaged.add(damaged, segment.path)
+            self.core.log.damaged.add(damaged, segment.path)
         except Corrupt as error:
             self._report_failure(segment, begin, str(error))
             return None
         report_damage(damaged, segment, found_by="scrub")
-        self._on_damaged()
+        self.on_damaged()
         return damaged.end
 
     async def _off_loop(self, segment: Segment, scan: Callable[..., _T], *facts: int) -> _T:
@@ -203,14 +197,14 @@ class Scrubber:
         meanwhile.
         """
         with pinned((segment,)) as (file,):
-            return await self._core.disk.offload(scan, file, segment.view(), segment.base, *facts)
+            return await self.core.disk.offload(scan, file, segment.view(), segment.base, *facts)
 
     def _limit(self, segment: Segment) -> int:
         """Returns the end of the readable part of the file; only a cut of the log lowers it."""
-        return min(segment.size, min(self._core.flushed.value, self._core.dispatched.value) - segment.base)
+        return min(segment.size, min(self.core.flushed.value, self.core.dispatched.value) - segment.base)
 
     def _is_removed(self, segment: Segment) -> bool:
-        return self._core.log.log.find(segment.base) is not segment
+        return self.core.log.log.find(segment.base) is not segment
 
     def _report_failure(self, segment: Segment, log_offset: int, reason: str) -> None:
         extra = {"path": str(segment.path), "log_offset": log_offset, "reason": reason}

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import KW_ONLY, InitVar, dataclass
 from pathlib import Path
 
 from tandemmq.errors import FlushFailed, LogDiverged, ServiceNotAvailable
@@ -46,6 +47,7 @@ LIMITED_FOR_GOOD = 1 << 63
 """A value of `until` that no log reaches."""
 
 
+@dataclass(eq=False)
 class TermLog:
     """The terms of one store's log.
 
@@ -53,27 +55,19 @@ class TermLog:
     the log is being created or written.
     """
 
-    def __init__(
-        self,
-        core: StoreCore,
-        epoch_file: Path | None,
-        *,
-        dispatcher: Dispatcher,
-        reader: Reader,
-        replies: Replies,
-        flusher: Flusher,
-        table_flusher: TableFlusher,
-        quiesce: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._core = core
-        self._epoch_file = EpochFile(epoch_file or core.paths.epochs, core.disk)
-        self._cut_mark = CutMark(core.paths.pending_cut, core.disk)
-        self._dispatcher = dispatcher
-        self._reader = reader
-        self._replies = replies
-        self._flusher = flusher
-        self._table_flusher = table_flusher
-        self._quiesce = quiesce
+    core: StoreCore
+    epoch_file: InitVar[Path | None]
+    _: KW_ONLY
+    dispatcher: Dispatcher
+    reader: Reader
+    replies: Replies
+    flusher: Flusher
+    table_flusher: TableFlusher
+    quiesce: Callable[[], Awaitable[None]]
+
+    def __post_init__(self, epoch_file: Path | None) -> None:
+        self._epoch_file = EpochFile(epoch_file or self.core.paths.epochs, self.core.disk)
+        self._cut_mark = CutMark(self.core.paths.pending_cut, self.core.disk)
         self._limited_until = 0
         self.is_cutting = False
         self.may_lack_tail = False
@@ -99,11 +93,11 @@ class TermLog:
         at the cut.
         """
         self.may_lack_tail = may_lack_tail
-        if self._core.has_terms:
+        if self.core.has_terms:
             self._epoch_file.load()
         pending = self._cut_mark.read()
         if pending is not None:
-            await finish_cut(self._cut_mark, pending, self._core.log)
+            await finish_cut(self._cut_mark, pending, self.core.log)
             self._lower_checkpoint(pending.point)
             self.is_cutting = True
 
@@ -111,9 +105,9 @@ class TermLog:
         """Restores the confirmed offset. A recovered log that ends below it may lack acknowledged messages,
         which is recorded on disk.
         """
-        confirmed, end = self._core.checkpoint.times.confirmed_log_offset, self._core.log.end
+        confirmed, end = self.core.checkpoint.times.confirmed_log_offset, self.core.log.end
         if confirmed > end and not self.may_lack_tail:
-            self._core.marks.write_tail_mark(f"the log ends at {end}, confirmed was {confirmed}")
+            self.core.marks.write_tail_mark(f"the log ends at {end}, confirmed was {confirmed}")
             self.may_lack_tail = True
         self.confirm_offset = min(confirmed, end)
 
@@ -121,7 +115,7 @@ class TermLog:
         """Ends a cut that `load` has completed: recovery has put its result on disk, so the terms are saved
         and the mark is removed.
         """
-        core = self._core
+        core = self.core
         pending = self._cut_mark.read() if self.is_cutting else None
         if pending is not None:
             assert core.log.end <= max(pending.point, core.log.begin), (core.log.end, pending.point)
@@ -135,7 +129,7 @@ class TermLog:
         """Records that this copy has its lost bytes again, or that the group continues without the bytes."""
         if self.may_lack_tail:
             try:
-                self._core.marks.remove_tail_mark()
+                self.core.marks.remove_tail_mark()
             except OSError as error:
                 log.warning(events.LOG_TAIL_MARK_KEPT, extra={"reason": str(error)})
             self.may_lack_tail = False
@@ -147,7 +141,7 @@ class TermLog:
 
         A cancelled caller still waits for the end, because of two concurrent writes either could win.
         """
-        core = self._core
+        core = self.core
         epochs = epochs.cut_prefix(core.log.begin)
         if epochs != self.epochs:
             save = core.disk.offload(self._epoch_file.save, epochs)
@@ -156,9 +150,9 @@ class TermLog:
     def raise_confirm_offset(self, log_offset: int) -> None:
         """Raises the confirmed offset, at most to the end of the log; the next checkpoint contains it."""
         if log_offset > self.confirm_offset:
-            before, self.confirm_offset = self.confirm_offset, min(log_offset, self._core.log.end)
+            before, self.confirm_offset = self.confirm_offset, min(log_offset, self.core.log.end)
             assert before <= self.confirm_offset, (before, self.confirm_offset)
-            self._core.checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
+            self.core.checkpoint.raise_times(confirmed_log_offset=self.confirm_offset)
             self.dispatch()
             self._publish_limit()
 
@@ -181,9 +175,9 @@ class TermLog:
         """Publishes the read limit to the reader and the dispatcher."""
         if self.confirm_offset >= self._limited_until:
             self._limited_until = 0
-        limit = self._reader.limit = self.confirm_offset if self._limited_until else None
-        assert limit is None or limit <= self._core.log.end, (limit, self._core.log.end)
-        self._dispatcher.set_read_limit(limit)
+        limit = self.reader.limit = self.confirm_offset if self._limited_until else None
+        assert limit is None or limit <= self.core.log.end, (limit, self.core.log.end)
+        self.dispatcher.set_read_limit(limit)
 
     def dispatch(self) -> None:
         """Dispatches confirmed records; if a master's sends wait for its whole set, only records that the
@@ -191,10 +185,10 @@ class TermLog:
 
         Messages not yet on every in-sync replica may be lost in a failover and their offsets reused.
         """
-        end = self._core.confirmed.value
-        if self._reader.role is not BrokerRole.SLAVE and self._replies.acks.required is not None:
+        end = self.core.confirmed.value
+        if self.reader.role is not BrokerRole.SLAVE and self.replies.acks.required is not None:
             end = min(end, self.confirm_offset)
-        self._dispatcher.advance(end)
+        self.dispatcher.advance(end)
 
     # The cut.
 
@@ -208,16 +202,16 @@ class TermLog:
                  nothing is changed.
                  FlushFailed: the store has failed.
         """
-        self._core.admission.require_open()
-        assert self._core.has_terms, "only an elected master's log is cut"
-        if self._reader.role is not BrokerRole.SLAVE or self.is_cutting:
+        self.core.admission.require_open()
+        assert self.core.has_terms, "only an elected master's log is cut"
+        if self.reader.role is not BrokerRole.SLAVE or self.is_cutting:
             raise ServiceNotAvailable("the log can only be cut on a slave, and while no other cut runs")
         self._require_boundary(point)
         self.is_cutting = True
-        await self._core.tasks.run_to_completion("cut", self._run_cut(point, epochs, reason))
+        await self.core.tasks.run_to_completion("cut", self._run_cut(point, epochs, reason))
 
     def _require_boundary(self, point: int) -> None:
-        log_ = self._core.log
+        log_ = self.core.log
         if point == log_.begin:
             return
         if log_.begin < point < log_.end:
@@ -228,20 +222,20 @@ class TermLog:
 
     async def _run_cut(self, point: int, epochs: EpochList, reason: str) -> None:
         try:
-            await self._quiesce()
-            self._core.admission.require_open()
-            if any(queue.unwritten_bytes for queue in self._core.queues):
+            await self.quiesce()
+            self.core.admission.require_open()
+            if any(queue.unwritten_bytes for queue in self.core.queues):
                 raise ServiceNotAvailable(f"the log cannot be cut at {point}: queue files cannot be written")
             await self._cut(point, epochs, reason)
         except OSError as error:
-            self._flusher.fail(error)
+            self.flusher.fail(error)
             raise FlushFailed(f"the log could not be cut at {point}: {error}") from error
         finally:
             self.is_cutting = False
 
     async def _cut(self, point: int, epochs: EpochList, reason: str) -> None:
-        core, end = self._core, self._core.log.end
-        assert self._reader.role is BrokerRole.SLAVE, self._reader.role
+        core, end = self.core, self.core.log.end
+        assert self.reader.role is BrokerRole.SLAVE, self.reader.role
         assert core.flushed.value == end, "nothing comes into a log that is being cut"
         segments = core.log.dirty_segments(point, end)
         entry = self.epochs.find(point)
@@ -253,11 +247,11 @@ class TermLog:
             reason=reason,
         )
         await self._mark_cut(pending, segments, end)
-        await self._table_flusher.idle()  # no thread still writes queue entries of the cut bytes
+        await self.table_flusher.idle()  # no thread still writes queue entries of the cut bytes
         self._shorten(point)
         await zero_behind(core.disk, segments, point, end)
         core.log.log.truncate(point, zero_bytes_max=0)
-        await self._table_flusher.flush_soon()
+        await self.table_flusher.flush_soon()
         core.admission.require_open()
         self._lower_checkpoint(point)  # a round that was already running may have raised it
         await core.disk.offload(core.checkpoint.write)
@@ -265,7 +259,7 @@ class TermLog:
         await core.disk.offload(self._cut_mark.clear)
         assert core.log.end == core.flushed.value == point, (core.log.end, core.flushed.value, point)
         assert self.epochs == epochs, (self.epochs, epochs)
-        assert self._table_flusher.tables_end <= point, (self._table_flusher.tables_end, point)
+        assert self.table_flusher.tables_end <= point, (self.table_flusher.tables_end, point)
         facts = {"log_offset": point, "reason": reason, "zeroed_bytes": end - point}
         log.warning(events.LOG_TAIL_CUT, extra=facts)
         self.on_cut()
@@ -275,7 +269,7 @@ class TermLog:
 
         Raises:  ServiceNotAvailable when the disk is full; nothing has begun, and the caller may retry.
         """
-        offload, point = self._core.disk.offload, pending.point
+        offload, point = self.core.disk.offload, pending.point
         parts = [segment.view()[max(0, point - segment.base) : end - segment.base] for segment in segments]
         copy = await offload(self._keep_tail, parts, point, end, pending.epoch)
         try:
@@ -285,7 +279,7 @@ class TermLog:
                 if self._cut_mark.is_there or copy is None:
                     raise
                 # The copy may have used the last free space. Its bytes were never reported as safe.
-                await offload(self._core.disk.remove, copy)
+                await offload(self.core.disk.remove, copy)
                 await offload(self._cut_mark.write, pending)
         except OSError as error:
             if self._cut_mark.is_there:
@@ -298,19 +292,19 @@ class TermLog:
             point,
             end - point,
             epoch=epoch,
-            directory=self._core.paths.divergent,
-            bytes_max=self._core.options.divergent_bytes_max,
-            disk=self._core.disk,
+            directory=self.core.paths.divergent,
+            bytes_max=self.core.options.divergent_bytes_max,
+            disk=self.core.disk,
         )
 
     def _shorten(self, point: int) -> None:
         """Ends the log, the watermarks and the tables in memory at `point`: no reader sees the cut bytes."""
-        core = self._core
+        core = self.core
         for mark in core.watermarks:
             mark.truncate_to(min(mark.value, point))
         assert core.appended.value == point, (core.appended.value, point)
         core.log.cut_at(point)
-        self._dispatcher.cut(point)
+        self.dispatcher.cut(point)
         if not core.log.damaged:
             core.admission.unblock(DAMAGED)
         for queue in core.queues:
@@ -320,24 +314,24 @@ class TermLog:
         if core.indexes is not None:
             core.indexes.cut(point)
         core.queues.deletions.cut(point)
-        self._table_flusher.cut(point)
+        self.table_flusher.cut(point)
         self.lower_confirm_offset(point)
         stored_at_ms = self._lower_checkpoint(point)
-        self._dispatcher.stored_at_ms = self._flusher.flushed_stored_at_ms = stored_at_ms
+        self.dispatcher.stored_at_ms = self.flusher.flushed_stored_at_ms = stored_at_ms
 
     def _lower_checkpoint(self, point: int) -> int:
         """Lowers the checkpoint to a log that ends at `point`.
 
         Returns a lower bound of the store time of its last record; 0 if unknown.
         """
-        segment = self._core.log.log.find(max(0, point - 1))
+        segment = self.core.log.log.find(max(0, point - 1))
         stored_at_ms = 0
         if segment is not None and segment.base < point:
             head = check_record(segment.view(), 0, log_offset=segment.base, check_crc=False)
             stored_at_ms = head.stored_at_ms if head.outcome is RecordOutcome.OK else 0
-        times = self._core.checkpoint.times
+        times = self.core.checkpoint.times
         durable = times.durable_log_offset
-        self._core.checkpoint.replace(
+        self.core.checkpoint.replace(
             CheckpointTimes(
                 log_stored_at_ms=min(times.log_stored_at_ms, stored_at_ms),
                 queues_stored_at_ms=min(times.queues_stored_at_ms, stored_at_ms),

@@ -11,6 +11,7 @@ Knows not:  topics as the broker knows them: only names.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 
 from tandemmq.store.appender import Appender
 from tandemmq.store.core import StoreCore
@@ -19,26 +20,22 @@ from tandemmq.store.table_flusher import TableFlusher
 DELETION_ROUNDS_MAX = 3
 
 
+@dataclass(eq=False)
 class TopicDeletions:
     """The deleted topics of one store. `accepted_end()` returns the end of all accepted sends."""
 
-    def __init__(
-        self,
-        core: StoreCore,
-        appender: Appender,
-        table_flusher: TableFlusher,
-        accepted_end: Callable[[], int],
-    ) -> None:
-        self._core = core
-        self._appender = appender
-        self._table_flusher = table_flusher
-        self._accepted_end = accepted_end
+    core: StoreCore
+    appender: Appender
+    table_flusher: TableFlusher
+    accepted_end: Callable[[], int]
+
+    def __post_init__(self) -> None:
         self._in_progress: set[str] = set()
 
     @property
     def ends(self) -> Mapping[str, int]:
         """Topic -> log offset: records of the topic below that offset are deleted."""
-        return self._core.queues.deletions.ends
+        return self.core.queues.deletions.ends
 
     @property
     def done(self) -> dict[str, int]:
@@ -58,8 +55,8 @@ class TopicDeletions:
         Raises:   OSError when it cannot be written: then nothing is dropped. ServiceNotAvailable if the store
                   is closed or fails: the deletion may then be in effect when the store is opened again.
         """
-        self._core.admission.require_open()
-        await self._core.tasks.run_to_completion("drop_topics", self._drop(topics))
+        self.core.admission.require_open()
+        await self.core.tasks.run_to_completion("drop_topics", self._drop(topics))
 
     async def _drop(self, topics: Collection[str]) -> None:
         self._in_progress.update(topics)
@@ -68,22 +65,22 @@ class TopicDeletions:
         finally:
             self._in_progress.difference_update(topics)
         for topic in topics:
-            self._core.queues.drop_topic(topic)
+            self.core.queues.drop_topic(topic)
 
     async def _record(self, topics: Collection[str]) -> None:
-        queues = self._core.queues
+        queues = self.core.queues
         for number in range(DELETION_ROUNDS_MAX):
-            self._appender.write_staged()
-            before, end = queues.next_offsets(topics), self._accepted_end()
+            self.appender.write_staged()
+            before, end = queues.next_offsets(topics), self.accepted_end()
             ends = dict.fromkeys((topic for topic, _ in before), end)
             try:
                 if ends:
-                    await queues.deletions.record(ends, log_begin=self._core.log.begin)
+                    await queues.deletions.record(ends, log_begin=self.core.log.begin)
             except OSError:
                 if number == 0:
                     raise
                 return
-            self._core.admission.require_open()
+            self.core.admission.require_open()
             if queues.next_offsets(topics) == before:
                 return
 
@@ -94,8 +91,8 @@ class TopicDeletions:
         That happens if a shorter slave became master, or the master came back shorter. The master reports its
         own deletions again.
         """
-        if self._core.queues.deletions.lower(self._core.log.end):
-            self._core.tasks.start("save_deletions", self._table_flusher.save_deletions())
+        if self.core.queues.deletions.lower(self.core.log.end):
+            self.core.tasks.start("save_deletions", self.table_flusher.save_deletions())
 
     async def apply(self, deleted: Mapping[str, int]) -> list[str]:
         """Applies the master's deletions on a slave; returns the topics that were not known as deleted.
@@ -103,14 +100,14 @@ class TopicDeletions:
         A cancelled caller still waits for the end, as in `drop`.
         Raises:  OSError when it cannot be written, ServiceNotAvailable: then nothing is dropped.
         """
-        self._core.admission.require_open()
-        known, begin = self.ends, self._core.log.begin
+        self.core.admission.require_open()
+        known, begin = self.ends, self.core.log.begin
         new = {topic: end for topic, end in deleted.items() if end > max(begin, known.get(topic, 0))}
         if new:
-            await self._core.tasks.run_to_completion("apply_deletions", self._apply(new, begin))
+            await self.core.tasks.run_to_completion("apply_deletions", self._apply(new, begin))
         return list(new)
 
     async def _apply(self, new: Mapping[str, int], log_begin: int) -> None:
-        await self._core.queues.deletions.record(new, log_begin=log_begin)
-        self._core.admission.require_open()
-        self._core.queues.drop_deleted()
+        await self.core.queues.deletions.record(new, log_begin=log_begin)
+        self.core.admission.require_open()
+        self.core.queues.drop_deleted()

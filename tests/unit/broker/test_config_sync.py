@@ -359,7 +359,7 @@ async def test_no_table_of_an_earlier_term_is_taken(master: Master, client: Remo
     mine.data_version = mine.data_version.of_term(2, 5)
     master.tables.topics.data_version = master.tables.topics.data_version.of_term(1, 6)
     sync = make_sync(tables, client)
-    sync._keeps_newer = True
+    sync.keeps_newer = True
     sync.set_master(master.address)
     await sync.sync_once(master.address)
     assert mine.names == ["newer"]

@@ -99,7 +99,7 @@ async def test_change_reaches_the_slave_long_before_its_next_round(
 ) -> None:
     tables = make_tables()
     sync = make_sync(tables, client)
-    sync._options = sync._options.__class__(config_sync_interval_ms=600_000)
+    sync.options = sync.options.__class__(config_sync_interval_ms=600_000)
     sync.set_master(master.address)
     scope = TaskScope("test")
     scope.start("sync", sync.run())

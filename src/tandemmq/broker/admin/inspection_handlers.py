@@ -67,9 +67,7 @@ class ConnectionHandlers:
         name = command.decode(admin.ProducerConnectionsRequest).producer_group
         members = self.core.producers.members(name)
         if not members:
-            raise RequestRejected(
-                f"no producer of the group {name[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
-            )
+            raise RequestRejected(f"no producer of the group {name[:160]!r} is online")
         return command.reply(
             body=clients.encode_producer_connections([_connection(member) for member in members])
         )
@@ -218,8 +216,7 @@ class InspectionHandlers:
         if found is None:
             raise RequestRejected(
                 f"there are no statistics {header.stats_name[:64]} of {header.stats_key[:255]!r}: nothing"
-                f" happened yet, or it is none of {', '.join(self.core.items.names)}",
-                code=ResponseCode.SYSTEM_ERROR,
+                f" happened yet, or it is none of {', '.join(self.core.items.names)}"
             )
         series, is_bytes = found
         return command.reply(body=encode_body(series.figures(is_bytes=is_bytes)))
@@ -242,8 +239,7 @@ class InspectionHandlers:
             if row_count > QUEUE_ROWS_MAX:
                 raise RequestRejected(
                     f"the broker has more than {QUEUE_ROWS_MAX} consumed queues: ask for single groups"
-                    " (GET_CONSUME_STATS)",
-                    code=ResponseCode.SYSTEM_ERROR,
+                    " (GET_CONSUME_STATS)"
                 )
             groups.setdefault(group, {}).update(rows)
             read_count += len(rows)

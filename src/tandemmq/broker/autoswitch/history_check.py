@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import KW_ONLY, InitVar, dataclass
 from typing import Final
 
 from tandemmq.api.replica import read_history, read_log, read_log_checksum
 from tandemmq.broker.autoswitch.identity import ForeignGroup, GroupIdentity
 from tandemmq.broker.replica.log_checksum import RANGE_BYTES_MAX, READ_BYTES_MAX, SLICE_BYTES, LogChecksums
-from tandemmq.broker.replica.tail_check import first_difference
-from tandemmq.errors import RequestRejected, TandemError
+from tandemmq.broker.replica.tail_check import first_difference, judged, not_compared
+from tandemmq.errors import RequestRejected
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
@@ -45,30 +46,25 @@ ASK_TIMEOUT_S: Final = 2.0
 PEERS_LOGGED_MAX: Final = 64
 
 
+@dataclass(eq=False)
 class HistoryCheck:
-    """Both sides of the exchange. `master`: the remoting address of the followed master, None without one."""
+    """Both sides of the exchange. `master`: the remoting address of the followed master, None without one.
 
-    def __init__(
-        self,
-        store: MessageStore,
-        group: GroupIdentity,
-        *,
-        broker_id: int,
-        address: str,
-        master_epoch: Callable[[], int],
-        client: RemotingClient,
-        disk: Disk,
-    ) -> None:
-        """`address`: the address of this broker. `master_epoch`: returns the epoch of the term that it has
-        accepted.
-        """
-        self._store = store
-        self._group = group
-        self._broker_id = broker_id
-        self._address = address
-        self._master_epoch = master_epoch
-        self._client = client
-        self._checksums = LogChecksums(store, disk=disk, run_id="")
+    `address`: the address of this broker. `master_epoch`: returns the epoch of the term that it has
+    accepted.
+    """
+
+    store: MessageStore
+    group: GroupIdentity
+    _: KW_ONLY
+    broker_id: int
+    address: str
+    master_epoch: Callable[[], int]
+    client: RemotingClient
+    disk: InitVar[Disk]
+
+    def __post_init__(self, disk: Disk) -> None:
+        self._checksums = LogChecksums(self.store, disk=disk, run_id="")
         self._refused: set[str] = set()
         self.master: str | None = None
         self.mismatch = ""
@@ -79,20 +75,20 @@ class HistoryCheck:
 
     @property
     def group_id(self) -> str | None:
-        return self._group.group_id
+        return self.group.group_id
 
     def handle_history(self, _channel: Channel, command: Command) -> Command:
         """TANDEM_HISTORY (30108): returns the group and the terms of the log."""
         request = command.decode(HistoryRequest)
         try:
-            self._group.check(request.group_id, f"the slave {request.broker_id} at {request.address}")
+            self.group.check(request.group_id, f"the slave {request.broker_id} at {request.address}")
         except ForeignGroup as error:
             # The answer names this broker's group, so that the slave refuses, too.
             self._on_foreign_group(error)
-        store = self._store
+        store = self.store
         header = HistoryResponse(
-            group_id=self._group.group_id,
-            master_epoch=self._master_epoch(),
+            group_id=self.group.group_id,
+            master_epoch=self.master_epoch(),
             min_offset=store.min_log_offset,
             max_offset=store.confirmed_log_offset,
             confirmed_offset=store.terms.confirm_offset,
@@ -109,25 +105,23 @@ class HistoryCheck:
         master = self.master
         assert master is not None, "the master is known before it is dialled"
         self._master_start = None
-        header = HistoryRequest(
-            broker_id=self._broker_id, address=self._address, group_id=self._group.group_id
-        )
+        header = HistoryRequest(broker_id=self.broker_id, address=self.address, group_id=self.group.group_id)
         try:
-            answer, terms = await read_history.within(ASK_TIMEOUT_S, self._client, master, header)
+            answer, terms = await read_history.within(ASK_TIMEOUT_S, self.client, master, header)
         except RequestRejected as error:
             if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 raise
             return None
         try:
-            self._group.check(answer.group_id, f"the master at {master}")
+            self.group.check(answer.group_id, f"the master at {master}")
         except ForeignGroup as error:
             self._on_foreign_group(error)
             self.mismatch = error.remark
             raise
         self.mismatch = ""
-        self.is_verified = answer.group_id is not None and answer.group_id == self._group.group_id
+        self.is_verified = answer.group_id is not None and answer.group_id == self.group.group_id
         self._master_start = answer.min_offset
-        return MasterHistory(self._group.group_id, received_terms(terms))
+        return MasterHistory(self.group.group_id, received_terms(terms))
 
     async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
         """Compares the bytes of both logs below `point`. For DIFFERENT, the verdict's offset is the start of
@@ -135,36 +129,27 @@ class HistoryCheck:
         """
         master = self.master
         assert master is not None, "the master is known before it is dialled"
-        try:
-            return await self._compare(master, point, confirm_offset)
-        except RequestRejected as error:
-            if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return _not_compared(
-                    point, "the master cannot compute checksums: it is not a TandemMQ broker"
-                )
-            return _failed(point, master, error)
-        except TandemError as error:
-            return _failed(point, master, error)
+        return await judged(self._compare(master, point, confirm_offset), point, master)
 
     async def _compare(self, master: str, point: int, confirm_offset: int) -> TailVerdict:
         start = self._master_start
         if start is None:  # it does not support TANDEM_HISTORY
-            start = (await read_log_checksum(self._client, master, point, 0)).min_offset
-        damaged = [one.end for one in self._store.damaged_ranges if one.begin < point]
-        low = max(self._store.min_log_offset, start, *damaged)
+            start = (await read_log_checksum(self.client, master, point, 0)).min_offset
+        damaged = [one.end for one in self.store.damaged_ranges if one.begin < point]
+        low = max(self.store.min_log_offset, start, *damaged)
         if low >= point:
-            return _not_compared(point, "the logs have no valid bytes in common")
+            return not_compared(point, "the logs have no valid bytes in common")
         window = max(low, point - WINDOW_BYTES)
         if await self._first_difference(master, window, point) is None:
             return TailVerdict(outcome=TailOutcome.SAME, log_offset=point, master_start=start)
         deep = max(low, min(window, confirm_offset - WINDOW_BYTES))
         different_at = await self._first_difference(master, deep, point)
         if different_at is None:
-            return _not_compared(point, "the logs no longer differ: one of them was repaired")
+            return not_compared(point, "the logs no longer differ: one of them was repaired")
         last_equal = await self._record_start(different_at)
         sick = await self._find_damage(master, last_equal, point)
         if sick:
-            return _not_compared(point, sick)
+            return not_compared(point, sick)
         detail = (
             f"this log and that of the master at {master} differ from {different_at} on, in the record at"
             f" {last_equal}; their terms are equal up to {point}"
@@ -174,14 +159,14 @@ class HistoryCheck:
     async def _first_difference(self, master: str, begin: int, end: int) -> int | None:
         for at in range(begin, end, RANGE_BYTES_MAX):
             part_end = min(at + RANGE_BYTES_MAX, end)
-            found = await first_difference(self._checksums, self._client, master, at, part_end)
+            found = await first_difference(self._checksums, self.client, master, at, part_end)
             if found is not None:
                 return found
         return None
 
     async def _record_start(self, log_offset: int) -> int:
         """Returns the start of this log's record that holds the byte at `log_offset`."""
-        store = self._store
+        store = self.store
         entry = store.terms.epochs.find(log_offset)
         at = max(
             align_down(log_offset, store.options.commit_log_file_bytes),
@@ -200,12 +185,12 @@ class HistoryCheck:
         make a different history.
         """
         local = check_record(
-            self._store.log.valid_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
+            self.store.log.valid_view(log_offset, READ_BYTES_MAX), log_offset=log_offset, check_crc=True
         )
         if local.outcome is RecordOutcome.BAD_CRC:
-            await self._store.scrub(log_offset, log_offset + local.size)  # also has it repaired
+            await self.store.scrub(log_offset, log_offset + local.size)  # also has it repaired
             return f"the local record at {log_offset} is damaged and must be repaired first"
-        part = await read_log(self._client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
+        part = await read_log(self.client, master, log_offset, min(READ_BYTES_MAX, point - log_offset))
         remote = check_record(part.data, log_offset=log_offset, check_crc=True)
         if remote.outcome is RecordOutcome.BAD_CRC:
             return f"the master's record at {log_offset} is damaged and must be repaired first"
@@ -218,12 +203,3 @@ class HistoryCheck:
                 self._refused.clear()
             self._refused.add(str(error))
             log.error(events.BROKER_GROUP_REFUSED, extra={"reason": error.remark})
-
-
-def _failed(point: int, master: str, error: TandemError) -> TailVerdict:
-    detail = f"the log could not be compared with that of the master at {master}: {error}"
-    return TailVerdict(outcome=TailOutcome.FAILED, log_offset=point, detail=detail)
-
-
-def _not_compared(point: int, detail: str) -> TailVerdict:
-    return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=point, detail=detail)

@@ -145,36 +145,34 @@ def copied_routes(
     return {code: copied(handler) if code in TABLE_CHANGES else handler for code, handler in routes.items()}
 
 
+def _gated_routes(
+    routes: Mapping[int, Handler], codes: frozenset[Code], is_open: Callable[[], bool], otherwise: Handler
+) -> dict[int, Handler]:
+    """Returns the same routes; requests of `codes` go to `otherwise` while `is_open` returns False."""
+
+    def gate(handler: Handler) -> Handler:
+        def gated(channel: Channel, command: Command) -> Command | Waiting | None:
+            return (handler if is_open() else otherwise)(channel, command)
+
+        return gated
+
+    return {code: gate(handler) if code in codes else handler for code, handler in routes.items()}
+
+
 def forwarded_routes(routes: Mapping[int, Handler], forwarding: Forwarding) -> dict[int, Handler]:
     """Returns the routes of a slave; those of `FORWARDED` are forwarded to the master while `forwarding` is
     open.
     """
-
-    def forward(handler: Handler) -> Handler:
-        def forwarded(channel: Channel, command: Command) -> Command | Waiting | None:
-            if not forwarding.is_open:
-                return handler(channel, command)
-            forwarding.accept(channel, command)
-            return None
-
-        return forwarded
-
-    return {code: forward(handler) if code in FORWARDED else handler for code, handler in routes.items()}
+    return _gated_routes(routes, FORWARDED, lambda: not forwarding.is_open, forwarding.accept)
 
 
 def verified_routes(routes: Mapping[int, Handler], foreign: Callable[[], str]) -> dict[int, Handler]:
     """Returns the routes of a slave; those of `READS` are refused while it may belong to another group."""
 
-    def verify(handler: Handler) -> Handler:
-        def verified(channel: Channel, command: Command) -> Command | Waiting | None:
-            reason = foreign()
-            if reason:
-                raise ServiceNotAvailable(f"this broker serves no reads: {reason}")
-            return handler(channel, command)
+    def refuse(_channel: Channel, _command: Command) -> Command:
+        raise ServiceNotAvailable(f"this broker serves no reads: {foreign()}")
 
-        return verified
-
-    return {code: verify(handler) if code in READS else handler for code, handler in routes.items()}
+    return _gated_routes(routes, READS, lambda: not foreign(), refuse)
 
 
 def fenced_routes(
@@ -184,24 +182,21 @@ def fenced_routes(
     of master, `forwarding` accepts those that it can.
     """
 
-    def fence(code: int, handler: Handler) -> Handler:
-        def fenced(channel: Channel, command: Command) -> Command | Waiting | None:
-            if not may_write():
-                if code in FORWARDED and forwarding.is_open:
-                    forwarding.accept(channel, command)
-                    return None
-                raise ServiceNotAvailable(
-                    "this master is fenced: it has neither a lease of the controllers nor leases of all"
-                    " in-sync slaves, so another master may have been elected"
-                )
-            return handler(channel, command)
+    def forward(channel: Channel, command: Command) -> None:
+        if command.code not in FORWARDED or not forwarding.is_open:
+            raise ServiceNotAvailable(
+                "this master is fenced: it has neither a lease of the controllers nor leases of all"
+                " in-sync slaves, so another master may have been elected"
+            )
+        forwarding.accept(channel, command)
 
-        if not isinstance(handler, BlockRoute):
-            return fenced
-        take = handler.take
-        return BlockRoute(fenced, lambda channel, frames: may_write() and take(channel, frames))
+    fenced = _gated_routes(routes, WRITES, may_write, forward)
 
-    return {code: fence(code, handler) if code in WRITES else handler for code, handler in routes.items()}
+    def fence_block(code: int, route: BlockRoute) -> BlockRoute:
+        return BlockRoute(fenced[code], lambda channel, frames: may_write() and route.take(channel, frames))
+
+    blocks = {code: fence_block(code, one) for code, one in routes.items() if isinstance(one, BlockRoute)}
+    return fenced | blocks
 
 
 def refused_writes(routes: Mapping[int, Handler], refusal: Callable[[], TandemError]) -> dict[int, Handler]:

@@ -116,8 +116,7 @@ class RelayHandlers:
         member = self.core.consumers.find_client(group, client_id or "")
         if member is None:
             raise RequestRejected(
-                f"no consumer {(client_id or '')[:160]!r} of the group {group[:160]!r} is online",
-                code=ResponseCode.SYSTEM_ERROR,
+                f"no consumer {(client_id or '')[:160]!r} of the group {group[:160]!r} is online"
             )
         return member
 
@@ -125,9 +124,7 @@ class RelayHandlers:
         log_offset = decode_message_id(message_id).log_offset
         record = self.core.store.read_record(log_offset)
         if record is None:
-            raise RequestRejected(
-                f"no message is stored at log offset {log_offset}", code=ResponseCode.SYSTEM_ERROR
-            )
+            raise RequestRejected(f"no message is stored at log offset {log_offset}")
         return bytes(record)
 
 
@@ -141,9 +138,7 @@ async def _relay(member: Member, asked: Command, question: Command) -> Command:
             code=ResponseCode.CONSUME_MSG_TIMEOUT,
         ) from None
     except (BrokerUnreachable, Busy) as error:
-        raise RequestRejected(
-            f"the consumer {member.client_id}: {error}", code=ResponseCode.SYSTEM_ERROR
-        ) from None
+        raise RequestRejected(f"the consumer {member.client_id}: {error}") from None
     return asked.reply(answer.code, remark=answer.remark, body=answer.body, fields=answer.fields)
 
 
@@ -211,9 +206,7 @@ class ClientHandlers:
         group = command.decode(requests.ConsumerListRequest).consumer_group
         members = self.core.consumers.members(group)
         if not members:
-            raise RequestRejected(
-                f"no consumer of the group {group[:160]!r} is online", code=ResponseCode.SYSTEM_ERROR
-            )
+            raise RequestRejected(f"no consumer of the group {group[:160]!r} is online")
         client_ids = dict.fromkeys(member.client_id for member in members)
         return command.reply(body=encode_consumer_list(client_ids))
 

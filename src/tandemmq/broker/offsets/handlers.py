@@ -161,10 +161,7 @@ class GroupTools:
         ]
         if not members:
             described = f"consumer {client_id[:160]!r}" if client_id else "consumer"
-            raise RequestRejected(
-                f"no {described} of the group {header.group[:160]!r} is online",
-                code=ResponseCode.SYSTEM_ERROR,
-            )
+            raise RequestRejected(f"no {described} of the group {header.group[:160]!r} is online")
         if len(members) > CLIENT_COUNT_MAX:
             raise invalid(
                 f"the group has {len(members)} members, {CLIENT_COUNT_MAX} can be queried at once: name one"
@@ -206,10 +203,7 @@ class GroupTools:
         """
         header = command.decode(admin.CloneGroupOffsetRequest)
         if self.core.options.is_slave:
-            raise RequestRejected(
-                "this broker is a slave and changes no offsets: use the master",
-                code=ResponseCode.SYSTEM_ERROR,
-            )
+            raise RequestRejected("this broker is a slave and changes no offsets: use the master")
         now_ms = self.core.clock.now_ms()
         if header.topic:
             require_topic(self.core.topics, header.topic)
@@ -235,15 +229,10 @@ async def _query_offsets(
     try:
         answer = await member.channel.request(command, timeout_s)
         if answer.code != ResponseCode.SUCCESS:
-            raise RequestRejected(
-                f"the consumer {member.client_id} answered {answer.code}: {answer.remark}",
-                code=ResponseCode.SYSTEM_ERROR,
-            )
+            raise RequestRejected(f"the consumer {member.client_id} answered {answer.code}: {answer.remark}")
         return progress.decode_consumer_status(answer.body).queues
     except (RequestTimeout, BrokerUnreachable, Busy, RemoteProtocolError) as error:
-        raise RequestRejected(
-            f"the consumer {member.client_id}: {error}", code=ResponseCode.SYSTEM_ERROR
-        ) from None
+        raise RequestRejected(f"the consumer {member.client_id}: {error}") from None
 
 
 ALL_QUEUES = -1
@@ -268,9 +257,7 @@ class ResetHandlers:
         """
         header = command.decode(admin.ResetOffsetRequest)
         if self.core.options.is_slave:
-            raise RequestRejected(
-                "this broker is a slave and resets no offsets: use the master", code=ResponseCode.SYSTEM_ERROR
-            )
+            raise RequestRejected("this broker is a slave and resets no offsets: use the master")
         targets = self._targets(header)
         if self.core.options.server_side_reset:
             now_ms = self.core.clock.now_ms()
@@ -303,8 +290,7 @@ class ResetHandlers:
         high = self.core.store.queue_max(header.topic, queue_id) + 1
         if not low <= header.offset <= high:
             raise RequestRejected(
-                f"offset {header.offset} of queue {queue_id} of {header.topic} is outside {low}..{high}",
-                code=ResponseCode.SYSTEM_ERROR,
+                f"offset {header.offset} of queue {queue_id} of {header.topic} is outside {low}..{high}"
             )
         return header.offset
 
@@ -323,8 +309,7 @@ class ResetHandlers:
             current = self.core.offsets.committed(header.group, header.topic, queue_id)
             if current is None:
                 raise RequestRejected(
-                    f"the group {header.group} has no offset for queue {queue_id} of {header.topic}",
-                    code=ResponseCode.SYSTEM_ERROR,
+                    f"the group {header.group} has no offset for queue {queue_id} of {header.topic}"
                 )
             lowered[queue_id] = target if header.is_forced else min(target, current)
         return lowered

@@ -7,7 +7,7 @@ Source: spec semantics 14.1, spec rocketmq55 5.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Final, NamedTuple
 
 from tandemmq.broker.core import BrokerCore
@@ -68,6 +68,7 @@ class _Waiting:
     kinds: dict[Hashable, dict[HeldPop, None]] = field(default_factory=dict)
 
 
+@dataclass(eq=False)
 class PopPolls:
     """Pops and notifications that wait for messages: held by topic and group, served first come first served.
     `on_wake(held, is_over)` answers a request, or returns False to keep it waiting.
@@ -82,18 +83,13 @@ class PopPolls:
                 continues.
     """
 
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        count_max: int,
-        count_per_group_max: int,
-        attempts_of: Callable[[PollKey], Collection[str]] = lambda _key: (),
-    ) -> None:
-        self._clock = clock
-        self._count_max = count_max
-        self._count_per_group_max = count_per_group_max
-        self._attempts_of = attempts_of
+    _: KW_ONLY
+    clock: Clock
+    count_max: int
+    count_per_group_max: int
+    attempts_of: Callable[[PollKey], Collection[str]] = lambda _key: ()
+
+    def __post_init__(self) -> None:
         self._count = 0
         self._number = 0
         self._by_key: dict[PollKey, _Waiting] = {}
@@ -121,8 +117,8 @@ class PopPolls:
         waiting = self._by_key.get(held.key)
         if (
             self.is_closed
-            or self._count >= self._count_max
-            or (waiting is not None and waiting.count >= self._count_per_group_max)
+            or self._count >= self.count_max
+            or (waiting is not None and waiting.count >= self.count_per_group_max)
         ):
             return False
         if waiting is None:
@@ -142,8 +138,8 @@ class PopPolls:
         if held.poll_id:
             self._by_poll_id[held.channel, held.poll_id] = held
         self._count += 1
-        delay_s = max(held.deadline_s - self._clock.monotonic(), 0.0)
-        held.timer = self._clock.call_later(delay_s, self._on_deadline, held)
+        delay_s = max(held.deadline_s - self.clock.monotonic(), 0.0)
+        held.timer = self.clock.call_later(delay_s, self._on_deadline, held)
         return True
 
     def on_dispatch(self, newest: Iterable[tuple[str, int]]) -> None:
@@ -187,7 +183,7 @@ class PopPolls:
     def _plan_wake(self) -> None:
         if not self._is_wake_planned:
             self._is_wake_planned = True
-            self._clock.call_soon(self._wake_touched)
+            self.clock.call_soon(self._wake_touched)
 
     def _wake_touched(self) -> None:
         self._is_wake_planned = False
@@ -221,7 +217,7 @@ class PopPolls:
                 if held.on_wake(held, False):
                     self._remove(held)
                 elif attempts is None:
-                    attempts = self._attempts_of(key)
+                    attempts = self.attempts_of(key)
                     if not attempts:
                         yield
                         break

@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final, Protocol, TypeVar
 
 from tandemmq.api import replica as api
@@ -81,38 +81,31 @@ class CopiedQueues(Protocol):
         """Returns the end of the queue."""
 
 
+@dataclass(eq=False)
 class ConfigSync:
-    """One slave's copy of the tables; `run` is its task."""
+    """One slave's copy of the tables; `run` is its task.
 
-    def __init__(
-        self,
-        tables: ReplicaTables,
-        queues: CopiedQueues,
-        *,
-        client: RemotingClient,
-        clock: Clock,
-        options: ReplicationOptions,
-        own_address: Callable[[], str],
-        followed: Callable[[], str | None],
-        keeps_newer: bool = False,
-    ) -> None:
-        """`followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
-        None while nothing is copied. `keeps_newer`: a table is never replaced by one from an earlier term of
-        an elected master.
-        """
-        self._keeps_newer = keeps_newer
-        self._tables = tables
-        self._client = client
-        self._clock = clock
-        self._options = options
-        self._own_address = own_address
-        self._followed = followed
-        self._queues = queues
+    `followed`: returns the run id of the master whose log is copied now, "" if it does not report one,
+    None while nothing is copied. `keeps_newer`: a table is never replaced by one from an earlier term of
+    an elected master.
+    """
+
+    tables: ReplicaTables
+    queues: CopiedQueues
+    _: KW_ONLY
+    client: RemotingClient
+    clock: Clock
+    options: ReplicationOptions
+    own_address: Callable[[], str]
+    followed: Callable[[], str | None]
+    keeps_newer: bool = False
+
+    def __post_init__(self) -> None:
         self._deleted: Mapping[str, int] = {}
         self._recreated_topics: set[str] = set()
         """Topics whose progress was discarded since the round began."""
         self._master: str | None = None
-        self._is_changed = TimedEvent(clock)
+        self._is_changed = TimedEvent(self.clock)
         self._failing: set[str] = set()
         # True once the master is known to answer a request for an unchanged table with an empty answer.
         self._can_skip_topics = self._can_skip_groups = False
@@ -134,7 +127,7 @@ class ConfigSync:
 
     def set_master(self, address: str | None) -> None:
         """Sets the master's remoting address; None pauses. A new master is asked at once."""
-        if address == self._own_address():
+        if address == self.own_address():
             address = None
         if address != self._master:
             self._master = address
@@ -154,7 +147,7 @@ class ConfigSync:
         round in progress, are of the deleted one. The next round, which starts at once, brings the new ones.
         """
         self._recreated_topics.add(topic)
-        self._tables.consumer_offsets.drop_topic(topic)
+        self.tables.consumer_offsets.drop_topic(topic)
         self.wake()
 
     def wake(self) -> None:
@@ -165,15 +158,15 @@ class ConfigSync:
         """Runs round after round. Never returns."""
         while True:
             self._is_changed.clear()
-            started_at = self._clock.monotonic()
+            started_at = self.clock.monotonic()
             is_complete = self._master is not None and await self.sync_once(self._master)
-            worked_s = self._clock.monotonic() - started_at if is_complete else 0.0
+            worked_s = self.clock.monotonic() - started_at if is_complete else 0.0
             pause_s = min(PAUSE_PER_WORK * worked_s, PAUSE_S_MAX)
-            await self._is_changed.wait(max(self._options.config_sync_interval_ms / 1000, pause_s))
+            await self._is_changed.wait(max(self.options.config_sync_interval_ms / 1000, pause_s))
 
     async def sync_once(self, master: str) -> bool:
         """Runs one round; returns True if every item arrived and was applied."""
-        run_id, copy = self._followed(), self._copy_count
+        run_id, copy = self.followed(), self._copy_count
         if run_id is None:
             return False
         self._recreated_topics.clear()
@@ -190,7 +183,7 @@ class ConfigSync:
             timer_check=self._fetch_timer_check,
         )
         state = await self._confirm_master(master, run_id)
-        if state is None or (self._keeps_newer and master != self._master):
+        if state is None or (self.keeps_newer and master != self._master):
             return False
         for apply in fetched:
             apply(state)
@@ -200,9 +193,9 @@ class ConfigSync:
         if self._failing:
             return False
         if copy == self._copy_count:
-            self.held = self._tables.topics.data_version, self._tables.groups.data_version
+            self.held = self.tables.topics.data_version, self.tables.groups.data_version
         self.complete_round = number
-        self.synced_at = self._clock.monotonic()
+        self.synced_at = self.clock.monotonic()
         return True
 
     async def _fetch_all(self, master: str, **fetches: Callable[[str], Awaitable[_Apply]]) -> list[_Apply]:
@@ -225,12 +218,12 @@ class ConfigSync:
         be empty.
         """
         if not run_id:
-            return _MasterState(is_empty=False) if self._followed() == run_id else None
+            return _MasterState(is_empty=False) if self.followed() == run_id else None
         try:
-            ends = await api.read_log_checksum(self._client, master, 0, 0)
+            ends = await api.read_log_checksum(self.client, master, 0, 0)
         except TandemError:
             return None  # the items of the next round report it
-        is_followed = ends.run_id == run_id == self._followed() and not ends.is_slave
+        is_followed = ends.run_id == run_id == self.followed() and not ends.is_slave
         return _MasterState(is_empty=ends.max_offset == 0) if is_followed else None
 
     async def _drop_deleted(self, master: str) -> None:
@@ -241,22 +234,22 @@ class ConfigSync:
         if not deleted:
             return
         try:
-            newly_deleted = await self._queues.deletions.apply(deleted)
+            newly_deleted = await self.queues.deletions.apply(deleted)
         except (OSError, TandemError) as error:
             self._report_failure("deleted_topics", master, error)
             return
         self._report_success("deleted_topics", master)
         for topic in newly_deleted:
-            self._tables.consumer_offsets.drop_topic(topic)
+            self.tables.consumer_offsets.drop_topic(topic)
         if newly_deleted:
             self._is_changed.set()
 
     async def _fetch_topics(self, master: str) -> _Apply:
-        table = self._tables.topics
+        table = self.tables.topics
         held = api.HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_topics
         )
-        fetched = await api.fetch_topics(self._client, master, held)
+        fetched = await api.fetch_topics(self.client, master, held)
 
         def apply(state: _MasterState) -> None:
             self._can_skip_topics = fetched.can_skip
@@ -268,11 +261,11 @@ class ConfigSync:
         return apply
 
     async def _fetch_groups(self, master: str) -> _Apply:
-        table = self._tables.groups
+        table = self.tables.groups
         held = api.HeldTable(
             data_version=table.data_version, entry_count=len(table), can_skip=self._can_skip_groups
         )
-        fetched = await api.fetch_groups(self._client, master, held)
+        fetched = await api.fetch_groups(self.client, master, held)
 
         def apply(state: _MasterState) -> None:
             self._can_skip_groups = fetched.can_skip
@@ -285,9 +278,9 @@ class ConfigSync:
         return apply
 
     async def _fetch_consumer_offsets(self, master: str) -> _Apply:
-        table = self._tables.consumer_offsets
-        timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await api.fetch_consumer_offsets.within(timeout_s, self._client, master)
+        table = self.tables.consumer_offsets
+        timeout_s = self.options.config_sync_timeout_ms / 1000
+        fetched = await api.fetch_consumer_offsets.within(timeout_s, self.client, master)
 
         def apply(_state: _MasterState) -> None:
             if fetched.data_version is not None and self._is_older(fetched.data_version, table.data_version):
@@ -313,9 +306,9 @@ class ConfigSync:
         return apply
 
     async def _fetch_delay_offsets(self, master: str) -> _Apply:
-        table = self._tables.delay_offsets
-        timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await api.fetch_delay_offsets.within(timeout_s, self._client, master)
+        table = self.tables.delay_offsets
+        timeout_s = self.options.config_sync_timeout_ms / 1000
+        fetched = await api.fetch_delay_offsets.within(timeout_s, self.client, master)
 
         def apply(_state: _MasterState) -> None:
             held = table.snapshot()
@@ -331,9 +324,9 @@ class ConfigSync:
         return apply
 
     async def _fetch_request_modes(self, master: str) -> _Apply:
-        timeout_s = self._options.config_sync_timeout_ms / 1000
-        fetched = await api.fetch_request_modes(self._client, master, timeout_s=timeout_s)
-        table = self._tables.request_modes
+        timeout_s = self.options.config_sync_timeout_ms / 1000
+        fetched = await api.fetch_request_modes(self.client, master, timeout_s=timeout_s)
+        table = self.tables.request_modes
 
         def apply(_state: _MasterState) -> None:
             if fetched is not None and fetched != table.snapshot():
@@ -342,31 +335,31 @@ class ConfigSync:
         return apply
 
     async def _fetch_timer_check(self, master: str) -> _Apply:
-        progress = self._tables.timer_progress
+        progress = self.tables.timer_progress
         if progress is None:
             return lambda _state: None
-        timeout_s = self._options.config_sync_timeout_ms / 1000
-        body = await api.fetch_timer_check(self._client, master, timeout_s=timeout_s)
+        timeout_s = self.options.config_sync_timeout_ms / 1000
+        body = await api.fetch_timer_check(self.client, master, timeout_s=timeout_s)
         check = None if body is None else decode_timer_answer(body)
 
         def apply(_state: _MasterState) -> None:
             if check is not None:
                 held = progress.check.read_offset
                 read_offset = self._within_copy(TIMER_TOPIC, 0, check.read_offset, held)
-                progress.replace(replace(check, read_offset=read_offset), self._clock.now_ms())
+                progress.replace(replace(check, read_offset=read_offset), self.clock.now_ms())
 
         return apply
 
     def _is_older(self, fetched: DataVersion, held: DataVersion | None) -> bool:
         """Returns True if the table is from a master that was replaced since: ours is from its successor."""
-        return self._keeps_newer and held is not None and fetched.state_version < held.state_version
+        return self.keeps_newer and held is not None and fetched.state_version < held.state_version
 
     def _within_copy(self, topic: str, queue_id: int, offset: int, held: int) -> int:
         """Returns the master's offset, or the end of this copy of the queue if that is lower: if promoted
         now, this broker assigns the offsets beyond its end to other messages. An offset that is already held
         is not lowered, unless the master lowers it.
         """
-        return min(offset, max(held, self._queues.queue_max(topic, queue_id)))
+        return min(offset, max(held, self.queues.queue_max(topic, queue_id)))
 
     def _report_failure(self, item: str, master: str, error: Exception) -> None:
         """Logs one line per outage and item, not one per round."""

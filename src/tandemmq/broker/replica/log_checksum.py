@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
+from dataclasses import KW_ONLY, dataclass
 from typing import Final, NamedTuple
 
 from tandemmq.api.replica import read_log
@@ -152,6 +153,7 @@ def _checksum_of(views: list[memoryview], crc: int) -> int:
 RETRY_S: Final = 5.0
 
 
+@dataclass(eq=False)
 class LogHeal:
     """Repairs damage that a start or a scrub found in this log, from other copies of the group.
 
@@ -163,31 +165,26 @@ class LogHeal:
     Knows not: which bytes fit: the store checks each record before it writes.
     """
 
-    def __init__(
-        self,
-        store: MessageStore,
-        *,
-        client: RemotingClient,
-        clock: Clock,
-        sources: Callable[[], Awaitable[Iterable[str]]],
-    ) -> None:
-        self._store = store
-        self._client = client
-        self._clock = clock
-        self._sources = sources
+    store: MessageStore
+    _: KW_ONLY
+    client: RemotingClient
+    clock: Clock
+    sources: Callable[[], Awaitable[Iterable[str]]]
+
+    def __post_init__(self) -> None:
         self._reported_reason: str | None = None
 
     async def run(self) -> None:
         """Repairs until nothing is damaged. Raises: StoreError if the store has failed."""
-        while self._store.damaged_ranges:
+        while self.store.damaged_ranges:
             await self.try_now()
-            if self._store.damaged_ranges:
-                await self._clock.sleep(RETRY_S)
+            if self.store.damaged_ranges:
+                await self.clock.sleep(RETRY_S)
 
     async def try_now(self) -> None:
         """Repairs as much as is possible now. Raises StoreError if the store has failed."""
         reasons = []
-        for address in await self._sources() if self._store.damaged_ranges else ():
+        for address in await self.sources() if self.store.damaged_ranges else ():
             try:
                 await self._heal_from(address)
             except StoreError as error:
@@ -206,11 +203,11 @@ class LogHeal:
             data = b""
             while remaining := size - len(data):
                 at = log_offset + len(data)
-                part = await read_log(self._client, address, at, min(remaining, READ_BYTES_MAX))
+                part = await read_log(self.client, address, at, min(remaining, READ_BYTES_MAX))
                 if not part.data:
                     raise RemoteProtocolError(f"it returned no bytes from {at} on")
                 data += part.data
             return data
 
-        if self._store.damaged_ranges:
-            await self._store.healer.heal_all(fetch)
+        if self.store.damaged_ranges:
+            await self.store.healer.heal_all(fetch)

@@ -9,7 +9,7 @@ TANDEM_TELL_SLAVE_STATE, by which a slave reports its name to its master, and th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 import msgspec
@@ -55,6 +55,7 @@ _LASTING: Final = frozenset({ResponseCode.REQUEST_CODE_NOT_SUPPORTED, ResponseCo
 """Error codes that the next attempt would get again."""
 
 
+@dataclass(eq=False)
 class SlaveReporter:
     """The slave's side of TANDEM_TELL_SLAVE_STATE. `run` is its task; `master` returns the remoting address
     to report to, or None.
@@ -66,23 +67,16 @@ class SlaveReporter:
     Invariants: a failure does not affect the copy; the next period tries again.
     """
 
-    def __init__(
-        self,
-        name: SlaveName,
-        *,
-        status: Callable[[], ReplicationSlaveStatus],
-        master: Callable[[], str | None],
-        own_address: Callable[[], str],
-        client: RemotingClient,
-        clock: Clock,
-    ) -> None:
-        self._name = name
-        self._status = status
-        self._master = master
-        self._own_address = own_address
-        self._client = client
-        self._clock = clock
-        self._is_due = TimedEvent(clock)
+    name: SlaveName
+    _: KW_ONLY
+    status: Callable[[], ReplicationSlaveStatus]
+    master: Callable[[], str | None]
+    own_address: Callable[[], str]
+    client: RemotingClient
+    clock: Clock
+
+    def __post_init__(self) -> None:
+        self._is_due = TimedEvent(self.clock)
         self._unsupported_by: str | None = None
         """The address of a master that does not accept reports."""
 
@@ -94,20 +88,20 @@ class SlaveReporter:
         """Sends reports periodically. Never returns."""
         while True:
             self._is_due.clear()
-            status = self._status()
+            status = self.status()
             if status.halt is not None or status.state is SlaveState.TRANSFERRING:
                 await self.report()
             await self._is_due.wait(PERIOD_S)
 
     async def report(self) -> None:
         """Reports the current state; returns when the master knows it, or cannot be reached."""
-        master = self._master()
+        master = self.master()
         if master != self._unsupported_by:
             self._unsupported_by = None
         if master is None or self._unsupported_by is not None:
             return
         try:
-            await report_slave_state(self._client, master, self._describe(self._status()))
+            await report_slave_state(self.client, master, self._describe(self.status()))
         except RequestRejected as error:
             if error.code in _LASTING:
                 self._unsupported_by = master
@@ -118,15 +112,15 @@ class SlaveReporter:
         halt = status.halt
         detail = None if halt is None else f"{halt.reason.value}: {halt.detail}"[:DETAIL_CHARS_MAX]
         return TellSlaveStateRequest(
-            broker_name=self._name.broker_name,
-            broker_id=self._name.broker_id,
+            broker_name=self.name.broker_name,
+            broker_id=self.name.broker_id,
             ha_address=render_address(status.local_address),
             log_end=status.log_end,
             is_copying=status.state is SlaveState.TRANSFERRING,
             halt_reason=None if halt is None else halt.reason.name,
             halt_offset=None if halt is None else halt.log_offset,
             halt_detail=detail,
-            address=self._own_address(),
+            address=self.own_address(),
         )
 
 

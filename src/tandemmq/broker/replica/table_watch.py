@@ -7,6 +7,7 @@ change only makes the next round of the periodic copy start at once.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import KW_ONLY, dataclass
 from typing import Final
 
 from tandemmq.api.replica import await_tables
@@ -34,28 +35,24 @@ ROUND_S_MAX: Final = 2.0
 Versions = tuple[DataVersion, DataVersion]
 
 
+@dataclass(eq=False)
 class TableChangeSubscriber:
     """The slave's half: asks its master to report changes of topics or groups. `run` is its task.
 
-    Support is detected by trying: a master that does not support the request is not request again while it
+    Support is detected by trying: a master that does not support the request is not asked again while it
     keeps its address, and the periodic copy continues, as it does with RocketMQ.
+
+    `broker_id`: this broker's id, if the master relies on the tables that it holds.
     """
 
-    def __init__(
-        self,
-        tables: ReplicaTables,
-        sync: ConfigSync,
-        *,
-        client: RemotingClient,
-        clock: Clock,
-        broker_id: int | None = None,
-    ) -> None:
-        """`broker_id`: this broker's id, if the master relies on the tables that it holds."""
-        self._broker_id = broker_id
-        self._tables = tables
-        self._sync = sync
-        self._client = client
-        self._clock = clock
+    tables: ReplicaTables
+    sync: ConfigSync
+    _: KW_ONLY
+    client: RemotingClient
+    clock: Clock
+    broker_id: int | None = None
+
+    def __post_init__(self) -> None:
         self._unsupported_by: str | None = None
         """The address of a master that does not support the request."""
         self._last_answered: Versions | None = None
@@ -64,31 +61,31 @@ class TableChangeSubscriber:
     async def run(self) -> None:
         """Sends one request after the other. Never returns."""
         while True:
-            master = self._sync.master
+            master = self.sync.master
             if master != self._unsupported_by:
                 self._unsupported_by = None
             if master is None:
                 # A slave that starts soon learns its master, and a change may follow at once.
-                await self._clock.sleep(PAUSE_S)
+                await self.clock.sleep(PAUSE_S)
                 continue
             if self._unsupported_by is not None:
-                await self._clock.sleep(RETRY_S)
+                await self.clock.sleep(RETRY_S)
                 continue
-            held, started_at = self._versions(), self._clock.monotonic()
+            held, started_at = self._versions(), self.clock.monotonic()
             if held is None:
-                await self._clock.sleep(PAUSE_S)
+                await self.clock.sleep(PAUSE_S)
                 continue
             is_answered = await self._watch_once(master, held)
-            is_early = self._clock.monotonic() - started_at < RETRY_S
+            is_early = self.clock.monotonic() - started_at < RETRY_S
             # The same change was reported again: the rounds do not bring it, so asking faster is useless.
             is_useless = is_early and held == self._last_answered
             self._last_answered = held if is_answered else None
-            await self._clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
+            await self.clock.sleep(PAUSE_S if is_answered and not is_useless else RETRY_S)
 
     async def _watch_once(self, master: str, held: Versions) -> bool:
         """Sends one request; returns False if the master could not be asked."""
         try:
-            await await_tables(self._client, master, *held, wait_ms=WAIT_MS, broker_id=self._broker_id)
+            await await_tables(self.client, master, *held, wait_ms=WAIT_MS, broker_id=self.broker_id)
         except RequestRejected as error:
             if error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
                 self._unsupported_by = master
@@ -96,24 +93,24 @@ class TableChangeSubscriber:
         except TandemError:
             return False  # the periodic copy reports it
         if self._versions() == held:
-            self._sync.wake()
-            if self._broker_id is not None:
-                await self._await_round(self._sync.round_count + 1)
+            self.sync.wake()
+            if self.broker_id is not None:
+                await self._await_round(self.sync.round_count + 1)
         return True
 
     async def _await_round(self, number: int) -> None:
         """Waits for the round that the answer started, not the one in progress; a distant master needs a
         while.
         """
-        ends_at_s = self._clock.monotonic() + ROUND_S_MAX
-        while self._sync.complete_round < number and self._clock.monotonic() < ends_at_s:
-            await self._clock.sleep(WATCH_S)
+        ends_at_s = self.clock.monotonic() + ROUND_S_MAX
+        while self.sync.complete_round < number and self.clock.monotonic() < ends_at_s:
+            await self.clock.sleep(WATCH_S)
 
     def _versions(self) -> Versions | None:
         """Returns the versions held; if the master relies on them, only those of a complete round."""
-        if self._broker_id is not None:
-            return self._sync.held
-        return self._tables.topics.data_version, self._tables.groups.data_version
+        if self.broker_id is not None:
+            return self.sync.held
+        return self.tables.topics.data_version, self.tables.groups.data_version
 
 
 WAIT_MS_MAX: Final = 60_000

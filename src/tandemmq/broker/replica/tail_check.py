@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, replace
 from typing import Final
 
 from tandemmq.api.replica import read_log, read_log_checksum
@@ -69,15 +69,7 @@ class TailCheck:
             detail = "the master's remoting address is not known (haMasterRemotingAddress)"
             outcome = TailOutcome.FAILED if log_end else TailOutcome.NOT_COMPARED
             return TailVerdict(outcome=outcome, log_offset=log_end, detail=detail)
-        try:
-            return await self._compare(address, log_end)
-        except RequestRejected as error:
-            if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-                return _failed(log_end, address, error)
-            detail = "the master cannot compute checksums: it is not a TandemMQ broker"
-            return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
-        except TandemError as error:
-            return _failed(log_end, address, error)
+        return await judged(self._compare(address, log_end), log_end, address)
 
     async def _compare(self, address: str, log_end: int) -> TailVerdict:
         ends = await read_log_checksum(self._client, address, log_end, 0)
@@ -146,9 +138,22 @@ async def first_difference(
     return await find_difference(local_checksum, remote_checksum, start, end)
 
 
-def _failed(log_end: int, address: str, error: TandemError) -> TailVerdict:
-    detail = f"the end of the log could not be compared with that at {address}: {error}"
-    return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+async def judged(verdict: Awaitable[TailVerdict], log_end: int, address: str) -> TailVerdict:
+    """Returns the verdict; FAILED or NOT_COMPARED if the broker at `address` prevents one. Never raises for
+    anything that a peer can cause.
+    """
+    try:
+        return await verdict
+    except TandemError as error:
+        if isinstance(error, RequestRejected) and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            return not_compared(log_end, "the master cannot compute checksums: it is not a TandemMQ broker")
+        detail = f"the end of the log could not be compared with that at {address}: {error}"
+        return TailVerdict(outcome=TailOutcome.FAILED, log_offset=log_end, detail=detail)
+
+
+def not_compared(log_end: int, detail: str) -> TailVerdict:
+    """Returns the verdict that nothing proves or disproves that the logs are the same."""
+    return TailVerdict(outcome=TailOutcome.NOT_COMPARED, log_offset=log_end, detail=detail)
 
 
 # A master whose log may lack acknowledged messages waits, and copies them from its slaves.
@@ -188,37 +193,30 @@ write messages.
 """
 
 
+@dataclass(eq=False)
 class TailWait:
     """The wait of a master whose log may be incomplete. `run` is its task; it returns when the log may be
     served.
+
+    `listed`: returns the group's slaves by id as name servers know them, None if no name server
+    answers. `reported`: returns the addresses that slaves reported. `other_master`: returns the address
+    of another master of this name, which name servers list or which one of the given addresses has
+    become.
     """
 
-    def __init__(
-        self,
-        checksums: LogChecksums,
-        *,
-        client: RemotingClient,
-        clock: Clock,
-        record_bytes_max: int,
-        listed: Callable[[], Awaitable[Mapping[int, str] | None]],
-        reported: Callable[[], Iterable[str]],
-        other_master: Callable[[Iterable[str]], Awaitable[str | None]],
-    ) -> None:
-        """`listed`: returns the group's slaves by id as name servers know them, None if no name server
-        answers. `reported`: returns the addresses that slaves reported. `other_master`: returns the address
-        of another master of this name, which name servers list or which one of the given addresses has
-        become.
-        """
-        self._checksums = checksums
-        self._store: MessageStore = checksums.store
-        self._client = client
-        self._clock = clock
-        self._record_bytes_max = record_bytes_max
-        self._listed = listed
-        self._reported = reported
-        self._other_master = other_master
+    checksums: LogChecksums
+    _: KW_ONLY
+    client: RemotingClient
+    clock: Clock
+    record_bytes_max: int
+    listed: Callable[[], Awaitable[Mapping[int, str] | None]]
+    reported: Callable[[], Iterable[str]]
+    other_master: Callable[[Iterable[str]], Awaitable[str | None]]
+
+    def __post_init__(self) -> None:
+        self._store: MessageStore = self.checksums.store
         self._is_accepted = False
-        self._is_due = TimedEvent(clock)
+        self._is_due = TimedEvent(self.clock)
         self.reason = self._store.unverified_reason
         """The reason for the wait; empty while it does not wait."""
 
@@ -241,11 +239,11 @@ class TailWait:
         """
         facts = {"log_end": self._store.max_log_offset, "reason": self._store.unverified_reason}
         log.warning(events.LOG_TAIL_UNVERIFIED, extra=facts)
-        started_at = self._clock.monotonic()
+        started_at = self.clock.monotonic()
         while True:
             self._is_due.clear()
             is_accepted = self._is_accepted
-            reason = "" if is_accepted else await self._check_slaves(self._clock.monotonic() - started_at)
+            reason = "" if is_accepted else await self._check_slaves(self.clock.monotonic() - started_at)
             reason = reason or await self._check_other_master()
             if not reason:
                 break
@@ -257,7 +255,7 @@ class TailWait:
         """Returns the reason to wait if another broker is the master of this name, else "". An operator may
         have promoted a slave meanwhile, and that one stores messages of its own.
         """
-        other = await self._other_master(self._reported())
+        other = await self.other_master(self.reported())
         if other is None:
             return ""
         self._is_accepted = False  # the operator may not have known of the other master
@@ -272,8 +270,8 @@ class TailWait:
 
     async def _check_slaves(self, waited_s: float) -> str:
         """Returns "" if enough slaves were compared and nothing is missing; else the reason to wait."""
-        listed = await self._listed()
-        slaves = list(dict.fromkeys((*(listed or {}).values(), *self._reported())))
+        listed = await self.listed()
+        slaves = list(dict.fromkeys((*(listed or {}).values(), *self.reported())))
         if not slaves:
             return "no slave is known whose log could be compared"
         # Each acknowledged message is on this many slaves.
@@ -302,7 +300,7 @@ class TailWait:
             return str(error)
 
     async def _copy_missing(self, address: str) -> str:
-        ends = await read_log_checksum(self._client, address, 0, 0)
+        ends = await read_log_checksum(self.client, address, 0, 0)
         low, high, store = ends.min_offset, ends.max_offset, self._store
         own_end = store.max_log_offset
         if low == high:
@@ -313,7 +311,7 @@ class TailWait:
             if start >= common and high > own_end:
                 return f"its log begins at {low}, this log ends at {own_end}: they have no bytes in common"
             if start < common:
-                different_at = await first_difference(self._checksums, self._client, address, start, common)
+                different_at = await first_difference(self.checksums, self.client, address, start, common)
                 if different_at is not None:
                     return (
                         f"its log differs from this one at {different_at}; the ends are {high} and {own_end}"
@@ -326,11 +324,11 @@ class TailWait:
         """Appends the slave's records of `[begin, end)`."""
         store = self._store
         segment_bytes = store.options.commit_log_file_bytes
-        verifier = RecordVerifier(begin, segment_bytes=segment_bytes, record_bytes_max=self._record_bytes_max)
+        verifier = RecordVerifier(begin, segment_bytes=segment_bytes, record_bytes_max=self.record_bytes_max)
         at = begin
         while at < end:
             size = min(end - at, READ_BYTES_MAX, segment_bytes - at % segment_bytes)
-            part = await read_log(self._client, address, at, size)
+            part = await read_log(self.client, address, at, size)
             if not part.data:
                 raise RemoteProtocolError(f"it returned no bytes from {at} on, though its log ends at {end}")
             at += len(part.data)

@@ -197,4 +197,4 @@ class TransactionHandlers:
 
 
 def _failed(remark: str) -> RequestRejected:
-    return RequestRejected(remark, code=ResponseCode.SYSTEM_ERROR)
+    return RequestRejected(remark)

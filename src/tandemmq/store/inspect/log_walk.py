@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -55,27 +55,22 @@ class Run:
         return self.block if self.is_intact.all() else self.block.take(np.flatnonzero(self.is_intact))
 
 
+@dataclass(eq=False)
 class LogWalk:
     """One scan; the attributes describe the log once `runs` is exhausted."""
 
-    def __init__(
-        self,
-        files: Sequence[OffsetFile],
-        *,
-        topics: TopicNumbers,
-        findings: Findings,
-        check_crc: bool = True,
-        on_progress: Progress = lambda _: None,
-    ) -> None:
-        assert all(one.base < other.base for one, other in pairwise(files)), "files come in the log's order"
-        self._files = files
-        self._topics = topics
-        self._findings = findings
-        self._check_crc = check_crc
-        self._on_progress = on_progress
+    files: Sequence[OffsetFile]
+    _: KW_ONLY
+    topics: TopicNumbers
+    findings: Findings
+    check_crc: bool = True
+    on_progress: Progress = lambda _: None
+
+    def __post_init__(self) -> None:
+        assert all(one.base < other.base for one, other in pairwise(self.files)), "files are in log order"
         self.damages: list[Damage] = []
         self.sealed: list[tuple[int, int]] = []  # ranges that an operator gave up
-        self.begin = files[0].base if files else 0
+        self.begin = self.files[0].base if self.files else 0
         self.intact_end = self.begin  # the end of the last intact record, or of the BLANK after it
         self.last_record_at = -1
         self.stored_at_ms = 0  # of the newest intact record
@@ -86,13 +81,13 @@ class LogWalk:
     def runs(self) -> Iterator[Run]:
         """Yields the records in log order."""
         assert self.record_count == len(self.damages) == 0, "the log is walked once"
-        used = used_count(self._files)
-        for file in self._files[used:]:
+        used = used_count(self.files)
+        for file in self.files[used:]:
             if file.size:
-                self._findings.note(StorePart.LOG, file.path, "the file is prepared and not used yet")
-            self._on_progress(file.size)
+                self.findings.note(StorePart.LOG, file.path, "the file is prepared and not used yet")
+            self.on_progress(file.size)
         end = self.begin
-        for index, file in enumerate(self._files[:used]):
+        for index, file in enumerate(self.files[:used]):
             if file.base != end:
                 self._lost_files(file, end)
             # Bytes that exist twice are read once, since records come in log order.
@@ -129,7 +124,7 @@ class LogWalk:
                 run = self._read_run(file, view, whole)
                 position = int(whole.position[-1] + whole.size[-1])
                 self.record_count += len(whole)
-                self._on_progress(position - self._reported)
+                self.on_progress(position - self._reported)
                 self._reported = position
                 yield run
             if len(whole) == len(columns):
@@ -141,16 +136,16 @@ class LogWalk:
             end = self._skip_damage(file, view, stored, position, is_last=is_last)
             assert position < end <= len(view), (file, position, end)
             position = end
-        self._on_progress(file.size - self._reported)
+        self.on_progress(file.size - self._reported)
         self._reported = 0
 
     # Whole records.
 
     def _read_run(self, file: OffsetFile, view: memoryview, columns: RecordColumns) -> Run:
         """Returns the run of these records; records damage for wrong checksums, topics or store times."""
-        topic = self._topics.read(view, columns)
+        topic = self.topics.read(view, columns)
         is_intact = columns.is_valid.copy()
-        if self._check_crc:
+        if self.check_crc:
             is_intact = verify_bodies(view, columns)
             is_intact &= _good_seals(view, columns)
         for row in np.flatnonzero(~is_intact | (topic == UNREADABLE)).tolist():
@@ -162,14 +157,14 @@ class LogWalk:
                     begin=begin,
                     end=begin + int(columns.size[row]),
                     reason=(RecordOutcome.BAD_TOPIC if is_unreadable else RecordOutcome.BAD_CRC).value,
-                    topic=None if is_unreadable else self._topics.names[topic[row]],
+                    topic=None if is_unreadable else self.topics.names[topic[row]],
                     queue_id=int(columns.queue_id[row]),
                     queue_offset=int(columns.queue_offset[row]),
                     is_whole=True,
                 )
             )
-        if SEAL_TOPIC in self._topics.names:
-            for row in np.flatnonzero(topic == self._topics.names.index(SEAL_TOPIC)).tolist():
+        if SEAL_TOPIC in self.topics.names:
+            for row in np.flatnonzero(topic == self.topics.names.index(SEAL_TOPIC)).tolist():
                 begin = int(columns.log_offset[row])
                 self.sealed.append((begin, begin + int(columns.size[row])))
         self._check_times(file, columns)
@@ -186,7 +181,7 @@ class LogWalk:
         if (topic == UNREADABLE).any():
             kept = np.flatnonzero(topic != UNREADABLE)
             columns, topic, is_intact = take_rows(columns, kept), topic[kept], is_intact[kept]
-        block = RecordBlock(view, columns, topic, self._topics.names)
+        block = RecordBlock(view, columns, topic, self.topics.names)
         return Run(file=file, block=block, is_intact=is_intact)
 
     def _check_times(self, file: OffsetFile, columns: RecordColumns) -> None:
@@ -195,7 +190,7 @@ class LogWalk:
         steps = np.diff(columns.stored_at_ms, prepend=first)
         for row in np.flatnonzero(steps < 0).tolist():
             step = -int(steps[row])
-            self._findings.report(
+            self.findings.report(
                 StorePart.LOG,
                 file.path,
                 f"the record was stored {step} ms before the one in front of it",
@@ -221,7 +216,7 @@ class LogWalk:
             self.intact_end = file.end
             if data_end(stored, position + 8) > position + 8:
                 reason = "non-zero bytes follow the BLANK; nothing reads them"
-                self._findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
+                self.findings.note(StorePart.LOG, file.path, reason, offset=position, size_bytes=remaining)
             return True
         if not is_last:
             # After a record that ends with its file, the next file shows if bytes are missing.

@@ -15,7 +15,7 @@ Source:     spec store 5, 5.2, 6, 12, 15.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -54,6 +54,7 @@ EntryFault = tuple[int, int, str, bool]
 """First and end queue offset, the fault of these entries, and True if a crash explains it."""
 
 
+@dataclass(eq=False)
 class QueueCheck:
     """All queues of one store.
 
@@ -61,21 +62,15 @@ class QueueCheck:
     repairs that.
     """
 
-    def __init__(
-        self,
-        queues: Mapping[Key, QueueFiles],
-        directory: Path,
-        findings: Findings,
-        *,
-        has_abort: bool,
-        known_topics: frozenset[str] | None,
-    ) -> None:
-        self._queues = queues
-        self._directory = directory
-        self._findings = findings
-        self._has_abort = has_abort
-        self._known_topics = known_topics
-        self._states = {key: _State(files) for key, files in queues.items()}
+    queues: Mapping[Key, QueueFiles]
+    directory: Path
+    findings: Findings
+    _: KW_ONLY
+    has_abort: bool
+    known_topics: frozenset[str] | None
+
+    def __post_init__(self) -> None:
+        self._states = {key: _State(files) for key, files in self.queues.items()}
         self.entry_count = 0
 
     def ends(self) -> dict[Key, int]:
@@ -120,10 +115,10 @@ class QueueCheck:
         topic, queue_id = rows.key
         reason = "the queue restarts here, as after its topic was deleted and created again"
         facts = {"topic": topic, "queue_id": queue_id, "log_offset": int(rows.log_offset[0])}
-        self._findings.note(StorePart.QUEUE, self._path(state, rows.key), reason, **facts)
+        self.findings.note(StorePart.QUEUE, self._path(state, rows.key), reason, **facts)
 
     def _path(self, state: _State, key: Key) -> Path:
-        return self._directory / key[0] / str(key[1]) if state.files is None else state.files.directory
+        return self.directory / key[0] / str(key[1]) if state.files is None else state.files.directory
 
     def _compare(self, state: _State, first: int, rows: QueueRows) -> None:
         assert first >= 0, (rows.key, first)
@@ -157,9 +152,9 @@ class QueueCheck:
             if state.files is not None and key[0].startswith(LIGHT_QUEUE):
                 reason = "not checked: a light queue has entries for records of other topics"
                 facts = {"topic": key[0], "queue_id": key[1]}
-                self._findings.note(StorePart.QUEUE, state.files.directory, reason, **facts)
+                self.findings.note(StorePart.QUEUE, state.files.directory, reason, **facts)
             elif state.files is not None:
-                rest = Leftovers(state.files, walk, record_at, has_abort=self._has_abort)
+                rest = Leftovers(state.files, walk, record_at, has_abort=self.has_abort)
                 for begin, end, reason, is_expected in rest.find_faults(state.covered):
                     self._report(state, begin, end, reason, is_expected=is_expected)
 
@@ -173,7 +168,7 @@ class QueueCheck:
                 continue
             reason = f"a record has queue offset {found} where {expected} follows"
             facts = {"topic": key[0], "queue_id": key[1], "queue_offset": found, "log_offset": after}
-            self._findings.damage(StorePart.QUEUE, self._path(state, key), reason, **facts)
+            self.findings.damage(StorePart.QUEUE, self._path(state, key), reason, **facts)
 
     def _report_faults(self, key: Key, state: _State) -> None:
         for begin, end, what in state.faults:
@@ -191,16 +186,16 @@ class QueueCheck:
         assert min(first, log_offset) >= 0, (key, state.behind)
         count = state.behind_count
         assert count > 0, (key, state.behind)
-        is_known = self._known_topics is None or key[0] in self._known_topics
+        is_known = self.known_topics is None or key[0] in self.known_topics
         if state.files is None and not is_known:
             reason = f"no queue for {count} records: config/topics.json does not know the topic (deleted?)"
             is_expected = True
         else:
             what = "has no files" if state.files is None else "is behind the log"
             reason = f"the queue {what}: {count} records without entry"
-            is_expected = self._has_abort
+            is_expected = self.has_abort
         path, at = (self._path(state, key), 0) if state.files is None else state.files.place(first)
-        self._findings.report(
+        self.findings.report(
             StorePart.QUEUE,
             path,
             reason,
@@ -219,7 +214,7 @@ class QueueCheck:
         count = end - begin
         assert count > 0, (state.files.key, begin, end)
         subject = "the entry" if count == 1 else f"each of {count} entries"
-        self._findings.report(
+        self.findings.report(
             StorePart.QUEUE,
             path,
             f"{subject} {what}",
