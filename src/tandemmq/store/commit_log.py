@@ -103,18 +103,6 @@ class LogWindow:
 class CommitLog:
     """The bytes of the log; `end` is the offset of the next byte to write."""
 
-    __slots__ = (
-        "_ahead_for",
-        "_block_count_max",
-        "_blocks",
-        "_touched",
-        "_warmth",
-        "damaged",
-        "disk",
-        "end",
-        "log",
-    )
-
     def __init__(
         self, log: SegmentedLog, disk: Disk, *, mapped_bytes_max: int, warmth: Warmth | None = None
     ) -> None:

@@ -236,22 +236,6 @@ def deletions_path(root: Path) -> Path:
 class StorePaths:
     """The paths of the parts of one store."""
 
-    __slots__ = (
-        "abort",
-        "checkpoint",
-        "commit_log",
-        "consume_queues",
-        "damaged",
-        "deletions",
-        "divergent",
-        "epochs",
-        "key_indexes",
-        "lock",
-        "pending_cut",
-        "root",
-        "tail_mark",
-    )
-
     def __init__(self, options: StoreOptions) -> None:
         root = options.root
         self.root = root

@@ -50,18 +50,6 @@ class WaitTimes:
 class StoreRecorder:
     """The durations of one store, and the outcomes of its appends."""
 
-    __slots__ = (
-        "ack_wait",
-        "append_batch_s",
-        "commit_s",
-        "far_read_count",
-        "flush_s",
-        "flush_wait",
-        "outcomes",
-        "read_distance_bytes",
-        "scrubbed_bytes",
-    )
-
     def __init__(self) -> None:
         self.append_batch_s = Histogram(WRITE_BUCKETS_S)
         self.commit_s = Histogram(WRITE_BUCKETS_S)

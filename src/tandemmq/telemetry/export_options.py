@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Final
+from typing import Any, Final
 
 from tandemmq.protocol import setting_kinds as kinds
 from tandemmq.protocol.setting_kinds import ValueKind, setting
@@ -39,7 +39,7 @@ def parse_pairs(text: str) -> dict[str, str]:
     return pairs
 
 
-def _parse_exporter(text: str) -> MetricsExporter:
+def _parse_exporter(text: str) -> Any:
     numbers = {"0": "DISABLE", "1": "OTLP_GRPC", "2": "PROM", "3": "LOG"}
     return _EXPORTER_NAME.parse(numbers.get(text, text))
 
