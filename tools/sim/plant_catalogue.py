@@ -247,8 +247,8 @@ _STORE: Final = (
     Plant(
         name="a fenced master stores blocks",
         path="broker/autoswitch/term.py",
-        sound="may_write() and take(channel, frames)",
-        bug="take(channel, frames)",
+        sound="may_write() and route.take(channel, frames)",
+        bug="route.take(channel, frames)",
         proofs=("unit/broker/test_term_routes.py",),
     ),
     Plant(
@@ -700,8 +700,8 @@ _REPLICATION: Final = (
     Plant(
         name="a master that refuses the comparison is followed without it",
         path="broker/replica/tail_check.py",
-        sound="if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:",
-        bug="if error.code == ResponseCode.SUCCESS:",
+        sound=" and error.code == ResponseCode.REQUEST_CODE_NOT_SUPPORTED:",
+        bug=":",
         proofs=("unit/broker/test_tail_check_asked.py",),
     ),
     Plant(
