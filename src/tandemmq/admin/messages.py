@@ -16,7 +16,7 @@ import typer
 from tandemmq.admin import options as opt
 from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table
-from tandemmq.api import broker_admin, broker_consume
+from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
 from tandemmq.client.consumer.subscription import parse_subscription
@@ -444,14 +444,9 @@ async def _read_queue(
     """Adds the selected messages of one queue to `records`, `count_max + 1` at most in total: the last one
     shows that more exist.
     """
-    remoting, topic, queue_id = reader.tools.remoting, queue.topic, queue.queue_id
-    address = reader.replica(queue).address
-    offset: int = await broker_consume.query_min_offset(remoting, address, topic, queue_id)
-    end = await broker_consume.query_max_offset(remoting, address, topic, queue_id)
+    offset, end = await reader.ends(queue)
     if selection.times.begin_ms is not None:
-        offset = await broker_consume.search_offset(
-            remoting, address, topic, queue_id, selection.times.begin_ms
-        )
+        offset = await reader.search(queue, selection.times.begin_ms)
     if selection.offset is not None:
         offset = max(offset, selection.offset)
     while offset < end and len(records) <= selection.count_max:

@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from tandemmq.api import broker_admin, broker_consume, broker_send, replica
+from tandemmq.api import broker_admin, broker_send, replica
 from tandemmq.broker.delay.recall import decode_recall_handle, encode_recall_handle
 from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, cancel_name
 from tandemmq.broker.transaction.half import number_of
@@ -157,21 +157,13 @@ async def _read_delays(tools: Tools, target: Target) -> Sequence[int]:
 
 async def _read_timers(tools: Tools, target: Target, now_ms: int) -> tuple[list[WaitingMessage], bool]:
     """Returns the waiting timer messages, and True if only the newest part of the topic was read."""
-    where = (tools.remoting, target.address, topic_names.TIMER_TOPIC, 0)
+    reader, queue = open_queue(tools, target, topic_names.TIMER_TOPIC)
     try:
-        begin = await broker_consume.query_min_offset(*where)
-        end = await broker_consume.query_max_offset(*where)
+        begin, end = await reader.ends(queue)
         if begin < end:
-            begin = max(begin, await broker_consume.search_offset(*where, now_ms - TIMER_SPAN_MS))
-        return await _scan_timers(tools, target, now_ms, begin, end)
+            begin = max(begin, await reader.search(queue, now_ms - TIMER_SPAN_MS))
     except TopicNotFound:
         return [], False  # a broker without timers
-
-
-async def _scan_timers(
-    tools: Tools, target: Target, now_ms: int, begin: int, end: int
-) -> tuple[list[WaitingMessage], bool]:
-    reader, queue = open_queue(tools, target, topic_names.TIMER_TOPIC)
     first = max(begin, end - TIMER_COUNT_MAX)
     found: dict[str, WaitingMessage] = {}
     cancelled: set[str] = set()

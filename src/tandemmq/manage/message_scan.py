@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.subscription import ALL, parse_subscription
@@ -142,15 +141,13 @@ class MessageScan:
 
     async def _find_ends(self, queue: MessageQueue) -> _QueueScan:
         """Returns the part of the queue that holds all messages of the wanted times."""
-        wanted, remoting = self.wanted, self.reader.tools.remoting
+        wanted = self.wanted
         try:
-            where = (self.reader.replica(queue).address, queue.topic, queue.queue_id)
-            begin = await broker_consume.query_min_offset(remoting, *where)
-            end = await broker_consume.query_max_offset(remoting, *where)
+            begin, end = await self.reader.ends(queue)
             if wanted.begin_ms is not None and begin < end:
-                begin = max(begin, await broker_consume.search_offset(remoting, *where, wanted.begin_ms - 1))
+                begin = max(begin, await self.reader.search(queue, wanted.begin_ms - 1))
             if wanted.end_ms is not None and begin < end:
-                end = min(end, await broker_consume.search_offset(remoting, *where, wanted.end_ms + 1) + 1)
+                end = min(end, await self.reader.search(queue, wanted.end_ms + 1) + 1)
         except ClientError:
             self.silent.add(queue.broker_name)
             return _QueueScan(queue, 0, 0)

@@ -23,6 +23,7 @@ from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import COMPRESSED, PULL_SUBSCRIPTION, PULL_SUSPEND
 from tandemmq.protocol.topic_names import TOOLS_GROUP
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import MASTER_ID
 
 PULL_COUNT_MAX: Final = 32
@@ -53,6 +54,18 @@ class TopicPuller:
         if replica is None:
             raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
         return replica
+
+    async def ends(self, queue: MessageQueue) -> tuple[int, int]:
+        """Returns the first offset of a queue, and the one behind its last message."""
+        where = self._where(queue)
+        return await broker_consume.query_min_offset(*where), await broker_consume.query_max_offset(*where)
+
+    async def search(self, queue: MessageQueue, time_ms: int) -> int:
+        """Returns the offset of the first message of a queue that was stored at this time or later."""
+        return await broker_consume.search_offset(*self._where(queue), time_ms)
+
+    def _where(self, queue: MessageQueue) -> tuple[RemotingClient, str, str, int]:
+        return self.tools.remoting, self.replica(queue).address, queue.topic, queue.queue_id
 
     async def pull(
         self, queue: MessageQueue, offset: int, *, count_max: int = PULL_COUNT_MAX, suspend_ms: int = 0

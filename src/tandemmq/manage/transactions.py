@@ -148,11 +148,10 @@ async def _read_from(
     tools: Tools, target: Target, topic: str, begin: int, count_max: int
 ) -> tuple[Sequence[Record], bool]:
     """Returns the messages from this offset on, at most `count_max`, and True if more exist."""
-    where = (tools.remoting, target.address)
+    reader, queue = open_queue(tools, target, topic)
     try:
-        begin = max(await broker_consume.query_min_offset(*where, topic, 0), begin)
-        end = await broker_consume.query_max_offset(*where, topic, 0)
-        reader, queue = open_queue(tools, target, topic)
+        first, end = await reader.ends(queue)
+        begin = max(first, begin)
         found, _ = await read_range(reader, queue, begin, min(end, begin + count_max))
     except TopicNotFound:
         return (), False
@@ -161,11 +160,9 @@ async def _read_from(
 
 async def read_discarded_transactions(tools: Tools, target: Target) -> tuple[OpenTransaction, ...]:
     """Returns the last `DISCARDED_MAX` half messages that this broker has given up, newest first."""
-    where = (tools.remoting, target.address, DISCARD_TOPIC, 0)
+    reader, queue = open_queue(tools, target, DISCARD_TOPIC)
     try:
-        begin = await broker_consume.query_min_offset(*where)
-        end = await broker_consume.query_max_offset(*where)
-        reader, queue = open_queue(tools, target, DISCARD_TOPIC)
+        begin, end = await reader.ends(queue)
         found, _ = await read_range(reader, queue, max(begin, end - DISCARDED_MAX), end)
     except TopicNotFound:
         return ()
