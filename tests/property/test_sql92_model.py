@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
+from itertools import accumulate
 from typing import Any
 
 from hypothesis import given
@@ -143,6 +144,20 @@ def test_filter_agrees_with_a_tree_walk(tree: Tree, message: dict[str, str]) -> 
     assert compiled.matches_properties(encode_properties(message)) is expected, text
     if expected and compiled.tag_hashes is not None:
         assert tag_hash(message["TAGS"]) in compiled.tag_hashes, text
+
+
+pieces = st.sampled_from([b"a", b"b", b"TAGS", b"x", b"5", b"\x01", b"\x02", b"\x02a\x01", b"\xff", b"\n"])
+wires = st.lists(st.lists(pieces, max_size=12).map(b"".join), min_size=1, max_size=8)
+
+
+@given(trees().filter(lambda tree: not has_bad_bounds(tree)), wires)
+def test_many_messages_are_selected_as_one_by_one(tree: Tree, texts: list[bytes]) -> None:
+    """Whatever the bytes are: broken pairs, repeated names, missing values."""
+    ends = list(accumulate(len(text) + 3 for text in texts))
+    begins = [end - len(text) for end, text in zip(ends, texts, strict=True)]
+    view = memoryview(b"".join(b"\x02a\x01" + text for text in texts))
+    by_one, by_many = compile_filter(render(tree)), compile_filter(render(tree))
+    assert by_many.select(view, begins, ends) == list(map(by_one.matches_properties, texts))
 
 
 @given(st.text(alphabet="ab15'()=<>-. \tnotANDOrIiSULlBETWN,+*/", max_size=40))

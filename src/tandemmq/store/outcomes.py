@@ -99,8 +99,11 @@ class RecordFilter(NamedTuple):
     """A filter on the properties of records, called for at most `count_max` of them per read.
 
     Records whose TAGS match none of `tag_hashes` are skipped without a call; None: any record may match.
+    `select`: `matches` for many records at once, with the properties `view[begin:end]` for each pair of the
+    two lists.
     """
 
     matches: Callable[[bytes], bool]
     count_max: int
     tag_hashes: frozenset[int] | None = None
+    select: Callable[[memoryview, Sequence[int], Sequence[int]], Sequence[bool]] | None = None

@@ -4,7 +4,8 @@ Invariants: only dispatched entries are visible, so nothing unconfirmed is read.
             happens to their file. An entry that names no record, or one of another queue, is rejected: the
             entry or the record has a bit flip.
 Strategy:   entries are scanned once. If all entries of a stretch are ordinary, those with other tags are
-            skipped together; a filter by tags alone examines none of them singly. Records that are adjacent
+            skipped together, and the records that a filter by properties may match are examined together; a
+            filter by tags alone examines none of them singly. Records that are adjacent
             in the log become one slice, so a pull from a queue that is alone in its part of the log costs one
             memoryview. Entries of such a slice confirm each other; only its first and last record are
             checked.
@@ -15,7 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import chain
+from functools import lru_cache
+from itertools import chain, compress, repeat
 from struct import Struct
 from typing import Final, NamedTuple
 
@@ -23,7 +25,14 @@ import numpy as np
 
 from tandemmq.protocol.hashes import tag_hash
 from tandemmq.protocol.record_check import find_plain_properties, find_record_properties
-from tandemmq.protocol.record_layout import MAGIC_V1, MAGIC_V2
+from tandemmq.protocol.record_layout import (
+    HEAD_V4_BYTES,
+    HEADS,
+    INT,
+    MAGIC_V1,
+    MAGIC_V2,
+    RECORD_BYTES_MIN,
+)
 from tandemmq.protocol.record_scan import Bools, Ints
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
 from tandemmq.store.bulk_read import BULK_COUNT_MAX, ReadRequest, collect_bulk
@@ -50,6 +59,10 @@ TAG_SCAN_COUNT_MAX: Final = 4_000_000
 At the bound the query returns the newest messages found so far.
 """
 TAG_SCAN_BLOCK: Final = 16_384
+EXAMINED_COUNT_MIN: Final = 32
+"""The least number of records whose properties are examined together, if there are as many. Those after
+the last one that is delivered are examined in vain.
+"""
 TAGS_COMPARED_MAX = 16
 """The most tags that are compared one by one; a search for all at once has a higher fixed cost."""
 WRONG_ENTRIES_MAX: Final = 16
@@ -186,6 +199,23 @@ def _has_tag(tags: Ints, wanted: Set[int]) -> Bools:
     for tag in wanted:
         is_wanted |= tags == tag
     return is_wanted
+
+
+@lru_cache(maxsize=1024)
+def _topic_layout(topic: str) -> tuple[Struct, bytes]:
+    """Returns the layout between body and properties of a V1 record, and the topic in it."""
+    name = topic.encode("utf-8", "replace")
+    return Struct(f">B{len(name)}sH"), name
+
+
+def _candidates(tags: Ints, limits: _Limits) -> Ints:
+    """Returns the rows whose records may be delivered, by their tag hashes."""
+    hashes = tags & TAG_MASK
+    is_wanted = np.ones(len(tags), np.bool_) if limits.tags is None else _has_tag(hashes, limits.tags)
+    if limits.hints is not None:
+        # A value that is not a hash says nothing about the tag.
+        is_wanted &= _has_tag(hashes, limits.hints) | (tags.astype(np.int32) != tags)
+    return is_wanted.nonzero()[0]
 
 
 def _join(
@@ -369,8 +399,10 @@ class Reader:
 
         Returns None without entries.
         """
-        if limits.tags is not None and request.record_filter is None and not lost:
-            batch = self._collect_tagged(request.queue, request.offset, limits, limits.tags, until)
+        record_filter = request.record_filter
+        is_quick = record_filter is None or record_filter.select is not None
+        if is_quick and (limits.tags is not None or limits.hints is not None) and not lost:
+            batch = self._collect_by_columns(request, limits, until)
             if batch is not None:
                 return batch if batch.next_offset > request.offset else None
         batch = _Batch(request.offset)
@@ -392,7 +424,7 @@ class Reader:
         rows: list[tuple[int, int, int]] = []
         asked = count = size_bytes = 0
         next_offset = request.offset
-        entries = chain.from_iterable(self._walk(request, limits, until, lost))
+        entries = chain.from_iterable(self._walk(request, limits, until))
         for queue_offset, (begin, size, tag) in entries:
             end = begin + size
             is_lost = not 0 <= begin < end <= log_end and size != FILLER_SIZE
@@ -442,14 +474,14 @@ class Reader:
         batch.next_offset, batch.count, batch.bytes = next_offset, count, size_bytes
         return rows
 
-    def _collect_tagged(
-        self, queue: ConsumeQueue, offset: int, limits: _Limits, tags: Set[int], until: int
-    ) -> _Batch | None:
-        """Like `_collect`, by tags alone and without examining each entry; None unless all are ordinary."""
+    def _collect_by_columns(self, request: ReadRequest, limits: _Limits, until: int) -> _Batch | None:
+        """Like `_collect`, without examining each entry; None unless all are ordinary."""
+        queue, offset, record_filter = request.queue, request.offset, request.record_filter
         begins: list[int] = []
         ends: list[int] = []
         offsets: list[int] = []
-        size_bytes = last_begin = 0
+        size_bytes = last_begin = rejected_bytes = 0
+        asked_max = 0 if record_filter is None else record_filter.count_max
         next_offset, end, entry_count = offset, min(limits.scan_end, until), limits.first_count
         while next_offset < end:
             raw = queue.entries(next_offset, min(entry_count, end - next_offset))
@@ -461,8 +493,16 @@ class Reader:
                 return None
             if room <= 0:
                 break
-            rows = _has_tag(stretch.tags & TAG_MASK, tags).nonzero()[0]
+            rows = _candidates(stretch.tags, limits)
             stretch_end = next_offset + len(stretch.tags)
+            left: Ints = rows[asked_max:]
+            if record_filter is not None:
+                found = self._select(queue, stretch, rows[:asked_max], next_offset, room, record_filter)
+                if found is None:
+                    return None
+                asked_max -= len(rows)
+                rows, rejected_size = found
+                rejected_bytes += rejected_size
             is_full = len(rows) >= room
             rows = rows[:room]
             begins += stretch.begins[rows].tolist()
@@ -472,47 +512,102 @@ class Reader:
             next_offset, last_begin = stretch_end, stretch.last
             if is_full:
                 next_offset, last_begin = offsets[-1] + 1, begins[-1]
+            elif record_filter is not None and asked_max < 0:
+                stop = int(left[0])
+                next_offset, last_begin = stop + stretch_end - len(stretch.tags), int(stretch.begins[stop])
             if next_offset < stretch_end:
                 break
             entry_count *= 2
         assert next_offset <= until, (queue, next_offset, until)
         ranges = _join(begins, ends, offsets, self._log.segment_bytes)
-        return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin)
+        return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin, rejected_bytes=rejected_bytes)
+
+    def _select(
+        self,
+        queue: ConsumeQueue,
+        stretch: _Stretch,
+        rows: Ints,
+        first: int,
+        count_max: int,
+        record_filter: RecordFilter,
+    ) -> tuple[Ints, int] | None:
+        """Returns the first `count_max` rows whose records match, and the bytes of the records rejected
+        before the last of them. None unless all examined records are ordinary.
+
+        `first`: the queue offset of row 0.
+        """
+        assert record_filter.select is not None
+        selected: list[int] = []
+        rejected_bytes = examined = 0
+        while examined < len(rows) and len(selected) < count_max:
+            left = count_max - len(selected)
+            # As many as should contain the missing ones, if they match as often as those before.
+            size = max(left * (examined + 1) // (len(selected) + 1), EXAMINED_COUNT_MIN)
+            part = rows[examined : examined + size]
+            sizes = stretch.sizes[part].tolist()
+            spans = self._properties(queue, stretch.begins[part].tolist(), sizes, (part + first).tolist())
+            if spans is None:
+                return None
+            is_match = record_filter.select(*spans)
+            found = list(compress(part.tolist(), is_match))
+            if len(found) >= left:
+                found = found[:left]
+                count = int(part.searchsorted(found[-1])) + 1
+                sizes, is_match = sizes[:count], is_match[:count]
+            rejected_bytes += sum(sizes) - sum(compress(sizes, is_match))
+            selected += found
+            examined += size
+        return np.array(selected, dtype=np.int64), rejected_bytes
+
+    def _properties(
+        self, queue: ConsumeQueue, begins: list[int], sizes: list[int], offsets: list[int]
+    ) -> tuple[memoryview, list[int], list[int]] | None:
+        """Returns the file of these records, and the begin and end of each one's properties in it.
+
+        None unless their entries name them, and all are V1 records of one file and one kind of hosts.
+        """
+        segment = self._log.log.find(begins[0])
+        end = begins[-1] + sizes[-1]
+        if segment is None or end > segment.end or min(sizes) < RECORD_BYTES_MIN:
+            return None
+        self._log.touch(segment, begins[0], end)
+        view, base = segment.view(), segment.base
+        places = [begin - base for begin in begins]
+        heads = zip(*map(_unpack_facts, repeat(view), places), strict=True)
+        own_sizes, magics, ids, own_offsets, own_begins, sys_flags, body_sizes = map(list, heads)
+        hosts = {sys_flag & HOSTS_V6_MASK for sys_flag in set(sys_flags)}
+        head_bytes = HEADS[min(hosts)].size
+        if len(hosts) > 1 or min(sizes) < head_bytes:
+            return None
+        topic, queue_id = queue.key
+        middle, name = _topic_layout(topic)
+        fixed_bytes = head_bytes + middle.size
+        if head_bytes != HEAD_V4_BYTES:
+            body_sizes = [INT.unpack_from(view, place + head_bytes - INT.size)[0] for place in places]
+        lengths = [size - body_size - fixed_bytes for size, body_size in zip(sizes, body_sizes, strict=True)]
+        if min(lengths) < 0 or min(body_sizes) < 0:
+            return None
+        ends = [place + size for place, size in zip(places, sizes, strict=True)]
+        starts = [end - length for end, length in zip(ends, lengths, strict=True)]
+        middles = map(middle.unpack_from, repeat(view), [start - middle.size for start in starts])
+        name_sizes, names, own_lengths = map(list, zip(*middles, strict=True))
+        shared = set(zip(magics, ids, name_sizes, names, strict=True))
+        if (own_sizes, own_offsets, own_begins, own_lengths) != (sizes, offsets, begins, lengths):
+            return None
+        return (view, starts, ends) if shared == {(MAGIC_V1, queue_id, len(name), name)} else None
 
     def _walk(
-        self, request: ReadRequest, limits: _Limits, until: int, lost: Set[int]
+        self, request: ReadRequest, limits: _Limits, until: int
     ) -> Iterator[Iterable[tuple[int, tuple[int, int, int]]]]:
-        """Yields stretches of entries from `offset` on, each entry with its queue offset.
-
-        A stretch of ordinary entries yields only those with a wanted tag, and the last one.
-        """
+        """Yields stretches of entries from `offset` on, each entry with its queue offset."""
         offset, end, count = request.offset, min(limits.scan_end, until), limits.first_count
         while offset < end:
             raw = request.queue.entries(offset, min(count, end - offset))
             if not raw:
                 return
-            wanted = None if lost else self._matching_rows(raw, offset, limits)
-            yield enumerate(UNIT.iter_unpack(raw), offset) if wanted is None else wanted
+            yield enumerate(UNIT.iter_unpack(raw), offset)
             offset += len(raw) // QUEUE_UNIT_BYTES
             count *= 2
-
-    def _matching_rows(
-        self, raw: bytes, offset: int, limits: _Limits
-    ) -> Iterable[tuple[int, tuple[int, int, int]]] | None:
-        """Returns the entries that the filter may match by their tag, and the last one.
-
-        None unless all are ordinary.
-        """
-        stretch = None if limits.hints is None else self._ordinary(raw, limits)
-        if limits.hints is None or stretch is None:
-            return None
-        tags = stretch.tags
-        # A value that is not a hash says nothing about the tag.
-        is_wanted = _has_tag(tags & TAG_MASK, limits.hints) | (tags >> 31 != 0) & (tags >> 31 != -1)
-        is_wanted[-1] = True
-        rows = is_wanted.nonzero()[0]
-        columns = stretch.begins[rows].tolist(), stretch.sizes[rows].tolist(), tags[rows].tolist()
-        return zip((rows + offset).tolist(), zip(*columns, strict=True), strict=True)
 
     def _ordinary(self, raw: bytes, limits: _Limits) -> _Stretch | None:
         """Returns the columns of a stretch of ordinary entries; None if one is not ordinary.

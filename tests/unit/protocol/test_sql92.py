@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -175,6 +177,21 @@ def test_a_record_with_any_bit_turned_over_has_the_properties_that_all_readers_f
 def test_a_pair_without_a_value_does_not_hide_one_before_it() -> None:
     assert find_properties(b"a\x01x\x02a\x01\x02b\x01", (b"\x02a\x01", b"\x02b\x01")) == (b"x", None)
     assert compile_filter("a = 'x'").matches_properties(b"a\x01x\x02a\x01\x02")
+
+
+def test_the_last_value_of_a_property_counts_in_each_of_many_messages() -> None:
+    texts = [
+        b"a\x01x\x02a\x01x\x02a\x01y\x02",
+        b"a\x01y\x02a\x01x",
+        b"a\x01y\x02a\x01\x02",
+        b"ba\x01y\x02",
+        b"",
+    ]
+    ends = list(accumulate(map(len, texts)))
+    begins = [end - len(text) for end, text in zip(ends, texts, strict=True)]
+    filter_ = compile_filter("a = 'y'")
+    assert filter_.select(memoryview(b"".join(texts)), begins, ends) == [True, False, True, False, False]
+    assert list(map(filter_.matches_properties, texts)) == [True, False, True, False, False]
 
 
 def test_filter_reads_the_properties_of_a_stored_record() -> None:

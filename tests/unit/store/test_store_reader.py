@@ -377,6 +377,7 @@ def seen(reader: Reader, offset: int, **asked: Any) -> tuple[Any, ...]:
 
 
 NUMBERS_MAX = 120
+HOST, HOST_V6 = bytes(8), bytes(16) + b"\x00\x00\x00\x50"
 EXPRESSIONS = (
     "TAGS = 'a'",
     "TAGS IN ('a', 'b') AND n > 5",
@@ -407,10 +408,13 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
         )
         store = await rig.open()
         size_max = chance.choice((10, 300, 3_000))
+        hosts = chance.choice(((HOST,), (HOST,), (HOST_V6,), (HOST, HOST_V6)))
         for number in range(NUMBERS_MAX):
             properties = {"n": str(number % 10), "m": chance.choice("xy")}
             body, queue_id = bytes(chance.randrange(size_max)), chance.choice((0, 0, 0, 1))
-            rig.put(store, record(body, queue_id=queue_id, tags=chance.choice("abc "), properties=properties))
+            new = record(body, queue_id=queue_id, tags=chance.choice("abc "), properties=properties)
+            new.born_host = chance.choice(hosts)
+            rig.put(store, new)
         queue = store.reader._queues.table["T", 0]
         for _ in range(chance.choice((0, 0, 1, 3))):
             at = chance.randrange(queue.max_offset)
@@ -434,6 +438,7 @@ def test_a_get_tells_the_same_whether_it_looks_at_each_entry_or_passes_over_thos
             compiled = compile_filter(chance.choice(EXPRESSIONS))
             filters = [None, RecordFilter(compiled.matches_properties, chance.choice((1, 5, 1_000)))]
             filters.append(filters[1]._replace(tag_hashes=compiled.tag_hashes))  # type: ignore[union-attr]
+            filters.append(filters[2]._replace(select=compiled.select))  # type: ignore[union-attr]
             tags = chance.choice((None, "a", "ab", "abc", "z", "abdefghijklmnopqrst"))
             store.reader.limit = each.limit = chance.choice(limits[: chance.choice((1, 2, len(limits)))])
             asked = {
@@ -509,11 +514,12 @@ async def test_a_filter_takes_records_from_ipv6_producers_too() -> None:
     for number in range(4):
         new = record(b"%d" % number, tags="a", properties={"n": str(number)})
         if number % 2:
-            new.born_host = bytes(16) + b"\x00\x00\x00\x50"
+            new.born_host = HOST_V6
         rig.put(store, new)
     compiled = compile_filter("TAGS = 'a' AND n > 1")
-    record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes)
-    assert read(store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter)) == [b"2", b"3"]
+    for select in (None, compiled.select):
+        record_filter = RecordFilter(compiled.matches_properties, 1_000, compiled.tag_hashes, select)
+        assert read(store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter)) == [b"2", b"3"]
     await store.close()
 
 
@@ -527,6 +533,6 @@ async def test_an_entry_whose_tag_is_no_hash_is_looked_at_for_a_filter() -> None
     queue._tail[UNIT.size : 2 * UNIT.size] = UNIT.pack(log_offset, size, -(1 << 31) - 5)
     compiled = compile_filter("TAGS = 'a'")
     for hashes in (None, compiled.tag_hashes):
-        record_filter = RecordFilter(compiled.matches_properties, 1_000, hashes)
+        record_filter = RecordFilter(compiled.matches_properties, 1_000, hashes, compiled.select)
         assert store.reader.get("T", 0, 0, count_max=32, record_filter=record_filter).count == 3
     await store.close()

@@ -212,7 +212,7 @@ class PullHandlers:
             tag_hashes=pull.admitted.tag_hashes,
             record_filter=None
             if sql is None
-            else RecordFilter(sql.matches_properties, SQL_WORK_MAX // sql.size, sql.tag_hashes),
+            else RecordFilter(sql.matches_properties, SQL_WORK_MAX // sql.size, sql.tag_hashes, sql.select),
             is_bulk=is_bulk,
         )
         if result.suggest_slave and self.core.options.cold_control_enable:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
+from itertools import repeat
 from typing import TYPE_CHECKING, Final
 
 from tandemmq.protocol.hashes import tag_hash
@@ -32,7 +35,17 @@ class SqlFilter:
               cached; at KNOWN_MAX entries the cache is cleared.
     """
 
-    __slots__ = ("_evaluate", "_known", "_marks", "_names", "_needs", "expression", "size", "tag_hashes")
+    __slots__ = (
+        "_evaluate",
+        "_known",
+        "_marks",
+        "_names",
+        "_needs",
+        "_patterns",
+        "expression",
+        "size",
+        "tag_hashes",
+    )
 
     def __init__(self, expression: str, root: Node) -> None:
         self.expression = expression
@@ -42,6 +55,7 @@ class SqlFilter:
         self._names = tuple(sorted(root.names))
         self._needs = _needs_of(root.pairs)
         self._marks = tuple(map(property_mark, self._names))
+        self._patterns = tuple(map(_value_pattern, self._names))
         self._known: dict[tuple[bytes | None, ...], bool] = {}
 
     def matches(self, lookup: Lookup) -> bool:
@@ -64,19 +78,31 @@ class SqlFilter:
                     break
             else:
                 return False
-        values = find_properties(raw, self._marks)
+        return self._decide(find_properties(raw, self._marks))
+
+    def select(self, view: memoryview, begins: Sequence[int], ends: Sequence[int]) -> list[bool]:
+        """Returns the results of `matches_properties` for the properties `view[begin:end]` of many messages.
+
+        A regular expression finds a property in half the time, because it needs no copy.
+        """
+        columns = [
+            [found and found[1] for found in map(pattern.match, repeat(view), begins, ends)]
+            for pattern in self._patterns
+        ]
+        rows = list(zip(*columns, strict=True)) if columns else [()] * len(begins)
+        results = {values: self._decide(values) for values in set(rows)}
+        return list(map(results.__getitem__, rows))
+
+    def _decide(self, values: tuple[bytes | None, ...]) -> bool:
         is_match = self._known.get(values)
         if is_match is None:
             texts = [None if value is None else str(value, "utf-8", "replace") for value in values]
             is_match = self.matches(dict(zip(self._names, texts, strict=True)).__getitem__)
-            self._keep(values, is_match)
+            if len(self._known) >= KNOWN_MAX:
+                self._known.clear()
+            if sum(map(len, filter(None, values))) <= KNOWN_BYTES_MAX:
+                self._known[values] = is_match
         return is_match
-
-    def _keep(self, values: tuple[bytes | None, ...], is_match: bool) -> None:
-        if len(self._known) >= KNOWN_MAX:
-            self._known.clear()
-        if sum(map(len, filter(None, values))) <= KNOWN_BYTES_MAX:
-            self._known[values] = is_match
 
 
 def _needs_of(pairs: Pairs | None) -> tuple[bytes, ...] | None:
@@ -87,6 +113,11 @@ def _needs_of(pairs: Pairs | None) -> tuple[bytes, ...] | None:
     if pairs is None or len(pairs) > NEEDS_MAX or any(not _is_exact(text) for _, text in pairs):
         return None
     return tuple(f"{name}\x01{text}".encode() for name, text in sorted(pairs))
+
+
+def _value_pattern(name: str) -> re.Pattern[bytes]:
+    """Returns an expression whose group 1 is the value of the last pair with this name that has a value."""
+    return re.compile(rb"(?s:.*\x02)?%b\x01([^\x02]+)" % re.escape(name.encode()))
 
 
 def _is_exact(text: str) -> bool:
