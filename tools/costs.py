@@ -22,8 +22,9 @@ import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, Final, TypeAlias
@@ -48,7 +49,7 @@ from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, SeededRandom
 from tandemmq.runtime.ports import Machine, TimerHandle
-from tandemmq.store import StoreOptions
+from tandemmq.store import BrokerRole, StoreOptions
 from tandemmq.units import EpochMs
 
 PACKAGE: Final = str(Path(tandemmq.__file__).parent)
@@ -64,6 +65,7 @@ TRIES_MAX: Final = 4
 EXCHANGE_SECONDS_MAX: Final = 60.0
 FIXED_LOOP_ROUNDS: Final = 20_000
 DELAY_S: Final = 1.0
+MASTER_PORT: Final = 10911
 SHOWN_FUNCTIONS: Final = 25
 _SENT: Final = re.compile(rb'"msgId":"([0-9A-F]{32,})".*"queueOffset":"(\d+)"')
 
@@ -123,7 +125,7 @@ def cases() -> list[Case]:
     return [
         Case(name="send a batch of 16", frames=[_batch_frame(16)], messages=16, steps=257, loops=84),
         Case(name="send a batch of 256", frames=[_batch_frame(256)], messages=256, steps=60, loops=26),
-        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2340, loops=None),
+        Case(name="send, one in flight", frames=sends[:1], messages=1, steps=2314, loops=None),
         Case(name="send, 64 in flight", frames=sends, messages=64, steps=210, loops=80),
         Case(
             name="pull", frames=[pull_frame()], messages=PULLED, steps=192, loops=26, answer_bytes_min=pulled
@@ -140,7 +142,7 @@ def cases() -> list[Case]:
             name="pull by SQL92, one of four",
             frames=[pull_frame("TAGS = 'TagA'", "SQL92")],
             messages=PULLED,
-            steps=509,
+            steps=230,
             loops=69,
             answer_bytes_min=pulled,
         ),
@@ -185,6 +187,13 @@ def cases_with_an_end(deliver: End, commit: End) -> list[Case]:
             then=commit,
         ),
     ]
+
+
+def cases_with_a_slave() -> list[Case]:
+    """Returns the cases of a master with a synchronous slave; the steps are those of both brokers."""
+    sends = send_frames(TOPIC, 1, BODY_BYTES, 1)
+    name = "one in flight, synchronous slave"
+    return [Case(name=name, frames=sends, messages=1, steps=7353, loops=None)]
 
 
 async def _commit(asker: Asker) -> None:
@@ -410,7 +419,7 @@ async def measure(case: Case, asker: Asker) -> Cost:
         if size < case.answer_bytes_min:
             raise RuntimeError(f"{case.name}: {size} bytes came, at least {case.answer_bytes_min} are right")
     counts = []
-    for _ in range(8):
+    for _ in range(16):  # timers of a busy machine's brokers fall into some
         with counting_steps() as counted:
             await case.run(asker)
         counts.append(counted)
@@ -502,14 +511,8 @@ async def _running(root: Path, clock: LoopClock) -> AsyncIterator[tuple[Broker, 
         machine=Machine(network, RealDisk(), clock, SeededRandom(1)),
     )
     await broker.start()
-
-    async def connect() -> Asker:
-        asker = Asker()
-        await network.connect("127.0.0.1", broker.address[1], lambda: asker, 10.0)
-        return asker
-
     try:
-        yield broker, connect
+        yield broker, partial(_connect, network, broker)
     finally:
         await broker.stop()
 
@@ -545,6 +548,43 @@ async def _running_ahead(root: Path) -> AsyncIterator[tuple[End, End, Connect]]:
         yield deliver, commit, connect
 
 
+@asynccontextmanager
+async def _running_pair(root: Path) -> AsyncIterator[Connect]:
+    """Runs a synchronous master and its slave in this process, like `running_broker`."""
+    network = MemoryNetwork(LoopClock())
+    master, slave = (
+        Broker(
+            BrokerOptions(
+                listen_host="127.0.0.1",
+                listen_port=MASTER_PORT + 10 * broker_id,
+                broker_id=broker_id,
+                ha_master_address=f"127.0.0.1:{MASTER_PORT + 1}",
+                ha_master_remoting_address=f"127.0.0.1:{MASTER_PORT}",
+            ),
+            StoreOptions(
+                root=root / role.value, commit_log_file_bytes=256 << 20, role=role, in_sync_replicas=2
+            ),
+            machine=Machine(network, RealDisk(), LoopClock(), SeededRandom(1)),
+        )
+        for broker_id, role in enumerate((BrokerRole.SYNC_MASTER, BrokerRole.SLAVE))
+    )
+    async with AsyncExitStack() as running:
+        for broker in (master, slave):
+            await broker.start()
+            running.push_async_callback(broker.stop)
+        assert master.store is not None
+        async with asyncio.timeout(EXCHANGE_SECONDS_MAX):
+            while not master.store.replies.acks.positions():  # noqa: ASYNC110  # it has no event
+                await asyncio.sleep(0.01)
+        yield partial(_connect, network, master)
+
+
+async def _connect(network: MemoryNetwork, broker: Broker) -> Asker:
+    asker = Asker()
+    await network.connect("127.0.0.1", broker.address[1], lambda: asker, 10.0)
+    return asker
+
+
 async def measure_all(root: Path) -> list[Cost]:
     """Measures all cases, with stores below `root`."""
     async with running_broker(root / "1") as connect:
@@ -552,7 +592,10 @@ async def measure_all(root: Path) -> list[Cost]:
         found = [await measure(case, asker) for case in cases()]
     async with _running_ahead(root / "2") as (deliver, commit, connect):
         asker = await connect()
-        return [*found, *[await measure(case, asker) for case in cases_with_an_end(deliver, commit)]]
+        found += [await measure(case, asker) for case in cases_with_an_end(deliver, commit)]
+    async with _running_pair(root / "3") as connect:
+        asker = await connect()
+        return [*found, *[await measure(case, asker) for case in cases_with_a_slave()]]
 
 
 def main(arguments: list[str] | None = None) -> int:

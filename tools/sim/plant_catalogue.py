@@ -210,6 +210,27 @@ _STORE: Final = (
         proofs=("property/test_send_blocks.py",),
     ),
     Plant(
+        name="a filter counts records behind the last one it delivers as rejected",
+        path="store/reader.py",
+        sound="count = int(part.searchsorted(found[-1])) + 1",
+        bug="count = len(part)",
+        proofs=("unit/store/test_store_reader.py",),
+    ),
+    Plant(
+        name="a filter of many messages takes the first of several values of a property",
+        path="protocol/sql92/filter.py",
+        sound='rb"(?s:.*\\x02)?%b\\x01([^\\x02]+)"',
+        bug='rb"(?s:.*?\\x02)?%b\\x01([^\\x02]+)"',
+        proofs=("unit/protocol/test_sql92.py",),
+    ),
+    Plant(
+        name="a slave that parsed a record of no valid topic dispatches it",
+        path="store/dispatcher.py",
+        sound="                    if checked.outcome is not RecordOutcome.OK:\n",
+        bug="                    if False:\n",
+        proofs=("unit/store/test_columns_raw.py",),
+    ),
+    Plant(
         name="the queues of a block end with their first message of it",
         path="store/dispatcher.py",
         sound="            ends[queue] = log_offset + size",
@@ -352,7 +373,7 @@ _STORE: Final = (
     Plant(
         name="an empty slave begins somewhere though its first write failed",
         path="store/replica_log.py",
-        sound="            if self._core.log.end == end:\n                self._zero",
+        sound="            if log.end == end:\n                self._zero",
         bug="            if True:\n                self._zero",
         proofs=("unit/store/test_replica_log.py",),
     ),
@@ -622,8 +643,8 @@ _REPLICATION: Final = (
     Plant(
         name="slaves are sent what is not flushed",
         path="replication/shell/slave_connection.py",
-        sound="return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)",
-        bug="return LogRange(self._store.min_log_offset, self._store.max_log_offset)",
+        sound="return LogRange(begin, max(begin, self._store.confirmed.value))",
+        bug="return LogRange(begin, self._store.max_log_offset)",
         proofs=("scenario/test_replication_sync.py", "scenario/test_replication_copy.py", "sim"),
     ),
     Plant(
@@ -636,8 +657,8 @@ _REPLICATION: Final = (
     Plant(
         name="a slave calls flushed what it has only written",
         path="store/replica_log.py",
-        sound="        self._core.appended.raise_to(",
-        bug="        for mark in (self._core.appended, self._core.flushed):\n            mark.raise_to(",
+        sound="        core.appended.raise_to(",
+        bug="        for mark in (core.appended, core.flushed):\n            mark.raise_to(",
         proofs=("unit/store/test_replica_log.py", "sim"),
     ),
     Plant(

@@ -14,7 +14,12 @@ from typing import Final, TypeAlias
 import msgspec
 
 from tandemmq.protocol.hashes import crc32, tag_hash
-from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, find_property
+from tandemmq.protocol.properties import (
+    PROPERTIES_BYTES_MAX,
+    find_properties,
+    find_property,
+    property_mark,
+)
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     CRC_MASK,
@@ -38,6 +43,7 @@ from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC, delivered_at_ms
 from tandemmq.units import Buffer
 
+_DISPATCHED: Final = tuple(map(property_mark, ("TAGS", "KEYS", "UNIQ_KEY")))
 _FACTS_V4: Final = Struct(">ii28xi44xi")
 """The size, magic, system flag and body size of a record with addresses of four bytes."""
 
@@ -96,9 +102,9 @@ def check_record(
             return RecordCheck(RecordOutcome.BAD_CRC)
     elif check_crc and body_size and not _has_good_body(view, body_at, body_size, head[2]):
         return RecordCheck(RecordOutcome.BAD_CRC)
-    sys_flag, stored_at_ms = head[7], head[10]
-    keys = find_property(properties, b"KEYS")
-    unique_key = find_property(properties, b"UNIQ_KEY")
+    stored_at_ms = head[10]
+    tags, keys, unique_key = find_properties(properties, _DISPATCHED)
+    tag = 0 if tags is None else _tag_hash_of_bytes(tags)
     return RecordCheck(
         RecordOutcome.OK,
         size,
@@ -106,9 +112,9 @@ def check_record(
         head[3],
         head[5],
         head[6],
-        consume_tag(topic, properties, stored_at_ms),
+        tag if topic != SCHEDULE_TOPIC else _due_at(properties, stored_at_ms, tag),
         stored_at_ms,
-        sys_flag,
+        head[7],
         head[13],
         "" if keys is None else str(keys, "utf-8", "replace"),
         "" if unique_key is None else str(unique_key, "utf-8", "replace"),
@@ -246,11 +252,14 @@ def consume_tag(topic: str, properties: bytes, stored_at_ms: int) -> int:
     """Returns the third field of the ConsumeQueue entry: the hash of TAGS, or the due time of a delayed
     message.
     """
-    if topic == SCHEDULE_TOPIC:
-        level = _small_number(find_property(properties, b"DELAY"))
-        if level > 0:
-            return delivered_at_ms(level, stored_at_ms)
-    return tag_hash_of(properties)
+    tag = tag_hash_of(properties)
+    return tag if topic != SCHEDULE_TOPIC else _due_at(properties, stored_at_ms, tag)
+
+
+def _due_at(properties: bytes, stored_at_ms: int, tag: int) -> int:
+    """Returns the due time of a delayed message; `tag` if it has none."""
+    level = _small_number(find_property(properties, b"DELAY"))
+    return delivered_at_ms(level, stored_at_ms) if level > 0 else tag
 
 
 def _inner_count(properties: bytes) -> int:

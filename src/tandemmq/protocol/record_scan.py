@@ -11,6 +11,7 @@ Source:     spec store 3, 3.3.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import repeat
 from typing import Any, Final, NamedTuple, TypeAlias
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tandemmq.protocol.hashes import crc32
-from tandemmq.protocol.record_check import check_record, tag_hash_of
+from tandemmq.protocol.record_check import RecordCheck, check_record, tag_hash_of
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     BODY_SIZE_AT_V4,
@@ -168,6 +169,12 @@ class RecordColumns:
         if count == len(self):
             return self
         return RecordColumns(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
+
+
+ParsedRecords: TypeAlias = RecordColumns | Sequence[RecordCheck]
+"""The fields of consecutive intact records: of many as columns, of a few one by one. One of the few may have
+another outcome than OK, for example a topic that is not UTF-8.
+"""
 
 
 def read_columns(buffer: Buffer, boundaries: Boundaries, *, log_offset: int | None = None) -> RecordColumns:

@@ -110,7 +110,7 @@ class CommitLog:
         self.disk = disk
         self.end = 0
         self.damaged = DamagedRanges()
-        self._ahead_for = -1
+        self._ahead_at = 0  # no file is made ahead while the log ends before this offset
         self._warmth = warmth
         self._block_count_max = max(1, mapped_bytes_max >> BLOCK_SHIFT)
         self._blocks: set[int] = set()
@@ -142,7 +142,7 @@ class CommitLog:
         self.damaged.drop_behind(end)
         assert all(one.begin < one.end <= end for one in self.damaged), (end, tuple(self.damaged))
         self.end = end
-        self._ahead_for = -1
+        self._ahead_at = 0
 
     def room_end(self, position: int) -> int:
         """Returns the end of the file that holds bytes at `position`; `position` itself if no file does."""
@@ -292,16 +292,17 @@ class CommitLog:
         """Returns True once per file: when it is four fifths full and the next file is worth creating off the
         loop.
         """
+        if self.end < self._ahead_at:
+            return False
         last = self.log.last
-        if last is None or self._ahead_for >= last.end:
+        if last is None:
             return False
-        if last.size < AHEAD_SEGMENT_BYTES_MIN and self._warmth is None:
-            return False
-        if self.end < last.base + last.size * 4 // 5:
+        self._ahead_at = last.base + last.size * 4 // 5
+        if self.end < self._ahead_at:
             return False
         assert self.end <= last.end, (self.end, last)
-        self._ahead_for = last.end
-        return True
+        self._ahead_at += last.size
+        return last.size >= AHEAD_SEGMENT_BYTES_MIN or self._warmth is not None
 
     async def make_segment_ahead(self) -> None:
         """Creates the next file off the loop. A failure is left to the append that needs the file."""

@@ -30,7 +30,10 @@ Answers = list[tuple[OnDone, PutStatus, int]]
 
 def count_answered(answers: Answers) -> int:
     """Returns the number of sends that these answers are for."""
-    return sum([count for _, _, count in answers])
+    total = 0
+    for _, _, count in answers:
+        total += count
+    return total
 
 
 class AckTable:
@@ -170,7 +173,7 @@ class WaitLines:
         return self._count
 
     def __bool__(self) -> bool:
-        return bool(self._acks or self._flush or self._both or self._repeats)
+        return self._count > 0
 
     @property
     def ack_count(self) -> int:
@@ -282,6 +285,8 @@ class WaitLines:
 
     def next_deadline(self) -> float | None:
         """Returns the earliest deadline; None without waiting sends."""
+        if not self._count:
+            return None
         heads = [line[0].ack_deadline for line in (self._acks, self._repeats) if line]
         heads += [line[0].flush_deadline for line in (self._flush, self._both) if line]
         return min(heads, default=None)

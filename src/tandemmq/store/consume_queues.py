@@ -201,6 +201,9 @@ class ConsumeQueues:
         notice came; the topic's older messages are then dropped from its other queues, too.
         """
         assert not queue.is_dropped, f"{queue} is dropped: its entries are unreachable"
+        if queue_offset == queue.max_offset and self.verifier is None:  # it continues the queue
+            queue.put_at(queue_offset, log_offset, size, tag_hash)
+            return
         entry = PlacedEntry(queue_offset, log_offset, size, tag_hash)
         if not 0 <= queue_offset <= QUEUE_OFFSET_MAX:
             _reject_offset(queue, entry)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -26,7 +25,7 @@ import numpy as np
 
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
-from tandemmq.protocol.record_scan import Ints, RecordColumns
+from tandemmq.protocol.record_scan import Ints, ParsedRecords, RecordColumns
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
 from tandemmq.store.columns import due_at
@@ -82,7 +81,10 @@ class Dispatcher:
         self._pending: deque[tuple[int, list[Unit]]] = deque()
         self._listeners: tuple[DispatchListener, ...] = ()
         self._stopped_at = -1
-        self._read: tuple[int, memoryview, RecordColumns] | None = None
+        self.parsed: tuple[int, Buffer, ParsedRecords] | None = None
+        """While copied bytes are written: their log offset, the bytes, and the fields of their first
+        records or of all.
+        """
         self._limit: int | None = None
         self._hidden: dict[ConsumeQueue, None] = {}  # queues with entries that are not visible to readers yet
         self._blocks = BlockDispatch(
@@ -120,16 +122,6 @@ class Dispatcher:
         assert self._dispatched.value <= end, (self._dispatched.value, end)
         if self._stopped_at >= end:
             self._stopped_at = -1
-
-    @contextmanager
-    def reading(self, log_offset: int, data: Buffer, columns: RecordColumns) -> Iterator[None]:
-        """Offers the already parsed columns of the bytes that are being written at `log_offset`."""
-        assert self._read is None, "one write at a time"
-        self._read = log_offset, memoryview(data), columns
-        try:
-            yield
-        finally:
-            self._read = None
 
     def advance(self, confirmed: int) -> None:
         """Dispatches every record below `confirmed`."""
@@ -235,9 +227,17 @@ class Dispatcher:
             return
         touched: dict[ConsumeQueue, None] = {}
         units: list[Unit] = []
-        if self._read is not None and self._read[0] == position:
-            _, view, columns = self._read
-            position += self._put_block(block_of(view, columns, check_crc=False), touched)
+        if self.parsed is not None and self.parsed[0] == position:
+            begin, data, parsed = self.parsed
+            view = memoryview(data)
+            if isinstance(parsed, RecordColumns):
+                position += self._put_block(block_of(view, parsed, check_crc=False), touched)
+            else:
+                for checked in parsed:
+                    if checked.outcome is not RecordOutcome.OK:
+                        break  # it is intact and cannot be dispatched, for example for its topic
+                    self._put_copied(checked, view, position - begin, units, touched)
+                    position += checked.size
         while position < confirmed:
             found = self._log.segment_view(position)
             if found is None:
@@ -276,14 +276,25 @@ class Dispatcher:
                 if outcome not in (RecordOutcome.TRUNCATED, RecordOutcome.END):
                     self._stop(position, outcome)
                 return position
-            queue = None
-            if self.is_queued(checked):
-                queue = self._queues.get_or_create((checked.topic, checked.queue_id))
-                touched[queue] = None
-                self.put_checked(queue, checked, view, position - base)
-            units.append((queue, position, checked.size, checked, checked.stored_at_ms))
+            self._put_copied(checked, view, position - base, units, touched)
             position += checked.size
         return position
+
+    def _put_copied(
+        self,
+        checked: RecordCheck,
+        view: memoryview,
+        at: int,
+        units: list[Unit],
+        touched: dict[ConsumeQueue, None],
+    ) -> None:
+        """Puts the entry of the record at byte `at` of `view`, and adds the record to `units`."""
+        queue = None
+        if self.is_queued(checked):
+            queue = self._queues.get_or_create((checked.topic, checked.queue_id))
+            touched[queue] = None
+            self.put_checked(queue, checked, view, at)
+        units.append((queue, checked.log_offset, checked.size, checked, checked.stored_at_ms))
 
     def _put_block(self, block: RecordBlock, touched: dict[ConsumeQueue, None]) -> int:
         """Dispatches a block and returns its end, in bytes of its view."""

@@ -32,7 +32,7 @@ PENDING_COUNT_MAX = 2048
 LATE_KEYS_MAX = 1_000_000
 """The most keys that wait for a file that cannot be opened; beyond it the index counts as failed."""
 PENDING_BYTES_MAX = 8 * MIB
-"""The most bytes of collected records, which are kept with their bodies."""
+"""The most bytes of the log from which records are collected, which are kept with their bodies."""
 BUILD_DELAY_S = 0.2
 
 
@@ -157,12 +157,14 @@ class KeyIndexes:
             return
         if units[0][1] <= self.indexed_to:
             units = [unit for unit in units if unit[1] >= self.indexed_to]
+            if not units:
+                return
         self._pending += units
         self._pending_count += count
-        self._pending_bytes += sum([unit[2] for unit in units])
+        self._pending_bytes += units[-1][1] + units[-1][2] - units[0][1]
         if self._pending_count >= PENDING_COUNT_MAX or self._pending_bytes >= PENDING_BYTES_MAX:
             self.build()
-        elif self._timer is None and self._pending:
+        elif self._timer is None:
             self._timer = self._clock.call_later(BUILD_DELAY_S, self.build)
 
     def add_hashes(self, hashes: Ints, log_offsets: Ints, stored_at_ms: Ints) -> None:

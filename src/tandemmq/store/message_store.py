@@ -19,7 +19,7 @@ from pathlib import Path
 import msgspec
 
 from tandemmq.errors import Corrupt, FlushFailed, LogMissing, RequestRejected, ServiceNotAvailable, StoreError
-from tandemmq.protocol.record_scan import RecordColumns
+from tandemmq.protocol.record_scan import ParsedRecords
 from tandemmq.runtime.ports import Advice, Clock, Disk
 from tandemmq.runtime.tasks import OnFatal
 from tandemmq.store.appender import Appender
@@ -529,13 +529,12 @@ class MessageStore:
         assert 0 <= log_offset < self.accepted_log_offset, (log_offset, self.accepted_log_offset)
         self.replies.confirm(log_offset, self.accepted_log_offset, on_done)
 
-    def append_raw(self, log_offset: int, data: Buffer, columns: RecordColumns | None = None) -> None:
+    def append_raw(self, log_offset: int, data: Buffer, parsed: ParsedRecords = ()) -> None:
         """Writes a master's bytes at `log_offset`, which must be the end of the log.
 
         An empty log may also start at any later multiple of the file size. A chunk may end in the middle of a
         record.
-        `columns`: the parsed columns of its first records or of all, so that dispatching need not parse them
-        again.
+        `parsed`: the fields of its first records or of all, so that dispatching need not parse them again.
         Raises:  LogDiverged, DiskFull, ServiceNotAvailable; then the log is unchanged.
         """
         self._core.admission.require_open()
@@ -543,11 +542,11 @@ class MessageStore:
             raise ServiceNotAvailable("the broker is not a slave")
         if self.terms.is_cutting:
             raise ServiceNotAvailable("the end of the log is being cut")
-        if columns is None:
+        self.dispatcher.parsed = log_offset, data, parsed
+        try:
             self._replica_log.append(log_offset, data)
-        else:
-            with self.dispatcher.reading(log_offset, data, columns):
-                self._replica_log.append(log_offset, data)
+        finally:
+            self.dispatcher.parsed = None
         assert self.appended.value == self.log.end, (self.appended.value, self.log.end)
 
     async def sync(self) -> None:

@@ -87,8 +87,11 @@ A batch is one unit, with the total size of its records; without a queue if they
 
 def count_records(units: Sequence[Unit]) -> int:
     """Returns the number of records in these units."""
-    batches = [unit[3] for unit in units if type(unit[3]) is PlacedBatch]
-    return len(units) - len(batches) + sum([len(batch.log_offsets) for batch in batches])
+    count = len(units)
+    for unit in units:
+        if type(unit[3]) is PlacedBatch:
+            count += len(unit[3].log_offsets) - 1
+    return count
 
 
 class Layout(NamedTuple):

@@ -53,45 +53,38 @@ class ReplicaLog:
                  disk accepts no writes, and then nothing was kept; ServiceNotAvailable when the store is
                  closed.
         """
-        if self._core.admission.has_failed:
+        core, log = self._core, self._core.log
+        if core.admission.has_failed:
             raise ServiceNotAvailable("the store has failed")
-        end = self._core.log.end
-        is_empty = self._core.log.begin == end
-        begins = is_empty and log_offset > end and log_offset % self._core.log.segment_bytes == 0
+        end, segment_bytes = log.end, log.segment_bytes
+        begins = log_offset > end == log.begin and log_offset % segment_bytes == 0
         if log_offset != end and not begins:
             raise LogDiverged(f"the master sends byte {log_offset}, the next one here is {end}")
-        room = self._core.log.segment_bytes - log_offset % self._core.log.segment_bytes
         size = len(data)
-        if size > room:
+        if log_offset % segment_bytes + size > segment_bytes:
             raise LogDiverged(f"{size} bytes at {log_offset} reach into a second file; equal file sizes?")
         if not size:
             return
         try:
             self._remove_leftovers()
             if begins:
-                self._core.log.begin_at(log_offset)
-            assert self._core.log.end == log_offset, (self._core.log.end, log_offset)
-            self._core.log.log.open_at(log_offset)
-            begun_at = self._core.clock.monotonic()
-            self._core.log.write(log_offset, (data,))
+                log.begin_at(log_offset)
+            segment = log.open_at(log_offset)
+            begun_at = core.clock.monotonic()
+            log.write(log_offset, (data,))
         except OSError as error:
-            if self._core.log.end == end:
+            if log.end == end:
                 self._zero(log_offset, size)
             else:  # the log has no start yet, and its master may start elsewhere next time
-                self._core.log.end = end
+                log.end = end
                 self._has_leftovers = True
                 with suppress(OSError):
-                    self._core.log.log.drop_files()
+                    log.log.drop_files()
             raise DiskFull(f"the disk accepts no writes: {error.strerror or error}") from error
-        self._core.recorder.append_batch_s.observe(self._core.clock.monotonic() - begun_at)
-        self._core.log.end = log_offset + size
-        assert self._core.log.begin <= log_offset, (self._core.log.begin, log_offset)
-        assert self._core.log.log.last is not None, log_offset
-        assert self._core.log.end <= self._core.log.log.last.end, (
-            self._core.log.end,
-            self._core.log.log.last,
-        )
-        self._core.appended.raise_to(self._core.log.end)
+        core.recorder.append_batch_s.observe(core.clock.monotonic() - begun_at)
+        log.end = log_offset + size
+        assert segment.base <= log_offset < log.end <= segment.end, (segment, log_offset, log.end)
+        core.appended.raise_to(log.end)
 
     def _remove_leftovers(self) -> None:
         if self._has_leftovers:

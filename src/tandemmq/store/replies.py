@@ -38,7 +38,10 @@ number of its sends.
 
 def count_sends(sends: Sends) -> int:
     """Returns the number of sends, those that do not wait included."""
-    return sum([max(1, wait_count) for _, _, wait_count in sends])
+    count = 0
+    for _, _, wait_count in sends:
+        count += wait_count or 1
+    return count
 
 
 _TOO_MANY = "too many sends wait"

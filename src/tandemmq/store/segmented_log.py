@@ -103,6 +103,9 @@ class SegmentedLog:
         segments = self.segments
         if not segments:
             return None
+        last = segments[-1]
+        if last.base <= offset < last.end:  # nearly always
+            return last
         index = (offset - segments[0].base) // self.segment_bytes
         return segments[index] if 0 <= index < len(segments) else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
+from tandemmq.protocol.record import NewRecord, RecordCheck, check_record, encode_blank, encode_record
 
 HOST = b"\x7f\x00\x00\x01\x00\x00\x2a\x9f"
 
@@ -32,6 +32,17 @@ def make_log(sizes: list[int], *, segment_bytes: int, start: int = 0) -> tuple[b
         offsets.append(at)
         log += record
     return bytes(log), offsets
+
+
+def checks_of(log: bytes, start: int = 0) -> list[RecordCheck]:
+    """Returns the fields of the records that `log` holds, which begins at offset `start`."""
+    checks: list[RecordCheck] = []
+    position = 0
+    while position < len(log):
+        checks.append(check_record(log, position, log_offset=start + position))
+        assert checks[-1].size, position
+        position += checks[-1].size
+    return checks
 
 
 def cut(data: bytes, sizes: list[int]) -> list[bytes]:

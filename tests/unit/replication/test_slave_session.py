@@ -1,7 +1,7 @@
 from collections.abc import Sequence
 
 import pytest
-from replica_logs import make_log
+from replica_logs import checks_of, make_log
 
 from tandemmq.replication.core.effects import (
     Dial,
@@ -59,7 +59,7 @@ def test_bytes_are_stored_before_they_are_reported() -> None:
     log, _ = make_log([10, 20], segment_bytes=SEGMENT)
     subject = connected(0)
     effects = subject.on_data(frame(0, log), 1)
-    assert effects == [Store(0, memoryview(log)), Send(encode_report(len(log)))]
+    assert effects == [Store(0, memoryview(log), checks_of(log)), Send(encode_report(len(log)))]
     assert subject.reported == len(log)
 
 
@@ -76,7 +76,10 @@ def test_incomplete_record_is_neither_stored_nor_reported() -> None:
     log, offsets = make_log([10, 20], segment_bytes=SEGMENT)
     subject = connected(0)
     effects = subject.on_data(frame(0, log[:-1]), 1)
-    assert effects == [Store(0, memoryview(log[: offsets[1]])), Send(encode_report(offsets[1]))]
+    assert effects == [
+        Store(0, memoryview(log[: offsets[1]]), checks_of(log[: offsets[1]])),
+        Send(encode_report(offsets[1])),
+    ]
     assert subject.on_data(encode_head(len(log) - 1, 1), 2) == []
     assert kinds(subject.on_data(log[-1:], 3)) == [Store, Send]
     assert subject.reported == len(log)
@@ -94,7 +97,7 @@ def test_empty_slave_begins_at_the_file_that_the_master_chose() -> None:
     subject = connected(0)
     assert subject.on_data(encode_head(2 * SEGMENT, 0), 1) == []  # a heartbeat does not fix the start yet
     effects = subject.on_data(frame(3 * SEGMENT, log), 1)
-    assert effects[0] == Store(3 * SEGMENT, memoryview(log))
+    assert effects[0] == Store(3 * SEGMENT, memoryview(log), checks_of(log, 3 * SEGMENT))
 
 
 def test_empty_slave_refuses_to_begin_inside_a_file() -> None:
@@ -156,7 +159,7 @@ def test_damage_is_not_stored_and_asked_for_again_once() -> None:
     damaged[offsets[1] + 95] ^= 1
     subject = connected(0)
     store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)), 1)
-    assert store == Store(0, memoryview(log[: offsets[1]]))
+    assert store == Store(0, memoryview(log[: offsets[1]]), checks_of(log[: offsets[1]]))
     assert report == Send(encode_report(offsets[1]))
     assert isinstance(damage, RejectedBytes)
     assert (damage.log_offset, damage.is_final) == (offsets[1], False)
@@ -182,7 +185,7 @@ def test_of_damage_and_a_refused_head_behind_it_in_one_read_the_damage_decides(h
     damaged[offsets[1] + 95] ^= 1
     subject = connected(0)
     store, report, damage, closing = subject.on_data(frame(0, bytes(damaged)) + head, 1)
-    assert store == Store(0, memoryview(log[: offsets[1]]))
+    assert store == Store(0, memoryview(log[: offsets[1]]), checks_of(log[: offsets[1]]))
     assert report == Send(encode_report(offsets[1]))
     assert isinstance(damage, RejectedBytes)
     assert (damage.log_offset, damage.is_final) == (offsets[1], False)
@@ -201,7 +204,7 @@ def test_valid_records_are_stored_before_a_halt_for_different_file_sizes() -> No
     log, _ = make_log([10, 20], segment_bytes=SEGMENT)
     subject = connected(0)
     effects = subject.on_data(frame(0, log) + encode_head(SEGMENT - 8, 100), 1)
-    assert effects[:2] == [Store(0, memoryview(log)), Send(encode_report(len(log)))]
+    assert effects[:2] == [Store(0, memoryview(log), checks_of(log)), Send(encode_report(len(log)))]
     assert kinds(effects[2:]) == [Halt, Disconnect]
     assert subject.halt is not None
     assert subject.halt.reason is HaltReason.FILE_SIZES_DIFFER

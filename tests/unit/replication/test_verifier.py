@@ -1,5 +1,5 @@
 import pytest
-from replica_logs import make_log, record_at
+from replica_logs import checks_of, make_log, record_at
 
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, VerifiedRun
@@ -23,7 +23,7 @@ def test_whole_records_come_out_as_one_run() -> None:
     log, _ = make_log([10, 20, 30], segment_bytes=SEGMENT)
     runs, bad = feed(verifier(), log)
     assert bad is None
-    assert runs == [VerifiedRun(0, memoryview(log))]
+    assert runs == [VerifiedRun(0, memoryview(log), checks_of(log))]
 
 
 def test_incomplete_record_waits_until_it_is_whole() -> None:
@@ -34,7 +34,9 @@ def test_incomplete_record_waits_until_it_is_whole() -> None:
     assert subject.log_offset == offsets[1]
     assert subject.held_bytes == len(log) - 1 - offsets[1]
     runs, _ = feed(subject, log[-1:])
-    assert runs == [VerifiedRun(offsets[1], memoryview(log[offsets[1] :]))]
+    assert runs == [
+        VerifiedRun(offsets[1], memoryview(log[offsets[1] :]), checks_of(log[offsets[1] :], offsets[1]))
+    ]
     assert subject.held_bytes == 0
 
 

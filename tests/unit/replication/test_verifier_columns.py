@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replica_logs import HOST, cut
 
-from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
+from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, encode_blank, encode_record
+from tandemmq.protocol.record_layout import INT
+from tandemmq.protocol.record_scan import RecordColumns
 from tandemmq.replication.core import verifier
-from tandemmq.replication.core.verifier import BadRecord, RecordVerifier
+from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, VerifiedRun
 
 SEGMENT = 4096
 BASE = 3 * SEGMENT
@@ -45,6 +47,21 @@ def make_log(numbers: list[int]) -> bytes:
     return bytes(log)
 
 
+def assert_parsed(run: VerifiedRun) -> None:
+    """Asserts that the parsed fields are those of the first records of the run."""
+    if isinstance(run.parsed, RecordColumns):
+        assert run.parsed.end <= len(run.data)
+        return
+    position = 0
+    for checked in run.parsed:
+        assert checked == check_record(run.data, position, log_offset=run.log_offset + position)
+        position += INT.unpack_from(run.data, position)[0]
+    assert not run.parsed or check_record(run.data, position).outcome in (
+        RecordOutcome.END,
+        RecordOutcome.BLANK,
+    )
+
+
 def verdict(
     pieces: list[bytes], columns_bytes_min: int
 ) -> tuple[list[list[tuple[int, bytes]]], BadRecord | None, int, int]:
@@ -57,7 +74,7 @@ def verdict(
             found, bad = subject.feed([memoryview(buffer)])
             runs.append([(run.log_offset, bytes(run.data)) for run in found])
             for run in found:
-                assert run.columns is None or run.columns.end <= len(run.data)
+                assert_parsed(run)
             buffer[:] = bytes(len(buffer))  # as a buffer that is reused
             if bad is not None:
                 break
@@ -122,7 +139,7 @@ def test_columns_say_what_lies_in_the_run() -> None:
     with patch.object(verifier, "COLUMNS_BYTES_MIN", 8):
         (run,), bad = subject.feed([memoryview(log)])
     assert bad is None
-    assert run.columns is not None
-    assert run.columns.end == len(run.data)
-    assert run.columns.log_offset.tolist() == [BASE + n * len(log) // 9 for n in range(9)]
-    assert run.columns.queue_offset.tolist() == [7] * 9
+    assert isinstance(run.parsed, RecordColumns)
+    assert run.parsed.end == len(run.data)
+    assert run.parsed.log_offset.tolist() == [BASE + n * len(log) // 9 for n in range(9)]
+    assert run.parsed.queue_offset.tolist() == [7] * 9

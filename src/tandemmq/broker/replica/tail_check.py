@@ -334,7 +334,7 @@ class TailWait:
             at += len(part.data)
             runs, bad = verifier.feed([memoryview(part.data)])
             for run in runs:
-                store.append_raw(run.log_offset, run.data, run.columns)
+                store.append_raw(run.log_offset, run.data, run.parsed)
             if bad is not None:
                 raise RemoteProtocolError(f"damaged record at {bad.log_offset}: {bad.reason}")
         facts = {"slave": address, "log_begin": begin, "log_end": verifier.log_offset}

@@ -5,10 +5,11 @@ master differ.
 Invariants: a run starts and ends at a record boundary and never crosses a segment. The slave's log therefore
             always ends at a record boundary and holds only bytes whose size, magic, offset and checksum were
             correct.
-Strategy:   all pieces of one read are joined once and parsed in place. Large runs are parsed in columns; the
-            few records at the end are parsed one by one, and so are records that the columns found invalid,
-            which yields the reason. An incomplete record is kept as pieces and not parsed again before it can
-            be complete. At most one record is held, bounded by the options.
+Strategy:   all pieces of one read are joined and parsed in place, once: a run carries the parsed fields to
+            dispatching. Large runs are parsed in columns; the few records at the end are parsed one by one,
+            and so are records that the columns found invalid, which yields the reason. An incomplete record
+            is kept as pieces and not parsed again before it can be complete. At most one record is held,
+            bounded by the options.
 Knows not:  sockets, files.
 Source:     spec store 3, 3.2, 3.3; spec replication 4.9, 4.10; decision 006.
 """
@@ -22,6 +23,7 @@ from struct import Struct
 from typing import Final, NamedTuple
 
 from tandemmq.protocol.hashes import crc32
+from tandemmq.protocol.record_check import RecordCheck, check_record
 from tandemmq.protocol.record_layout import (
     BLANK_BYTES_MIN,
     BODY_SIZE_AT_V4,
@@ -33,8 +35,9 @@ from tandemmq.protocol.record_layout import (
     MAGIC_V2,
     PREFIX,
     RECORD_BYTES_MIN,
+    RecordOutcome,
 )
-from tandemmq.protocol.record_scan import RecordColumns, read_intact
+from tandemmq.protocol.record_scan import ParsedRecords, RecordColumns, read_intact
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
 from tandemmq.units import KIB
 
@@ -44,11 +47,11 @@ COLUMNS_BYTES_MIN: Final = 96 * KIB
 
 
 class VerifiedRun(NamedTuple):
-    """Whole, intact records of one segment. `columns`: the parsed fields of the first records, or of all."""
+    """Whole, intact records of one segment. `parsed`: the fields of the first records, or of all."""
 
     log_offset: int
     data: memoryview
-    columns: RecordColumns | None = None
+    parsed: ParsedRecords = ()
 
 
 class BadRecord(NamedTuple):
@@ -132,6 +135,7 @@ class RecordVerifier:
         base, end = self.log_offset, len(buffer)
         segment_end = base - base % self._segment_bytes + self._segment_bytes
         columns, start, position = None, 0, 0
+        checks: list[RecordCheck] = []
         reason = ""
         self._needed_bytes = BLANK_BYTES_MIN
         while end - position >= BLANK_BYTES_MIN:
@@ -153,16 +157,20 @@ class RecordVerifier:
                 self._needed_bytes = size if has_offset or is_blank else _FIXED.size
                 break
             if not is_blank:
-                reason = _record_fault(buffer, position, size, log_offset)
-                if reason:
-                    break
+                checked = check_record(buffer, position, log_offset=log_offset)
+                if checked.outcome is not RecordOutcome.OK:
+                    reason = _record_fault(buffer, position, size, log_offset)
+                    if reason:
+                        break
+                if columns is None:
+                    checks.append(checked)
             position += size
             if is_blank:
-                runs.append(VerifiedRun(base + start, buffer[start:position], columns))
-                columns, start = None, position
+                runs.append(VerifiedRun(base + start, buffer[start:position], columns or checks))
+                columns, checks, start = None, [], position
                 segment_end += self._segment_bytes
         if position > start:
-            runs.append(VerifiedRun(base + start, buffer[start:position], columns))
+            runs.append(VerifiedRun(base + start, buffer[start:position], columns or checks))
         self.log_offset = base + position
         assert self.log_offset < segment_end, (self.log_offset, segment_end)
         return position, BadRecord(self.log_offset, reason) if reason else None

@@ -390,7 +390,7 @@ class ReplicationSlave:
     def _store_run(self, run: Store) -> str:
         """Appends a run to the store; returns the reason if the store refused it, else ""."""
         try:
-            self._store.append_raw(run.log_offset, run.data, run.columns)
+            self._store.append_raw(run.log_offset, run.data, run.parsed)
         except (StoreError, ReplicationError, RequestRejected, OSError) as error:
             if isinstance(error, StoreError) and error.fatal:
                 raise

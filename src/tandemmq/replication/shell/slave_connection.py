@@ -466,7 +466,8 @@ class SlaveServer(MasterHub):
 
     def log_range(self) -> LogRange:
         """Returns the range of bytes that a slave can receive."""
-        return LogRange(self._store.min_log_offset, self._store.confirmed_log_offset)
+        begin = self._store.log.begin
+        return LogRange(begin, max(begin, self._store.confirmed.value))
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
         return self._store.log.valid_view(log_offset, bytes_max)
