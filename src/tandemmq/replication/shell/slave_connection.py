@@ -466,7 +466,7 @@ class SlaveServer(MasterHub):
 
     def log_range(self) -> LogRange:
         """Returns the range of bytes that a slave can receive."""
-        begin = self._store.log.begin
+        begin = self._store.min_log_offset
         return LogRange(begin, max(begin, self._store.confirmed.value))
 
     def log_view(self, log_offset: int, bytes_max: int) -> memoryview:
