@@ -139,6 +139,16 @@ fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker, its HA port and a gRPC proxy (FRAMES=n, ARGS="--seed 7")
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
+.PHONY: speedups
+speedups: SEEDS ?= 400
+speedups: setup-dev ## Build the optional kernel in build/speedups, test it against its twins, again with sanitizers (SEEDS=n; needs gcc)
+	@rm -rf build/speedups build/speedups-checked packaging/speedups/build && mkdir -p build/speedups-checked
+	@$(PY) -m pip install --quiet --no-deps --target build/speedups ./packaging/speedups
+	@gcc -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC -DSPEEDUPS_VERSION='"checked"' -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" -o build/speedups-checked/tandemmq_speedups.so packaging/speedups/tandemmq_speedups.c
+	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups $(PY) -m pytest -n 0 tests/property/test_speedups_twins.py tests/property/test_send_blocks.py tests/unit/runtime/test_speedups.py $(ARGS)
+	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups-checked PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" $(PY) -m pytest -n 0 -k "not memory" tests/property/test_speedups_twins.py $(ARGS)
+	@echo "SPEEDUPS OK"
+
 costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")
 	@$(PY) -m costs $(ARGS)
 

@@ -17,7 +17,7 @@ from tandemmq.runtime.disk import RealDisk
 
 # What a user has set for his own brokers and terminal must not reach those that tests start.
 for _name in (
-    *("NAMESRV_ADDR", "ROCKETMQ_HOME", "TANDEMMQ_TLS_CA", "TANDEMMQ_CONTEXT"),
+    *("NAMESRV_ADDR", "ROCKETMQ_HOME", "TANDEMMQ_TLS_CA", "TANDEMMQ_CONTEXT", "TANDEMMQ_SPEEDUPS"),
     *("COLUMNS", "LINES", "FORCE_COLOR", "PY_COLORS", "GITHUB_ACTIONS", "CLICOLOR_FORCE"),
 ):
     os.environ.pop(_name, None)

@@ -588,8 +588,9 @@ class ServerEnd:
         self.end()
 
 
-def _warn_of_build() -> None:
-    """Logs a warning if this Python was built without optimisation."""
+def _log_build() -> None:
+    """Logs warnings: this Python was built without optimisation, the installed kernel does not fit."""
+    from tandemmq.protocol import speedups
     from tandemmq.runtime.machine import is_optimized_python
     from tandemmq.telemetry import events
     from tandemmq.telemetry.log_lines import event_logger
@@ -597,6 +598,8 @@ def _warn_of_build() -> None:
     if not is_optimized_python():
         facts = {"python": sys.version.split()[0], "fix": "use a Python built with --enable-optimizations"}
         event_logger(__name__).warning(events.PYTHON_UNOPTIMIZED, extra=facts)
+    if speedups.state.startswith("refused"):
+        event_logger(__name__).warning(events.SPEEDUPS_REFUSED, extra={"reason": speedups.state})
 
 
 async def serve(
@@ -613,6 +616,9 @@ async def serve(
     A second signal ends the process at once, in case stopping hangs. It does not end a worker, which may get
     one from its parent and one as a member of a group of processes; its parent kills it.
     """
+    from tandemmq.runtime.speedups import load_speedups
+
+    load_speedups()
     # The imports of a server, and the objects of its start, are permanent. A garbage collection that scans
     # them all, 80,000 objects, would block the loop for tens of milliseconds.
     gc.freeze()
@@ -632,7 +638,7 @@ async def serve(
             typer.echo(ready())
             notify_service_manager("READY=1")
             if not is_worker:
-                _warn_of_build()
+                _log_build()
             await due
         else:
             # A long recovery must not make the process deaf to signals.

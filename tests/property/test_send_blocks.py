@@ -23,6 +23,7 @@ from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import build_routes
 from tandemmq.broker.tables import Tables
+from tandemmq.protocol import speedups
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import (
@@ -418,6 +419,16 @@ async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], Coun
     return await side.end(), side.blocks
 
 
+@pytest.fixture(params=["twins", "kernel"])
+def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Uses the functions in Python, then those of the kernel; the latter skips without `make speedups`."""
+    is_used = request.param == "kernel"
+    module = pytest.importorskip("tandemmq_speedups", reason="`make speedups` builds it") if is_used else None
+    monkeypatch.setattr(speedups, "kernel", module)
+    return is_used
+
+
+@pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("seed", SEEDS)
 async def test_a_block_does_what_its_sends_would_do_one_by_one(seed: int) -> None:
     together, _ = await run(seed, takes_blocks=True)
@@ -427,6 +438,7 @@ async def test_a_block_does_what_its_sends_would_do_one_by_one(seed: int) -> Non
         assert together[name] == value, name
 
 
+@pytest.mark.usefixtures("kernel")
 async def test_blocks_are_taken() -> None:
     counts = [(await run(seed, takes_blocks=True))[1] for seed in range(30)]
     taken = sum(counts, Counter())

@@ -233,8 +233,8 @@ _STORE: Final = (
     Plant(
         name="the queues of a block end with their first message of it",
         path="store/dispatcher.py",
-        sound="            ends[queue] = log_offset + size",
-        bug="            ends.setdefault(queue, log_offset + size)",
+        sound="        ends[queue] = log_offset + size",
+        bug="        ends.setdefault(queue, log_offset + size)",
         proofs=("property/test_send_blocks.py",),
     ),
     Plant(
@@ -261,7 +261,7 @@ _STORE: Final = (
     Plant(
         name="a block waits for disk and slaves where a message does not ask for it",
         path="broker/send/block.py",
-        sound=' or "WAIT\\x01f" in joined',
+        sound=' or "WAIT\\x01f" in text',
         bug="",
         proofs=("property/test_send_blocks.py",),
     ),

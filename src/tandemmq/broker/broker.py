@@ -40,6 +40,7 @@ from tandemmq.broker.second_master import ASK_TIMEOUT_S, MasterClaim
 from tandemmq.broker.stats import SAMPLE_PERIOD_S, StatsItems
 from tandemmq.broker.tables import Tables
 from tandemmq.errors import ConfigError, LocalProtocolError, TandemError
+from tandemmq.protocol import speedups
 from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.topic_names import HALF_TOPIC
@@ -197,7 +198,12 @@ class Broker:
             await self._start_elected(core, term)
         log.info(
             events.BROKER_STARTED,
-            extra={"broker": options.broker_name, "address": self.address, "ha_address": self.ha_address},
+            extra={
+                "broker": options.broker_name,
+                "address": self.address,
+                "ha_address": self.ha_address,
+                "speedups": speedups.state,
+            },
         )
         if term is None:
             warn_if_open(self.address, self._access_options, self._tls.options)

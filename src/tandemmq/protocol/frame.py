@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from typing import TypeAlias
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol import speedups
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_compact import decode_header_compact, encode_header_compact
@@ -86,6 +87,11 @@ class FrameDecoder:
         try:
             position = self._finish_frame(piece, frames) if self._buffer else 0
             end = len(piece)
+            if speedups.kernel is not None:
+                found, position = speedups.kernel.split_frames(
+                    piece, position, self._bytes_max, HEADER_BYTES_MAX
+                )
+                frames += found
             while end - position >= 8:
                 length, mark = _HEAD.unpack_from(piece, position)
                 header_end = position + 8 + (mark & HEADER_BYTES_MAX)

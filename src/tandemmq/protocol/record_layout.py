@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
+from tandemmq.protocol import speedups
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX, remove_property
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
@@ -285,6 +286,14 @@ def encode_batch_records(
     shared = HEADS[sys_flag & HOSTS_V6_MASK].pack(
         0, 0, 0, 0, 0, 0, 0, 0, 0, born_host, stored_at_ms, store_host, new.retry_count, 0, 0
     )[BORN_HOST_AT:-4]
+    if speedups.kernel is not None:
+        columns = sizes, log_offsets, queue_offsets, new.queue_ids, new.flags, new.born_times_ms
+        sums = list(map(crc32, new.bodies))
+        records = speedups.kernel.encode_records(
+            (*columns, sums, new.bodies, new.properties), magic, sys_flag, shared, topic_field
+        )
+        if records is not None:
+            return records
     heads = map(
         _BATCH_HEADS[sys_flag & HOSTS_V6_MASK].pack,
         sizes,

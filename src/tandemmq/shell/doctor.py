@@ -207,6 +207,7 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     yield from _judge_disk(one)
     yield from _judge_replication(one)
     yield from _judge_refusals(one)
+    yield from _judge_speedups(one)
     # An elected master waits for its SyncStateSet, not for a number.
     is_elected = one.settings.get("enableControllerMode") == "true"
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
@@ -216,6 +217,15 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
         text = f"{one.label} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
         yield _warning("settings", text, fix)
+
+
+def _judge_speedups(one: Checkup) -> Iterator[DoctorLine]:
+    state = one.facts.get(codec.SPEEDUPS_KEY)  # only our brokers have it
+    if state and state.startswith("refused"):
+        fix = "install tandemmq-speedups in the version of tandemmq, or uninstall it"
+        yield _warning("speedups", f"tandemmq-speedups at {one.label} is {state}", fix)
+    elif state:
+        yield _ok("speedups", f"tandemmq-speedups at {one.label} is {state}")
 
 
 def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:

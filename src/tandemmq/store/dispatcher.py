@@ -23,6 +23,7 @@ from operator import itemgetter
 
 import numpy as np
 
+from tandemmq.protocol import speedups
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
 from tandemmq.protocol.record_scan import Ints, ParsedRecords, RecordColumns
@@ -182,17 +183,10 @@ class Dispatcher:
 
     def _put_apart(self, batch: PlacedBatch, touched: dict[ConsumeQueue, None]) -> None:
         """Puts the entries of a batch whose records belong to several queues."""
-        entries: dict[ConsumeQueue, list[bytes]] = {queue: [] for queue in batch.queues}
-        ends: dict[ConsumeQueue, int] = {}
-        for queue, log_offset, size, tag_hash in zip(
-            batch.queues, batch.log_offsets, batch.sizes, batch.tag_hashes, strict=True
-        ):
-            entries[queue].append(_pack(log_offset, size, tag_hash))
-            ends[queue] = log_offset + size
-        for queue, packed in entries.items():
+        for queue, packed, end in _pack_apart(batch):
             touched[queue] = None
             try:
-                queue.put_many(b"".join(packed), ends[queue])
+                queue.put_many(packed, end)
             except OSError as error:
                 self.block(queue, error)
 
@@ -602,3 +596,17 @@ class BlockDispatch:
             queue.put_many(entries, end_log_offset)
         except OSError as error:
             self.on_failed(queue, error)
+
+
+def _pack_apart(batch: PlacedBatch) -> list[tuple[ConsumeQueue, bytes, int]]:
+    """Returns for each queue of a batch the packed entries and the end of its last record."""
+    columns = batch.queues, batch.log_offsets, batch.sizes, batch.tag_hashes
+    found = None if speedups.kernel is None else speedups.kernel.pack_entries(*columns)
+    if found is not None:
+        return found
+    entries: dict[ConsumeQueue, list[bytes]] = {queue: [] for queue in batch.queues}
+    ends: dict[ConsumeQueue, int] = {}
+    for queue, log_offset, size, tag_hash in zip(*columns, strict=True):
+        entries[queue].append(_pack(log_offset, size, tag_hash))
+        ends[queue] = log_offset + size
+    return [(queue, b"".join(packed), ends[queue]) for queue, packed in entries.items()]

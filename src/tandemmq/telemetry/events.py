@@ -205,6 +205,7 @@ SLAVE_TOO_OLD: Final = "slave.too_old"
 PYTHON_UNOPTIMIZED: Final = "python.not_optimized"
 SHARED_PORT_FAILED: Final = "shared_port.failed"
 SHARED_PORT_REFUSED: Final = "shared_port.refused"
+SPEEDUPS_REFUSED: Final = "speedups.refused"
 TASK_FAILED: Final = "task.failed"
 
 # spark

@@ -71,6 +71,8 @@ WAITING = HaStatus(is_master=True, waiting="for b-1", connections=(HaConnection(
         (doubting(tandemHistoryDoubt="the controllers know master epoch 1"), {("problem", "replication")}),
         (doubting(tandemHistoryDiffered="1"), {("problem", "replication")}),
         (doubting(tandemHistoryDoubt="", tandemHistoryDiffered="0"), set()),
+        (doubting(tandemSpeedups="refused: it has version 1"), {("warning", "speedups")}),
+        (doubting(tandemSpeedups="not installed"), set()),
         (checkup(inSyncReplicas="1"), {("warning", "settings")}),
         (checkup(role="ASYNC_MASTER"), {("warning", "settings")}),
     ],

@@ -19,6 +19,7 @@ from tandemmq.broker.delay.timer_delivery import TimerDelivery, TimerFigures
 from tandemmq.broker.delay.timers import TIMER_TOPIC
 from tandemmq.broker.query import load_record
 from tandemmq.broker.stats import SAMPLE_PERIOD_S
+from tandemmq.protocol import speedups
 from tandemmq.protocol.bodies import codec
 from tandemmq.protocol.codes import OUR_VERSION, render_version, response_name
 from tandemmq.protocol.command import Command
@@ -114,6 +115,7 @@ class RuntimeInfoHandlers:
             "brokerRole": self.core.store.assigned_role.value,
             "bootTimestamp": str(self.booted_at_ms),
             codec.BOOT_KEY: self.core.disk.boot_id(),
+            codec.SPEEDUPS_KEY: speedups.state,
             "runtime": _render_age(self.core.clock.now_ms() - self.booted_at_ms),
             "startAcceptSendRequestTimeStamp": str(self.core.options.accept_sends_from_ms),
         }

@@ -21,6 +21,7 @@ from tandemmq.broker.send.assembly import SHARDING_MARK, RecordBuilder, is_unusu
 from tandemmq.broker.send.batch import read_parts
 from tandemmq.broker.send.reply import BlockReply, ReplyForm
 from tandemmq.broker.send.targets import SendTarget, SendTargets
+from tandemmq.protocol import speedups
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.frame import Frame
 from tandemmq.protocol.header_json import WireHeader
@@ -60,22 +61,41 @@ _of_fields = attrgetter(
 
 
 class SendColumns(NamedTuple):
-    """The sends of a block. They have one topic and one sysFlag; `texts` are their properties."""
+    """The sends of a block. They have one topic and one sysFlag; `text` contains the properties of all as
+    received, `properties` are those to store.
+    """
 
     topic: str
     sys_flag: int
+    text: str
     opaques: Sequence[int]
     queue_ids: Sequence[int]
     born_times_ms: Sequence[int]
     flags: Sequence[int]
-    texts: Sequence[str]
     bodies: Sequence[bytes]
+    properties: list[bytes]
+    unique_keys: list[str]
+    tag_hashes: Sequence[int]
+    keys: Sequence[str]
+
+    @property
+    def is_unusual(self) -> bool:
+        """True if one of the messages may be unusual, or is not to wait until it is stored."""
+        text = self.text
+        return is_unusual(text, self.sys_flag) or SHARDING_MARK in text or "WAIT\x01f" in text
 
 
-def read_columns(code: RequestCode, frames: Sequence[Frame]) -> SendColumns | None:
-    """Returns the sends in these frames, or None if one of them is not an ordinary request `code` with a
-    JSON header, or differs in topic or sysFlag.
+def read_columns(code: RequestCode, frames: Sequence[Frame], added: str) -> SendColumns | None:
+    """Returns the sends in these frames, with the `added` properties of the broker. Returns None if one of
+    them is unusual, is not an ordinary request `code` with a JSON header, or differs in topic or sysFlag.
     """
+    kernel = speedups.kernel
+    if kernel is not None:
+        is_v2 = code == RequestCode.SEND_MESSAGE_V2
+        found = kernel.read_sends(code, is_v2, frames, added.encode("utf-8", "replace"))
+        if found is not None:
+            columns = SendColumns(*found)
+            return None if columns.is_unusual else columns
     headers, bodies, kinds = zip(*frames, strict=True)
     if any(kinds) or not all(bodies):
         return None
@@ -93,7 +113,30 @@ def read_columns(code: RequestCode, frames: Sequence[Frame]) -> SendColumns | No
         return None
     if any(command_flags) or any(retry_counts) or any(batches) or not all(texts):
         return None
-    return SendColumns(topic, sys_flag, opaques, queue_ids, born_times_ms, flags, texts, bodies)
+    text = "\n".join(texts) + "\n"
+    columns = SendColumns(
+        topic, sys_flag, text, opaques, queue_ids, born_times_ms, flags, bodies, [], [], (), ()
+    )
+    return None if columns.is_unusual else _complete(columns, added)
+
+
+def _complete(columns: SendColumns, added: str) -> SendColumns | None:
+    """Returns the columns with the complete properties and what tables need of them, or None if one of the
+    messages has no unique key.
+    """
+    text, count = columns.text, len(columns.bodies)
+    closed_count = text.count("\x02\n")
+    if closed_count not in (0, count):
+        return None
+    ending = f"{added}\n" if closed_count else f"\x02{added}\n"
+    properties = text.replace("\n", ending).encode("utf-8", "replace").split(b"\n")
+    del properties[-1]
+    if len(properties) != count:  # a property contains a line break
+        return None
+    unique_keys, tag_hashes, keys = read_parts(properties)
+    if not all(unique_keys):
+        return None
+    return columns._replace(properties=properties, unique_keys=unique_keys, tag_hashes=tag_hashes, keys=keys)
 
 
 @dataclass(slots=True)
@@ -109,7 +152,7 @@ class SendBlocks:
         """Stores the sends of a block, which are requests `code`; the senders are answered once they are
         stored. Returns False, and does nothing, if they must be handled one by one.
         """
-        columns = read_columns(code, frames)
+        columns = read_columns(code, frames, self.records.added)
         if columns is None:
             return False
         target = self.targets.get(columns.topic)
@@ -117,9 +160,7 @@ class SendBlocks:
             return False
         if min(columns.queue_ids) < 0 or max(columns.queue_ids) >= target.queue_count:
             return False
-        block = self._make(channel, columns, target)
-        if block is None:
-            return False
+        block = _make(channel, columns, target)
         reply = BlockReply(self.form, channel, columns.opaques, columns.queue_ids, block.unique_keys)
         placed = self.core.store.appender.append_block(block, reply.done)
         if placed is None:
@@ -130,36 +171,21 @@ class SendBlocks:
         self.core.stats.put_bytes += sum(map(len, columns.bodies))
         return True
 
-    def _make(self, channel: Channel, columns: SendColumns, target: SendTarget) -> NewBatch | None:
-        """Returns the records, or None if one of the messages is unusual, has no unique key, or is not to
-        wait until it is stored.
-        """
-        joined = "\n".join(columns.texts) + "\n"
-        count, closed_count = len(columns.texts), joined.count("\x02\n")
-        if is_unusual(joined, columns.sys_flag) or SHARDING_MARK in joined or "WAIT\x01f" in joined:
-            return None
-        if closed_count not in (0, count):
-            return None
-        ending = f"{self.records.added}\n" if closed_count else f"\x02{self.records.added}\n"
-        properties = joined.replace("\n", ending).encode("utf-8", "replace").split(b"\n")
-        del properties[-1]
-        if len(properties) != count:  # a property contains a line break
-            return None
-        unique_keys, tag_hashes, keys = read_parts(properties)
-        if not all(unique_keys):
-            return None
-        return NewBatch(
-            topic=target.topic,
-            queue_ids=columns.queue_ids,
-            bodies=columns.bodies,
-            properties=properties,
-            born_times_ms=columns.born_times_ms,
-            born_host=encode_host(*channel.peer),
-            tag_hashes=tag_hashes,
-            flags=columns.flags,
-            sys_flag=columns.sys_flag | target.sys_flag,
-            retry_count=0,
-            keys=keys,
-            unique_keys=unique_keys,
-            wait_stored=True,
-        )
+
+def _make(channel: Channel, columns: SendColumns, target: SendTarget) -> NewBatch:
+    """Returns the records."""
+    return NewBatch(
+        topic=target.topic,
+        queue_ids=columns.queue_ids,
+        bodies=columns.bodies,
+        properties=columns.properties,
+        born_times_ms=columns.born_times_ms,
+        born_host=encode_host(*channel.peer),
+        tag_hashes=columns.tag_hashes,
+        flags=columns.flags,
+        sys_flag=columns.sys_flag | target.sys_flag,
+        retry_count=0,
+        keys=columns.keys,
+        unique_keys=columns.unique_keys,
+        wait_stored=True,
+    )

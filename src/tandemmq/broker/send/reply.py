@@ -14,6 +14,7 @@ from json.encoder import encode_basestring_ascii as quote
 
 import msgspec
 
+from tandemmq.protocol import speedups
 from tandemmq.protocol.codes import (
     FLAG_RESPONSE,
     OUR_LANGUAGE,
@@ -72,7 +73,7 @@ _NOT_PLACED = PlacedBlock((), (), ())
 class ReplyForm:
     """The constant parts of every answer of one broker."""
 
-    __slots__ = ("fields", "host_hex", "is_traced", "region", "template")
+    __slots__ = ("fields", "host_hex", "is_traced", "pieces", "region", "template")
 
     def __init__(self, store_host: bytes, region: str, *, is_traced: bool) -> None:
         self.region = region
@@ -83,14 +84,22 @@ class ReplyForm:
     def bind(self, store_host: bytes) -> None:
         """Sets the host in message ids: the port is known only once it is bound."""
         self.host_hex = store_host.hex().upper()
-        region = quote(self.region).replace("%", "%%")
+        self.pieces = tuple(
+            piece.encode("ascii")
+            for piece in (
+                f'{{"code":0,"extFields":{{"MSG_REGION":{quote(self.region)},'
+                f'"TRACE_ON":"{self.fields["TRACE_ON"]}","msgId":"{self.host_hex}',
+                '","queueId":"',
+                '","queueOffset":"',
+                '","transactionId":',
+                f'}},"flag":1,"language":"{_LANGUAGE}","opaque":',
+                f',"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}',
+            )
+        )
         # Filled with log offset, queue id, queue offset, quoted unique key, opaque. Formatting bytes costs
         # 0.56 us; an f-string and its encoding cost 0.82 us.
-        self.template = (
-            f'{{"code":0,"extFields":{{"MSG_REGION":{region},"TRACE_ON":"{self.fields["TRACE_ON"]}",'
-            f'"msgId":"{self.host_hex}%016X","queueId":"%d","queueOffset":"%d","transactionId":%b}},"flag":1,'
-            f'"language":"{_LANGUAGE}","opaque":%d,"serializeTypeCurrentRPC":"JSON","version":{OUR_VERSION}}}'
-        ).encode("ascii")
+        self.template = b"%%016X%b%%d%b%%d%b%%b%b%%d%b" % self.pieces[1:]
+        self.template = self.pieces[0].replace(b"%", b"%%") + self.template
 
     def message_ids(self, log_offsets: Sequence[int]) -> str:
         """Returns the ids of a send's records, joined by commas; "" if their log offsets are no longer
@@ -187,6 +196,11 @@ class BlockReply(msgspec.Struct, gc=False):
                 reply.appended = appended
                 reply.done(status)
             return
+        if speedups.kernel is not None:
+            answers = speedups.kernel.render_answers(self.form.pieces, *columns)
+            if answers is not None:
+                self.channel.send_answers(self.opaques, answers)
+                return
         # Quoted texts contain no line breaks.
         quoted = "\n".join(map(quote, self.unique_keys)).encode("ascii").split(b"\n")
         rows = zip(log_offsets, self.queue_ids, queue_offsets, quoted, self.opaques, strict=True)

@@ -1,0 +1,32 @@
+"""Loads the optional kernel of `tandemmq-speedups` (`protocol.speedups`) at the start of a server."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Final, cast
+
+from tandemmq import __version__
+from tandemmq.protocol import speedups
+
+SWITCH: Final = "TANDEMMQ_SPEEDUPS"
+"""The environment variable that keeps the kernel out with the value `off`."""
+
+
+def load_speedups() -> None:
+    """Loads the kernel if it is installed, has this package's version and is not switched off."""
+    speedups.kernel, speedups.state = None, "not installed"
+    if os.environ.get(SWITCH) == "off":
+        speedups.state = f"switched off by {SWITCH}"
+        return
+    try:
+        module = importlib.import_module("tandemmq_speedups")
+    except ModuleNotFoundError:
+        return
+    except ImportError as error:
+        speedups.state = f"refused: it cannot be loaded: {error}"
+        return
+    if module.__version__ != __version__:
+        speedups.state = f"refused: it has version {module.__version__}, this package {__version__}"
+        return
+    speedups.kernel, speedups.state = cast(speedups.Kernel, module), "used"
