@@ -42,4 +42,4 @@ def alerts(
 def read_rules(runbooks: str) -> str:
     """Returns the alert rules as YAML, with the address of the runbooks' page."""
     rules = (resources.files("tandemmq.generate") / "alerts.yml").read_text(encoding="utf-8")
-    return rules.replace(RUNBOOKS, runbooks)
+    return rules.replace(RUNBOOKS, runbooks.replace("'", "''"))  # it is between quotes

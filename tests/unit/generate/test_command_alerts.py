@@ -67,6 +67,12 @@ def test_command_prints_the_rules_with_the_given_runbooks() -> None:
     assert done.stdout == read_rules(WIKI)
 
 
+@pytest.mark.parametrize("page", ["", "#top", "@wiki", "https://wiki.example/x: y # z", "it's"])
+def test_rules_name_any_page_of_runbooks(page: str) -> None:
+    rules = yaml.safe_load(read_rules(page))["groups"][0]["rules"]
+    assert rules[0]["annotations"]["runbook_url"] == f"{page}#a-consumer-group-falls-behind"
+
+
 def test_prometheus_accepts_the_rules(tmp_path: Path) -> None:
     promtool(tmp_path, "check rules", {"rules.yml": read_rules(WIKI)})
 
