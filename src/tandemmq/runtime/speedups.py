@@ -26,7 +26,8 @@ def load_speedups() -> None:
     except ImportError as error:
         speedups.state = f"refused: it cannot be loaded: {error}"
         return
-    if module.__version__ != __version__:
-        speedups.state = f"refused: it has version {module.__version__}, this package {__version__}"
+    version = getattr(module, "__version__", "unknown")  # a folder of that name has none
+    if version != __version__:
+        speedups.state = f"refused: it has version {version}, this package {__version__}"
         return
     speedups.kernel, speedups.state = cast(speedups.Kernel, module), "used"

@@ -42,6 +42,13 @@ def test_a_kernel_of_another_version_is_refused(installed: ModuleType) -> None:
     assert speedups.state == f"refused: it has version 0.0.9, this package {__version__}"
 
 
+def test_a_folder_of_that_name_is_refused(installed: ModuleType) -> None:
+    del installed.__version__
+    load_speedups()
+    assert speedups.kernel is None
+    assert speedups.state == f"refused: it has version unknown, this package {__version__}"
+
+
 def test_the_environment_keeps_it_out(installed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(SWITCH, "off")
     load_speedups()
