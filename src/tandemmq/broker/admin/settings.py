@@ -238,7 +238,9 @@ def render_settings(
     *,
     is_elected: bool = False,
 ) -> dict[str, str]:
-    """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key: all settings but secrets."""
+    """Returns everything that GET_BROKER_CONFIG shows, as text by RocketMQ key: all settings of these parts
+    but secrets.
+    """
     parts: dict[str, object] = {"broker": options, "store": store_options, "access": access}
     values: dict[str, object] = {
         key: getattr(parts[one.part], one.field) for key, one in SETTINGS.items() if not one.kind.is_secret
