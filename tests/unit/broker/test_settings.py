@@ -36,6 +36,15 @@ def test_every_setting_but_secrets_is_shown() -> None:
     assert "hidden" not in f"{shown} {options} {access}"
 
 
+def test_each_shown_setting_can_be_written_to_the_configuration_file() -> None:
+    access = AccessOptions(authentication_white_codes=frozenset({11, 10}))
+    shown = render_settings(BrokerOptions(), StoreOptions(root=Path("/store")), access)
+    for name, text in shown.items():
+        BROKER_KEYS[name].kind.parse(text)
+    assert shown["storePathCommitLog"] == "/store/commitlog"
+    assert shown["authenticationWhitelist"] == "10,11"
+
+
 def test_nothing_that_names_a_place_or_an_identity_can_be_changed() -> None:
     words = (
         "path",
