@@ -92,5 +92,6 @@ async def test_dispatching_stops_at_an_intact_record_without_a_valid_topic(is_kn
     assert [checked.outcome for checked in checks].count(RecordOutcome.BAD_TOPIC) == 1
     slave.append_raw(0, log, checks if is_known else ())
     assert (slave.max_log_offset, slave.dispatched.value) == (len(log), places[0])
+    assert slave.dispatcher.parsed is None, "the bytes are not held, nor taken for others after a cut"
     await slave.close()
     await master.close()

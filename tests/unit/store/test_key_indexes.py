@@ -14,7 +14,7 @@ from store_rig import ROOT, SMALL, STORE_HOST, Rig, bodies, options, record, sto
 from sim.memory import ManualClock, MemoryDisk, NoFault
 from sim.workload import make_batch
 from tandemmq.protocol.hashes import key_hash
-from tandemmq.store import MessageStore, reader
+from tandemmq.store import MessageStore, key_indexes, reader
 from tandemmq.store.appender import Unit
 from tandemmq.store.key_index import KeyIndex, made_at, new_name
 from tandemmq.store.key_indexes import KeyIndexes
@@ -123,6 +123,18 @@ async def test_a_full_file_is_followed_by_a_new_one() -> None:
     rig.put(store, record(b"new", keys="k7"))
     assert found(store, "k7")[-1] == b"new"
     assert rig.disk.list(INDEX)[: len(names)] == names
+    await store.close()
+
+
+async def test_collected_records_with_many_bytes_are_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_indexes, "PENDING_BYTES_MAX", 3_000)
+    rig = Rig()
+    store = await rig.open()
+    made = []
+    for n in range(3):
+        rig.put(store, record(bytes(1_000), keys=f"k{n}"))
+        made.append(len(rig.disk.list(INDEX)))
+    assert made == [0, 0, 1]
     await store.close()
 
 
