@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import cast
 
+from ports import free_port
 from tandemmq.protocol.record import NewRecord
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import ReplicationMaster, ReplicationSlave
@@ -105,7 +106,8 @@ class Peers:
         disk: RealDisk | None = None,
         **changes: object,
     ) -> MessageStore:
-        port = int(self.address.rpartition(":")[2] or 0)
+        # Not an ephemeral port: another connection could have it when the master starts again.
+        port = int(self.address.rpartition(":")[2] or free_port())
         self.master_store = await open_store(self.root / "master", role, disk, **changes)
         self.master = ReplicationMaster(self.master_store, options, network=self.network, clock=self.clock)
         host, port = await self.master.start("127.0.0.1", port)
