@@ -76,3 +76,14 @@ async def test_access_is_checked_before_the_client_id() -> None:
     with pytest.raises(RpcRefused) as refused:
         await callers.admit(FakeCall(metadata={}), "refused")
     assert refused.value.code == Code.UNAUTHORIZED
+
+
+async def test_a_check_that_names_nobody_keeps_the_user_of_the_one_before() -> None:
+    async def name(metadata: object, peer: Address, request: Message) -> str:
+        return "alice"
+
+    async def name_nobody(metadata: object, peer: Address, request: Message) -> str:
+        return ""
+
+    callers = Callers([name, name_nobody])
+    assert (await callers.admit(FakeCall(metadata={"x-mq-client-id": "c"}), None)).access_key == "alice"

@@ -36,6 +36,7 @@ async def test_the_next_large_file_is_made_ahead_of_need(is_warm: bool) -> None:
     while store.max_log_offset < AHEAD_SEGMENT_BYTES_MIN * 4 // 5:
         assert len(rig.disk.list(LOG)) <= 1
         rig.put(store, record(body))
+    assert not store.log.needs_segment_ahead()  # it is asked for once
     await rig.clock.pass_time(0)
     assert len(rig.disk.list(LOG)) == 2
     zeros = [size for name, _, size in writes if name == f"{AHEAD_SEGMENT_BYTES_MIN:020d}"]
