@@ -11,7 +11,7 @@ from unit.console.console_client import Browser, open_browser
 from waits import until
 
 # Console, brokers and controllers share one event loop: on a busy machine a page takes longer than the 1.5 s
-# after which a broker that was not heard is no candidate.
+# after which the controllers do not elect a broker that was not heard.
 PATIENT = {"controllerHeartBeatTimeoutMills": 30_000}
 
 
