@@ -53,7 +53,6 @@ except ImportError as error:
 log = logging.getLogger(__name__)
 
 QUEUE_MAX: Final = 2_048
-BATCH_MAX: Final = 256
 _SENDS: Final = (RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2, RequestCode.SEND_BATCH_MESSAGE)
 _CONTEXT: Final = re.compile(rb"traceparent\x0100-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})")
 
