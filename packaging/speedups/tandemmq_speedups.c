@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#define INTERFACE 1                  /* as in protocol/speedups.py: rises when a signature or its meaning changes */
 #define COUNT_MAX (1 << 20)          /* of items in one call */
 #define TOTAL_MAX ((int64_t)1 << 30) /* of bytes in one call */
 #define RECORD_HEAD_BYTES 48         /* up to the born host */
@@ -780,7 +781,10 @@ static PyMethodDef METHODS[] = {
     {NULL, NULL, 0, NULL},
 };
 
-static int set_up(PyObject *module) { return PyModule_AddStringConstant(module, "__version__", SPEEDUPS_VERSION); }
+static int set_up(PyObject *module)
+{
+    return PyModule_AddStringConstant(module, "__version__", SPEEDUPS_VERSION) || PyModule_AddIntMacro(module, INTERFACE) ? -1 : 0;
+}
 
 static PyModuleDef_Slot SLOTS[] = {{Py_mod_exec, set_up}, {0, NULL}};
 

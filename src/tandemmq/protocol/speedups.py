@@ -7,9 +7,11 @@ input that it leaves to the twin it returns None; `split_frames` stops there. `r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 Ints = Sequence[int]
+INTERFACE: Final = 1
+"""The number of these signatures and their meaning. It rises with each change, here and in the kernel."""
 
 
 class Kernel(Protocol):

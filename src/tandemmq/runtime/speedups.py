@@ -14,7 +14,7 @@ SWITCH: Final = "TANDEMMQ_SPEEDUPS"
 
 
 def load_speedups() -> None:
-    """Loads the kernel if it is installed, has this package's version and is not switched off."""
+    """Loads the kernel if it is installed, has the version and interface of this package, and is on."""
     speedups.kernel, speedups.state = None, "not installed"
     if os.environ.get(SWITCH) == "off":
         speedups.state = f"switched off by {SWITCH}"
@@ -29,5 +29,9 @@ def load_speedups() -> None:
     version = getattr(module, "__version__", "unknown")  # a folder of that name has none
     if version != __version__:
         speedups.state = f"refused: it has version {version}, this package {__version__}"
+        return
+    interface = getattr(module, "INTERFACE", "unknown")  # kernels of older commits have none
+    if interface != speedups.INTERFACE:
+        speedups.state = f"refused: it has interface {interface}, this package {speedups.INTERFACE}"
         return
     speedups.kernel, speedups.state = cast(speedups.Kernel, module), "used"

@@ -222,7 +222,7 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
 def _judge_speedups(one: Checkup) -> Iterator[DoctorLine]:
     state = one.facts.get(codec.SPEEDUPS_KEY)  # only our brokers have it
     if state and state.startswith("refused"):
-        fix = "install tandemmq-speedups in the version of tandemmq, or uninstall it"
+        fix = "install tandemmq-speedups of the release or commit of tandemmq, or uninstall it"
         yield _warning("speedups", f"tandemmq-speedups at {one.label} is {state}", fix)
     elif state:
         yield _ok("speedups", f"tandemmq-speedups at {one.label} is {state}")

@@ -1,9 +1,11 @@
-"""Loading the optional kernel: only the one of this version, unless it is switched off."""
+"""Loading the optional kernel: only the one of this version and interface, unless it is switched off."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 
 import pytest
@@ -25,6 +27,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The module of an installed kernel."""
     module = ModuleType("tandemmq_speedups")
     module.__version__ = __version__  # type: ignore[attr-defined]
+    module.INTERFACE = speedups.INTERFACE  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "tandemmq_speedups", module)
     return module
 
@@ -40,6 +43,28 @@ def test_a_kernel_of_another_version_is_refused(installed: ModuleType) -> None:
     load_speedups()
     assert speedups.kernel is None
     assert speedups.state == f"refused: it has version 0.0.9, this package {__version__}"
+
+
+def test_a_kernel_of_another_commit_is_refused(installed: ModuleType) -> None:
+    installed.INTERFACE = speedups.INTERFACE + 1  # type: ignore[attr-defined]
+    load_speedups()
+    assert speedups.kernel is None
+    assert speedups.state == (
+        f"refused: it has interface {speedups.INTERFACE + 1}, this package {speedups.INTERFACE}"
+    )
+
+
+def test_a_kernel_without_an_interface_is_refused(installed: ModuleType) -> None:
+    del installed.INTERFACE
+    load_speedups()
+    assert speedups.kernel is None
+    assert speedups.state == f"refused: it has interface unknown, this package {speedups.INTERFACE}"
+
+
+def test_the_source_of_the_kernel_has_this_interface() -> None:
+    source = Path(__file__).parents[3] / "packaging/speedups/tandemmq_speedups.c"
+    found = re.findall(r"^#define INTERFACE (\d+) ", source.read_text("utf-8"), re.MULTILINE)
+    assert found == [str(speedups.INTERFACE)]
 
 
 def test_a_folder_of_that_name_is_refused(installed: ModuleType) -> None:
