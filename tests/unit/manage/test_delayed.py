@@ -28,6 +28,10 @@ async def waiting(tools: Tools) -> WaitingMessages:
     return await read_waiting(tools, target, int(time.time() * 1000))
 
 
+async def holds(tools: Tools, count: int) -> bool:
+    return len((await waiting(tools)).messages) == count
+
+
 async def test_waiting_messages_are_listed_by_due_time() -> None:
     async with managed_cluster() as managed:
         cluster, tools = managed.cluster, managed.tools
@@ -39,6 +43,7 @@ async def test_waiting_messages_are_listed_by_due_time() -> None:
             await producer.send(Message("orders", b"two minutes", delay_level=6))
             await producer.send(Message("orders", b"half an hour", deliver_at_ms=now_ms + 1_800_000))
             await producer.send(Message("orders", b"gone", delay_ms=1))
+        await until(lambda: holds(tools, 3))
         found = await waiting(tools)
         assert [(one.level, one.topic) for one in found.messages] == [
             (6, "orders"),
