@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import gc
+import json
 import re
 import sys
 import tempfile
@@ -42,7 +43,7 @@ from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import encode_frame
 from tandemmq.protocol.properties import encode_properties
-from tandemmq.protocol.requests.consume import PullRequest
+from tandemmq.protocol.requests.consume import PopRequest, PullRequest
 from tandemmq.protocol.requests.send import EndTransactionRequest, SendRequestV2
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -63,6 +64,7 @@ TIME_RISE_MAX: Final = 3.0
 TIMED_ROUNDS: Final = 40
 TRIES_MAX: Final = 4
 EXCHANGE_SECONDS_MAX: Final = 60.0
+INVISIBLE_MS: Final = 600_000
 FIXED_LOOP_ROUNDS: Final = 20_000
 DELAY_S: Final = 1.0
 MASTER_PORT: Final = 10911
@@ -161,6 +163,16 @@ def cases() -> list[Case]:
             loops=117,
             answer_bytes_min=pulled,
         ),
+        Case(name="pop", frames=[pop_frame()], messages=PULLED, steps=429, loops=92, answer_bytes_min=pulled),
+        Case(
+            name="pop and its acks",
+            frames=[pop_frame()],
+            messages=PULLED,
+            steps=1478,
+            loops=240,
+            answer_bytes_min=pulled,
+            then=_acknowledge,
+        ),
     ]
 
 
@@ -209,6 +221,25 @@ async def _commit(asker: Asker) -> None:
             transaction_id="-",
         )
         frames.append(encode_frame(Command.request(RequestCode.END_TRANSACTION, header)))
+    await asker.exchange(b"".join(frames), len(frames))
+
+
+async def _acknowledge(asker: Asker) -> None:
+    """Acknowledges each message of the last answer, which is that to a pop, by a request of its own.
+
+    The requests are made without the package's code, whose steps would count.
+    """
+    fields = json.loads(asker.header)["extFields"]
+    start = fields["startOffsetInfo"].split(" ")[2]
+    lease = f"{start} {fields['popTime']} {fields['invisibleTime']} {fields['reviveQid']} 0 broker-a 0"
+    frames = []
+    for number, offset in enumerate(fields["msgOffsetInfo"].split(" ")[2].split(",")):
+        header = (
+            f'{{"code":{int(RequestCode.ACK_MESSAGE)},"extFields":{{"queueId":"0","offset":"{offset}",'
+            f'"extraInfo":"{lease} {offset}","consumerGroup":"costs","topic":"{TOPIC}"}},"flag":0,'
+            f'"language":"JAVA","opaque":{number},"serializeTypeCurrentRPC":"JSON","version":463}}'
+        ).encode()
+        frames.append((4 + len(header)).to_bytes(4, "big") + len(header).to_bytes(4, "big") + header)
     await asker.exchange(b"".join(frames), len(frames))
 
 
@@ -277,12 +308,22 @@ def pull_frame(
     return encode_frame(Command.request(RequestCode.PULL_MESSAGE, header))
 
 
+def pop_frame() -> bytes:
+    """Returns a pop of `PULLED` messages of queue 0, which the broker must not hold."""
+    header = PopRequest(
+        consumer_group="costs", topic=TOPIC, queue_id=0, count_max=PULLED, invisible_ms=INVISIBLE_MS
+    )
+    return encode_frame(Command.request(RequestCode.POP_MESSAGE, header))
+
+
 class Asker(asyncio.Protocol):
     """The client's end of a connection: it counts answers without using the package's code."""
 
     def __init__(self) -> None:
         self.sent: list[tuple[str, int]] = []
         """The message id and queue offset of each send in the last `exchange`."""
+        self.header = b""
+        """The header of the last answer."""
         self._received = bytearray()
         self._wanted = self._answer_bytes = 0
         self._answered: asyncio.Future[None] | None = None
@@ -303,7 +344,7 @@ class Asker(asyncio.Protocol):
                 return
             # Only the header is searched: a message body is not an answer, and searching it would take longer
             # than the broker's work.
-            header = bytes(self._received[8 : 8 + int.from_bytes(self._received[5:8], "big")])
+            self.header = header = bytes(self._received[8 : 8 + int.from_bytes(self._received[5:8], "big")])
             if self._wanted > 0 and b'"code":0,' not in header:
                 self._fail(f"the broker refuses: {bytes(self._received[8:size])!r}")
             found = _SENT.search(header)

@@ -5,6 +5,7 @@ A handle is `ckStartOffset popTime invisibleTime reviveQid flag brokerName queue
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
@@ -19,7 +20,10 @@ FLAG_RETRY_V2: Final = "2"
 ORDERED_REVIVE_QUEUE: Final = 999
 """The reviveQid of an ordered pop, which has no check point."""
 
-_NUMBER_CHARS_MAX: Final = 19
+_NUMBER: Final = "(-?[0-9]{1,19})"
+_HANDLE: Final = re.compile(
+    f"{_NUMBER} {_NUMBER} {_NUMBER} {_NUMBER} ([^ ]*) ([^ ]*) {_NUMBER}(?: {_NUMBER}(?: .*)?)?", re.DOTALL
+)
 
 
 class Handle(NamedTuple):
@@ -46,15 +50,15 @@ def render_handle(handle: Handle) -> str:
 
 def parse_handle(text: str) -> Handle:
     """Parses a handle. Raises BadRequest (INVALID_PARAMETER) naming the fault."""
-    parts = text.split(" ")
-    if len(parts) < 7:
-        raise _bad(text, "it must have 8 fields separated by spaces")
-    try:
-        start, pop_time, invisible, revive, queue = (_number(parts[place]) for place in (0, 1, 2, 3, 6))
-        offset = _number(parts[7]) if len(parts) > 7 else -1
-    except ValueError:
-        raise _bad(text, "its offsets, times and queue ids must be whole numbers") from None
-    return Handle(start, pop_time, invisible, revive, parts[4], parts[5], queue, offset)
+    found = _HANDLE.fullmatch(text)
+    if found is None:
+        if text.count(" ") < 6:
+            raise _bad(text, "it must have 8 fields separated by spaces")
+        raise _bad(text, "its offsets, times and queue ids must be whole numbers")
+    start, pop_time, invisible, revive, flag, broker_name, queue, offset = found.groups("-1")
+    return Handle(
+        int(start), int(pop_time), int(invisible), int(revive), flag, broker_name, int(queue), int(offset)
+    )
 
 
 def start_item(flag: str, queue_id: int, offset: int) -> str:
@@ -141,13 +145,6 @@ def real_topic(flag: str, group: str, topic: str) -> str:
     if flag == FLAG_RETRY_V2:
         return pop_retry_v2(group, topic)
     return topic
-
-
-def _number(text: str) -> int:
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit()) or len(digits) > _NUMBER_CHARS_MAX:
-        raise ValueError(text)
-    return int(text)
 
 
 def _bad(text: str, fault: str) -> BadRequest:

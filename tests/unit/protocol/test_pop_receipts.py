@@ -34,10 +34,39 @@ def test_handle_has_eight_fields_in_the_order_of_the_spec() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "1 2 3", "a 2 3 4 0 b 6 7", "1 2 3 4 0 b 6 x", "1 2 3 4 0 b " + "9" * 40]
+    ("text", "handle"),
+    [
+        ("1 2 3 4 0 b 6", Handle(1, 2, 3, 4, "0", "b", 6, -1)),
+        ("1 2 3 4 0 b 6 7 more text\n", Handle(1, 2, 3, 4, "0", "b", 6, 7)),
+        ("-1 2 3 4   -6 -7", Handle(-1, 2, 3, 4, "", "", -6, -7)),
+        ("1 2 3 4 \n é 6 " + "9" * 19, Handle(1, 2, 3, 4, "\n", "é", 6, 10**19 - 1)),
+        ("001 2 3 4 0 b 6 -0", Handle(1, 2, 3, 4, "0", "b", 6, 0)),
+    ],
 )
-def test_a_text_that_is_no_handle_is_named(text: str) -> None:
-    with pytest.raises(BadRequest, match="handle"):
+def test_a_handle_may_be_short_or_have_more_text(text: str, handle: Handle) -> None:
+    assert parse_handle(text) == handle
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("", "8 fields"),
+        ("1 2 3", "8 fields"),
+        ("1 2 3 4 0 b", "8 fields"),
+        ("a 2 3 4 0 b 6 7", "whole numbers"),
+        ("1 2 3 4 0 b 6 x", "whole numbers"),
+        ("1 2 3 4 0 b 6 ", "whole numbers"),
+        ("1 2 3 4 0 b 6\n", "whole numbers"),
+        ("1 2 3 4 0 b 6 7\n", "whole numbers"),
+        ("1 2 3 4 0 b 6 ٣", "whole numbers"),
+        ("1 --2 3 4 0 b 6 7", "whole numbers"),
+        ("1 - 3 4 0 b 6 7", "whole numbers"),
+        ("1 +2 3 4 0 b 6 7", "whole numbers"),
+        ("1 2 3 4 0 b " + "9" * 20, "whole numbers"),
+    ],
+)
+def test_a_text_that_is_no_handle_is_named(text: str, fault: str) -> None:
+    with pytest.raises(BadRequest, match=f"handle.*{fault}"):
         parse_handle(text)
 
 
