@@ -56,7 +56,7 @@ class NameServerOptions(ExportOptions):
     """
     client_networks: str = setting("clientNetworks", "", kinds.OPTIONAL_TEXT)
     """Ours: the networks of clients by address, `NAME=10.0.0.0/8,fd00::/8;NAME=...`, longest prefix first."""
-    network_fallback: str = setting("networkFallback", "registered", kinds.TEXT)
+    network_fallback: str = setting("networkFallback", "registered", kinds.words(*FALLBACKS))
     """Ours: the answer about a broker without an address in the asker's network: `registered` or `drop`."""
     config_black_list: str = setting(
         "configBlackList", "configBlackList;configStorePath;kvConfigPath", kinds.TEXT

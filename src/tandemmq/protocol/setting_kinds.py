@@ -80,6 +80,11 @@ def choice(options: type[Enum]) -> ValueKind:
     return ValueKind("one of " + ", ".join(options.__members__), parse)
 
 
+def words(*allowed: str) -> ValueKind:
+    """Returns a kind for these words, written exactly so."""
+    return ValueKind(" or ".join(allowed), checked(lambda text: text in allowed))
+
+
 def checked(is_allowed: Callable[[str], bool], make: Callable[[str], Any] = str) -> Callable[[str], Any]:
     """Returns a parser that makes the value of a text if the text is allowed."""
 

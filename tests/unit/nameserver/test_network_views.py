@@ -278,6 +278,14 @@ async def test_ranges_change_while_the_server_runs(site: Site) -> None:
     assert answer.code == 16
 
 
+@pytest.mark.parametrize("text", ["", "Drop"])
+async def test_a_refused_fallback_names_the_allowed_ones(site: Site, text: str) -> None:
+    await site.start()
+    answer = await site.call(Code.UPDATE_NAMESRV_CONFIG, body=f"networkFallback={text}\n".encode())
+    assert answer.code == 1
+    assert answer.remark == f"networkFallback must be registered or drop, not {text!r}"
+
+
 @pytest.mark.parametrize(
     "options",
     [
