@@ -26,6 +26,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tandemmq.errors import TandemError, install_hint
+from tandemmq.remoting.options import render_address
 
 if TYPE_CHECKING:
     from tandemmq.broker.options import BrokerConfig
@@ -295,7 +296,7 @@ def _sentence(error: OSError) -> str:
     reason = error.strerror or str(error)
     unbound = _UNBOUND.search(reason)
     if unbound is not None:
-        return f"cannot listen on {_address((unbound[1], int(unbound[2])))}: {unbound[3]}"
+        return f"cannot listen on {render_address((unbound[1], int(unbound[2])))}: {unbound[3]}"
     return f"{error.filename}: {reason}" if error.filename else reason
 
 
@@ -326,7 +327,7 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     options = loaded.controller
     if options is None:
         return await serve(
-            name_server, outcome, lambda: f"name server ready on {_address(name_server.address)}"
+            name_server, outcome, lambda: f"name server ready on {render_address(name_server.address)}"
         )
     own = ControllerConfig(options=options, tls=loaded.tls, credentials=loaded.credentials)
     elector = _new_controller(own, outcome, connections_max)
@@ -334,8 +335,8 @@ async def _name_server(config: Path | None, overrides: list[str]) -> int:
     name_server.more_metrics = elector.read_metrics
 
     def ready() -> str:
-        place = f"controller {options.self_id} on {_address(elector.address)}"
-        return f"name server ready on {_address(name_server.address)}, {place}"
+        place = f"controller {options.self_id} on {render_address(elector.address)}"
+        return f"name server ready on {render_address(name_server.address)}, {place}"
 
     return await serve(_Both(name_server, elector), outcome, ready)
 
@@ -352,7 +353,7 @@ async def _controller(config: Path | None, overrides: list[str]) -> int:
 
     def ready() -> str:
         options = loaded.options
-        place = f"{_address(server.address)}, store in {options.store_path}"
+        place = f"{render_address(server.address)}, store in {options.store_path}"
         return f"controller {options.self_id} of {options.group} ready on {place}"
 
     return await serve(server, outcome, ready)
@@ -377,7 +378,7 @@ async def _proxy(config: Path | None, overrides: list[str], form: LogForm) -> in
 
     def ready() -> str:
         facts = f"{len(group.workers)} workers, name servers {loaded.options.name_servers}"
-        return f"proxy ready on {_address(group.address)}, {facts}"
+        return f"proxy ready on {render_address(group.address)}, {facts}"
 
     return max(await serve(group, outcome, ready), group.exit_code)
 
@@ -421,7 +422,7 @@ async def _serve_proxy(
     server = _new_proxy(loaded, network, outcome, _plan_descriptors().connections_max)
 
     def ready() -> str:
-        return f"{name} ready on {_address(server.address)}, name servers {loaded.options.name_servers}"
+        return f"{name} ready on {render_address(server.address)}, name servers {loaded.options.name_servers}"
 
     return await serve(server, outcome, ready, retire=server.drain, is_worker=is_worker)
 
@@ -512,7 +513,7 @@ async def _broker(config: Path | None, overrides: list[str]) -> int:
 
     def ready() -> str:
         name, role = loaded.broker.broker_name, loaded.store.role.value
-        ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
+        ports = f"{render_address(server.address)}, replication on {render_address(server.ha_address)}"
         return f"broker {name} ({role}) ready on {ports}, store in {loaded.store.root}"
 
     return await _serve_broker(server, loaded, outcome, ready)
@@ -534,7 +535,7 @@ async def _elected_broker(loaded: BrokerConfig, outcome: ServerEnd) -> int:
 
     def ready() -> str:
         name = f"broker {loaded.broker.broker_name} (elected, id {server.broker_id})"
-        ports = f"{_address(server.address)}, replication on {_address(server.ha_address)}"
+        ports = f"{render_address(server.address)}, replication on {render_address(server.ha_address)}"
         return f"{name} ready on {ports}, store in {loaded.store.root}"
 
     return await _serve_broker(server, loaded, outcome, ready, retire=server.retire)
@@ -559,7 +560,7 @@ async def _serve_broker(
     proxy = _new_proxy(inner_proxy_config(loaded), TcpNetwork(), outcome, loaded.broker.connections_max)
 
     def both_ready() -> str:
-        return f"{ready()}, proxy on {_address(proxy.address)}"
+        return f"{ready()}, proxy on {render_address(proxy.address)}"
 
     async def retire_both() -> None:
         await proxy.drain()
@@ -691,11 +692,6 @@ def notify_service_manager(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notifier, suppress(OSError):
         # An address that begins with @ is in the abstract namespace: its first byte is zero.
         notifier.sendto(state.encode(), path.replace("@", "\0", 1) if path[0] == "@" else path)
-
-
-def _address(address: tuple[str, int]) -> str:
-    host, port = address
-    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _plan_descriptors(open_file_count_max: int = 0, replication_connections_max: int = 0) -> DescriptorPlan:

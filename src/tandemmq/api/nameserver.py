@@ -20,8 +20,7 @@ from tandemmq.api.calls import (
     settings,
     value,
 )
-from tandemmq.protocol.bodies import DataVersion
-from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table, encode_body
+from tandemmq.protocol.bodies.codec import decode_body, decode_kv_table
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.route import ClusterInfo, TopicRoute, decode_member_group
 from tandemmq.protocol.bodies.tables import decode_topic_list
@@ -109,20 +108,6 @@ def _name_broker(broker: BrokerIdentity) -> headers.UnregisterBrokerRequest:
 
 unregister_broker = NameServerCall(Code.UNREGISTER_BROKER, _name_broker, done)
 """Removes a stopping broker from all routes."""
-
-
-def _describe_version(broker: BrokerIdentity, version: DataVersion) -> RequestContent:
-    return RequestContent(headers.QueryDataVersionRequest(**_identity(broker)), encode_body(version))
-
-
-has_data_version_changed = NameServerCall(
-    Code.QUERY_DATA_VERSION,
-    _describe_version,
-    lambda answer: answer.decode(headers.QueryDataVersionResponse).is_changed,
-)
-"""Returns True if the name server does not have exactly this version of the broker's topics; counts as a
-heartbeat.
-"""
 
 
 def _name_topic(topic: str) -> headers.RouteRequest:
