@@ -18,20 +18,19 @@ from faststream._internal.context.repository import ContextRepo
 from faststream._internal.di import FastDependsConfig
 from faststream._internal.logger import make_logger_state
 from faststream.exceptions import SetupError
-from faststream.response.publish_type import PublishType
 from faststream.security import BaseSecurity, SASLPlaintext
 from faststream.specification.schema import BrokerSpec
 
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ProducerOptions, ServerNames, parse_name_servers
 from tandemmq.client.producer.producer import Producer
-from tandemmq.client.producer.results import SendResult
 from tandemmq.errors import TandemError
 from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, SubscriberLogLines
 from tandemmq.integrations.faststream.message import Raw, RocketMQMessage
 from tandemmq.integrations.faststream.producer import RocketMQProducer
+from tandemmq.integrations.faststream.publisher import PublishMethods
 from tandemmq.integrations.faststream.registrator import RocketMQRegistrator, RouterOptions, config_options
-from tandemmq.integrations.faststream.response import MessageFields, RocketMQPublishCommand, check_options
+from tandemmq.integrations.faststream.response import RocketMQPublishCommand, check_options
 from tandemmq.integrations.faststream.subscriber import RocketMQSubscriber
 from tandemmq.remoting.options import TlsClientOptions
 
@@ -66,7 +65,9 @@ class BrokerSetup(RouterOptions, total=False):
     context: ContextRepo | None
 
 
-class RocketMQBroker(RocketMQRegistrator, BrokerUsecase[Raw, ClientInstance, RocketMQBrokerConfig]):
+class RocketMQBroker(  # type: ignore[misc]  # FastStream's own brokers change these signatures, too
+    PublishMethods, RocketMQRegistrator, BrokerUsecase[Raw, ClientInstance, RocketMQBrokerConfig]
+):
     """A broker of FastStream on a RocketMQ-compatible cluster.
 
     `group`: the beginning of the group names of subscribers that name none. `client`, `producer`: options of
@@ -176,75 +177,16 @@ class RocketMQBroker(RocketMQRegistrator, BrokerUsecase[Raw, ClientInstance, Roc
             return False
         return True
 
-    async def publish(
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        headers: dict[str, Any] | None = None,
-        correlation_id: str | None = None,
-        reply_to: str = "",
-        **fields: Unpack[MessageFields],
-    ) -> SendResult:
-        """Publishes a message; returns its position once it is stored. `reply_to`: the topic for the answer.
+    def _command(self, *messages: Any, **options: Any) -> RocketMQPublishCommand:
+        options["correlation_id"] = options["correlation_id"] or self.config.id_generator()
+        return RocketMQPublishCommand(*messages, **options)
 
-        Raises:  the errors of `Producer.send`.
-        """
-        cmd = RocketMQPublishCommand(
-            message,
-            topic=topic,
-            headers=headers,
-            correlation_id=self._id(correlation_id),
-            reply_to=reply_to,
-            **fields,
-        )
-        return await self._basic_publish(cmd, producer=self._producer)
+    async def _send(self, cmd: RocketMQPublishCommand, *, batch: bool = False) -> Any:
+        send = self._basic_publish_batch if batch else self._basic_publish
+        return await send(cmd, producer=self._producer)
 
-    async def publish_batch(  # type: ignore[override]
-        self,
-        *messages: Any,
-        topic: str = "",
-        headers: dict[str, Any] | None = None,
-        correlation_id: str | None = None,
-        **fields: Unpack[MessageFields],
-    ) -> list[SendResult]:
-        """Publishes several messages in one request to one queue; all or none are stored.
-
-        Raises:  the errors of `Producer.send_batch`.
-        """
-        cmd = RocketMQPublishCommand(
-            *messages, topic=topic, headers=headers, correlation_id=self._id(correlation_id), **fields
-        )
-        return await self._basic_publish_batch(cmd, producer=self._producer)
-
-    async def request(  # type: ignore[override]
-        self,
-        message: Any = None,
-        topic: str = "",
-        *,
-        timeout: float | None = None,
-        headers: dict[str, Any] | None = None,
-        correlation_id: str | None = None,
-        **fields: Unpack[MessageFields],
-    ) -> RocketMQMessage:
-        """Sends a request and returns the answer of its handler, for which it waits 3 s unless `timeout` says
-        otherwise.
-
-        Raises:  RequestTimeout when no answer came in time; the errors of `publish`.
-        """
-        cmd = RocketMQPublishCommand(
-            message,
-            topic=topic,
-            publish_type=PublishType.REQUEST,
-            headers=headers,
-            correlation_id=self._id(correlation_id),
-            timeout_s=timeout,
-            **fields,
-        )
+    async def _request(self, cmd: RocketMQPublishCommand) -> Any:
         return await self._basic_request(cmd, producer=self._producer)
-
-    def _id(self, correlation_id: str | None) -> str:
-        return correlation_id or self.config.id_generator()
 
 
 def secured(options: ClientOptions, security: BaseSecurity | None) -> ClientOptions:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from faststream._internal.configs import BrokerConfig
 from faststream._internal.logger import DefaultLoggerStorage
 from faststream._internal.logger.logging import get_broker_logger
 from faststream.exceptions import IncorrectState
+from faststream.specification.schema import Message, Operation
 
 from tandemmq.client.instance import ClientInstance
 from tandemmq.integrations.faststream.producer import RocketMQProducer
@@ -17,6 +18,8 @@ from tandemmq.integrations.faststream.producer import RocketMQProducer
 if TYPE_CHECKING:
     from faststream._internal.basic_types import LoggerProto
     from faststream._internal.context import ContextRepo
+
+D = TypeVar("D")
 
 MESSAGE_ID_CHARS = 32
 
@@ -38,6 +41,25 @@ class RocketMQBrokerConfig(BrokerConfig):
         if self.instance is None:
             raise IncorrectState("the broker is not connected: call `await broker.connect()` first")
         return self.instance
+
+
+class TopicChannel:
+    """The part that publishers, subscribers and their descriptions share: the topic."""
+
+    _outer_config: RocketMQBrokerConfig
+    config: Any
+    name: Any
+
+    @property
+    def topic(self) -> str:
+        """The topic, with the prefixes of the routers."""
+        return f"{self._outer_config.prefix}{self.config.topic}"
+
+    def describe(self, kind: Callable[..., D], description: str | None, payload: Any) -> D:
+        """Returns the part of the AsyncAPI document, a specification of this kind."""
+        message = Message(title=f"{self.name}:Message", payload=payload)
+        operation = Operation(message=message, bindings=None)
+        return kind(address=self.topic, description=description, operation=operation, bindings=None)
 
 
 class SubscriberLogLines(DefaultLoggerStorage):

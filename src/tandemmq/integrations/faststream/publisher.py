@@ -11,10 +11,10 @@ from faststream._internal.endpoint.publisher import PublisherSpecification, Publ
 from faststream._internal.endpoint.publisher.fake import FakePublisher
 from faststream.response.publish_type import PublishType
 from faststream.specification.asyncapi.utils import resolve_payloads
-from faststream.specification.schema import Message, Operation, PublisherSpec
+from faststream.specification.schema import PublisherSpec
 
 from tandemmq.client.producer.results import SendResult
-from tandemmq.integrations.faststream.config import RocketMQBrokerConfig
+from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel
 from tandemmq.integrations.faststream.message import RocketMQMessage
 from tandemmq.integrations.faststream.response import MessageFields, RocketMQPublishCommand
 
@@ -45,14 +45,9 @@ class RocketMQPublisherSpecificationConfig(PublisherSpecificationConfig):
 
 
 class RocketMQPublisherSpecification(
-    PublisherSpecification[RocketMQBrokerConfig, RocketMQPublisherSpecificationConfig]
+    TopicChannel, PublisherSpecification[RocketMQBrokerConfig, RocketMQPublisherSpecificationConfig]
 ):
     """Describes a publisher in the AsyncAPI document."""
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefixes of the routers."""
-        return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def name(self) -> str:
@@ -62,33 +57,11 @@ class RocketMQPublisherSpecification(
     def get_schema(self) -> dict[str, PublisherSpec]:
         """Returns the description by the name of the channel."""
         payload = resolve_payloads(self.get_payloads(), "Publisher")
-        return {
-            self.name: PublisherSpec(
-                address=self.topic,
-                description=self.config.description_,
-                operation=Operation(
-                    message=Message(title=f"{self.name}:Message", payload=payload), bindings=None
-                ),
-                bindings=None,
-            )
-        }
+        return {self.name: self.describe(PublisherSpec, self.config.description_, payload)}
 
 
-class TopicPublisher(PublisherUsecase):
-    """Publishes to one topic, when it is called and with the results of the handlers that it decorates."""
-
-    _outer_config: RocketMQBrokerConfig
-
-    def __init__(
-        self, config: RocketMQPublisherConfig, specification: RocketMQPublisherSpecification
-    ) -> None:
-        super().__init__(config, cast("Any", specification))
-        self._config = config
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefixes of the routers."""
-        return f"{self._outer_config.prefix}{self._config.topic}"
+class PublishMethods:
+    """The ways to publish, which a broker and its publishers share: they complete a command, and send it."""
 
     async def publish(
         self,
@@ -100,10 +73,12 @@ class TopicPublisher(PublisherUsecase):
         reply_to: str = "",
         **fields: Unpack[MessageFields],
     ) -> SendResult:
-        """Publishes a message; returns its position once it is stored. Raises as `Producer.send`."""
-        cmd = self._command(message, topic=topic, headers=headers, correlation_id=correlation_id, **fields)
-        cmd.reply_to = reply_to or cmd.reply_to
-        sent: SendResult = await self._send(cmd)
+        """Publishes a message; returns its position once it is stored. `reply_to`: the topic for the answer.
+
+        Raises:  the errors of `Producer.send`.
+        """
+        given: dict[str, Any] = {"topic": topic, "headers": headers, "correlation_id": correlation_id}
+        sent: SendResult = await self._send(self._command(message, reply_to=reply_to, **given, **fields))
         return sent
 
     async def publish_batch(
@@ -114,11 +89,12 @@ class TopicPublisher(PublisherUsecase):
         correlation_id: str | None = None,
         **fields: Unpack[MessageFields],
     ) -> list[SendResult]:
-        """Publishes several messages in one request; all or none are stored. Raises as
-        `Producer.send_batch`.
+        """Publishes several messages in one request to one queue; all or none are stored.
+
+        Raises:  the errors of `Producer.send_batch`.
         """
-        cmd = self._command(*messages, topic=topic, headers=headers, correlation_id=correlation_id, **fields)
-        sent: list[SendResult] = await self._send(cmd, batch=True)
+        given: dict[str, Any] = {"topic": topic, "headers": headers, "correlation_id": correlation_id}
+        sent: list[SendResult] = await self._send(self._command(*messages, **given, **fields), batch=True)
         return sent
 
     async def request(
@@ -126,39 +102,52 @@ class TopicPublisher(PublisherUsecase):
         message: Any = None,
         topic: str = "",
         *,
+        timeout: float | None = None,
         headers: dict[str, Any] | None = None,
         correlation_id: str | None = None,
-        timeout: float | None = None,
         **fields: Unpack[MessageFields],
     ) -> RocketMQMessage:
-        """Sends a request and returns its reply. Raises as `Producer.request`."""
-        cmd = self._command(message, topic=topic, headers=headers, correlation_id=correlation_id, **fields)
-        cmd.publish_type, cmd.timeout_s = PublishType.REQUEST, timeout
-        return await self._basic_request(cmd, producer=self._outer_config.producer)
+        """Sends a request and returns the answer of its handler, for which it waits 3 s unless `timeout` says
+        otherwise.
 
-    def _command(
-        self,
-        *messages: Any,
-        topic: str,
-        headers: dict[str, Any] | None,
-        correlation_id: str | None,
-        **fields: Unpack[MessageFields],
-    ) -> RocketMQPublishCommand:
-        return self._with_defaults(
-            RocketMQPublishCommand(
-                *(messages or (None,)),
-                topic=topic,
-                headers=headers,
-                correlation_id=correlation_id or self._outer_config.id_generator(),
-                **fields,
-            )
-        )
+        Raises:  RequestTimeout when no answer came in time; the errors of `publish`.
+        """
+        given: dict[str, Any] = {"topic": topic, "headers": headers, "correlation_id": correlation_id}
+        cmd = self._command(message, publish_type=PublishType.REQUEST, timeout_s=timeout, **given, **fields)
+        answer: RocketMQMessage = await self._request(cmd)
+        return answer
+
+    def _command(self, *messages: Any, **options: Any) -> RocketMQPublishCommand:
+        """Returns the complete command."""
+        raise NotImplementedError
+
+    async def _send(self, cmd: RocketMQPublishCommand, *, batch: bool = False) -> Any:
+        raise NotImplementedError
+
+    async def _request(self, cmd: RocketMQPublishCommand) -> Any:
+        raise NotImplementedError
+
+
+class TopicPublisher(TopicChannel, PublishMethods, PublisherUsecase):
+    """Publishes to one topic, when it is called and with the results of the handlers that it decorates."""
+
+    _outer_config: RocketMQBrokerConfig
+
+    def __init__(
+        self, config: RocketMQPublisherConfig, specification: RocketMQPublisherSpecification
+    ) -> None:
+        super().__init__(config, cast("Any", specification))
+        self.config = config
+
+    def _command(self, *messages: Any, **options: Any) -> RocketMQPublishCommand:
+        options["correlation_id"] = options["correlation_id"] or self._outer_config.id_generator()
+        return self._with_defaults(RocketMQPublishCommand(*(messages or (None,)), **options))
 
     def _with_defaults(self, cmd: RocketMQPublishCommand) -> RocketMQPublishCommand:
         cmd.destination = cmd.destination or self.topic
-        cmd.reply_to = cmd.reply_to or self._config.reply_to
-        cmd.add_headers(self._config.headers or {}, override=False)
-        cmd.fields = {**self._config.fields, **cmd.fields}
+        cmd.reply_to = cmd.reply_to or self.config.reply_to
+        cmd.add_headers(self.config.headers or {}, override=False)
+        cmd.fields = {**self.config.fields, **cmd.fields}
         return cmd
 
     async def _send(
@@ -171,11 +160,14 @@ class TopicPublisher(PublisherUsecase):
         send = self._basic_publish_batch if batch else self._basic_publish
         return await send(cmd, producer=self._outer_config.producer, _extra_middlewares=middlewares)
 
+    async def _request(self, cmd: RocketMQPublishCommand) -> Any:
+        return await self._basic_request(cmd, producer=self._outer_config.producer)
+
     async def _publish(
         self, cmd: PublishCommand, *, _extra_middlewares: Iterable[PublisherMiddleware]
     ) -> None:
         """Publishes the result of a handler."""
-        batch = self._config.batch
+        batch = self.config.batch
         full = self._with_defaults(RocketMQPublishCommand.from_cmd(cmd, batch=batch))
         await self._send(full, batch=batch, middlewares=_extra_middlewares)
 

@@ -21,14 +21,14 @@ from faststream._internal.endpoint.utils import process_msg
 from faststream.exceptions import SetupError
 from faststream.middlewares import AckPolicy
 from faststream.specification.asyncapi.utils import resolve_payloads
-from faststream.specification.schema import Message, Operation, SubscriberSpec
+from faststream.specification.schema import SubscriberSpec
 
 from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.subscription import ALL, Tags
 from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
 from tandemmq.errors import RemoteProtocolError, TandemError
-from tandemmq.integrations.faststream.config import RocketMQBrokerConfig
+from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel
 from tandemmq.integrations.faststream.message import MessageParser, Raw, RocketMQMessage
 from tandemmq.integrations.faststream.publisher import ReplyPublisher
 from tandemmq.protocol.message import ReceivedMessage
@@ -102,14 +102,9 @@ class RocketMQSubscriberSpecificationConfig(SubscriberSpecificationConfig):
 
 
 class RocketMQSubscriberSpecification(
-    SubscriberSpecification[RocketMQBrokerConfig, RocketMQSubscriberSpecificationConfig]
+    TopicChannel, SubscriberSpecification[RocketMQBrokerConfig, RocketMQSubscriberSpecificationConfig]
 ):
     """Describes a subscriber in the AsyncAPI document."""
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefixes of the routers."""
-        return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def channel_labels(self) -> list[str]:
@@ -119,16 +114,7 @@ class RocketMQSubscriberSpecification(
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """Returns the description by the name of the channel."""
         payload = resolve_payloads(self.get_payloads())
-        return {
-            self.name: SubscriberSpec(
-                address=self.topic,
-                description=self.description,
-                operation=Operation(
-                    message=Message(title=f"{self.name}:Message", payload=payload), bindings=None
-                ),
-                bindings=None,
-            )
-        }
+        return {self.name: self.describe(SubscriberSpec, self.description, payload)}
 
 
 async def create_missing(consumer: Consumer, topic: str) -> None:
@@ -192,7 +178,7 @@ class ConsumerAcknowledger:
             await asyncio.sleep(PAUSE_S)
 
 
-class RocketMQSubscriber(TasksMixin):
+class RocketMQSubscriber(TopicChannel, TasksMixin):
     """A member of a group, which reads one topic."""
 
     _outer_config: RocketMQBrokerConfig
@@ -211,11 +197,6 @@ class RocketMQSubscriber(TasksMixin):
             config.parser, config.decoder = parser.parse_message, parser.decode_message
         super().__init__(config, specification, calls)
         self.config = config
-
-    @property
-    def topic(self) -> str:
-        """The topic, with the prefixes of the routers."""
-        return f"{self._outer_config.prefix}{self.config.topic}"
 
     @property
     def group(self) -> str:
