@@ -17,6 +17,7 @@ from tandemmq.admin.options import option
 from tandemmq.admin.render import CommandAnswer, Row, Table, write_json
 from tandemmq.api import broker_admin, nameserver, replica
 from tandemmq.errors import TandemError
+from tandemmq.manage.brokers import seconds_of
 from tandemmq.manage.cluster import counted_between, first_rate, sent_rates
 from tandemmq.manage.tools import EVERYWHERE, Place, Tools, find_targets
 from tandemmq.protocol.bodies.codec import REFUSALS_KEY
@@ -370,11 +371,7 @@ def _copy_row(address: str, one: HaClient) -> Row:
 
 def _slave_row(address: str, one: HaConnection) -> Row:
     return (
-        *(address, one.address, one.acknowledged_offset, one.lag_bytes, _seconds(one.lag_ms)),
+        *(address, one.address, one.acknowledged_offset, one.lag_bytes, seconds_of(one.lag_ms)),
         *(one.is_in_sync, one.transfer_from, one.bytes_per_second, one.state, one.start_rule),
-        *(one.start_offset, _seconds(one.away_ms), one.slave, one.reason),
+        *(one.start_offset, seconds_of(one.away_ms), one.slave, one.reason),
     )
-
-
-def _seconds(milliseconds: int | None) -> float | None:
-    return None if milliseconds is None else milliseconds / 1000

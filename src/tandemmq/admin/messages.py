@@ -408,11 +408,7 @@ async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget)
 async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:
     """Shows the messages of a topic, queue by queue. Exit code 1 when there is none."""
     reader = TopicPuller(tools, topic, parse_subscription(topic, selection.expression, 0))
-    queues = [
-        queue
-        for queue in await reader.queues()
-        if selection.broker_name in ("", queue.broker_name) and selection.queue_id in (None, queue.queue_id)
-    ]
+    queues = await reader.queues_at(selection.broker_name, selection.queue_id)
     if not queues:
         raise NoRoute(
             f"topic {topic!r} has no readable queue with this broker and id;"

@@ -99,17 +99,61 @@ EXPORT_DIRECTORY: Final = Path("/tmp/rocketmq/export")
 Interval = Annotated[float, option("-i --interval N", "Repeat every N seconds until Ctrl-C; 0: once.", min=0)]
 
 
-@dataclass(frozen=True, slots=True)
-class CommandFrame:
-    """The option of name servers of a family of commands, and the function that runs them as `run` does."""
-
-    name_servers: Any
-    run: Callable[..., None]
-
-
 TIME_FORMAT: Final = "%Y-%m-%d#%H:%M:%S:%f"
 """mqadmin's format; local time."""
 TIMES: Final = "now, Unix milliseconds or yyyy-MM-dd#HH:mm:ss:SSS."
+
+
+def run(
+    name_servers: str,
+    work: Work,
+    *,
+    as_json: bool,
+    needs_names: bool = True,
+    interval_s: float = 0.0,
+    tell: Callable[[TandemError], str] = str,
+) -> None:
+    """Does the work with separate connections, prints its answer, and exits with its code.
+
+    With an interval the work is repeated until Ctrl-C or SIGTERM, which exit with code 0; `tell` renders the
+    errors.
+    """
+
+    async def main() -> int:
+        async with open_tools(name_servers if needs_names else "") as tools:
+            if interval_s:
+                task = asyncio.current_task()
+                assert task is not None
+                for number in (signal.SIGINT, signal.SIGTERM):
+                    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+                try:
+                    await repeat(tools, work, interval_s, as_json=as_json, tell=tell)
+                except asyncio.CancelledError:
+                    return 0
+            answer = await work(tools)
+        print_answer(answer, as_json=as_json)
+        return answer.exit_code
+
+    with exit_on_broken_pipe():
+        code = asyncio.run(main())
+    raise typer.Exit(code)
+
+
+async def repeat(
+    tools: Tools, work: Work, interval_s: float, *, as_json: bool, tell: Callable[[TandemError], str]
+) -> NoReturn:
+    """Does the work and prints its answer for ever; in JSON one line each time. An error is printed to
+    standard error, and the loop continues.
+    """
+    clock = LoopClock()
+    while True:
+        try:
+            answer = await work(tools)
+        except TandemError as error:
+            typer.echo(f"tandemmq: {tell(error)}", err=True)
+        else:
+            print_answer(answer, as_json=as_json, is_repeated=True)
+        await clock.sleep(interval_s)
 
 
 def command(
@@ -118,21 +162,22 @@ def command(
     *,
     names: bool = True,
     interval_s: float | None = None,
-    frame: CommandFrame | None = None,
+    name_servers: Any = NameServers,
+    run_work: Callable[..., None] = run,
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a function as the command `name`, with the shared options after its own.
 
     The shared options are -n and --json, and for a parameter `place` also -b and -c; exactly one of these two
     must be given unless the parameter has a default. mqadmin accepts -n everywhere; without `names`, or when
     `place` or a parameter `broker` is an address, name servers are not asked. With `interval_s` the command
-    can repeat (-i), and does so by default if it is not 0.
+    can repeat (-i), and does so by default if it is not 0. A family of commands may have its own option of
+    `name_servers`, and its own `run_work` in place of `run`.
 
     A parameter whose type is a dataclass stands for the options that are its fields.
     """
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
         own = _Options(function)
-        name_servers, run_work = (NameServers, run) if frame is None else (frame.name_servers, frame.run)
         shared = [_option("namesrv", name_servers, "")]
         if own.has_place:
             shared += [_option("broker", Address, ""), _option("cluster", Cluster, "")]
@@ -234,58 +279,6 @@ class _Options:
 
 def _option(name: str, kind: object, default: object) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-
-
-def run(
-    name_servers: str,
-    work: Work,
-    *,
-    as_json: bool,
-    needs_names: bool = True,
-    interval_s: float = 0.0,
-    tell: Callable[[TandemError], str] = str,
-) -> None:
-    """Does the work with separate connections, prints its answer, and exits with its code.
-
-    With an interval the work is repeated until Ctrl-C or SIGTERM, which exit with code 0; `tell` renders the
-    errors.
-    """
-
-    async def main() -> int:
-        async with open_tools(name_servers if needs_names else "") as tools:
-            if interval_s:
-                task = asyncio.current_task()
-                assert task is not None
-                for number in (signal.SIGINT, signal.SIGTERM):
-                    asyncio.get_running_loop().add_signal_handler(number, task.cancel)
-                try:
-                    await repeat(tools, work, interval_s, as_json=as_json, tell=tell)
-                except asyncio.CancelledError:
-                    return 0
-            answer = await work(tools)
-        print_answer(answer, as_json=as_json)
-        return answer.exit_code
-
-    with exit_on_broken_pipe():
-        code = asyncio.run(main())
-    raise typer.Exit(code)
-
-
-async def repeat(
-    tools: Tools, work: Work, interval_s: float, *, as_json: bool, tell: Callable[[TandemError], str]
-) -> NoReturn:
-    """Does the work and prints its answer for ever; in JSON one line each time. An error is printed to
-    standard error, and the loop continues.
-    """
-    clock = LoopClock()
-    while True:
-        try:
-            answer = await work(tools)
-        except TandemError as error:
-            typer.echo(f"tandemmq: {tell(error)}", err=True)
-        else:
-            print_answer(answer, as_json=as_json, is_repeated=True)
-        await clock.sleep(interval_s)
 
 
 def demand_place(broker: str, cluster: str) -> None:

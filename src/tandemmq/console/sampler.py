@@ -7,7 +7,6 @@ At a bound: the oldest sample (SAMPLES_MAX) and the oldest event (EVENTS_MAX) ar
 
 from __future__ import annotations
 
-import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,8 +18,6 @@ from tandemmq.manage.settings import is_tandem
 from tandemmq.manage.tools import Tools
 from tandemmq.runtime.ports import Clock
 from tandemmq.runtime.tasks import TaskScope, TimedEvent
-
-log = logging.getLogger(__name__)
 
 INTERVAL_S: Final = 5.0
 LAG_EVERY: Final = 6

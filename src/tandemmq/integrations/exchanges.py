@@ -15,11 +15,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Final
 
-from tandemmq.protocol.topic_names import GROUP_CHARS_MAX, decode_name, encode_name
-
-DEFAULT_EXCHANGE: Final = ""
+from tandemmq.protocol.topic_names import GROUP_CHARS_MAX, encode_name
 
 
 class ExchangeKind(Enum):
@@ -97,15 +94,3 @@ def tags_of(bindings: Iterable[Binding]) -> str:
     if any(one.kind is not ExchangeKind.DIRECT for one in found):
         return "*"
     return "||".join(sorted({tag_of(one.routing_key) for one in found}))
-
-
-__all__ = [
-    "DEFAULT_EXCHANGE",
-    "Binding",
-    "ExchangeKind",
-    "Names",
-    "decode_name",
-    "encode_name",
-    "tag_of",
-    "tags_of",
-]

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from tandemmq.api import broker_admin, controller, nameserver, replica
+from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import Call
 from tandemmq.errors import ConfigError
 from tandemmq.manage.capabilities import Capabilities
@@ -175,7 +175,7 @@ def _describe_group(
                 in_sync=known if known is not None or connection is None else connection.is_in_sync,
                 log_end=end,
                 lag_bytes=lag if connection is None else connection.lag_bytes,
-                lag_s=_seconds(None if connection is None else connection.lag_ms),
+                lag_s=seconds_of(None if connection is None else connection.lag_ms),
                 state="" if status is None or is_master else status.client.state or "",
                 problem=one.error or _problem_of(status, connection),
             )
@@ -216,7 +216,8 @@ def _problem_of(status: HaStatus | None, connection: HaConnection | None) -> str
     return "" if connection is None else connection.halt_reason or connection.reason or ""
 
 
-def _seconds(milliseconds: int | None) -> float | None:
+def seconds_of(milliseconds: int | None) -> float | None:
+    """Returns the time in seconds; None if it is not known."""
     return None if milliseconds is None else milliseconds / 1000
 
 
@@ -301,8 +302,3 @@ async def change_write_permission(tools: Tools, name: str, *, is_writable: bool)
     counts = await tools.change(tools.cluster_admin.name_servers, call, name)
     count = max(count for _, count in counts)
     return f"{name} is {'writable' if is_writable else 'read-only'} for {count} topics"
-
-
-async def accept_log(tools: Tools, address: str) -> str:
-    """Lets a master serve without waiting for its slaves' logs. Returns the broker's answer."""
-    return await replica.accept_log(tools.remoting, address)

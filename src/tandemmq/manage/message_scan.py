@@ -119,12 +119,7 @@ class MessageScan:
 
     async def open(self, resume: str) -> None:
         """Finds the queues and their parts to read. Raises TopicNotFound, NoRoute, BadRequest."""
-        queues = [
-            one
-            for one in await self.reader.queues()
-            if self.wanted.broker_name in ("", one.broker_name)
-            and self.wanted.queue_id in (None, one.queue_id)
-        ]
+        queues = await self.reader.queues_at(self.wanted.broker_name, self.wanted.queue_id)
         if not queues:
             raise NoRoute(f"topic {self.reader.topic!r} has no readable queue with this broker and id")
         if len(queues) > QUEUES_MAX:

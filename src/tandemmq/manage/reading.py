@@ -48,6 +48,16 @@ class TopicPuller:
         self.addresses = view.addresses
         return view.subscribe_queues
 
+    async def queues_at(self, broker_name: str, queue_id: int | None) -> list[MessageQueue]:
+        """Returns those of the queues that this broker has and that have this id; an empty name and None
+        select all.
+        """
+        return [
+            one
+            for one in await self.queues()
+            if broker_name in ("", one.broker_name) and queue_id in (None, one.queue_id)
+        ]
+
     def replica(self, queue: MessageQueue) -> ReadReplica:
         """Returns the replica to ask. Raises NoRoute."""
         replica = choose_replica(self.addresses.get(queue.broker_name, {}), MASTER_ID)

@@ -588,7 +588,7 @@ def controllers_of(servers: Sequence[str]) -> list[str]:
     """Returns the controller of the local cluster if its name server is among `servers`; else nothing."""
     folder = default_folder()
     state = read_state(folder)
-    if state is None or state.namesrv not in servers or not (folder / "namesrv" / "controller").exists():
+    if state is None or state.namesrv not in servers or not _controller_store(folder).exists():
         return []
     return [controller_at(state.namesrv)]
 

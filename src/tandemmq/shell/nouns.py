@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import signal
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperGroup
 
-from tandemmq.admin import options as opt
-from tandemmq.admin.options import option
+from tandemmq.admin.options import command, option
 from tandemmq.manage.contexts import active_context
 from tandemmq.shell import session
 
@@ -37,12 +37,8 @@ def noun(sentence: str) -> typer.Typer:
     return typer.Typer(cls=NounGroup, help=sentence, add_completion=False, pretty_exceptions_enable=False)
 
 
-_FRAME: Final = opt.CommandFrame(session.NameServers, session.run_tools)
-
-
-def verb(app: typer.Typer, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Registers a coroutine function of `Tools` and the command's options as a verb of a noun."""
-    return opt.command(app, name, frame=_FRAME)
+verb: Final = partial(command, name_servers=session.NameServers, run_work=session.run_tools)
+"""Registers a coroutine function of `Tools` and the command's options as a verb of a noun."""
 
 
 def confirm(question: str, *, yes: bool) -> None:

@@ -313,12 +313,7 @@ def browse(
                 begins = {}
                 if position.when_ms is not None:
                     begins = await tools.cluster_admin.offsets_at(topic, position.when_ms)
-                for one in await reader.queues():
-                    if position.queue not in (None, one.queue_id) or position.broker not in (
-                        "",
-                        one.broker_name,
-                    ):
-                        continue
+                for one in await reader.queues_at(position.broker, position.queue):
                     messages += await reader.read(one, begins.get(one, position.offset or 0), count)
             session.write_messages(sort_by_time(messages)[:count], form)
         if not messages:

@@ -152,11 +152,6 @@ class BodyOptions:
         """True if the lines are typed at a terminal."""
         return not (self.file or self.size) and os.isatty(sys.stdin.fileno())
 
-    @property
-    def has_lines(self) -> bool:
-        """True if the bodies are the lines of one input."""
-        return not (self.size or self.whole or len(self.file or ()) > 1)
-
     def convert(self, body: bytes, every: Message) -> Message:
         """Returns the message of a body. Raises UnusableInput."""
         if self.from_json:

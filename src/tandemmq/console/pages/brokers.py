@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from tandemmq.api import replica
 from tandemmq.console.pages.topics import read_number
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage import brokers
@@ -119,7 +120,7 @@ async def ask_accept(view: View) -> Answer:
 async def accept(view: View) -> Answer:
     """Ends the wait of a master."""
     one = await view.broker(view.path["address"])
-    return view.redirect("/brokers", await brokers.accept_log(view.tools, one.address))
+    return view.redirect("/brokers", await replica.accept_log(view.tools.remoting, one.address))
 
 
 PAGES: Final = (

@@ -91,27 +91,18 @@ async def _read(out: Path) -> ServiceStatus | str:
         return str(error)
 
 
+_ORDERS: Final = (
+    ("pause", "Pause a topic's pipeline", f"is paused, {IN_TURN}", None),
+    ("resume", "Resume a topic's pipeline", f"continues, {IN_TURN}", None),
+    ("redo", "Land a topic anew", f"is landed anew, {IN_TURN}", ask_redo),
+    ("cancel-redo", "Keep a topic's lake", "keeps its lake", None),
+)
+"""The orders to a service: its name, the title of the action, the notice, and the preview."""
+
 PAGES: Final = (
     Page(HOME, "Pipeline services", show_services, menu="Clients", refresh_s=5),
-    Action(
-        f"{HOME}/pause",
-        "Pause a topic's pipeline",
-        partial(_order, what="pause", notice=f"is paused, {IN_TURN}"),
-    ),
-    Action(
-        f"{HOME}/resume",
-        "Resume a topic's pipeline",
-        partial(_order, what="resume", notice=f"continues, {IN_TURN}"),
-    ),
-    Action(
-        f"{HOME}/redo",
-        "Land a topic anew",
-        partial(_order, what="redo", notice=f"is landed anew, {IN_TURN}"),
-        preview=ask_redo,
-    ),
-    Action(
-        f"{HOME}/cancel-redo",
-        "Keep a topic's lake",
-        partial(_order, what="cancel-redo", notice="keeps its lake"),
+    *(
+        Action(f"{HOME}/{what}", title, partial(_order, what=what, notice=notice), preview=preview)
+        for what, title, notice, preview in _ORDERS
     ),
 )
