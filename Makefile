@@ -2,7 +2,9 @@
 SHELL := /bin/bash
 PY := .venv/bin/python
 TANDEMMQ := .venv/bin/tandemmq
-PYTEST = $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+# With SPEEDUPS=1 the tests, and the servers that they start, use the kernel that `make speedups` tests.
+KERNEL := $(CURDIR)/build/speedups
+PYTEST = $(if $(SPEEDUPS),TANDEMMQ_TEST_SPEEDUPS=1 PYTHONPATH=$(KERNEL)) $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 ARGS ?=
 # Without compiled files each process that a test starts would compile the whole package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -24,11 +26,11 @@ demo: setup-demo ## Run the main job: 336,776 flights through master, slave and 
 	@$(TANDEMMQ) demo $(ARGS)
 
 test: JOBS ?= 3
-test: setup-dev ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one)
+test: setup-dev $(if $(SPEEDUPS),kernel) ## Run the tests of every part, in JOBS=3 processes (ARGS="tests/unit -k name" for some, JOBS=0 in this one; SPEEDUPS=1: with the optional kernel)
 	@$(PYTEST) $(if $(ARGS),$(ARGS),-m "not interop and not grpc and not console and not long")
 
 test-long: JOBS ?= 3
-test-long: setup-dev ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
+test-long: setup-dev $(if $(SPEEDUPS),kernel) ## Run the rest: processes that are killed for minutes, all of the Spark pipelines
 	@$(PYTEST) -m "long and not interop and not grpc and not console"
 
 test-all: test test-long ## Both
@@ -139,13 +141,16 @@ fuzz: FRAMES ?= 1000000
 fuzz: setup-dev ## Send a million mutated frames to a name server, a broker, its HA port and a gRPC proxy (FRAMES=n, ARGS="--seed 7")
 	@$(PY) -m sim.fuzz.run --frames $(FRAMES) $(ARGS)
 
-.PHONY: speedups
+.PHONY: kernel speedups
+kernel: setup-dev
+	@rm -rf $(KERNEL) packaging/speedups/build
+	@$(PY) -m pip install --quiet --no-deps --target $(KERNEL) ./packaging/speedups
+
 speedups: SEEDS ?= 400
-speedups: setup-dev ## Build the optional kernel in build/speedups, test it against its twins, again with sanitizers (SEEDS=n; needs gcc)
-	@rm -rf build/speedups build/speedups-checked packaging/speedups/build && mkdir -p build/speedups-checked
-	@$(PY) -m pip install --quiet --no-deps --target build/speedups ./packaging/speedups
+speedups: kernel ## Build the optional kernel in build/speedups, test it against its twins, again with sanitizers (SEEDS=n; needs gcc)
+	@rm -rf build/speedups-checked && mkdir -p build/speedups-checked
 	@gcc -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC -DSPEEDUPS_VERSION='"checked"' -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" -o build/speedups-checked/tandemmq_speedups.so packaging/speedups/tandemmq_speedups.c
-	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups $(PY) -m pytest -n 0 tests/property/test_speedups_twins.py tests/property/test_send_blocks.py tests/unit/runtime/test_speedups.py $(ARGS)
+	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=$(KERNEL) $(PY) -m pytest -n 0 tests/property/test_speedups_twins.py tests/property/test_send_blocks.py tests/unit/runtime/test_speedups.py $(ARGS)
 	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups-checked PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" $(PY) -m pytest -n 0 -k "not memory" tests/property/test_speedups_twins.py $(ARGS)
 	@echo "SPEEDUPS OK"
 

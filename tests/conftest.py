@@ -13,7 +13,9 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 import late_sockets
+from tandemmq.protocol import speedups
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.speedups import load_speedups
 
 # What a user has set for his own brokers and terminal must not reach those that tests start.
 for _name in (
@@ -37,6 +39,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
 if _seed := os.environ.get("TANDEMMQ_LATE_SOCKETS"):
     late_sockets.install(int(_seed))
+
+if os.environ.get("TANDEMMQ_TEST_SPEEDUPS"):  # `make test SPEEDUPS=1`
+    load_speedups()
+    if speedups.state != "used":
+        raise pytest.UsageError(f"tandemmq-speedups is {speedups.state}; `make test SPEEDUPS=1` builds it")
 
 LONG = (
     "crash/test_kill_under_load.py",

@@ -2,9 +2,12 @@
 
 A step is one bytecode instruction of the package that the event loop's thread executes. A broker runs in this
 process over in-memory connections, so the same requests take the same steps on a busy machine and on a fast
-one; other versions of Python differ by some percent. The second figure includes the code that the steps call
-(checksums, copies, the kernel): the thread's processor time, in rounds of a fixed loop that is timed
-alternately with it; the minimum of many measurements.
+one; other versions of Python differ by some percent. It uses the functions in Python even if
+`tandemmq-speedups` is installed: only servers that a command starts load that.
+
+The second figure includes the code that the steps call (checksums, copies, the operating system): the
+thread's processor time, in rounds of a fixed loop that is timed alternately with it; the minimum of many
+measurements.
 
 The last line is `COSTS OK` or, if a case takes far more than before, `COSTS FAILED` with exit code 1. Both
 limits leave room for other versions of Python and for noise: `tandemmq bench` shows small differences.

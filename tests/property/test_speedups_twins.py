@@ -56,9 +56,8 @@ SHORT = TEXTS[:2]
 
 
 @pytest.fixture(autouse=True)
-def _without() -> Iterator[None]:
-    yield
-    speedups.kernel = None
+def _without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "kernel", None)
 
 
 @contextmanager
