@@ -144,7 +144,7 @@ fuzz: setup-dev ## Send a million mutated frames to a name server, a broker, its
 .PHONY: kernel speedups
 kernel: setup-dev
 	@rm -rf $(KERNEL) packaging/speedups/build
-	@$(PY) -m pip install --quiet --no-deps --target $(KERNEL) ./packaging/speedups
+	@CFLAGS=-Werror $(PY) -m pip install --quiet --no-deps --target $(KERNEL) ./packaging/speedups
 
 speedups: SEEDS ?= 400
 speedups: kernel ## Build the optional kernel in build/speedups, test it against its twins, again with sanitizers (SEEDS=n; needs gcc)
@@ -187,13 +187,17 @@ bench-kafka: setup-demo ## Read the same messages with Spark from Kafka and from
 setup-maintain:
 	@scripts/setup venv spark,delta,iceberg,dev,maintain
 
-package: setup-maintain ## Build the wheel and the source distribution, check both, and try the wheel in an environment of its own
+package: setup-maintain ## Build the wheels and source distributions, of the optional kernel too, check them, and try the wheels in environments of their own
 	@rm -rf dist build/try && $(PY) -m build --outdir dist . && $(PY) -m twine check --strict dist/*
 	@python3 -m venv build/try && build/try/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	@build/try/bin/tandemmq --version && rm -rf build/try
 	@$(PY) -m build --wheel --outdir dist/client packaging/client && python3 -m venv build/try
 	@build/try/bin/python -m pip install --quiet -c constraints.txt dist/client/*.whl
 	@build/try/bin/python -c 'import tandemmq.client as client; [getattr(client, name) for name in client.__all__]' && rm -rf build/try
+	@CFLAGS=-Werror $(PY) -m build --outdir dist/speedups packaging/speedups && $(PY) -m twine check --strict dist/speedups/*
+	@$(PY) -m venv build/try && build/try/bin/python -m pip install --quiet -c constraints.txt "$$(ls dist/*.whl)[speedups]" dist/speedups/*.whl
+	@export TANDEMMQ_STORE=build/try/cluster; build/try/bin/tandemmq up --minimal --port-base auto --detach; build/try/bin/tandemmq doctor | grep 'tandemmq-speedups at .* is used'; used=$$?; build/try/bin/tandemmq down; exit $$used
+	@rm -rf build/try
 
 consumer-types: ## Check an application's types against the wheel of `make package`: mypy --strict and pyright, in an environment of its own
 	@ls dist/*.whl >/dev/null 2>&1 || $(MAKE) package
