@@ -192,7 +192,8 @@ class KombuSession:
         self._tasks = TaskScope("kombu", self._on_failure)
         self._readers: dict[str, tuple[asyncio.Task[None], Credit]] = {}
         self._known_topics: set[str] = set()
-        self._transient: dict[str, _TransientQueue] = {}
+        self.transient: dict[str, _TransientQueue] = {}
+        """The queues that end with the connection, by name."""
         self._transient_reader: Consumer | None = None
         self._next_offsets: dict[MessageQueue, int] = {}
         """The queues that are read for transient queues, and the next message to take from each."""
@@ -255,16 +256,20 @@ class KombuSession:
             pass  # another process was faster
         self._known_topics.add(topic)
 
-    # Durable queues
+    # Queues
 
     async def bind(self, queue: str, exchange: str, bindings: Collection[Binding]) -> None:
-        """Makes the queue's group begin at the current end of the exchange, unless it began before.
-        `bindings` are all of the queue.
+        """Makes the queue get what is sent to the exchange from now on; a durable queue from the end of the
+        exchange at its first binding. `bindings` are all of the queue.
         """
         names = self.options.names
-        topic, group = names.exchange_topic(exchange), names.group(queue)
+        topic = names.exchange_topic(exchange)
+        if queue in self.transient:
+            self.transient[queue].bindings = list(bindings)
+            await self._follow(topic)
+            return
         await self.ensure_topic(topic)
-        await self._begin_at_end(group, topic)
+        await self._begin_at_end(names.group(queue), topic)
         consumer = self._consumers.get(queue)
         if consumer is not None:
             consumer.subscribe(topic, tags_of(one for one in bindings if one.exchange == exchange))
@@ -278,14 +283,20 @@ class KombuSession:
                 await self._admin.set_offset(group, place, one.max_offset)
 
     async def read(self, queue: str, bindings: Collection[Binding], credit: Credit) -> None:
-        """Reads a durable queue until `stop_reading`; its messages arrive in `arrivals`."""
+        """Reads a queue until `stop_reading`; its messages arrive in `arrivals`."""
+        if queue in self.transient:
+            self.transient[queue].flow()
+            return
         await self.stop_reading(queue)
         consumer = await self._consumer(queue, bindings)
         reader = self._tasks.start(f"read-{queue}", self._read(queue, consumer, bindings, credit))
         self._readers[queue] = reader, credit
 
     async def take_one(self, queue: str, bindings: Collection[Binding]) -> Delivery | None:
-        """Returns one message of a durable queue; None if there is none now."""
+        """Returns one message of a queue; None if there is none now."""
+        if queue in self.transient:
+            kept = self.transient[queue].kept
+            return kept.popleft() if kept else None
         consumer = await self._consumer(queue, bindings)
         while found := await consumer.receive(1, timeout_s=0.0):
             for message in found:
@@ -370,7 +381,12 @@ class KombuSession:
         return any(one.matches(key) for one in mine)
 
     async def stop_reading(self, queue: str) -> None:
-        """Ends the read of a queue. Its messages that wait in `arrivals` are delivered again at once."""
+        """Ends the read of a queue. Its messages that wait in `arrivals` are delivered again at once; a
+        transient queue keeps them.
+        """
+        if queue in self.transient:
+            self.transient[queue].stop()
+            return
         reader, credit = self._readers.pop(queue, (None, None))
         if reader is not None:
             reader.cancel()
@@ -402,7 +418,9 @@ class KombuSession:
             log.warning("queue %s: delivered again, as its visibility timeout has passed: %s", queue, error)
 
     async def count(self, queue: str, bindings: Collection[Binding]) -> int:
-        """Returns the number of messages that are not acknowledged."""
+        """Returns the number of messages that are not acknowledged, or kept for a transient queue."""
+        if queue in self.transient:
+            return len(self.transient[queue].kept)
         total = 0
         for topic in self._topics_of(queue, bindings):
             try:
@@ -416,6 +434,9 @@ class KombuSession:
     async def purge(self, queue: str, bindings: Collection[Binding]) -> int:
         """Skips the messages of a queue; returns their number."""
         count = await self.count(queue, bindings)
+        if queue in self.transient:
+            self.transient[queue].kept.clear()
+            return count
         group = self.options.names.group(queue)
         for topic in self._topics_of(queue, bindings):
             if not await self.has_topic(topic):
@@ -427,7 +448,10 @@ class KombuSession:
         return count
 
     async def delete(self, queue: str) -> None:
-        """Deletes a durable queue: its topic and its group."""
+        """Deletes a queue; of a durable one the topic and the group."""
+        if self.transient.pop(queue, None) is not None:
+            self.arrivals.withdraw(queue)
+            return
         await self.stop_reading(queue)
         consumer = self._consumers.pop(queue, None)
         if consumer is not None:
@@ -452,43 +476,9 @@ class KombuSession:
 
     async def open_transient(self, queue: str) -> None:
         """Begins to keep the messages for a transient queue that are sent from now on."""
-        if queue not in self._transient:
-            self._transient[queue] = _TransientQueue(queue, self.arrivals)
+        if queue not in self.transient:
+            self.transient[queue] = _TransientQueue(queue, self.arrivals)
             await self._follow(self.options.names.exchange_topic(""))
-
-    async def bind_transient(self, queue: str, binding: Binding) -> None:
-        """Adds a binding to a transient queue."""
-        self._transient[queue].bindings.append(binding)
-        await self._follow(self.options.names.exchange_topic(binding.exchange))
-
-    def read_transient(self, queue: str) -> None:
-        """Passes the kept messages, and those that come, to `arrivals`."""
-        self._transient[queue].flow()
-
-    def stop_transient(self, queue: str) -> None:
-        """Keeps the messages that come."""
-        self._transient[queue].stop()
-
-    def take_transient(self, queue: str) -> Delivery | None:
-        """Returns the oldest kept message."""
-        kept = self._transient[queue].kept
-        return kept.popleft() if kept else None
-
-    def count_transient(self, queue: str) -> int:
-        """Returns the number of kept messages."""
-        return len(self._transient[queue].kept)
-
-    def purge_transient(self, queue: str) -> int:
-        """Drops the kept messages; returns their number."""
-        kept = self._transient[queue].kept
-        count = len(kept)
-        kept.clear()
-        return count
-
-    def delete_transient(self, queue: str) -> None:
-        """Ends a transient queue."""
-        self._transient.pop(queue, None)
-        self.arrivals.withdraw(queue)
 
     async def _follow(self, topic: str) -> None:
         """Reads a topic from its end on, for all transient queues."""
@@ -530,7 +520,7 @@ class KombuSession:
     def _deal(self, message: ReceivedMessage) -> None:
         key, names = message.properties.get(ROUTING_KEY, ""), self.options.names
         is_default = message.topic == names.exchange_topic("")
-        for queue in list(self._transient.values()):
+        for queue in list(self.transient.values()):
             mine = (one for one in queue.bindings if names.exchange_topic(one.exchange) == message.topic)
             if (is_default and key == queue.name) or any(one.matches(key) for one in mine):
                 queue.put(Delivery(queue.name, message.body, message.born_at_ms))

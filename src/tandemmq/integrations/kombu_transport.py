@@ -174,14 +174,13 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
     def _new_queue(self, queue: str, auto_delete: bool = False, exclusive: bool = False, **_: Any) -> None:
         session = self.session
         if (auto_delete or exclusive) and queue not in self.transport.durable:
-            self.transport.transient.add(queue)
             self._run(session.open_transient(queue))
         else:
             self.transport.durable.add(queue)
             self._run(session.ensure_topic(session.options.names.queue_topic(queue)))
 
     def _has_queue(self, queue: str, **_: Any) -> bool:
-        if queue in self.transport.transient:
+        if queue in self.session.transient:
             return True
         return self._run(self.session.has_topic(self.session.options.names.queue_topic(queue)))
 
@@ -200,10 +199,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             self.exchange_declare(exchange, type=exchange.removeprefix("amq."))
         binding = Binding(exchange, self._kind(exchange), routing_key)
         bindings = [*self._bindings(queue), binding]
-        if queue in self.transport.transient:
-            self._run(self.session.bind_transient(queue, binding))
-        else:
-            self._run(self.session.bind(queue, exchange, bindings))
+        self._run(self.session.bind(queue, exchange, bindings))
         super().queue_bind(queue, exchange, routing_key, arguments)
         self._bindings(queue).append(binding)
 
@@ -218,13 +214,9 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         return self.transport.bindings.setdefault(queue, [])
 
     def _size(self, queue: str) -> int:
-        if queue in self.transport.transient:
-            return self._call(self.session.count_transient, queue)
         return self._run(self.session.count(queue, self._bindings(queue)))
 
     def _purge(self, queue: str) -> int:
-        if queue in self.transport.transient:
-            return self._call(self.session.purge_transient, queue)
         return self._run(self.session.purge(queue, self._bindings(queue)))
 
     def queue_delete(self, queue: str, if_unused: bool = False, if_empty: bool = False, **_: Any) -> None:
@@ -232,12 +224,8 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             return
         self.state.queue_bindings_delete(queue)
         self.transport.bindings.pop(queue, None)
-        if queue in self.transport.transient:
-            self.transport.transient.discard(queue)
-            self._call(self.session.delete_transient, queue)
-        else:
-            self.transport.durable.discard(queue)
-            self._run(self.session.delete(queue))
+        self.transport.durable.discard(queue)
+        self._run(self.session.delete(queue))
 
     # Sending
 
@@ -253,7 +241,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         topic = names.exchange_topic(exchange)
         if not exchange:
             own = names.queue_topic(routing_key)
-            is_durable = routing_key not in self.transport.transient and (
+            is_durable = routing_key not in session.transient and (
                 routing_key in self.transport.durable or self._run(session.has_topic(own))
             )
             topic = own if is_durable else topic
@@ -290,9 +278,6 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         self.transport.readers[queue] = self
         if no_ack:
             self.transport.unacknowledged.add(queue)
-        if queue in self.transport.transient:
-            self._call(self.session.read_transient, queue)
-            return
         if self._credit is None:
             self._credit = self._call(Credit, self.qos.free_count)
         self._run(self.session.read(queue, self._bindings(queue), self._credit))
@@ -303,23 +288,15 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         if queue is None or self.transport.readers.pop(queue, None) is None:
             return
         self.transport.unacknowledged.discard(queue)
-        if queue in self.transport.transient:
-            self._call(self.session.stop_transient, queue)
-        else:
-            self._run(self.session.stop_reading(queue))
+        self._run(self.session.stop_reading(queue))
 
     def _get(self, queue: str, timeout: object = None) -> dict[str, Any]:
-        while (delivery := self._take(queue)) is not None:
+        while (delivery := self._run(self.session.take_one(queue, self._bindings(queue)))) is not None:
             payload = payload_of(delivery)
             if payload is not None:
                 return payload
             self.settle(delivery, is_done=True)
         raise Empty
-
-    def _take(self, queue: str) -> Delivery | None:
-        if queue in self.transport.transient:
-            return self._call(self.session.take_transient, queue)
-        return self._run(self.session.take_one(queue, self._bindings(queue)))
 
     def basic_get(self, queue: str, no_ack: bool = False, **_: Any) -> Any:
         """Returns one message; None if there is none now."""
@@ -430,7 +407,6 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         self._thread: LoopThread | None = None
         self._session: KombuSession | None = None
         self.durable: set[str] = set()
-        self.transient: set[str] = set()
         self.bindings: dict[str, list[Binding]] = {}
         self.readers: dict[str, KombuChannel] = {}
         self.unacknowledged: set[str] = set()
