@@ -22,10 +22,10 @@ from tandemmq.broker.transaction.half import number_of
 from tandemmq.errors import BadRequest, ConfigError, NoRoute, RequestRejected, TopicNotFound
 from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
+from tandemmq.manage.reading import HeldMessage, held_facts
 from tandemmq.manage.settings import read_settings_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.manage.transactions import READ_TIMEOUT_S, open_queue
-from tandemmq.protocol import properties as names
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.record import Record
 from tandemmq.units import MASTER_ID, MIB
@@ -49,16 +49,9 @@ class DelayLevel:
 
 
 @dataclass(frozen=True, slots=True)
-class WaitingMessage:
+class WaitingMessage(HeldMessage):
     """A message that waits. `level` is None for a timer message; only these can be cancelled."""
 
-    broker_name: str
-    topic: str
-    message_id: str
-    unique_key: str
-    keys: str
-    tags: str
-    stored_at_ms: int
     due_at_ms: int
     level: int | None
 
@@ -195,17 +188,7 @@ def is_cancelled(message: WaitingMessage, cancelled: Collection[str]) -> bool:
 
 
 def _describe(record: Record, target: Target, due_at_ms: int, level: int | None) -> WaitingMessage:
-    return WaitingMessage(
-        broker_name=target.broker_name,
-        topic=record.properties.get(names.REAL_TOPIC, ""),
-        message_id=record.message_id,
-        unique_key=record.unique_key,
-        keys=record.keys,
-        tags=record.tags,
-        stored_at_ms=record.stored_at_ms,
-        due_at_ms=due_at_ms,
-        level=level,
-    )
+    return WaitingMessage(*held_facts(record, target.broker_name), due_at_ms, level)
 
 
 async def _read_timer_counts(tools: Tools, target: Target) -> dict[str, int]:

@@ -19,6 +19,7 @@ from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.compression import CONTENT_BYTES_MAX, decode_content
+from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import COMPRESSED, PULL_SUBSCRIPTION, PULL_SUSPEND
@@ -28,6 +29,26 @@ from tandemmq.units import MASTER_ID
 
 PULL_COUNT_MAX: Final = 32
 """The most messages that RocketMQ's brokers return in one answer from memory, by default."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeldMessage:
+    """A message that a broker keeps in a topic of its own until it is delivered to `topic`."""
+
+    broker_name: str
+    topic: str
+    message_id: str
+    unique_key: str
+    keys: str
+    tags: str
+    stored_at_ms: int
+
+
+def held_facts(record: Record, broker_name: str) -> tuple[str, str, str, str, str, str, int]:
+    """Returns the fields of a `HeldMessage`, in their order."""
+    topic = record.properties.get(REAL_TOPIC, "")
+    place = (broker_name, topic, record.message_id, record.unique_key)
+    return (*place, record.keys, record.tags, record.stored_at_ms)
 
 
 @dataclass(slots=True)

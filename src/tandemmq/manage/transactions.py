@@ -25,7 +25,7 @@ from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.errors import TopicNotFound
 from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.reading import TopicPuller
+from tandemmq.manage.reading import HeldMessage, TopicPuller, held_facts
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.record import Record
@@ -42,23 +42,13 @@ DISCARDED_MAX: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
-class OpenTransaction:
-    """A half message. `checks`: the number of times its producer was asked. `is_discarded`: the broker has
-    given up asking.
-    """
+class OpenTransaction(HeldMessage):
+    """A half message. `checks`: the number of times its producer was asked."""
 
-    broker_name: str
     address: str
-    message_id: str
-    unique_key: str
-    topic: str
     producer_group: str
     born_at_ms: int
-    stored_at_ms: int
     checks: int
-    keys: str
-    tags: str
-    is_discarded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,20 +160,12 @@ async def read_discarded_transactions(tools: Tools, target: Target) -> tuple[Ope
 
 
 def _describe(half: Record, target: Target) -> OpenTransaction:
-    properties = half.properties
     return OpenTransaction(
-        broker_name=target.broker_name,
+        *held_facts(half, target.broker_name),
         address=target.address,
-        message_id=half.message_id,
-        unique_key=half.unique_key,
-        topic=properties.get(names.REAL_TOPIC, ""),
-        producer_group=properties.get(names.PGROUP, ""),
+        producer_group=half.properties.get(names.PGROUP, ""),
         born_at_ms=half.born_at_ms,
-        stored_at_ms=half.stored_at_ms,
         checks=number_of(half, names.TRANSACTION_CHECK_TIMES, 0),
-        keys=half.keys,
-        tags=half.tags,
-        is_discarded=half.topic == DISCARD_TOPIC,
     )
 
 
