@@ -21,7 +21,7 @@ from tandemmq.console.view import Action, Frame, Page
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.options import is_loopback, parse_address, render_address
 from tandemmq.runtime.machine import LoopClock
-from tandemmq.shell.session import NameServers, find_name_servers
+from tandemmq.shell.session import NameServers, Pipelines, find_name_servers
 from tandemmq.shell.web_server import listen, serve_app
 
 REQUESTS_AT_ONCE_MAX: Final = 256
@@ -60,12 +60,7 @@ class ConsoleOptions:
     plain_http: Annotated[
         bool, option("--allow-plain-http", "Serve other machines without TLS; secrets are then readable.")
     ] = False
-    pipelines: Annotated[
-        Path | None,
-        option(
-            "--pipelines DIR", "The folder with the progress of Spark pipelines, a file NAME.jsonl for each."
-        ),
-    ] = None
+    pipelines: Pipelines = None
     served: Annotated[
         list[Path] | None,
         option(

@@ -27,9 +27,16 @@ UNTRUSTED: Final = (
 )
 
 Facts = dict[str, Any]
+
+
+def text(description: str, chars_max: int = 255, *, is_optional: bool = False) -> Any:
+    """Returns the description and the bounds of a text that a tool is called with."""
+    return Field(min_length=None if is_optional else 1, max_length=chars_max, description=description)
+
+
 Limit = Annotated[int, Field(ge=1, le=LIMIT_MAX, description="The most entries in the answer.")]
 Search = Annotated[
-    str, Field(max_length=200, description="Only names that contain this text; case does not matter.")
+    str, text("Only names that contain this text; case does not matter.", 200, is_optional=True)
 ]
 Few = Annotated[int, Field(ge=1, le=MESSAGES_MAX, description="The most messages in the answer.")]
 Since = Annotated[
@@ -38,8 +45,8 @@ Since = Annotated[
 Until = Annotated[
     datetime | None, Field(description="Stored at or before this time, as ISO 8601; without a zone, in UTC.")
 ]
-TopicName = Annotated[str, Field(min_length=1, max_length=255, description="The topic.")]
-GroupName = Annotated[str, Field(min_length=1, max_length=255, description="The consumer group.")]
+TopicName = Annotated[str, text("The topic.")]
+GroupName = Annotated[str, text("The consumer group.")]
 
 
 def facts(value: object, columns: str) -> Facts:

@@ -30,12 +30,11 @@ from tandemmq.mcp.answers import (
     name_silent,
     read_now_ms,
     rows_of,
+    text,
 )
 from tandemmq.protocol.codes import response_name
 
-Address = Annotated[
-    str, Field(min_length=1, max_length=255, description="Address of the broker, from cluster_overview.")
-]
+Address = Annotated[str, text("Address of the broker, from cluster_overview.")]
 
 
 # The columns of the answers.
@@ -115,7 +114,7 @@ class BrokerReads:
     async def list_settings(
         self,
         broker: Annotated[
-            str, Field(max_length=255, description="Only the broker with this address; empty for all.")
+            str, text("Only the broker with this address; empty for all.", is_optional=True)
         ] = "",
         search: Search = "",
         limit: Limit = 100,
@@ -165,9 +164,9 @@ class BrokerReads:
     async def check_access(
         self,
         kind: Annotated[Literal["topic", "group"], Field(description="The kind of the resource.")],
-        name: Annotated[str, Field(min_length=1, max_length=255, description="The topic or group.")],
+        name: Annotated[str, text("The topic or group.")],
         host: Annotated[
-            str, Field(max_length=100, description="The address of the client, if policies depend on it.")
+            str, text("The address of the client, if policies depend on it.", 100, is_optional=True)
         ] = "",
         search: Search = "",
         limit: Limit = 100,

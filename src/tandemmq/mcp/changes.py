@@ -19,7 +19,7 @@ from tandemmq.errors import BadRequest
 from tandemmq.manage import dead_letters, groups, resets, topics
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.tools import Place, Tools
-from tandemmq.mcp.answers import Facts, GroupName, TopicName, as_milliseconds, facts, read_now_ms
+from tandemmq.mcp.answers import Facts, GroupName, TopicName, as_milliseconds, facts, read_now_ms, text
 from tandemmq.mcp.confirm import LIFETIME_S, Confirmations
 from tandemmq.protocol.topic_names import check_topic, is_system_group
 from tandemmq.telemetry import events
@@ -31,9 +31,9 @@ RESENT_MAX: Final = 10_000
 log = logging.getLogger(__name__)
 
 Token = Annotated[
-    str, Field(max_length=100, description="Empty for the preview; then the token that the preview returned.")
+    str, text("Empty for the preview; then the token that the preview returned.", 100, is_optional=True)
 ]
-Cluster = Annotated[str, Field(max_length=255, description="The cluster; empty if there is only one.")]
+Cluster = Annotated[str, text("The cluster; empty if there is only one.", is_optional=True)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,13 +13,8 @@ from tandemmq.admin.options import option
 from tandemmq.manage.tools import open_tools
 from tandemmq.mcp.http import McpHttpOptions, read_token, serve_http
 from tandemmq.mcp.server import build_server
-from tandemmq.shell.session import NameServers, explained_errors, find_name_servers
+from tandemmq.shell.session import NameServers, Pipelines, explained_errors, find_name_servers
 from tandemmq.telemetry.log_lines import configure_logging
-
-Pipelines = Annotated[
-    Path | None,
-    option("--pipelines DIR", "The folder with the progress of Spark pipelines, a file NAME.jsonl for each."),
-]
 
 
 def mcp(

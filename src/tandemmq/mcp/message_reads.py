@@ -30,6 +30,7 @@ from tandemmq.mcp.answers import (
     name_silent,
     read_now_ms,
     rows_of,
+    text,
 )
 
 # The columns of the answers.
@@ -97,9 +98,7 @@ class MessageReads:
 
     async def trace_message(
         self,
-        unique_key: Annotated[
-            str, Field(min_length=1, max_length=1000, description="The unique key of the message.")
-        ],
+        unique_key: Annotated[str, text("The unique key of the message.", 1000)],
         limit: Limit = 50,
     ) -> Facts:
         """Shows the trace of a message, also of a deleted one: its sends, the deliveries to consumers, the
@@ -120,9 +119,7 @@ class MessageReads:
     async def list_groups_of_message(
         self,
         topic: TopicName,
-        message_id: Annotated[
-            str, Field(min_length=1, max_length=1000, description="Its message id, or its unique key.")
-        ],
+        message_id: Annotated[str, text("Its message id, or its unique key.", 1000)],
         limit: Annotated[int, Field(ge=1, le=GROUPS_MAX, description="The most groups in the answer.")] = 50,
     ) -> Facts:
         """Shows for each consumer group of the topic whether it has consumed a message: done, waits, skipped

@@ -9,11 +9,9 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Final
 
-from pydantic import Field
-
 from tandemmq.errors import BadRequest
 from tandemmq.manage.pipelines import PipelineState, read_pipelines
-from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, cut, facts, matching, rows_of
+from tandemmq.mcp.answers import UNTRUSTED, Facts, Limit, Search, cut, facts, matching, rows_of, text
 from tandemmq.runtime.disk import RealDisk
 
 _SUMMARY: Final = (
@@ -35,7 +33,7 @@ class PipelineReads:
 
     async def describe_pipeline(
         self,
-        pipeline: Annotated[str, Field(min_length=1, max_length=255, description="The pipeline.")],
+        pipeline: Annotated[str, text("The pipeline.")],
         limit: Limit = 20,
     ) -> Facts:
         """Shows one Spark pipeline with its last batches, and the results of an audit, the newest first."""

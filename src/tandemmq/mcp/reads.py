@@ -35,6 +35,7 @@ from tandemmq.mcp.answers import (
     name_failures,
     read_now_ms,
     rows_of,
+    text,
 )
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import dlq_topic
@@ -167,9 +168,9 @@ class ClusterReads:
     async def find_messages(
         self,
         topic: TopicName,
-        key: Annotated[str, Field(max_length=1000, description="Messages that carry this key.")] = "",
+        key: Annotated[str, text("Messages that carry this key.", 1000, is_optional=True)] = "",
         message_id: Annotated[
-            str, Field(max_length=1000, description="The message with this id, or with this unique key.")
+            str, text("The message with this id, or with this unique key.", 1000, is_optional=True)
         ] = "",
         since: Since = None,
         until: Until = None,

@@ -35,10 +35,7 @@ from tandemmq.remoting.tls import make_client_tls
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell import local
 from tandemmq.shell.doctor_addresses import judge_announced
-from tandemmq.shell.doctor_lines import Checkup, DoctorLine
-from tandemmq.shell.doctor_lines import ok as _ok
-from tandemmq.shell.doctor_lines import problem as _problem
-from tandemmq.shell.doctor_lines import warning as _warning
+from tandemmq.shell.doctor_lines import Checkup, DoctorLine, ok, problem, warning
 from tandemmq.shell.doctor_production import judge_production
 from tandemmq.shell.session import AsJson, NameServers, find_name_servers, run
 from tandemmq.units import MASTER_ID, MIB
@@ -126,10 +123,10 @@ async def examine(tools: Tools, servers: Sequence[str], *, for_production: bool 
             infos[address] = await nameserver.query_cluster_info(tools.remoting, address)
         except NotNameServer as error:
             fix = "list only name servers in namesrvAddr and --namesrv"
-            findings.append(_problem("name servers", str(error), fix))
+            findings.append(problem("name servers", str(error), fix))
         except TandemError as error:
             fix = "start it, or remove it from namesrvAddr and --namesrv"
-            findings.append(_problem("name servers", f"{address} does not answer: {error}", fix))
+            findings.append(problem("name servers", f"{address} does not answer: {error}", fix))
     if infos:
         info = next(iter(infos.values()))
         findings += judge_name_servers(infos)
@@ -164,12 +161,11 @@ async def _check_up(tools: Tools, target: Target) -> Checkup | DoctorLine:
         settings = await broker_admin.query_broker_config(tools.remoting, target.address)
         replication = await broker_admin.query_ha_status(tools.remoting, target.address)
     except TandemError as error:
-        where = f"{target.broker_name} ({target.address})"
         if isinstance(error, NotPermitted):
-            text = f"{where} does not let this tool read its state: {error}"
-            return _problem("clients", text, "docs/security.md explains how tools sign requests")
+            text = f"{target} does not let this tool read its state: {error}"
+            return problem("clients", text, "docs/security.md explains how tools sign requests")
         fix = "check that it runs and that brokerIP1 is reachable; `tandemmq status` shows local brokers"
-        return _problem("brokers", f"{where} does not answer: {error}", fix)
+        return problem("brokers", f"{target} does not answer: {error}", fix)
     return Checkup(target, facts, settings, replication)
 
 
@@ -183,12 +179,12 @@ def judge_name_servers(infos: Mapping[str, ClusterInfo]) -> Iterator[DoctorLine]
         missing = sorted(everything - brokers)
         if missing:
             fix = "name all name servers in the namesrvAddr of every broker"
-            yield _problem("name servers", f"{address} does not know {', '.join(missing)}", fix)
+            yield problem("name servers", f"{address} does not know {', '.join(missing)}", fix)
         elif not brokers:
             fix = "start a broker with namesrvAddr set to this name server"
-            yield _problem("brokers", f"no broker is registered at {address}", fix)
+            yield problem("brokers", f"no broker is registered at {address}", fix)
         else:
-            yield _ok("name servers", f"{address} answers and knows {len(brokers)} brokers")
+            yield ok("name servers", f"{address} answers and knows {len(brokers)} brokers")
 
 
 def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[DoctorLine]:
@@ -198,11 +194,11 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     if role and is_master == (role == "SLAVE"):
         fix = "brokerId is 0 at a master and above 0 at a slave"
         text = f"{one.label} is registered with id {one.target.broker_id} and has the role {role}"
-        yield _problem("brokers", text, fix)
+        yield problem("brokers", text, fix)
     if _is_loopback(one.target.address) and not all(_is_loopback(server) for server in servers):
         fix = "set brokerIP1 to an address that clients can reach"
         text = f"{one.label} registered a loopback address, which clients on other machines cannot reach"
-        yield _problem("addresses", text, fix)
+        yield problem("addresses", text, fix)
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
     yield from _judge_replication(one)
@@ -212,20 +208,20 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     is_elected = one.settings.get("enableControllerMode") == "true"
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is intended"
-        yield _warning("settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix)
+        yield warning("settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix)
     if role == "ASYNC_MASTER" and _to_int(one.settings.get("inSyncReplicas")) > 1:
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
         text = f"{one.label} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
-        yield _warning("settings", text, fix)
+        yield warning("settings", text, fix)
 
 
 def _judge_speedups(one: Checkup) -> Iterator[DoctorLine]:
     state = one.facts.get(codec.SPEEDUPS_KEY)  # only our brokers have it
     if state and state.startswith("refused"):
         fix = "install tandemmq-speedups of the release or commit of tandemmq, or uninstall it"
-        yield _warning("speedups", f"tandemmq-speedups at {one.label} is {state}", fix)
+        yield warning("speedups", f"tandemmq-speedups at {one.label} is {state}", fix)
     elif state:
-        yield _ok("speedups", f"tandemmq-speedups at {one.label} is {state}")
+        yield ok("speedups", f"tandemmq-speedups at {one.label} is {state}")
 
 
 def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
@@ -237,9 +233,9 @@ def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
     if abs(behind_ms) > CLOCK_MS_MAX:
         text = f"the clocks of {one.label} and this machine differ by {abs(behind_ms) / 1000:.0f} s"
         fix = "run a time service (chrony, systemd-timesyncd) on both machines"
-        yield _problem("clocks", text, fix)
+        yield problem("clocks", text, fix)
     else:
-        yield _ok("clocks", f"the clocks of {one.label} and this machine agree")
+        yield ok("clocks", f"the clocks of {one.label} and this machine agree")
 
 
 def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
@@ -256,11 +252,11 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
         fix = "free space, or use a larger disk; for an empty store lower mappedFileSizeCommitLog"
         if "disk" not in refusal and "space" not in refusal:
             fix = "see docs/operations/logs.md; the broker's log has the time of the failure"
-        yield _problem("disk", f"the store of {one.label} rejects messages: {refusal}", fix)
+        yield problem("disk", f"the store of {one.label} rejects messages: {refusal}", fix)
     if _to_int(one.facts.get("damagedRangeCount")):
         text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
         fix = "see `tandemmq store check` and docs/operations/runbooks.md"
-        yield _problem("disk", text, fix)
+        yield problem("disk", text, fix)
 
 
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
@@ -268,32 +264,32 @@ def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     if one.facts.get(codec.HISTORY_DOUBT_KEY):
         text = f"the history of {one.label} does not fit its group: {one.facts[codec.HISTORY_DOUBT_KEY]}"
         fix = 'see "A history does not fit" in docs/operations/runbooks.md'
-        yield _problem("replication", text, fix)
+        yield problem("replication", text, fix)
     if _to_int(one.facts.get(codec.HISTORY_DIFFERED_KEY)):
         count = one.facts[codec.HISTORY_DIFFERED_KEY]
         text = f"{one.label} had a different history than its master in equal terms ({count} times)"
         fix = "its log has the offsets (replica_history.differs); `tandemmq audit` compares the logs"
-        yield _problem("replication", text, fix)
+        yield problem("replication", text, fix)
     if not status.is_master:
         if status.client.halt_reason is not None:
             text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
-            yield _problem("replication", text, "see docs/operations/runbooks.md")
+            yield problem("replication", text, "see docs/operations/runbooks.md")
         return
     if status.waiting:
         fix = "start its slaves, or give up the messages that only they hold: `tandemmq admin acceptLog`"
-        yield _problem("replication", f"{one.label} does not serve yet: {status.waiting}", fix)
+        yield problem("replication", f"{one.label} does not serve yet: {status.waiting}", fix)
     connected = [slave for slave in status.connections if slave.away_ms is None]
     required = _to_int(one.settings.get("inSyncReplicas"))
     if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(connected) < required:
         text = f"{one.label} needs {required} copies including its own; connected slaves: {len(connected)}"
         fix = "start a slave; until then producers get no SEND_OK"
-        yield _problem("replication", text, fix)
+        yield problem("replication", text, fix)
     for slave in connected:
         if slave.lag_bytes > LAG_BYTES_MAX:
             text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.label}"
-            yield _warning("replication", text, "check with `tandemmq admin haStatus` that it catches up")
+            yield warning("replication", text, "check with `tandemmq admin haStatus` that it catches up")
         else:
-            yield _ok("replication", f"slave {slave.address} follows {one.label}")
+            yield ok("replication", f"slave {slave.address} follows {one.label}")
 
 
 def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
@@ -326,9 +322,9 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
             )
         )
     for text, fix in found:
-        yield _warning("clients", f"{one.label} has rejected {text}", fix)
+        yield warning("clients", f"{one.label} has rejected {text}", fix)
     if not found:
-        yield _ok("clients", f"{one.label} has rejected no requests since it started")
+        yield ok("clients", f"{one.label} has rejected no requests since it started")
 
 
 def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
@@ -336,7 +332,7 @@ def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Doc
     for name, broker in sorted(info.brokers.items()):
         if MASTER_ID not in broker.addresses:
             fix = "start it: until then sends there fail, and consumers read from its slaves"
-            yield _problem("brokers", f"{name} has no master", fix)
+            yield problem("brokers", f"{name} has no master", fix)
         members = [one for one in checkups if one.target.broker_name == name]
         for key, level in _MUST_BE_EQUAL.items():
             values = {one.label: one.settings[key] for one in members if key in one.settings}
@@ -365,17 +361,17 @@ async def judge_controllers(
             fix = (
                 "start a majority of the controllers: without a leader no master is replaced; sends continue"
             )
-            findings.append(_problem("controllers", str(error), fix))
+            findings.append(problem("controllers", str(error), fix))
         except TandemError as error:
             fix = "start it, or remove it from controllerAddr of the brokers"
             text = f"the controller {address} does not answer: {error}"
-            findings.append(_problem("controllers", text, fix))
+            findings.append(problem("controllers", text, fix))
     for leader in leaders:
         try:
             state = await controller.read_all_sync_states(client, leader, names)
         except TandemError as error:
             text = f"the leading controller {leader} does not answer: {error}"
-            findings.append(_problem("controllers", text, "see its log, then run doctor again"))
+            findings.append(problem("controllers", text, "see its log, then run doctor again"))
         else:
             findings += judge_sync_states(leader, state)
     return findings
@@ -397,9 +393,9 @@ def judge_sync_states(leader: str, state: SyncStateData) -> Iterator[DoctorLine]
         fix = "start every broker of its set, then the group is adopted; or choose its master: electMaster"
         found.append((f"the controllers do not know {name}: {report}", fix))
     for text, fix in found:
-        yield _problem("controllers", text, fix)
+        yield problem("controllers", text, fix)
     if not found:
-        yield _ok("controllers", f"{leader} leads and knows {len(state.groups)} groups")
+        yield ok("controllers", f"{leader} leads and knows {len(state.groups)} groups")
 
 
 async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
@@ -409,14 +405,14 @@ async def _judge_routes(tools: Tools, info: ClusterInfo) -> list[DoctorLine]:
         try:
             route = await tools.cluster_admin.topic_route(topic)
         except TandemError as error:
-            findings.append(_warning("routes", f"{topic} has no route: {error}", "delete the topic"))
+            findings.append(warning("routes", f"{topic} has no route: {error}", "delete the topic"))
             continue
         unknown = sorted({queue.broker_name for queue in route.queues} - set(info.brokers))
         if unknown:
             text = f"{topic} has queues at {', '.join(unknown)}, which are not registered"
-            findings.append(_problem("routes", text, "start that broker"))
+            findings.append(problem("routes", text, "start that broker"))
     return findings or [
-        _ok("routes", f"{min(len(topics), TOPICS_MAX)} topics have routes to registered brokers")
+        ok("routes", f"{min(len(topics), TOPICS_MAX)} topics have routes to registered brokers")
     ]
 
 
@@ -452,10 +448,10 @@ async def _judge_ports(servers: Sequence[str], checkups: Sequence[Checkup]) -> l
             if is_open and (kind != "controller" or await _serves_changes(anonymous, address)):
                 right, fix = _OPEN_PORTS[kind]
                 text = f"any client that reaches the {kind} {address} may {right}"
-                findings.append(_warning("security", text, fix))
+                findings.append(warning("security", text, fix))
     finally:
         await anonymous.close()
-    return findings or [_ok("security", "no port serves unauthenticated clients of other machines")]
+    return findings or [ok("security", "no port serves unauthenticated clients of other machines")]
 
 
 async def _serves(anonymous: RemotingClient, address: str, code: RequestCode) -> bool:

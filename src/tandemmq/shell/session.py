@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Final, NoReturn
 
 import typer
@@ -44,6 +45,10 @@ NameServers = Annotated[
     ),
 ]
 AsJson = Annotated[bool, option("--json", "Print JSON; messages as one object per line.")]
+Pipelines = Annotated[
+    Path | None,
+    option("--pipelines DIR", "The folder with the progress of Spark pipelines, a file NAME.jsonl for each."),
+]
 
 
 def _checked(check: Callable[[str], object]) -> opt.Text:
