@@ -1,5 +1,5 @@
 """The source `commitlog`; see `pyspark_tandemmq`."""
 
-from tandemmq.spark.commitlog import CommitLogSource as DefaultSource
+from tandemmq.spark.commitlog_source import CommitLogSource as DefaultSource
 
 __all__ = ["DefaultSource"]

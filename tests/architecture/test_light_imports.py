@@ -10,7 +10,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[2] / "src"
 HEAVY = ("matplotlib", "pyarrow", "pandas", "pyspark", "typer", "rich", "yaml", "lark", "prometheus_client")
-SPARK = "import tandemmq.spark.source, tandemmq.spark.stream, tandemmq.spark.lake.sink"
+SPARK = "import pyspark_commitlog, tandemmq.spark.source, tandemmq.spark.stream, tandemmq.spark.lake.sink"
 """The modules that Spark's short-lived processes load at each start; they need pyspark."""
 REPORT = "import tandemmq.spark.pipelines.report"
 """Loaded when a pipeline begins; what draws the report's charts, when it has ended."""

@@ -1,4 +1,4 @@
-"""The data source `commitlog`: CommitLog files as a table, batch only.
+"""The rows of CommitLog files, and the options of the data source `commitlog` (`commitlog_source`).
 
 A piece is a range of bytes of one file. It is scanned in runs of whole records and damaged ranges, which
 become Arrow batches with the column `damage`. A record contains its own log offset, so any byte range can be
@@ -22,22 +22,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.record_check import check_record
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.spark.columns import (
-    BODY_FAULT,
-    COLUMNS,
-    Column,
-    Projection,
-    arrow_schema,
-    project_schema,
-    render_ddl,
-    select_columns,
-)
+from tandemmq.spark.columns import BODY_FAULT, COLUMNS, Column, Projection, arrow_schema
 from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.option_table import (
     OptionRow,
@@ -351,45 +341,3 @@ def _damage_row(damage: Damage, options: LogOptions, projection: Projection) -> 
 
 def _damage_error(log_offset: int, reason: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"the record at log offset {log_offset}: {reason}")
-
-
-@dataclass
-class LogPiece(InputPartition):  # type: ignore[misc]  # pyspark is untyped here
-    """The input of one task."""
-
-    piece: SegmentPiece
-
-
-class CommitLogSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
-    """The source `commitlog`; see docs/spark/options.md for the options."""
-
-    @classmethod
-    def name(cls) -> str:
-        return "commitlog"
-
-    def schema(self) -> str:
-        options = parse_log_options(dict(self.options))
-        find_files(options.path)
-        return render_ddl(select_columns(options.columns, options.properties_as, KNOWN_COLUMNS, LOG_COLUMNS))
-
-    def reader(self, schema: Any) -> LogReader:
-        fields = [(field.name, field.dataType.simpleString(), field.nullable) for field in schema.fields]
-        return LogReader(parse_log_options(dict(self.options)), project_schema(fields, KNOWN_COLUMNS))
-
-
-@dataclass
-class LogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is untyped here
-    """A batch query with one task per piece of a file."""
-
-    options: LogOptions
-    projection: Projection
-
-    def partitions(self) -> list[LogPiece]:
-        pieces = cut_pieces(find_files(self.options.path), self.options.piece_bytes)
-        return [LogPiece(piece) for piece in pieces]
-
-    def read(self, partition: InputPartition) -> Iterator[Any]:
-        # Without files Spark still runs one task, with a partition of its own class (spec spark SP-32).
-        if not isinstance(partition, LogPiece):
-            return iter(())
-        return read_piece(partition.piece, self.options, self.projection)

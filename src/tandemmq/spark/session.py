@@ -107,7 +107,7 @@ def register_formats(spark: SparkSession) -> None:
     """Registers our formats. Otherwise Spark looks for them once, in the Python of PYSPARK_PYTHON, and never
     finds them if that lacks the installed package.
     """
-    from tandemmq.spark.commitlog import CommitLogSource
+    from tandemmq.spark.commitlog_source import CommitLogSource
     from tandemmq.spark.lake.sink import LakeSink
     from tandemmq.spark.source import KafkaShapedSource, RocketSource, TandemSource
 
