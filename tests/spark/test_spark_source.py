@@ -27,6 +27,7 @@ from tandemmq.protocol.compression import SYS_FLAGS, compressor
 from tandemmq.protocol.message import Message
 from tandemmq.protocol.requests.admin import CreateTopicRequest
 from tandemmq.protocol.requests.send import SendRequestV2
+from tandemmq.spark.offsets import MANY_QUEUES, PACKED_VERSION, decode_offset
 from tandemmq.spark.wire import POOL
 from waits import until_blocking
 
@@ -204,6 +205,37 @@ def test_a_batch_is_repeated_though_a_broker_that_it_does_not_need_is_silent(
         finally:
             os.kill(other.pid, signal.SIGCONT)
     assert "messages.lost queue=Needed" not in spark_log.read_text()
+
+
+def test_a_stream_over_many_queues_continues_from_its_packed_offset(
+    spark: Any, cluster: Any, tmp_path: Path
+) -> None:
+    topic, lake = "SparkManyQueues", tmp_path / "lake"
+    queue_count = MANY_QUEUES + 1
+    with BlockingAdmin(cluster.namesrv) as admin:
+        admin.create_topic(topic, queue_count=queue_count)
+    sent: list[bytes] = []
+
+    def send(queue_ids: range) -> None:
+        for queue_id in queue_ids:
+            bodies = [b"%d in %d" % (len(sent) + n, queue_id) for n in range(2)]
+            _send_as(cluster.master.address, topic, 0, bodies, queue_id)
+            sent.extend(bodies)
+
+    def land_all() -> None:
+        land(follow_topic(spark, cluster.namesrv, topic, columns="body"), lake)
+        assert sorted(pq.read_table(lake)["body"].to_pylist()) == sorted(sent)
+
+    send(range(0, queue_count, 20))
+    land_all()
+    forget_last_commit(lake / "_checkpoint")
+    send(range(0, queue_count, 35))
+    # Repeats the first batch, then reads the new messages.
+    land_all()
+    for file in (lake / "_checkpoint" / "offsets").glob("[0-9]*"):
+        offset = json.loads(file.read_text().splitlines()[-1])
+        assert offset["v"] == PACKED_VERSION
+        assert len(decode_offset(offset).positions) == queue_count
 
 
 def _has_topic(namesrv: str, topic: str) -> bool:
