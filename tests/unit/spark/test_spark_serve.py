@@ -18,12 +18,12 @@ from tandemmq.errors import BrokerUnreachable, ConfigError
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.pipelines.events import Event, TopicBatch, TopicChanged
-from tandemmq.spark.pipelines.feed import NumberedTask, RunTasks, StagedRows
+from tandemmq.spark.pipelines.feed import Feed, NumberedTask, RunTasks, StagedRows
 from tandemmq.spark.pipelines.meters import MetricsReporter
 from tandemmq.spark.pipelines.runner import StopFlag
 from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, find_topics
 from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
-from tandemmq.spark.pipelines.served import order, read_status, render_status
+from tandemmq.spark.pipelines.served import begin_redo, order, read_status, render_status
 from tandemmq.spark.wire import BlockingNameServers
 
 
@@ -209,6 +209,41 @@ def test_a_topic_can_be_paused_resumed_and_landed_anew(net: FakeNet, tmp_path: P
         ConfigError, match="no entry of the configuration matches the topic 'SCHEDULE_TOPIC_XXXX'"
     ):
         config.check_topics(["A", "SCHEDULE_TOPIC_XXXX"])
+
+
+def test_a_redo_is_withdrawn_or_begins_but_never_both(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net.add_master(A_0=FakeQueue(0, 5))
+    config = make_config(tmp_path, [{"name": "A"}])
+    serve(config, Recorder())
+    order(tmp_path, "A", "redo")
+    close = Feed.close
+
+    def withdraw_and_close(feed: Feed) -> None:
+        # The service has found the mark, and has not moved the lake.
+        monkeypatch.setattr(Feed, "close", close)
+        order(tmp_path, "A", "cancel-redo")
+        feed.close()
+
+    monkeypatch.setattr(Feed, "close", withdraw_and_close)
+    serve(config, Recorder())
+    assert not (tmp_path / CONTROL_DIR / REPLACED).exists()
+    assert count_rows(tmp_path / "A") == 5
+
+
+def test_a_redo_that_has_begun_continues_after_a_kill(net: FakeNet, tmp_path: Path) -> None:
+    net.add_master(A_0=FakeQueue(0, 5))
+    config = make_config(tmp_path, [{"name": "A"}])
+    serve(config, Recorder())
+    order(tmp_path, "A", "redo")
+    assert begin_redo(tmp_path, "A")
+    with pytest.raises(ConfigError, match="A: no redo is pending: none was ordered, or it has begun"):
+        order(tmp_path, "A", "cancel-redo")
+    serve(config, Recorder())
+    serve(config, Recorder())
+    (before,) = (tmp_path / CONTROL_DIR / REPLACED).iterdir()
+    assert (count_rows(before), count_rows(tmp_path / "A")) == (5, 5)
 
 
 def test_the_command_gives_each_order(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from traceback import format_exception_only
@@ -31,7 +32,15 @@ from tandemmq.spark.pipelines.lake_job import LOG_FILE, ONCE_RESTARTS_MAX
 from tandemmq.spark.pipelines.options import ServeOptions
 from tandemmq.spark.pipelines.runner import StopFlag, explain_failure, is_transient, open_session
 from tandemmq.spark.pipelines.serve_config import ServeConfig, read_config
-from tandemmq.spark.pipelines.served import PAUSED, REDO, STATUS_FILE, list_marks, set_mark
+from tandemmq.spark.pipelines.served import (
+    PAUSED,
+    REDO,
+    REDO_BEGUN,
+    STATUS_FILE,
+    begin_redo,
+    list_marks,
+    remove_mark,
+)
 from tandemmq.spark.wire import BlockingNameServers
 
 if TYPE_CHECKING:
@@ -274,23 +283,26 @@ def find_topics(config: ServeConfig) -> tuple[str, ...]:
 def obey_redo(out: Path, topic: str, feed: Feed) -> None:
     """Moves the topic's lake aside if it is marked to be landed anew.
 
-    A kill between the two steps repeats the first one, which finds no lake or an empty one.
+    A kill between the steps repeats the move, which finds no lake or an empty one.
     Raises:  ConfigError for a table at another address, which this service cannot move.
     """
-    marks, root = out / CONTROL_DIR / REDO, out / topic
-    if topic not in list_marks(marks):
+    control, root = out / CONTROL_DIR, out / topic
+    if topic not in list_marks(control / REDO) | list_marks(control / REDO_BEGUN):
         return
     home = find_home(root)
     if home is not None:
         raise ConfigError(f"redo: remove the table at {home.address or home.table} and {root} yourself first")
     feed.close()
-    if root.exists():
-        with hold_directory(root):
-            replaced = out / CONTROL_DIR / REPLACED
+    # Until the directory is held, a redo can fail, and can then still be withdrawn.
+    with hold_directory(root) if root.exists() else nullcontext():
+        if not begin_redo(out, topic):
+            return
+        if root.exists():
+            replaced = control / REPLACED
             replaced.mkdir(parents=True, exist_ok=True)
             root.rename(replaced / f"{topic}-{time.time_ns() // 1_000_000}")
-        sync_directory(out)
-    set_mark(marks, topic, is_set=False)
+            sync_directory(out)
+    remove_mark(control / REDO_BEGUN, topic)
 
 
 def run_serve(options: ServeOptions, reporter: Reporter) -> int:

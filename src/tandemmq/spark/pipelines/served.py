@@ -1,8 +1,9 @@
 """The state of a service of many topics (`serve`) in its directory, and the orders to it. Called by the
 service, by `tandemmq pipeline served` and by the console.
 
-The directory `_tandemmq` of the service has its last status and, per topic, the marks `paused/TOPIC` and
-`redo/TOPIC`. Files survive a kill of the service, and need no address of it. Must not know Spark.
+The directory `_tandemmq` of the service has its last status and, per topic, the marks `paused/TOPIC`,
+`redo/TOPIC`, and `redo-begun/TOPIC` while the lake is moved. Files survive a kill of the service, and need no
+address of it. Must not know Spark.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tandemmq.protocol.topic_names import check_topic
 from tandemmq.spark.documents import read_document, sync_directory
 from tandemmq.spark.lake.files import CONTROL_DIR
 
-PAUSED, REDO = "paused", "redo"
+PAUSED, REDO, REDO_BEGUN = "paused", "redo", "redo-begun"
 STATUS_FILE = "status.json"
 
 
@@ -102,13 +103,35 @@ def order(out: Path, topic: str, what: str) -> None:
     """
     check_topic(topic)
     name, is_set = _MARKS[what]
-    marks = out / CONTROL_DIR / name
-    if what == "cancel-redo" and topic not in list_marks(marks):
-        raise ConfigError(f"{topic}: no redo is pending: none was ordered, or it has begun")
+    marks, is_changed = out / CONTROL_DIR / name, True
     try:
-        set_mark(marks, topic, is_set=is_set)
+        if is_set:
+            set_mark(marks, topic)
+        else:
+            is_changed = remove_mark(marks, topic)
     except OSError as error:
         raise ConfigError(f"the order cannot be written: {error}") from error
+    if what == "cancel-redo" and not is_changed:
+        raise ConfigError(f"{topic}: no redo is pending: none was ordered, or it has begun")
+
+
+def begin_redo(out: Path, topic: str) -> bool:
+    """Returns True if a redo of the topic is ordered, or has begun before a kill; it can no longer be
+    withdrawn.
+
+    Renaming the mark decides: `cancel-redo` removes the same file, so only one of the two succeeds.
+    """
+    pending, begun = out / CONTROL_DIR / REDO, out / CONTROL_DIR / REDO_BEGUN
+    if topic in list_marks(begun):
+        return True
+    begun.mkdir(parents=True, exist_ok=True)
+    try:
+        (pending / topic).rename(begun / topic)
+    except FileNotFoundError:
+        return False
+    sync_directory(begun)
+    sync_directory(pending)
+    return True
 
 
 def list_marks(directory: Path) -> set[str]:
@@ -116,14 +139,21 @@ def list_marks(directory: Path) -> set[str]:
     return set(os.listdir(directory)) if directory.is_dir() else set()
 
 
-def set_mark(directory: Path, topic: str, *, is_set: bool) -> None:
-    """Sets or removes the mark of a topic; the change is on disk when this returns."""
+def set_mark(directory: Path, topic: str) -> None:
+    """Sets the mark of a topic; it is on disk when this returns."""
     directory.mkdir(parents=True, exist_ok=True)
-    if is_set:
-        (directory / topic).touch()
-    else:
-        (directory / topic).unlink(missing_ok=True)
+    (directory / topic).touch()
     sync_directory(directory)
+
+
+def remove_mark(directory: Path, topic: str) -> bool:
+    """Removes the mark of a topic; returns False if it lacks one. The change is on disk when this returns."""
+    try:
+        (directory / topic).unlink()
+    except FileNotFoundError:
+        return False
+    sync_directory(directory)
+    return True
 
 
 _LINE = "{:32} {:8} {:>12} {:>8} {:>8} {:>10} {:>7} {:>7}"
