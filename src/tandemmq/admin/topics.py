@@ -53,7 +53,7 @@ async def topic_list(
         return CommandAnswer.of_rows("topics", "topic", [(name,) for name in names])
     rows: list[Row] = []
     for name in names:
-        if topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name):
+        if topic_names.is_derived(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
         groups = await tools.groups_of(route, name)
@@ -245,7 +245,7 @@ async def stats_all(
     """Show the traffic of each topic and of its groups, and their lag."""
     rows: list[Row] = []
     for name in sorted(await tools.cluster_admin.topics()):
-        if topic not in ("", name) or topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name):
+        if topic not in ("", name) or topic_names.is_derived(name):
             continue
         route = await tools.cluster_admin.topic_route(name)
         masters = route.masters
@@ -379,8 +379,7 @@ async def _user_tables(
         {
             name: config
             for name, config in topics.items()
-            if name not in system
-            and (has_special or not (topic_names.is_retry_topic(name) or topic_names.is_dlq_topic(name)))
+            if name not in system and (has_special or not topic_names.is_derived(name))
         },
         {name: config for name, config in groups.items() if not topic_names.is_system_group(name)},
     )

@@ -94,7 +94,8 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         self._instance: ClientInstance | None = None
         self._producer: Producer | None = None
         self._replies: ReplyResults[Any] | None = None
-        self._open: OrderedDict[str, PoppedMessage] = OrderedDict()
+        self.open_messages: OrderedDict[str, PoppedMessage] = OrderedDict()
+        """The messages of tasks that this worker has begun and not ended, by the task's id."""
 
     def with_results_by_reply(self) -> Self:
         """Sends the result of a task to the client that sent the task."""
@@ -180,17 +181,9 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
 
     def _note_open(self, message: PoppedMessage) -> None:
         if self._replies is not None:
-            self._open[message.properties.get(TASK_ID, "")] = message
-            while len(self._open) > OPEN_MAX:
-                self._open.popitem(last=False)
-
-    def open_message(self, task_id: str) -> PoppedMessage | None:
-        """Returns the message of a task that this worker has begun."""
-        return self._open.get(task_id)
-
-    def take_open(self, task_id: str) -> PoppedMessage | None:
-        """Returns the message of a task that this worker has ended."""
-        return self._open.pop(task_id, None)
+            self.open_messages[message.properties.get(TASK_ID, "")] = message
+            while len(self.open_messages) > OPEN_MAX:
+                self.open_messages.popitem(last=False)
 
 
 async def _acknowledge(consumer: PopConsumer, message: PoppedMessage) -> None:
@@ -209,7 +202,7 @@ class _ReplyAddress(TaskiqMiddleware):  # type: ignore[misc]  # skipped by mypy
 
     def pre_execute(self, message: TaskiqMessage) -> TaskiqMessage:
         """Adds the label, unless an earlier run did."""
-        request = self._tandem.open_message(message.task_id)
+        request = self._tandem.open_messages.get(message.task_id)
         if request is not None and names.REPLY_TO_CLIENT in request.properties:
             address = [request.properties[name] for name in _ADDRESS]
             message.labels.setdefault(REPLY_LABEL, json.dumps(address))
@@ -277,7 +270,7 @@ class ReplyResults(AsyncResultBackend[V]):  # type: ignore[misc]  # skipped by m
 
     async def set_result(self, task_id: str, result: TaskiqResult[V]) -> None:
         """Sends the result to the client; a client that is gone gets none."""
-        message = self._broker.take_open(task_id)
+        message = self._broker.open_messages.pop(task_id, None)
         if message is None:
             log.warning("task %s: no message to reply to", task_id)
             return

@@ -15,7 +15,6 @@ import asyncio
 import logging
 import os
 import socket
-import sys
 from collections.abc import Sequence
 from typing import Final
 
@@ -25,7 +24,7 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.ports import Address
 from tandemmq.runtime.shared_port import SharedPort, ask_to_end
 from tandemmq.runtime.tasks import OnFatal
-from tandemmq.shell.restarts import RestartedProcess
+from tandemmq.shell.restarts import RestartedProcess, raise_failures, start_server
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -50,19 +49,12 @@ class ProxyWorker(RestartedProcess):
         ours.setblocking(False)
         self._pair = ours
         with theirs:
-            return await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tandemmq",
+            return await start_server(
                 "proxy",
                 f"--worker={self.number}:{theirs.fileno()}",
                 *self._command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
                 env={name: text for name, text in os.environ.items() if name != "NOTIFY_SOCKET"},
                 pass_fds=(theirs.fileno(),),
-                # Ctrl-C reaches every process of a terminal's session; workers end when the parent asks them.
-                start_new_session=True,
             )
 
     def _ask_to_stop(self, process: asyncio.subprocess.Process) -> None:
@@ -131,9 +123,7 @@ class WorkerGroup:
             await asyncio.wait([ready, *self._tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             ready.cancel()
-        for task in self._tasks:
-            if task.done():
-                task.result()
+        raise_failures(self._tasks)
         try:
             self._port.listen()
         except OSError as error:

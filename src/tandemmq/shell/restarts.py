@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import sys
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Iterable
 from contextlib import suppress
-from typing import Final
+from typing import Any, Final
 
 from tandemmq.launcher import ProcessFailed
 
@@ -112,6 +114,28 @@ class RestartedProcess(ABC):
     @abstractmethod
     def _on_stopped(self) -> None:
         """Reports the end of a process that was asked to stop."""
+
+
+async def start_server(*arguments: str, **settings: Any) -> asyncio.subprocess.Process:
+    """Starts `tandemmq` with these arguments, and its standard output as a pipe. Raises OSError."""
+    return await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "tandemmq",
+        *arguments,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        # Ctrl-C reaches every process of a terminal's session; these end when their parent asks them.
+        start_new_session=True,
+        **settings,
+    )
+
+
+def raise_failures(tasks: Iterable[asyncio.Task[None]]) -> None:
+    """Raises the error of a task that has failed."""
+    for task in tasks:
+        if task.done():
+            task.result()
 
 
 def _exit_text(code: int) -> str:

@@ -11,7 +11,6 @@ import asyncio
 import os
 import shutil
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -23,7 +22,7 @@ from tandemmq.errors import TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
 from tandemmq.shell.local import ServerPlan, ServerState, UpState
-from tandemmq.shell.restarts import RestartedProcess
+from tandemmq.shell.restarts import RestartedProcess, raise_failures, start_server
 
 LOG_BYTES_MAX: Final = 32 * 1024 * 1024
 """The size of one server's log at which it becomes `log.1`, replacing the previous one."""
@@ -52,19 +51,7 @@ class SupervisedServer(RestartedProcess):
         self.bound_log()
         with self.plan.log_path.open("ab") as log:
             self._log_begin = log.tell()
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "tandemmq",
-                *self.plan.command,
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=log,
-                env=self._environment,
-                # Ctrl-C reaches every process of a terminal's session; the supervisor stops these processes
-                # in order.
-                start_new_session=True,
-            )
+            process = await start_server(*self.plan.command, stderr=log, env=self._environment)
         self.state.pid, self.state.started_at = process.pid, _now_ms()
         self._change("starting")
         return process
@@ -151,7 +138,7 @@ class Supervisor:
             if not done:
                 self._say(self._pending_text())
                 await asyncio.wait(started, return_when=asyncio.FIRST_COMPLETED)
-            self._raise_failures()
+            raise_failures(self._tasks)
             if not due.is_set():
                 await starting
                 self.state.is_ready = True
@@ -162,7 +149,7 @@ class Supervisor:
                 await asyncio.wait(
                     [ending, *self._tasks], timeout=LOG_CHECK_S, return_when=asyncio.FIRST_COMPLETED
                 )
-                self._raise_failures()
+                raise_failures(self._tasks)
                 for server in self.servers:
                     server.bound_log()
         except ProcessFailed as error:
@@ -200,11 +187,6 @@ class Supervisor:
             f"all servers run, but after {SLOW_START_S:g} s not every group has a master at the name server"
             f" {self.state.namesrv}: can the servers reach that address, which --host gives?"
         )
-
-    def _raise_failures(self) -> None:
-        for task in self._tasks:
-            if task.done():
-                task.result()
 
     async def _stop(self) -> None:
         """Stops proxy and console, then the first broker of each group, the others, and the name server. A

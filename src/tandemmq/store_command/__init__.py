@@ -198,17 +198,13 @@ def _send_again(name_servers: str, records: list[Record]) -> int:
     """
     from tandemmq.client import BlockingProducer, Message
     from tandemmq.protocol.properties import SYSTEM_NAMES, split_keys
-    from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_system_topic
+    from tandemmq.protocol.topic_names import is_derived, is_system_topic
 
     sent = left = undecoded = 0
     try:
         with BlockingProducer("TANDEMMQ_DIVERGENT", name_servers) as producer:
             for record in records:
-                if (
-                    is_system_topic(record.topic)
-                    or is_retry_topic(record.topic)
-                    or is_dlq_topic(record.topic)
-                ):
+                if is_system_topic(record.topic) or is_derived(record.topic):
                     left += 1
                     continue
                 content = record.decode_content()

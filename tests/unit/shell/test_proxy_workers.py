@@ -39,7 +39,7 @@ async def group_of(
     interpreter = folder / "python"
     interpreter.write_text(f'#!/bin/sh\nexec {sys.executable} -S {program} "$@"\n')
     interpreter.chmod(0o755)
-    monkeypatch.setattr(proxy_workers.sys, "executable", str(interpreter))
+    monkeypatch.setattr(sys, "executable", str(interpreter))
     monkeypatch.setattr(proxy_workers, "STOP_EXTRA_S", 0.5 if "hangs" in ends else 60)
     failures: list[BaseException] = []
     group = WorkerGroup(OPTIONS, [], failures.append)
