@@ -56,7 +56,6 @@ class Sampler:
         self._tools = tools
         self._clock = clock
         self._scope = TaskScope("sampler")
-        self._due = TimedEvent(clock)
         self._first = TimedEvent(clock)
         self._last_masters: dict[str, str] = {}
         self.latest: ClusterReading | None = None
@@ -96,8 +95,7 @@ class Sampler:
                 taken = self._clock.monotonic() - now
                 lag_due = now + taken / LAG_SHARE
             count += 1
-            self._due.clear()
-            await self._due.wait(INTERVAL_S)
+            await self._clock.sleep(INTERVAL_S)
 
     async def read(self) -> None:
         """Reads the cluster once."""

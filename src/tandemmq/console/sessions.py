@@ -28,7 +28,6 @@ from typing import Final
 from tandemmq.api import broker_admin
 from tandemmq.console.sampler import Sampler
 from tandemmq.errors import BrokerUnreachable, ConfigError, NotPermitted, RequestTimeout, TandemError
-from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.reach import READ_TIMEOUT_S
 from tandemmq.manage.tools import UNSIGNED, Tools, find_targets, open_tools
 from tandemmq.protocol.signature import Credentials
@@ -58,7 +57,6 @@ class Viewer:
 
     tools: Tools
     sampler: Sampler
-    capabilities: Capabilities
     stack: AsyncExitStack
 
     async def close(self) -> None:
@@ -401,5 +399,5 @@ class Sessions:
                 sampler = Sampler(tools, self.clock)
                 stack.push_async_callback(sampler.close)
                 sampler.start()
-                found = self._viewers[keys] = Viewer(tools, sampler, Capabilities(self.clock), stack)
+                found = self._viewers[keys] = Viewer(tools, sampler, stack)
             return found

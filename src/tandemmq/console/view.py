@@ -229,10 +229,6 @@ class View:
     def form(self) -> Mapping[str, str]:
         return dict(self.fields)
 
-    def can(self, feature: str) -> bool:
-        """Returns False if the brokers of this cluster are known to lack the feature."""
-        return self.viewer.capabilities.can(feature)
-
     async def cluster(self) -> ClusterReading:
         """Returns the latest reading of the brokers, at most some seconds old. Raises PageError when there is
         none.

@@ -20,14 +20,10 @@ from tandemmq.broker.access import auth_table
 from tandemmq.broker.access.needs import DELETE, PUB, SUB, TOPIC, UPDATE, Need, render_actions
 from tandemmq.broker.access.plain_rules import build_account
 from tandemmq.errors import ConfigError, RequestRejected
-from tandemmq.manage.capabilities import Capabilities
-from tandemmq.manage.reach import answers_of, ask_each, errors_of, list_silent
+from tandemmq.manage.reach import answers_of, ask_each, errors_of, if_supported, list_silent
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies import tables
 
-USERS: Final = "users"
-ACCOUNTS: Final = "accounts"
-"""The names of the two features, for `Capabilities`."""
 MODES: Final = ("authenticationEnabled", "authorizationEnabled", "aclEnable")
 """The settings of a broker that switch access control on."""
 ACTIONS: Final = (("read", SUB), ("write", PUB), ("change", UPDATE), ("delete", DELETE))
@@ -59,6 +55,12 @@ class ClusterAccess:
 
     brokers: dict[Target, BrokerAccess]
     failed: dict[Target, str] = field(default_factory=dict)
+
+    @property
+    def may_have_accounts(self) -> bool:
+        """False if no broker has accounts, and one of them lacks the requests for them."""
+        held = self.brokers.values()
+        return any(one.accounts is not None for one in held) or all(one.error for one in held)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,9 +94,9 @@ class PolicyRow:
     brokers: tuple[str, ...]
 
 
-async def read_access(tools: Tools, targets: Iterable[Target], capabilities: Capabilities) -> ClusterAccess:
+async def read_access(tools: Tools, targets: Iterable[Target]) -> ClusterAccess:
     """Returns the rules of these brokers; a broker that lacks a kind of access control has no rules of it."""
-    reached = await ask_each(targets, lambda one: _read_broker(tools, one.address, capabilities))
+    reached = await ask_each(targets, lambda one: _read_broker(tools, one.address))
     return ClusterAccess(dict(answers_of(reached)), errors_of(reached))
 
 
@@ -160,7 +162,7 @@ def problems_of(access: ClusterAccess) -> list[str]:
 # Inside
 
 
-async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -> BrokerAccess:
+async def _read_broker(tools: Tools, address: str) -> BrokerAccess:
     modes: dict[str, str] = {}
     try:
         held = await broker_admin.query_broker_config(tools.remoting, address)
@@ -168,9 +170,9 @@ async def _read_broker(tools: Tools, address: str, capabilities: Capabilities) -
     except (RequestRejected, ConfigError):
         pass  # a user who may not read the settings may still read the rules
     try:
-        users = await capabilities.attempt(USERS, broker_admin.query_users(tools.remoting, address))
+        users = await if_supported(broker_admin.query_users(tools.remoting, address))
         acls = None if users is None else await broker_admin.query_acls(tools.remoting, address)
-        accounts = await capabilities.attempt(ACCOUNTS, broker_admin.query_accounts(tools.remoting, address))
+        accounts = await if_supported(broker_admin.query_accounts(tools.remoting, address))
     except RequestRejected as error:
         return BrokerAccess(modes, error=error.remark or str(error))
     return BrokerAccess(

@@ -12,9 +12,8 @@ from typing import Any, Final
 from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import Call
 from tandemmq.errors import ConfigError
-from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading
-from tandemmq.manage.reach import READ_TIMEOUT_S, ask_each
+from tandemmq.manage.reach import READ_TIMEOUT_S, ask_each, if_supported
 from tandemmq.manage.settings import named_controllers, read_settings_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies.client import ProducerInfo
@@ -28,7 +27,6 @@ from tandemmq.protocol.bodies.replica import (
 )
 from tandemmq.runtime.ports import Clock
 
-HA_STATUS: Final = "state of replication"
 EPOCHS: Final = "terms"
 TERMS_MAX: Final = 50
 """The newest terms of a broker's log that are returned."""
@@ -104,13 +102,12 @@ class Replication:
     controllers: ControllerState
 
 
-async def read_replication(tools: Tools, capabilities: Capabilities, cluster: ClusterReading) -> Replication:
+async def read_replication(tools: Tools, cluster: ClusterReading) -> Replication:
     """Returns the replication of all groups; a silent broker is a member with its error."""
     answering = [one.target for one in cluster.answering]
 
     async def read(target: Target) -> HaStatus | None:
-        asked = broker_admin.query_ha_status(tools.remoting, target.address)
-        return await capabilities.attempt(HA_STATUS, asked)
+        return await if_supported(broker_admin.query_ha_status(tools.remoting, target.address))
 
     statuses = {one.target.address: one.answer for one in await ask_each(answering, read)}
     controllers = await read_controllers(tools, cluster)
@@ -238,18 +235,18 @@ class BrokerDetails:
     errors: tuple[str, ...]
 
 
-async def read_broker(tools: Tools, capabilities: Capabilities, reading: BrokerReading) -> BrokerDetails:
+async def read_broker(tools: Tools, reading: BrokerReading) -> BrokerDetails:
     """Returns everything about one broker; no further question is asked to one that does not answer."""
     if reading.error:
         return BrokerDetails(reading, None, (), (), 0, (reading.error,))
     address, client = reading.address, tools.remoting
 
     calls: dict[str, Call[[], Any]] = {
-        HA_STATUS: broker_admin.query_ha_status,
+        "state of replication": broker_admin.query_ha_status,
         EPOCHS: controller.query_epochs,
         "producers": broker_admin.query_all_producers,
     }
-    found = await ask_each(calls, lambda part: capabilities.attempt(part, calls[part](client, address)))
+    found = await ask_each(calls, lambda part: if_supported(calls[part](client, address)))
     status, epochs, producers = (one.answer for one in found)
     # Brokers without elections answer the question for terms with an error.
     errors = [f"{one.target}: {one.error}" for one in found if one.error and one.target != EPOCHS]

@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, Generic, TypeVar
 
-from tandemmq.errors import NotPermitted, TandemError
+from tandemmq.errors import NotPermitted, RequestRejected, TandemError
 from tandemmq.manage.tools import Target
+from tandemmq.protocol.codes import ResponseCode
 
 T = TypeVar("T")
 A = TypeVar("A")
@@ -49,6 +50,18 @@ async def ask_each(
                 return Reached(target, None, f"no answer within {timeout_s:g} s")
 
     return await asyncio.gather(*map(ask, targets))
+
+
+async def if_supported(work: Awaitable[A]) -> A | None:
+    """Returns the result of a request to a broker; None if the broker does not support it. Other errors are
+    raised.
+    """
+    try:
+        return await work
+    except RequestRejected as error:
+        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
+            raise
+        return None
 
 
 def answers_of(reached: Iterable[Reached[T, A]]) -> list[tuple[T, A]]:

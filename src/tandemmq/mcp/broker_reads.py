@@ -12,7 +12,6 @@ from pydantic import Field
 from tandemmq.errors import BadRequest
 from tandemmq.manage import access
 from tandemmq.manage.brokers import GroupReplication, read_broker, read_replication
-from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.cluster import BrokerReading, ClusterReading, read_cluster
 from tandemmq.manage.reach import answers_of, ask_each
 from tandemmq.manage.refusals import read_refusals
@@ -62,14 +61,13 @@ class BrokerReads:
     """The reads of brokers, with the rights of the credentials that their requests are signed with."""
 
     cluster: Tools
-    capabilities: Capabilities
 
     async def list_replication(self, search: Search = "", limit: Limit = 50) -> Facts:
         """Lists groups of brokers with the role, in-sync state and lag of each broker, the term of an elected
         group, problems, and the controllers with their leader.
         """
         reading = await self._read()
-        found = await read_replication(self.cluster, self.capabilities, reading)
+        found = await read_replication(self.cluster, reading)
         wanted = [one for one in found.groups if search.lower() in one.name.lower()]
         controllers = found.controllers
         return {
@@ -88,7 +86,7 @@ class BrokerReads:
         it reports about itself. `search` selects producers and facts.
         """
         [one] = _choose(await self._read(), broker)
-        details = await read_broker(self.cluster, self.capabilities, one)
+        details = await read_broker(self.cluster, one)
         status = details.replication
         terms = [{"term": term.epoch, "begin": term.start, "end": term.end} for term in details.terms]
         producers = [{"group": group, **facts(client, _PRODUCER)} for group, client in details.producers]
@@ -220,7 +218,7 @@ class BrokerReads:
     async def _access(self) -> tuple[ClusterReading, access.ClusterAccess]:
         reading = await self._read()
         targets = [one.target for one in reading.answering]
-        return reading, await access.read_access(self.cluster, targets, self.capabilities)
+        return reading, await access.read_access(self.cluster, targets)
 
 
 def _choose(reading: ClusterReading, address: str) -> list[BrokerReading]:

@@ -23,7 +23,6 @@ from mcp_types import ToolAnnotations
 
 from tandemmq import __version__
 from tandemmq.errors import TandemError
-from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.tools import Tools
 from tandemmq.mcp.answers import Facts
 from tandemmq.mcp.broker_reads import BrokerReads
@@ -63,11 +62,7 @@ def build_server(
         log_level="WARNING",
         subscriptions=False,
     )
-    parts: list[object] = [
-        ClusterReads(tools),
-        BrokerReads(tools, Capabilities(LoopClock())),
-        MessageReads(tools),
-    ]
+    parts: list[object] = [ClusterReads(tools), BrokerReads(tools), MessageReads(tools)]
     if pipelines:
         parts.append(PipelineReads(pipelines))
     hints = ToolAnnotations(read_only_hint=True, open_world_hint=False)

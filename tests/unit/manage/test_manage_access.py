@@ -10,7 +10,6 @@ import pytest
 from tandemmq.api import broker_admin
 from tandemmq.broker.access.needs import GROUP, TOPIC
 from tandemmq.manage.access import BrokerAccess, ClusterAccess, judge, read_access
-from tandemmq.manage.capabilities import Capabilities
 from tandemmq.manage.tools import Target, Tools, find_targets, open_tools
 from tandemmq.protocol.bodies.tables import (
     AccountInfo,
@@ -21,7 +20,6 @@ from tandemmq.protocol.bodies.tables import (
     UserInfo,
 )
 from tandemmq.protocol.signature import Credentials
-from tandemmq.runtime.machine import LoopClock
 from tandemmq.testing import Cluster
 
 TARGET = Target("C", "broker-a", 0, "127.0.0.1:1")
@@ -110,12 +108,26 @@ async def tools(tmp_path: Path) -> AsyncIterator[Tools]:
         yield opened
 
 
+def test_accounts_are_offered_unless_brokers_lack_them() -> None:
+    lacks, has = BrokerAccess({}), BrokerAccess({}, accounts=AccountsInfo())
+    denied = BrokerAccess({}, error="no permission")
+    places = [Target("C", "broker-a", number, f"127.0.0.1:{number}") for number in range(2)]
+    for held, is_offered in (
+        ((), True),
+        ((lacks,), False),
+        ((lacks, has), True),
+        ((denied,), True),
+        ((denied, lacks), False),
+    ):
+        assert ClusterAccess(dict(zip(places, held, strict=False))).may_have_accounts is is_offered
+
+
 async def test_rules_are_read_without_secrets(tools: Tools) -> None:
     targets = await find_targets(tools)
     address = targets[0].address
     await broker_admin.create_user(tools.remoting, address, UserInfo(username="app", password="app-secret"))
     await broker_admin.create_acl(tools.remoting, address, acl("app", ("Topic:T", "Sub", "Allow")))
-    access = await read_access(tools, targets, Capabilities(LoopClock()))
+    access = await read_access(tools, targets)
     (broker,) = access.brokers.values()
     assert broker.is_on
     assert broker.modes["authenticationEnabled"] == "true"
@@ -130,7 +142,7 @@ async def test_a_user_without_rights_gets_the_reason(tools: Tools) -> None:
     async with open_tools(
         ";".join(tools.cluster_admin.name_servers), Credentials("app", "app-secret")
     ) as poor:
-        access = await read_access(poor, targets, Capabilities(LoopClock()))
+        access = await read_access(poor, targets)
     (broker,) = access.brokers.values()
     assert broker.error
     assert broker.users == ()

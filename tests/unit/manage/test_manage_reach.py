@@ -7,8 +7,7 @@ import asyncio
 import pytest
 
 from tandemmq.errors import BrokerUnreachable, NotPermitted, RequestRejected, RequestTimeout
-from tandemmq.manage.capabilities import REMEMBERED_S, Capabilities
-from tandemmq.manage.reach import READS_AT_ONCE_MAX, ask_each
+from tandemmq.manage.reach import READS_AT_ONCE_MAX, ask_each, if_supported
 from tandemmq.protocol.codes import ResponseCode
 
 
@@ -46,15 +45,6 @@ async def test_reads_at_once_are_bounded() -> None:
     assert most == READS_AT_ONCE_MAX
 
 
-class SetClock:
-    """A clock that a test sets."""
-
-    at_s = 1000.0
-
-    def monotonic(self) -> float:
-        return self.at_s
-
-
 async def unsupported() -> str:
     raise RequestRejected("request type 1 not supported", code=ResponseCode.REQUEST_CODE_NOT_SUPPORTED)
 
@@ -67,18 +57,8 @@ async def denied() -> str:
     raise NotPermitted("may not")
 
 
-async def test_lacking_feature_is_remembered_for_a_while() -> None:
-    clock = SetClock()
-    capabilities = Capabilities(clock)  # type: ignore[arg-type]
-    assert capabilities.can("timers")
-    assert await capabilities.attempt("timers", unsupported()) is None
-    assert not capabilities.can("timers")
-    assert await capabilities.attempt("timers", supported()) == "done"
-    assert capabilities.can("timers")
+async def test_a_request_that_a_broker_lacks_has_no_result() -> None:
+    assert await if_supported(supported()) == "done"
+    assert await if_supported(unsupported()) is None
     with pytest.raises(NotPermitted):
-        await capabilities.attempt("pops", denied())
-    assert capabilities.can("pops")
-    assert await capabilities.attempt("pops", unsupported()) is None
-    assert not capabilities.can("pops")
-    clock.at_s += REMEMBERED_S
-    assert capabilities.can("pops")
+        await if_supported(denied())

@@ -22,15 +22,15 @@ order is that of the menu:
     )
 
 - `View` (console/view.py) has the request (`path`, `query`, `form`, `fields`), the user (`user`,
-  `may_change`), the cluster (`tools`, `cluster()`, `targets()`, `sampler`, `can()`), the answers
+  `may_change`), the cluster (`tools`, `cluster()`, `targets()`, `sampler`), the answers
   (`page`, `redirect`, `confirm`, `download`, `listing`). Menu sections: `view.SECTIONS`.
 - A page is served only after log-in if the cluster has access control; `Page(is_open=True)` is an exception.
   Raise a TandemError, or PageError(status, text), to show an error; NotPermitted leads a visitor to the
   log-in.
 - Read several brokers with `manage.reach.ask_each`: concurrently, each within 1.5 s, errors as values. Ask
   only `await view.targets()`, the brokers that answer.
-- A feature that not every broker has: `await view.viewer.capabilities.attempt("timers", call(...))` returns
-  None when the broker does not support it; `view.can("timers")` is False then.
+- A feature that not every broker has: `await manage.reach.if_supported(call(...))` returns None when the
+  broker does not support it.
 - Template: `{% extends "base.html" %}`, `{% import "parts.html" as parts %}`, block `content`, one h1. Macros
   in parts.html: csrf, post_button, link_button, state, search, sort_header, pager, chart. Filters: time,
   bytes, number, duration (seconds), share, part (a name as one part of a path). `url(path, q=...)` makes a

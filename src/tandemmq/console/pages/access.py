@@ -243,7 +243,7 @@ async def _change(view: View, call: Call[P, None], *args: P.args, **kwargs: P.kw
 
 
 async def _access(view: View) -> rules.ClusterAccess:
-    return await rules.read_access(view.tools, await view.targets(), view.viewer.capabilities)
+    return await rules.read_access(view.tools, await view.targets())
 
 
 async def _held_policies(view: View, user: str) -> list[PolicyInfo]:

@@ -18,7 +18,7 @@ _EVENTS_SHOWN_MAX: Final = 50
 async def show_brokers(view: View) -> Answer:
     """Shows each group of brokers with its replication, and the controllers."""
     cluster = await view.cluster()
-    found = await brokers.read_replication(view.tools, view.viewer.capabilities, cluster)
+    found = await brokers.read_replication(view.tools, cluster)
     events = list(reversed(view.sampler.events))[:_EVENTS_SHOWN_MAX]
     return view.page(
         "brokers.html", groups=found.groups, controllers=found.controllers, events=events, cluster=cluster
@@ -28,7 +28,7 @@ async def show_brokers(view: View) -> Answer:
 async def show_broker(view: View) -> Answer:
     """Shows one broker: its state, store, replication, terms and producers."""
     reading = await view.broker(view.path["address"])
-    details = await brokers.read_broker(view.tools, view.viewer.capabilities, reading)
+    details = await brokers.read_broker(view.tools, reading)
     facts = view.listing(
         sorted(reading.facts.items()),
         search=lambda one: f"{one[0]} {one[1]}",
@@ -46,7 +46,7 @@ async def show_broker(view: View) -> Answer:
 
 
 async def _group_of(view: View, name: str) -> brokers.GroupReplication:
-    found = await brokers.read_replication(view.tools, view.viewer.capabilities, await view.cluster())
+    found = await brokers.read_replication(view.tools, await view.cluster())
     for one in found.groups:
         if one.name == name:
             return one
