@@ -266,6 +266,27 @@ _STORE: Final = (
         proofs=("property/test_send_blocks.py",),
     ),
     Plant(
+        name="a block of acks answers oneway acks",
+        path="broker/pop/ack_block.py",
+        sound="if any(flags) or ",
+        bug="if ",
+        proofs=("property/test_ack_blocks.py",),
+    ),
+    Plant(
+        name="two names of one lease change the order of answers",
+        path="broker/pop/ack_handlers.py",
+        sound=" or lease in leases",
+        bug="",
+        proofs=("property/test_ack_blocks.py",),
+    ),
+    Plant(
+        name="a block of acks counts as one",
+        path="broker/stats.py",
+        sound="count, 0, count)",
+        bug="count, 0)",
+        proofs=("property/test_ack_blocks.py",),
+    ),
+    Plant(
         name="a fenced master stores blocks",
         path="broker/autoswitch/term.py",
         sound="may_write() and route.take(channel, frames)",
@@ -1280,15 +1301,15 @@ _POP: Final = (
     Plant(
         name="an ack that could not be stored stays done",
         path="broker/pop/lease_log.py",
-        sound="is_first in acks if is_first):\n                    lease.bits &= ~(1 << index)\n",
-        bug="is_first in acks if is_first):\n                    pass\n",
+        sound="                    lease.bits &= ~new_bits\n",
+        bug="                    pass\n",
         proofs=("scenario/test_pop_delivery.py",),
     ),
     Plant(
         name="a repeated ack takes back the first one when it cannot be stored",
         path="broker/pop/lease_log.py",
-        sound="for index in (index for index, _, is_first in acks if is_first):",
-        bug="for index in (index for index, _, _ in acks):",
+        sound="(indexes, on_done, lease.bits & ~before)",
+        bug="(indexes, on_done, sum(1 << index for index in set(indexes)))",
         proofs=("unit/broker/test_pop_leases.py",),
     ),
     Plant(

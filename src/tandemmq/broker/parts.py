@@ -169,7 +169,7 @@ def _client_routes(parts: Parts) -> dict[int, Handler]:
         Code.PEEK_MESSAGE: parts.pop.pops.handle_peek,
         Code.NOTIFICATION: refusals.watch("NOTIFICATION", parts.pop.pops.handle_notification),
         Code.POLLING_INFO: parts.pop.pops.handle_polling_info,
-        Code.ACK_MESSAGE: parts.pop.acks.handle_ack,
+        Code.ACK_MESSAGE: BlockRoute(parts.pop.acks.handle_ack, parts.pop.acks.take_acks),
         Code.BATCH_ACK_MESSAGE: parts.pop.acks.handle_batch_ack,
         Code.CHANGE_MESSAGE_INVISIBLETIME: parts.pop.acks.handle_change,
         Code.POP_ROLLBACK: parts.pop.pops.handle_rollback,

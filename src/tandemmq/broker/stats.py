@@ -60,14 +60,14 @@ class GroupCounts:
 
     rows: dict[str, list[int]] = field(default_factory=dict)
 
-    def add(self, key: str, count: int, size: int) -> None:
+    def add(self, key: str, count: int, size: int, times: int = 1) -> None:
         row = self.rows.get(key)
         if row is not None:
             row[0] += count
             row[1] += size
-            row[2] += 1
+            row[2] += times
         elif len(self.rows) < GROUPS_COUNTED_MAX:
-            self.rows[key] = [count, size, 1]
+            self.rows[key] = [count, size, times]
 
     def keep_topics(self, topics: Container[str]) -> None:
         """Forgets all keys whose topic is not among these."""
@@ -158,9 +158,9 @@ class BrokerStats:
         self.checkpoints.add(f"{topic}@{group}", 1, 0)
 
     def count_acks(self, topic: str, group: str, count: int) -> None:
-        """Counts acknowledged messages that were popped."""
+        """Counts acknowledged messages that were popped; each is a time of its own."""
         self.ack_count += count
-        self.acks.add(f"{topic}@{group}", count, 0)
+        self.acks.add(f"{topic}@{group}", count, 0, count)
 
     def count_pull_ending(self, code: int) -> None:
         """Counts a pull that was answered with this code and no messages."""

@@ -8,7 +8,8 @@ frames inside a piece are split in place; only the tail is copied.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TypeAlias
 
 from tandemmq.errors import LocalProtocolError, RemoteProtocolError
@@ -184,6 +185,13 @@ def encode_frame_head(command: Command, body_size: int) -> bytes:
     else:
         header = encode_header_compact(command)
     return _encode_head(command, len(header), body_size) + header
+
+
+def join_headers(headers: Sequence[bytes]) -> bytes:
+    """Returns the frames of these JSON headers, in one buffer. The frames have no bodies."""
+    sizes = list(map(len, headers))
+    heads = {size: _HEAD.pack(size + 4, size) for size in set(sizes)}
+    return b"".join(chain.from_iterable(zip(map(heads.__getitem__, sizes), headers, strict=True)))
 
 
 def _encode_head(command: Command, header_size: int, body_size: int) -> bytes:

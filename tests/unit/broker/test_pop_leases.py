@@ -329,7 +329,7 @@ async def test_the_revive_topic_is_not_given_up_beyond_records_of_others_that_ar
     ours = make(pop_time=clock.now_ms(), invisible=60_000)
     log.open([ours], lambda _status: None)
     for index in range(3):
-        log.ack(ours, index, lambda _status: None)
+        log.ack(ours, [index], lambda _status: None)
     await clock.pass_time(0.1)
     assert len(log.leases) == 0
     await store.sync()
@@ -363,7 +363,7 @@ async def test_a_renewed_lease_is_one_check_point_more_with_its_own_handle() -> 
     store, log = await open_log(clock, disk, OffsetTable())
     lease = make(pop_time=clock.now_ms(), invisible=1_000)
     log.open([lease], lambda _status: None)
-    log.ack(lease, 0, lambda _status: None)
+    log.ack(lease, [0], lambda _status: None)
     await clock.pass_time(0.1)
     answers: list[PutStatus] = []
     log.renew(lease, 60_000, answers.append)
@@ -475,14 +475,14 @@ async def test_a_repeated_ack_is_answered_when_it_is_stored_and_takes_nothing_ba
     log.open([lease], lambda _status: None)
     await clock.pass_time(0.1)
     answers: list[PutStatus] = []
-    log.ack(lease, 0, answers.append)
-    log.ack(lease, 0, answers.append)
+    log.ack(lease, [0], answers.append)
+    log.ack(lease, [0], answers.append)
     assert answers == []
     await clock.pass_time(0.1)
     assert [is_stored(status) for status in answers] == [True, True]
     disk.fault = NoRoom()
-    log.ack(lease, 0, answers.append)  # a third one, which fails
-    log.ack(lease, 1, answers.append)
+    log.ack(lease, [0], answers.append)  # a third one, which fails
+    log.ack(lease, [1], answers.append)
     await clock.pass_time(0.1)
     assert [is_stored(status) for status in answers] == [True, True, False, False]
     assert lease.open_offsets() == [1, 2], "only the failed first ack is taken back"

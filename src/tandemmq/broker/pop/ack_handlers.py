@@ -7,20 +7,22 @@ being redelivered; a strict one gets NO_MESSAGE. A renewal (ours) keeps the hand
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.broker.core import BrokerCore
 from tandemmq.broker.guards import read_body, require_topic
+from tandemmq.broker.pop.ack_block import group_acks, render_stored
 from tandemmq.broker.pop.handlers import PopAdmission, check_invisible
 from tandemmq.broker.pop.lease_log import LeaseLog
 from tandemmq.broker.pop.leases import Lease, LeaseKey, QueueKey
 from tandemmq.broker.pop.reading import PopPolls
 from tandemmq.errors import BadRequest, Busy, RemoteProtocolError, RequestRejected
 from tandemmq.protocol.bodies.progress import BatchAck, BatchAckEntry, decode_bits
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import Frame
 from tandemmq.protocol.pop_receipts import ORDERED_REVIVE_QUEUE, Handle, parse_handle, real_topic
 from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, ChangeInvisibleResponse
 from tandemmq.protocol.topic_names import is_retry_topic
@@ -68,9 +70,36 @@ class AckHandlers:
                 raise Busy("[REJECTREQUEST] the lease has ended and is being revived: try again")
             return command.reply()
         # A repetition is stored, too: the first ack may not be stored yet.
-        self._count_ack(key)
-        self.lease_log.ack(lease, index, _answer(channel, command))
+        self._count_acks(key, 1)
+        self.lease_log.ack(lease, (index,), _answer(channel, command))
         return None
+
+    def take_acks(self, channel: Channel, frames: Sequence[Frame]) -> bool:
+        """Handles the acks of one read as `handle_ack` would each of them, to the byte. Returns False, and
+        does nothing, unless all of them acknowledge messages that are held under leases.
+        """
+        groups = group_acks(frames)
+        if groups is None:
+            return False
+        leases: dict[Lease, list[int]] = {}
+        try:
+            self.admission.require_master(self.lease_log.is_ready)
+            for key, handle, _, offsets in groups:
+                for offset in (min(offsets), max(offsets)):
+                    self._check_place(key, offset, is_end_allowed=True)
+                lease = self._lease(key, handle.start_offset, handle.pop_time_ms)
+                if handle.is_ordered or lease is None or lease in leases or lease.moved_bits:
+                    return False
+                leases[lease] = [index for index in map(lease.index, offsets) if index is not None]
+                if len(leases[lease]) < len(offsets):
+                    return False
+        except RequestRejected:
+            return False
+        for (lease, indexes), acks in zip(leases.items(), groups, strict=True):
+            channel.begin_block(RequestCode.ACK_MESSAGE, acks.opaques)
+            self._count_acks(acks.key, len(indexes))
+            self.lease_log.ack(lease, indexes, _answer_each(channel, acks.opaques))
+        return True
 
     def handle_batch_ack(self, channel: Channel, command: Command) -> Command | None:
         """Handles BATCH_ACK_MESSAGE (200151); the answer is sent once every ack of the batch is stored."""
@@ -158,11 +187,14 @@ class AckHandlers:
         lease = self._lease(key, entry.start_offset, entry.pop_time_ms)
         if lease is None:
             return
+        indexes = []
         for number in numbers:
             index = lease.index(entry.start_offset + number)
             if index is not None and not lease.is_moved(index):
-                self._count_ack(key)
-                self.lease_log.ack(lease, index, pending.add())
+                indexes.append(index)
+        if indexes:
+            self._count_acks(key, len(indexes))
+            self.lease_log.ack(lease, indexes, pending.add())
 
     def _advance(self, key: QueueKey, offset: int, pop_time_ms: int, pending: _Pending) -> None:
         try:
@@ -191,7 +223,7 @@ class AckHandlers:
             return None
         if header.is_strict and next_offset is None:
             raise _not_held(offset)
-        self._count_ack(key)
+        self._count_acks(key, 1)
         if next_offset is None or (position is not None and next_offset <= position):
             self._free(key)
             return command.reply()
@@ -223,9 +255,9 @@ class AckHandlers:
         )
         return command.reply(ResponseCode.SUCCESS, response)
 
-    def _count_ack(self, key: QueueKey) -> None:
-        self.acked_count += 1
-        self.core.stats.count_acks(key[0], key[1], 1)
+    def _count_acks(self, key: QueueKey, count: int) -> None:
+        self.acked_count += count
+        self.core.stats.count_acks(key[0], key[1], count)
 
     def _free(self, key: QueueKey) -> None:
         """Wakes the pops that wait for the queue if it is free now."""
@@ -301,5 +333,18 @@ def _answer(
             channel.send(command.reply(ResponseCode.SYSTEM_ERROR, remark=remark))
         else:
             channel.send(command.reply(ResponseCode.SUCCESS, response))
+
+    return answer
+
+
+def _answer_each(channel: Channel, opaques: Sequence[int]) -> Callable[[PutStatus], None]:
+    """Returns a callback that answers each ack of a block as `_answer` would."""
+
+    def answer(status: PutStatus) -> None:
+        if status not in _UNSAFE:
+            channel.send_answers(opaques, render_stored(opaques))
+            return
+        for opaque in opaques:
+            _answer(channel, Command(RequestCode.ACK_MESSAGE, opaque))(status)
 
     return answer

@@ -45,8 +45,10 @@ READ_COUNT: Final = 64
 
 
 OnDone = Callable[[PutStatus], None]
-_Ack = tuple[int, OnDone, bool]
-"""The index of a message, the callback, and False if an earlier ack of the message is stored or pending."""
+_Ack = tuple[Sequence[int], OnDone, int]
+"""The indexes of messages, the callback, and the bits of those of which no earlier ack is stored or
+pending.
+"""
 _Settled = tuple[dict[int, int], dict[QueueKey, int]]
 """Committed offsets of the revive queues, and new positions of groups."""
 
@@ -361,15 +363,16 @@ class LeaseLog:
         key = lease.key[:3]
         self.move(key, min(lease.key.start_offset, self._positions.get(key, lease.key.start_offset)))
 
-    def ack(self, lease: Lease, index: int, on_done: OnDone) -> None:
-        """Acknowledges one message of the lease; acks of the same turn of the loop are written together. A
+    def ack(self, lease: Lease, indexes: Sequence[int], on_done: OnDone) -> None:
+        """Acknowledges messages of the lease; acks of the same turn of the loop are written together. A
         repeated ack is written too, so that it is not answered before one of them is stored.
         """
         if not self._acks:
             self._clock.call_soon(self._write_acks)
-        is_first = lease.is_open(index)
-        lease.bits |= 1 << index
-        self._acks.setdefault(lease, []).append((index, on_done, is_first))
+        before = lease.bits
+        for index in indexes:
+            lease.bits |= 1 << index
+        self._acks.setdefault(lease, []).append((indexes, on_done, lease.bits & ~before))
 
     def _write_acks(self) -> None:
         waiting, self._acks = self._acks, {}
@@ -377,15 +380,15 @@ class LeaseLog:
             self._write_ack(lease, acks)
 
     def _write_ack(self, lease: Lease, acks: list[_Ack]) -> None:
-        indexes = sorted({index for index, _, _ in acks})
+        indexes = sorted({index for some, _, _ in acks for index in some})
         offsets = [lease.offsets[index] for index in indexes]
 
         def settled(status: PutStatus) -> None:
             if is_stored(status):
                 self.leases.finish(lease, indexes)
             else:
-                for index in (index for index, _, is_first in acks if is_first):
-                    lease.bits &= ~(1 << index)
+                for _, _, new_bits in acks:
+                    lease.bits &= ~new_bits
             for _, on_done, _ in acks:
                 on_done(status)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from itertools import chain
 from json.encoder import encode_basestring_ascii as quote
 
 import msgspec
@@ -24,6 +23,7 @@ from tandemmq.protocol.codes import (
     ResponseCode,
 )
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.frame import join_headers
 from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.remoting.channel import Channel
 from tandemmq.store.appender import PlacedBlock
@@ -204,11 +204,7 @@ class BlockReply(msgspec.Struct, gc=False):
         # Quoted texts contain no line breaks.
         quoted = "\n".join(map(quote, self.unique_keys)).encode("ascii").split(b"\n")
         rows = zip(log_offsets, self.queue_ids, queue_offsets, quoted, self.opaques, strict=True)
-        headers = list(map(self.form.template.__mod__, rows))
-        sizes = list(map(len, headers))
-        heads = {size: _HEAD.pack(size + 4, size) for size in set(sizes)}
-        frames = chain.from_iterable(zip(map(heads.__getitem__, sizes), headers, strict=True))
-        self.channel.send_answers(self.opaques, b"".join(frames))
+        self.channel.send_answers(self.opaques, join_headers(list(map(self.form.template.__mod__, rows))))
 
 
 def ignore_outcome(status: PutStatus) -> None:
