@@ -23,6 +23,7 @@ from tandemmq.admin.options import AsJson, Cluster, NameServers, option, run
 from tandemmq.admin.render import CommandAnswer, Table
 from tandemmq.api.replica import read_history, read_log_checksum
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
+from tandemmq.manage.reach import if_supported
 from tandemmq.manage.tools import Place, Target, Tools, find_targets
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.replica import HistoryRequest, LogChecksumResponse
@@ -116,14 +117,12 @@ async def _contradict(client: RemotingClient, master: str, slave: str) -> str:
     text if they can. Brokers without controller mode, and older ones, report no history.
     """
     asked = HistoryRequest(broker_id=MASTER_ID, address="")
-    try:
-        (one, terms), (other, other_terms) = await asyncio.gather(
-            *(read_history(client, address, asked) for address in (master, slave))
-        )
-    except RequestRejected as error:
-        if error.code != ResponseCode.REQUEST_CODE_NOT_SUPPORTED:
-            raise
+    told = await if_supported(
+        asyncio.gather(*(read_history(client, address, asked) for address in (master, slave)))
+    )
+    if told is None:
         return ""
+    (one, terms), (other, other_terms) = told
     if one.group_id and other.group_id and one.group_id != other.group_id:
         return f"the brokers belong to different groups: {one.group_id} and {other.group_id}"
     conflict = conflicting_term(received_terms(terms), received_terms(other_terms))

@@ -125,42 +125,6 @@ class Frame:
         self.static = {name: (folder / name).read_bytes() for name in STATIC}
         self.stamp = hashlib.sha256(b"".join(self.static.values())).hexdigest()[:12]
 
-    def menu(self, view: View) -> list[tuple[str, list[Page]]]:
-        """Returns the pages of each section; none before log-in."""
-        if not view.session.is_admitted:
-            return []
-        sections = [(name, [one for one in self.pages if one.menu == name]) for name in SECTIONS]
-        return [(name, pages) for name, pages in sections if pages]
-
-    def silent(self, view: View) -> list[str]:
-        """Returns the addresses of the brokers that did not answer the latest reading: what they hold is
-        missing on pages that ask only `view.targets()`.
-        """
-        viewer = view.session.viewer
-        if viewer is None or viewer.sampler.latest is None or not view.session.is_admitted:
-            return []
-        reading = viewer.sampler.latest
-        return [one.address for one in reading.brokers if one.error and not one.is_denied]
-
-    def render(self, view: View, template: str, status: int, values: Mapping[str, Any]) -> Response:
-        """Renders a template with what all of them need; `title` may be replaced by the page."""
-        page = view.page_of
-        common = {
-            "view": view,
-            "title": page.title,
-            "refresh_s": page.refresh_s if isinstance(page, Page) else 0,
-            "menu": self.menu(view),
-            "notice": self.sessions.take_notice(view.session),
-            "silent": self.silent(view),
-            "stamp": self.stamp,
-            "version": __version__,
-            "is_read_only": self.is_read_only,
-            "csrf": view.session.csrf,
-        }
-        text = self.environment.get_template(template).render({**common, **values})
-        # Half of a surrogate pair, which JSON can contain, has no bytes in UTF-8.
-        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
-
 
 @dataclass(slots=True)
 class View:
@@ -260,8 +224,39 @@ class View:
         return text
 
     def page(self, template: str, /, status: int = 200, **values: Any) -> Answer:
-        """Returns the page made from this template."""
-        return self.frame.render(self, template, status, values)
+        """Returns the page made from this template, with what all templates need; `title` may be replaced."""
+        frame, page = self.frame, self.page_of
+        common = {
+            "view": self,
+            "title": page.title,
+            "refresh_s": page.refresh_s if isinstance(page, Page) else 0,
+            "menu": self._menu(),
+            "notice": frame.sessions.take_notice(self.session),
+            "silent": self._silent(),
+            "stamp": frame.stamp,
+            "version": __version__,
+            "is_read_only": frame.is_read_only,
+            "csrf": self.session.csrf,
+        }
+        text = frame.environment.get_template(template).render({**common, **values})
+        # Half of a surrogate pair, which JSON can contain, has no bytes in UTF-8.
+        return HTMLResponse(text.encode("utf-8", "replace"), status_code=status)
+
+    def _menu(self) -> list[tuple[str, list[Page]]]:
+        """Returns the pages of each section; none before log-in."""
+        if not self.session.is_admitted:
+            return []
+        sections = [(name, [one for one in self.frame.pages if one.menu == name]) for name in SECTIONS]
+        return [(name, pages) for name, pages in sections if pages]
+
+    def _silent(self) -> list[str]:
+        """Returns the addresses of the brokers that did not answer the latest reading: what they hold is
+        missing on pages that ask only `targets()`.
+        """
+        viewer = self.session.viewer
+        if viewer is None or viewer.sampler.latest is None or not self.session.is_admitted:
+            return []
+        return [one.address for one in viewer.sampler.latest.brokers if one.error and not one.is_denied]
 
     def redirect(self, path: str, notice: str = "") -> Answer:
         """Returns a redirect to this path of the console, where the notice is shown once."""
