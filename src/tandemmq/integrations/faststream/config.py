@@ -44,22 +44,25 @@ class RocketMQBrokerConfig(BrokerConfig):
 
 
 class TopicChannel:
-    """The part that publishers, subscribers and their descriptions share: the topic."""
+    """The topic of a publisher, a subscriber, or the description of one."""
 
     _outer_config: RocketMQBrokerConfig
     config: Any
-    name: Any
 
     @property
     def topic(self) -> str:
         """The topic, with the prefixes of the routers."""
         return f"{self._outer_config.prefix}{self.config.topic}"
 
-    def describe(self, kind: Callable[..., D], description: str | None, payload: Any) -> D:
-        """Returns the part of the AsyncAPI document, a specification of this kind."""
-        message = Message(title=f"{self.name}:Message", payload=payload)
-        operation = Operation(message=message, bindings=None)
-        return kind(address=self.topic, description=description, operation=operation, bindings=None)
+
+def describe_channel(
+    channel: Any, kind: Callable[..., D], description: str | None, payload: Any
+) -> dict[str, D]:
+    """Returns a channel of the AsyncAPI document, a specification of this kind, by its name."""
+    message = Message(title=f"{channel.name}:Message", payload=payload)
+    operation = Operation(message=message, bindings=None)
+    found = kind(address=channel.topic, description=description, operation=operation, bindings=None)
+    return {channel.name: found}
 
 
 class SubscriberLogLines(DefaultLoggerStorage):

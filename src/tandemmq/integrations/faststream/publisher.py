@@ -14,7 +14,7 @@ from faststream.specification.asyncapi.utils import resolve_payloads
 from faststream.specification.schema import PublisherSpec
 
 from tandemmq.client.producer.results import SendResult
-from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel
+from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel, describe_channel
 from tandemmq.integrations.faststream.message import RocketMQMessage
 from tandemmq.integrations.faststream.response import MessageFields, RocketMQPublishCommand
 
@@ -57,7 +57,7 @@ class RocketMQPublisherSpecification(
     def get_schema(self) -> dict[str, PublisherSpec]:
         """Returns the description by the name of the channel."""
         payload = resolve_payloads(self.get_payloads(), "Publisher")
-        return {self.name: self.describe(PublisherSpec, self.config.description_, payload)}
+        return describe_channel(self, PublisherSpec, self.config.description_, payload)
 
 
 class PublishMethods:

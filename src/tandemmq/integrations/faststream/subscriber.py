@@ -28,7 +28,7 @@ from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.subscription import ALL, Tags
 from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
 from tandemmq.errors import RemoteProtocolError, TandemError
-from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel
+from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel, describe_channel
 from tandemmq.integrations.faststream.message import MessageParser, Raw, RocketMQMessage
 from tandemmq.integrations.faststream.publisher import ReplyPublisher
 from tandemmq.protocol.message import ReceivedMessage
@@ -114,7 +114,7 @@ class RocketMQSubscriberSpecification(
     def get_schema(self) -> dict[str, SubscriberSpec]:
         """Returns the description by the name of the channel."""
         payload = resolve_payloads(self.get_payloads())
-        return {self.name: self.describe(SubscriberSpec, self.description, payload)}
+        return describe_channel(self, SubscriberSpec, self.description, payload)
 
 
 async def create_missing(consumer: Consumer, topic: str) -> None:
