@@ -227,7 +227,6 @@ class BrokerDetails:
     reasons.
     """
 
-    reading: BrokerReading
     replication: HaStatus | None
     terms: tuple[EpochRange, ...]
     producers: tuple[tuple[str, ProducerInfo], ...]
@@ -238,7 +237,7 @@ class BrokerDetails:
 async def read_broker(tools: Tools, reading: BrokerReading) -> BrokerDetails:
     """Returns everything about one broker; no further question is asked to one that does not answer."""
     if reading.error:
-        return BrokerDetails(reading, None, (), (), 0, (reading.error,))
+        return BrokerDetails(None, (), (), 0, (reading.error,))
     address, client = reading.address, tools.remoting
 
     calls: dict[str, Call[[], Any]] = {
@@ -252,7 +251,6 @@ async def read_broker(tools: Tools, reading: BrokerReading) -> BrokerDetails:
     errors = [f"{one.target}: {one.error}" for one in found if one.error and one.target != EPOCHS]
     rows = [(group, one) for group, clients in sorted((producers or {}).items()) for one in clients]
     return BrokerDetails(
-        reading,
         status,
         () if epochs is None else _ended(epochs),
         tuple(rows[:PRODUCERS_MAX]),
