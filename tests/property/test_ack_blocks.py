@@ -141,6 +141,8 @@ class Consumer:
         if not self.held or dice.happens(35):
             return b"".join(self.pop_frame() for _ in range(dice.pick((1, 1, 2, 5))))
         acks = [held.ack for held in self.choose()]
+        if dice.happens(4):  # as if all had been popped in order
+            acks = [_with(ack, extra_info=_ordered(ack.extra_info)) for ack in acks]
         odd = set() if dice.happens(55) else {dice.below(len(acks)) for _ in range(dice.pick((1, 1, 2)))}
         return b"".join(
             self.odd_frame(ack, acks) if index in odd else self.ack_frame(ack)
@@ -213,7 +215,7 @@ class Consumer:
             change = dice.pick(({"consumer_group": group}, {"topic": topic}, {"queue_id": queue_id}))
             return self.ack_frame(_with(ack, **change))
         if kind == 3:
-            offset = ack.offset + dice.pick((-1, 1, 2, 40, -1_000, 1_000))
+            offset = dice.pick((dice.below(40), dice.below(40), ack.offset + 1, -1, 1_000))
             head = ack.extra_info.rpartition(" ")[0]
             info = f"{head} {offset}" if dice.happens(70) else ack.extra_info
             return self.ack_frame(_with(ack, offset=offset, extra_info=info))
@@ -252,7 +254,7 @@ class Consumer:
         elif kind == 3:
             parts[self.dice.pick((0, 1, 7))] = f"0{parts[0]}"
         elif kind == 4:
-            parts[3] = str(ORDERED_REVIVE_QUEUE)
+            return _ordered(text)
         elif kind == 5:
             parts[self.dice.below(len(parts))] = self.dice.pick(("", "x", "-1", "9" * 20))
         else:
@@ -285,6 +287,13 @@ class Consumer:
         )
         batch = BatchAck(entries=[entry], broker_name="b")
         return self.frame(RequestCode.BATCH_ACK_MESSAGE, None, body=encode_body(batch))
+
+
+def _ordered(text: str) -> str:
+    """Returns the handle with the mark of an ordered pop."""
+    parts = text.split(" ")
+    parts[3] = str(ORDERED_REVIVE_QUEUE)
+    return " ".join(parts)
 
 
 def _with(ack: AckRequest, **changes: object) -> AckRequest:

@@ -46,6 +46,7 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 T = TypeVar("T")
 
 _ENCODER = msgspec.json.Encoder()
+_LEAVES = frozenset((str, int, bool, float))
 # Any: the decoder's type depends on the key, which a dict cannot express; `_decoder_of` restores it.
 _DECODERS: dict[Any, msgspec.json.Decoder[Any]] = {}
 
@@ -113,7 +114,7 @@ def _drop_nulls(value: Any) -> Any:
         return {key: _drop_nulls(item) for key, item in value.items() if item is not None}
     # Tuples too: msgspec keeps them where a shape has them.
     if isinstance(value, list | tuple):
-        return [_drop_nulls(item) for item in value if item is not None]
+        return [item if type(item) in _LEAVES else _drop_nulls(item) for item in value if item is not None]
     return value
 
 
