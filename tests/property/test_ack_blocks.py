@@ -360,3 +360,25 @@ async def test_a_block_does_what_its_acks_would_do_one_by_one(seed: int) -> None
 async def test_blocks_are_taken() -> None:
     counts = [(await run(seed, takes_blocks=True))[1] for seed in range(30)]
     assert sum(counts, Counter())[RequestCode.ACK_MESSAGE] > 100, counts
+
+
+@pytest.mark.parametrize("place", range(5))
+async def test_an_offset_outside_the_lease_leaves_the_block_to_the_single_handler(place: int) -> None:
+    """Such an ack is answered at once and changes nothing; the others are answered when they are stored."""
+
+    async def end(*, takes_blocks: bool) -> dict[str, object]:
+        side = PopSide(1, takes_blocks=takes_blocks)
+        await side.start()
+        consumer = Consumer(Dice(1))
+        pop = PopRequest(consumer_group="G", topic="T", queue_id=0, count_max=5, invisible_ms=60_000)
+        consumer.pops[1] = pop
+        await side.receive(consumer.frame(RequestCode.POP_MESSAGE, pop))
+        await side.clock.pass_time(0.1)
+        consumer.learn(bytes(side.transport.written))
+        acks = [held.ack for held in consumer.held]
+        head = acks[place].extra_info.rpartition(" ")[0]
+        acks[place] = _with(acks[place], offset=20, extra_info=f"{head} 20")
+        await side.receive(b"".join(map(consumer.ack_frame, acks)))
+        return await side.end()
+
+    assert await end(takes_blocks=True) == await end(takes_blocks=False)
