@@ -7,7 +7,7 @@ Both answer the same bytes, and their logs, queues, leases, positions, offsets a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
@@ -355,6 +355,73 @@ async def test_a_block_does_what_its_acks_would_do_one_by_one(seed: int) -> None
     assert together.keys() == alone.keys()
     for name, value in alone.items():
         assert together[name] == value, name
+
+
+async def acknowledge(
+    change: Callable[[PopSide], None], ending: bytes, *, takes_blocks: bool
+) -> dict[str, object]:
+    """Pops messages, changes the broker, and acknowledges all of them in one read. `ending`: the end of the
+    last header, which is `}` by default.
+    """
+    side = PopSide(seed=0, takes_blocks=takes_blocks)
+    await side.start()
+    consumer = Consumer(Dice(0))
+    pop = PopRequest(consumer_group="G", topic="T", queue_id=0, count_max=32, invisible_ms=60_000)
+    await side.receive(consumer.frame(RequestCode.POP_MESSAGE, pop))
+    consumer.pops[consumer.number] = pop
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(0.1)
+    consumer.learn(bytes(side.transport.written))
+    seen = len(side.transport.written)
+    assert len(consumer.held) == 32
+    change(side)
+    frames = [consumer.ack_frame(held.ack) for held in consumer.held]
+    frames[-1] = with_header(frames[-1], lambda header: header.removesuffix(b"}") + ending)
+    await side.receive(b"".join(frames))
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(0.1)
+    answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
+    return {
+        "codes": Counter(answer.code for answer in answers),
+        "blocks": side.blocks[RequestCode.ACK_MESSAGE],
+        **await side.end(),
+    }
+
+
+async def compare(
+    change: Callable[[PopSide], None] = lambda side: None, ending: bytes = b"}"
+) -> tuple[object, object]:
+    """Returns the codes of the answers, and the number of blocks, after comparing both brokers."""
+    together = await acknowledge(change, ending, takes_blocks=True)
+    alone = await acknowledge(change, ending, takes_blocks=False)
+    blocks = together.pop("blocks"), alone.pop("blocks")
+    assert blocks[1] == 0
+    assert together == alone
+    return together["codes"], blocks[0]
+
+
+async def test_an_unchanged_broker_takes_the_acks_of_a_pop_as_a_block() -> None:
+    assert await compare() == ({ResponseCode.SUCCESS: 32}, 1)
+
+
+async def test_a_header_that_is_not_utf8_ends_the_connection_in_a_block_too() -> None:
+    """The bytes are in a key that no decoder reads."""
+    assert await compare(ending=b',"unknown":"\xff"}') == ({}, 0)
+
+
+async def test_a_broker_whose_pops_have_stopped_takes_no_block() -> None:
+    """Its table of leases is still there, but an ack of it would be lost."""
+    assert await compare(lambda side: side.parts.pop.revive.stop()) == ({ResponseCode.SYSTEM_BUSY: 32}, 0)
+
+
+async def test_an_ack_of_a_message_that_retention_deleted_is_refused_in_a_block_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def delete(side: PopSide) -> None:
+        monkeypatch.setattr(side.store, "queue_min", lambda topic, queue_id: 3 if topic == "T" else 0)
+
+    codes = {ResponseCode.NO_MESSAGE: 3, ResponseCode.SUCCESS: 29}
+    assert await compare(delete) == (codes, 0)
 
 
 async def test_blocks_are_taken() -> None:
