@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,15 @@ from tandemmq.spark.pipelines.serve import REPLACED, JavaEnded, LakeService, fin
 from tandemmq.spark.pipelines.serve_config import ServeConfig, parse_config
 from tandemmq.spark.pipelines.served import begin_redo, order, read_status, render_status
 from tandemmq.spark.wire import BlockingNameServers
+
+HOLD = """
+import pathlib, sys
+from tandemmq.spark.lake.home import hold_directory
+with hold_directory(pathlib.Path(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+"""A program that holds a lake until its input ends."""
 
 
 class Recorder:
@@ -244,6 +255,26 @@ def test_a_redo_that_has_begun_continues_after_a_kill(net: FakeNet, tmp_path: Pa
     serve(config, Recorder())
     (before,) = (tmp_path / CONTROL_DIR / REPLACED).iterdir()
     assert (count_rows(before), count_rows(tmp_path / "A")) == (5, 5)
+
+
+def test_a_redo_of_a_lake_that_another_process_writes_to_can_be_withdrawn(
+    net: FakeNet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tandemmq.spark.pipelines.serve, "PAUSE_S_MAX", 0.01)
+    net.add_master(A_0=FakeQueue(0, 5))
+    config = make_config(tmp_path, [{"name": "A"}])
+    serve(config, Recorder())
+    order(tmp_path, "A", "redo")
+    command = [sys.executable, "-c", HOLD, str(tmp_path / "A")]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        service = serve(config, Recorder())
+        holder.communicate()
+    assert "another pipeline writes to" in service.topics["A"].error
+    order(tmp_path, "A", "cancel-redo")
+    assert not (tmp_path / CONTROL_DIR / REPLACED).exists()
+    assert count_rows(tmp_path / "A") == 5
 
 
 def test_the_command_gives_each_order(tmp_path: Path) -> None:
