@@ -6,6 +6,7 @@ Both answer the same bytes, and their logs, queues, leases, positions, offsets a
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -358,11 +359,9 @@ async def test_a_block_does_what_its_acks_would_do_one_by_one(seed: int) -> None
 
 
 async def acknowledge(
-    change: Callable[[PopSide], None], ending: bytes, *, takes_blocks: bool
+    change: Callable[[PopSide], None], edit: Callable[[bytes], bytes], *, takes_blocks: bool
 ) -> dict[str, object]:
-    """Pops messages, changes the broker, and acknowledges all of them in one read. `ending`: the end of the
-    last header, which is `}` by default.
-    """
+    """Pops messages, changes the broker, and acknowledges all in one read. `edit`: changes their headers."""
     side = PopSide(seed=0, takes_blocks=takes_blocks)
     await side.start()
     consumer = Consumer(Dice(0))
@@ -375,9 +374,7 @@ async def acknowledge(
     seen = len(side.transport.written)
     assert len(consumer.held) == 32
     change(side)
-    frames = [consumer.ack_frame(held.ack) for held in consumer.held]
-    frames[-1] = with_header(frames[-1], lambda header: header.removesuffix(b"}") + ending)
-    await side.receive(b"".join(frames))
+    await side.receive(b"".join(with_header(consumer.ack_frame(held.ack), edit) for held in consumer.held))
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
     answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
@@ -389,11 +386,12 @@ async def acknowledge(
 
 
 async def compare(
-    change: Callable[[PopSide], None] = lambda side: None, ending: bytes = b"}"
+    change: Callable[[PopSide], None] = lambda side: None,
+    edit: Callable[[bytes], bytes] = lambda header: header,
 ) -> tuple[object, object]:
     """Returns the codes of the answers, and the number of blocks, after comparing both brokers."""
-    together = await acknowledge(change, ending, takes_blocks=True)
-    alone = await acknowledge(change, ending, takes_blocks=False)
+    together = await acknowledge(change, edit, takes_blocks=True)
+    alone = await acknowledge(change, edit, takes_blocks=False)
     blocks = together.pop("blocks"), alone.pop("blocks")
     assert blocks[1] == 0
     assert together == alone
@@ -406,7 +404,19 @@ async def test_an_unchanged_broker_takes_the_acks_of_a_pop_as_a_block() -> None:
 
 async def test_a_header_that_is_not_utf8_ends_the_connection_in_a_block_too() -> None:
     """The bytes are in a key that no decoder reads."""
-    assert await compare(ending=b',"unknown":"\xff"}') == ({}, 0)
+    assert await compare(edit=lambda header: header[:-1] + b',"unknown":"\xff"}') == ({}, 0)
+
+
+async def test_a_handle_whose_own_offset_is_no_number_is_refused_in_a_block_too() -> None:
+    codes = {ResponseCode.INVALID_PARAMETER: 1, ResponseCode.SUCCESS: 31}
+    assert await compare(edit=lambda header: header.replace(b' b 0 31"', b' b 0 +31"')) == (codes, 0)
+
+
+async def test_acks_of_an_ordered_pop_take_no_lease_with_the_same_name() -> None:
+    def edit(header: bytes) -> bytes:
+        return re.sub(rb" 60000 \d+ ", b" 60000 %d " % ORDERED_REVIVE_QUEUE, header)
+
+    assert await compare(edit=edit) == ({ResponseCode.SUCCESS: 32}, 0)
 
 
 async def test_a_broker_whose_pops_have_stopped_takes_no_block() -> None:
