@@ -334,6 +334,20 @@ async def test_a_batch_of_acks_is_one_request(peer: Peer) -> None:
     assert bodies(await pop_all(peer, "T", 1)) == [b"003"]
 
 
+async def test_a_batch_of_acks_counts_no_message_that_has_another_lease(broker: Broker, peer: Peer) -> None:
+    await fill(peer, "T", 2, queues=1)
+    moved, kept = await pop_all(peer, "T", 2)
+    later = await change(peer, moved, 1_000)
+    assert broker._parts is not None
+    acks = broker._parts.pop.acks
+    assert await ack_in_batch(peer, kept, [0, 1]) == ResponseCode.SUCCESS
+    assert acks.acked_count == 1
+    assert await ack_in_batch(peer, moved, [0]) == ResponseCode.SUCCESS
+    assert acks.acked_count == 1
+    again = await pop_all(peer, "T", 1)
+    assert bodies(again) == [later.body], "it comes again, as nobody acknowledged its second lease"
+
+
 async def test_a_repeated_ack_is_answered_once_an_ack_is_stored(
     peer: Peer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from broker_rig import Peer, copy_as_killed, running_broker
-from pop_rig import Popped, ack, change, pop, pop_all, pop_header
+from pop_rig import Popped, ack, ack_in_batch, change, pop, pop_all, pop_header
 
 from tandemmq.broker.broker import Broker
+from tandemmq.broker.pop.lease_log import LeaseLog
+from tandemmq.broker.pop.leases import Lease
 from tandemmq.protocol.codes import RequestCode, ResponseCode
+from tandemmq.protocol.record import NewRecord
 from tandemmq.protocol.requests.consume import (
     AckRequest,
     ChangeInvisibleRequest,
@@ -91,6 +96,32 @@ async def test_a_repeated_strict_ack_is_a_success_also_after_a_kill(tmp_path: Pa
         assert [await strict_ack(peer, message) for message in done] == [0] * 4
         assert await strict_ack(peer, second) == ResponseCode.NO_MESSAGE
         assert await strict_ack(peer, moved) == ResponseCode.NO_MESSAGE
+
+
+async def test_an_ack_does_not_hold_a_message_back_that_is_being_stored_again(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store_again = LeaseLog.store_again
+    begun, may_continue = asyncio.Event(), asyncio.Event()
+
+    async def store_later(
+        log: LeaseLog, lease: Lease, indexes: Sequence[int], copies: Sequence[NewRecord]
+    ) -> None:
+        begun.set()
+        await may_continue.wait()
+        await store_again(log, lease, indexes, copies)
+
+    monkeypatch.setattr(LeaseLog, "store_again", store_later)
+    await fill(peer, 1)
+    [late] = await pop_all(peer, "T", 1, invisible_ms=100)
+    await until(begun.is_set)
+    assert await strict_ack(peer, late) == ResponseCode.NO_MESSAGE
+    assert await ack(peer, late) == 0, "RocketMQ's clients get a success, which changes nothing"
+    assert await ack_in_batch(peer, late) == 0
+    may_continue.set()
+    [again] = await pop_all(peer, "T", 1)
+    assert again.record.retry_count == 1
+    assert await strict_ack(peer, again) == 0
 
 
 async def test_a_strict_ack_is_refused_for_a_message_that_moved_to_another_lease(peer: Peer) -> None:
