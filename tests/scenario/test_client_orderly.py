@@ -196,7 +196,8 @@ async def test_a_queue_that_another_had_meanwhile_goes_on_where_that_one_stopped
         queue = MessageQueue("T", "broker-a", 0)
         address = (await admin.topic_route("T")).brokers[0].addresses[0]
         remoting = admin._remoting
-        async with rig.consumer(orderly=True) as consumer:
+        # The reader continues at the new offset once its pull at the old one is answered.
+        async with rig.consumer(orderly=True, suspend_s=0.5) as consumer:
             assert numbers(await take(consumer, 2)) == [0, 1]
             reader = consumer._assignment.readers[queue]
             assert reader.gate is not None
