@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -36,6 +36,8 @@ from tandemmq.units import MIB
 from waits import PATIENCE_S, until
 
 FAST = ClientOptions(heartbeat_s=1.0, route_refresh_s=0.3)
+FLUSHED_SOON = {"flush_least_pages": 0}
+"""The options of a store that flushes a few messages after half a second too, instead of 10 s."""
 
 
 class Rig:
@@ -53,9 +55,12 @@ class Rig:
         *,
         role: BrokerRole | None = None,
         access: AccessOptions = OPEN,
+        store: Mapping[str, object] | None = None,
         **changes: object,
     ) -> Broker:
-        """Starts a broker in its own directory; a restarted broker finds its files."""
+        """Starts a broker in its own directory; a restarted broker finds its files. `store`: other options of
+        its store.
+        """
         is_slave = broker_id > 0
         options = BrokerOptions(
             broker_name=name,
@@ -67,17 +72,17 @@ class Rig:
             slave_read_enable=True,
             **changes,  # type: ignore[arg-type]  # real fields
         )
-        store = StoreOptions(
-            root=self._root / f"{name}-{broker_id}",
-            commit_log_file_bytes=16 * MIB,
-            consume_queue_file_bytes=20_000,
-            key_index_slot_count=1_000,
-            key_index_entry_count=40_000,
-            role=role or (BrokerRole.SLAVE if is_slave else BrokerRole.ASYNC_MASTER),
-        )
+        store_settings: dict[str, object] = {
+            "commit_log_file_bytes": 16 * MIB,
+            "consume_queue_file_bytes": 20_000,
+            "key_index_slot_count": 1_000,
+            "key_index_entry_count": 40_000,
+            "role": role or (BrokerRole.SLAVE if is_slave else BrokerRole.ASYNC_MASTER),
+            **(store or {}),
+        }
         broker = Broker(
             options,
-            store,
+            StoreOptions(root=self._root / f"{name}-{broker_id}", **store_settings),  # type: ignore[arg-type]  # the same
             ReplicationOptions(heartbeat_interval_ms=200, silence_ms_max=20_000, reconnect_delay_ms=50),
             machine=Machine(TcpNetwork(), RealDisk(), LoopClock(), SeededRandom(7)),
             access=access,
@@ -170,13 +175,17 @@ async def running_rig(root: Path) -> AsyncIterator[Rig]:
 
 @asynccontextmanager
 async def running_cluster(
-    root: Path, *, queue_count: int = 4, with_slave: bool = False
+    root: Path,
+    *,
+    queue_count: int = 4,
+    with_slave: bool = False,
+    store: Mapping[str, object] | None = None,
 ) -> AsyncIterator[Rig]:
-    """Runs a master (and its slave) with topic T."""
+    """Runs a master (and its slave) with topic T. `store`: other options of their stores."""
     async with running_rig(root) as rig:
-        await rig.start_broker()
+        await rig.start_broker(store=store)
         if with_slave:
-            await rig.start_broker(broker_id=1)
+            await rig.start_broker(broker_id=1, store=store)
         async with Admin(rig.namesrv) as admin:
             await admin.create_topic("T", queue_count=queue_count)
         yield rig

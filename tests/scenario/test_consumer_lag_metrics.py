@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from broker_rig import Peer, consumer, records_of
-from client_rig import Rig, running_rig
+from client_rig import FLUSHED_SOON, Rig, running_rig
 from pop_rig import ack, pop
 from prometheus_client.parser import text_string_to_metric_families
 from typer.testing import CliRunner
@@ -94,7 +94,9 @@ async def test_lag_of_a_group_that_pulls_is_that_of_consumer_progress(tmp_path: 
 
 async def test_lag_of_a_group_that_pops_has_its_leases_in_flight(tmp_path: Path) -> None:
     async with running_rig(tmp_path) as rig:
-        broker = await rig.start_broker(metrics_exporter=MetricsExporter.PROM, metrics_port=0)
+        broker = await rig.start_broker(
+            metrics_exporter=MetricsExporter.PROM, metrics_port=0, store=FLUSHED_SOON
+        )
         async with Peer(broker) as peer:
             for _ in range(9):
                 await peer.send_ok("T")

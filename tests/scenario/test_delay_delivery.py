@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from broker_rig import Peer, consumer, records_of, running_broker
-from client_rig import running_cluster, take
+from client_rig import FLUSHED_SOON, running_cluster, take
 from pop_rig import pop, pop_all
 from transaction_rig import COMMIT, TransactionPeer
 
@@ -211,7 +211,7 @@ async def test_timed_messages_survive_restarts_and_none_comes_twice(tmp_path: Pa
 
 
 async def test_a_slave_delivers_nothing_and_goes_on_when_it_is_master(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, with_slave=True) as rig:
+    async with running_cluster(tmp_path, with_slave=True, store=FLUSHED_SOON) as rig:
         slave = rig._brokers["broker-a", 1]
         assert slave.store is not None
         async with Producer("PG", rig.namesrv) as producer, rig.consumer() as consumer:

@@ -26,7 +26,8 @@ kombu_transport.register()
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[BlockingCluster]:
-    with BlockingCluster() as cluster:
+    # A broker commits a pop once it is flushed, by default after up to 10 s.
+    with BlockingCluster(settings={"flushCommitLogLeastPages": 0}) as cluster:
         yield cluster
 
 

@@ -95,7 +95,11 @@ async def test_the_sender_of_a_task_that_runs_again_gets_its_last_result(
 async def test_a_worker_that_stops_in_order_ends_and_acknowledges_its_task(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with Cluster() as cluster, application(cluster, monkeypatch) as tasks:
+    # The broker commits a pop once it is flushed.
+    async with (
+        Cluster(settings={"flushCommitLogLeastPages": 0}) as cluster,
+        application(cluster, monkeypatch) as tasks,
+    ):
         mark = tmp_path / "mark"
         with running_worker(tmp_path) as worker:
             task = await tasks.nap.kiq(str(mark))
