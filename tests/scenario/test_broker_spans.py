@@ -118,8 +118,9 @@ async def test_a_trace_goes_through_producer_broker_and_consumer(
 
 
 async def test_a_dead_collector_costs_one_line_and_no_send(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "100")  # milliseconds between exports
     async with traced_broker(tmp_path, otlp_timeout_ms=200) as (_, peer):
         with caplog.at_level(logging.WARNING):
             for _ in range(3):

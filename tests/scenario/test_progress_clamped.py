@@ -16,6 +16,7 @@ from broker_rig import Peer, consumer, held_count, pull_header, pull_response, r
 from tandemmq.api.broker_consume import query_max_offset
 from tandemmq.broker.broker import Broker
 from tandemmq.broker.delay.timers import TimerCheck, TimerKey
+from tandemmq.broker.pull import handlers
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumeType, MessageModel
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.progress import DelayOffsets
@@ -484,8 +485,11 @@ async def test_record_skipped_at_a_diverged_slave_is_presented(tmp_path: Path) -
             assert pull_response(answer).next_offset <= 2
 
 
-async def test_held_pull_reports_the_skipped_record(broker: Broker, peer: Peer) -> None:
+async def test_held_pull_reports_the_skipped_record(
+    broker: Broker, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pull keeps waiting beyond the skipped record, and is answered at its timeout."""
+    monkeypatch.setattr(handlers, "SKIPPED_HOLD_S", 0.5)
     values = {"sys_flag": PUSH | 0x4, "client_id": "c1", "subscription": "red", "suspend_timeout_ms": 60_000}
     await pull(peer, 0, **values)
     pulling = asyncio.create_task(pull(peer, 23, **values))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import shutil
 
+import pytest
 from broker_rig import Peer
 from replica_group import Group, rows_at
 from replica_pair import log_bytes
 
 from tandemmq.api.broker_admin import create_topic, query_ha_status
+from tandemmq.broker.replica import role
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import LanguageCode, RequestCode
 from tandemmq.protocol.command import Command
@@ -16,7 +18,10 @@ from tandemmq.replication.core.progress import SlaveState
 from waits import until
 
 
-async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(group: Group) -> None:
+async def test_slave_of_a_master_that_lost_its_tail_and_grew_past_it_halts(
+    group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(role, "PERIOD_S", 0.2)  # of the reports to the master
     master, slave = await group.start(0), await group.start(1)
     ports = master.address[1], master.ha_address[1]
     async with Peer(master) as to_master:

@@ -124,7 +124,7 @@ async def test_retries_are_no_lag_of_the_cluster(managed: ManagedCluster) -> Non
     options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
     async with managed.cluster.consumer("Orders", "billing", options=options) as consumer:
         [message] = await consumer.poll(count_max=1, timeout_s=20)
-        await consumer.retry_later(message)
+        await consumer.retry_later(message, delay_level=1)
         await consumer.commit()
     masters = await answering_masters(managed.tools)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from managed_cluster import managed_cluster
@@ -75,8 +77,9 @@ async def test_groups_show_who_is_done_with_a_message() -> None:
         async with cluster.producer() as producer:
             sent = await producer.send(Message("orders", b"x", tags="a"))
         (record,) = await find_records(tools, sent.message_id, "")
+        options = replace(consumer_options(), commit_s=0.2)
         for group, tags in (("readers", "*"), ("choosers", "b")):
-            async with Consumer(group, cluster.name_servers, options=consumer_options()) as consumer:
+            async with Consumer(group, cluster.name_servers, options=options) as consumer:
                 consumer.subscribe("orders", tags)
                 messages: list[ReceivedMessage] = []
 
