@@ -13,6 +13,7 @@ from replica_group import Group
 
 from ports import free_port
 from tandemmq.api.nameserver import query_members
+from tandemmq.broker import registration
 from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
@@ -47,9 +48,10 @@ async def name_server(root: Path, port: int) -> AsyncIterator[None]:
 
 
 async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The old master comes back with its old file while the name server is restarted."""
+    monkeypatch.setattr(registration, "RETRY_S", 0.2)
     port = free_port()
     group = Group(tmp_path, f"127.0.0.1:{port}")
     async with name_server(tmp_path, port):

@@ -21,6 +21,13 @@ from tandemmq.shell.web_health import ClusterProbe
 from tandemmq.testing import Cluster
 from waits import PATIENCE_S, until
 
+ASKS_OFTEN = """
+from tandemmq.__main__ import main
+from tandemmq.shell import web_health
+web_health.PERIOD_S = 0.2
+main()
+"""
+"""The command line, whose servers ask the name servers every 0.2 s."""
 TOKEN = "a-token-of-thirty-two-characters"
 READY = {"status": "ready", "conditions": [{"name": "cluster", "holds": True}]}
 REASON = "no name server answers"
@@ -30,7 +37,7 @@ REASON = "no name server answers"
 async def serving(*command: str) -> AsyncIterator[httpx.AsyncClient]:
     """Runs the command on a free port; the client sends the name of another host."""
     server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tandemmq", *command, "--listen", "127.0.0.1:0"),
+        *(sys.executable, "-c", ASKS_OFTEN, *command, "--listen", "127.0.0.1:0"),
         env={**os.environ, "TANDEMMQ_MCP_TOKEN": TOKEN},
         stdout=asyncio.subprocess.PIPE,
     )
