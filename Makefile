@@ -161,9 +161,10 @@ check: lint types contracts costs test ## Lint, types, contracts, costs and test
 
 bench: ROUNDS ?= 3
 bench: CASES ?=
-bench: setup-dev ## Measure ours and Java RocketMQ in turns, then Kafka and NATS, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; CASES=text prints some)
+bench: JAVA ?= 5.5.0
+bench: kernel ## Measure ours and Java RocketMQ in turns, then Kafka and NATS, write docs/benchmarks.md (an hour on a quiet machine; ROUNDS=n; JAVA=version; CASES=text prints some)
 	@scripts/setup jdk
-	@$(PY) -m bench java --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
+	@PYTHONPATH=$(KERNEL) $(PY) -m bench java --java-version $(JAVA) --rounds $(ROUNDS) $(if $(CASES),--case "$(CASES)",--out docs) $(ARGS)
 
 bench-grpc: setup-dev ## Measure our gRPC proxy and Java RocketMQ's in turns, before one broker (needs a JDK and Maven; about 10 minutes; ARGS="--java-broker")
 	@scripts/setup jdk

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import json
 import tempfile
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
@@ -26,6 +27,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 
 from bench.around import measure_around, render_catchup, render_reopened
 from bench.catchup import measure_catchup
+from bench.java.clusters import VERSION, find_kernel, prepare_java
 from bench.reopen import measure_reopening
 from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT
 from tandemmq.bench.process_stats import describe_machine
@@ -183,13 +185,15 @@ def java(
     ] = None,
     cache: Annotated[Path, typer.Option(help="Where Java's jars are kept.")] = Path(".interop-cache"),
     directory: Annotated[Path | None, typer.Option(help="Where to put the stores, for its disk.")] = None,
+    java_version: Annotated[str, typer.Option(help="The version of Java's servers and client.")] = VERSION,
 ) -> None:
     """Measure our servers and Java RocketMQ's alternately, pair by pair, and print medians and ratios.
 
-    Then Apache Kafka and NATS JetStream are measured beside ours (`--case Kafka`: only that, printed). With
-    --out, the figures of `bench catchup` and `bench open` are added, which otherwise only those commands
-    print. Needs a JDK and Maven, which downloads RocketMQ and Kafka at the first run, nats-server
-    for NATS, and about 40 GB of disk for all cases.
+    If the optional kernel is installed, sends are also measured with it. Then Apache Kafka and NATS
+    JetStream are measured beside ours (`--case Kafka`: only that, printed). With --out, the figures of
+    `bench catchup` and `bench open` are added, which otherwise only those commands print. Needs a JDK and
+    Maven, which downloads RocketMQ and Kafka at the first run, nats-server for NATS, and about 40 GB of disk
+    for all cases.
     """
     from bench.java.measure import measure_pairs
     from bench.java.report import render_page, write_report
@@ -202,6 +206,10 @@ def java(
     console = Console(stderr=True)
     if has_others:
         report_absent(console.print)
+    kernel = find_kernel()
+    if cases and kernel != "used":
+        console.print(f"Sends with the kernel will be left out: tandemmq-speedups is {kernel}")
+    write = partial(write_report, version=java_version)
     with console.status("") as status:
         on_progress = status.update if console.is_terminal else console.print
         if cases:
@@ -210,14 +218,15 @@ def java(
                 rounds=rounds,
                 seconds=seconds,
                 warm_up_s=warm_up,
-                cache=cache.absolute(),
+                tools=prepare_java(cache.absolute(), java_version),
+                has_kernel=kernel == "used",
                 directory=directory,
                 on_progress=on_progress,
             )
             typer.echo(render_page(readings, machine))
             if out is not None:
                 # Written at once: a later failure must not lose these figures.
-                write_report(readings, machine, out)
+                write(readings, machine, out)
         if has_others:
             others = measure_others(
                 rounds=rounds,
@@ -228,9 +237,9 @@ def java(
             )
             typer.echo("\n".join(["" if cases else machine[0], render_others(others)]))
             if cases and out is not None:
-                write_report(readings, machine, out, others)
+                write(readings, machine, out, others)
                 chapter = measure_around(directory=directory, on_progress=on_progress)
-                write_report(readings, machine, out, others, chapter)
+                write(readings, machine, out, others, chapter)
 
 
 @app.command(name="grpc")

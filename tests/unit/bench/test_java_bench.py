@@ -14,16 +14,27 @@ import pytest
 
 from bench.java.clusters import (
     JAVA,
+    KERNEL,
     OURS,
     STILL_S_MAX,
     BrokerSetting,
     MeasuredCluster,
     paused_cluster,
 )
-from bench.java.measure import ASYNC, CASES, ELECTED, PAIR, READ, Case, CaseFigures, choose_cases
+from bench.java.measure import (
+    ASYNC,
+    CASES,
+    ELECTED,
+    PAIR,
+    READ,
+    Case,
+    CaseFigures,
+    choose_cases,
+    paused_clusters,
+)
 from bench.java.report import (
-    INTRODUCTION,
     figure_of,
+    introduction,
     render_json,
     render_page,
     rows_of,
@@ -91,6 +102,22 @@ def test_page_has_a_table_for_each_setting_and_latencies_of_all() -> None:
     assert "| slave | 10 | 40 | 0.25 | 20 | 80 |" in page
 
 
+def test_brokers_with_the_kernel_have_a_column_and_a_diamond(tmp_path: Path) -> None:
+    readings = [*some_readings(), *(reading(SEND, KERNEL, 400.0) for _ in range(3))]
+    send, rate, _ = rows_of(readings)
+    assert (send.kernel_per_second, send.kernel_processor_us) == (
+        figure_of([(400.0, 100.0), (400.0, 100.0), (400.0, 70.0)]),
+        figure_of([(40.0, 40.0)] * 3),
+    )
+    assert rate.kernel_per_second is None
+    page = render_page(readings, [])
+    assert page.startswith("Medians of 3 rounds")
+    assert "| sends of 1 KiB, 64 in flight | 280 | 100 | **3.00** (2.00 to 4.00) | **4.00** | 10.0 |" in page
+    assert "| 5,000 sends/s of 1 KiB | 280 | 100 | **3.00** (2.00 to 4.00) | - | 10.0 |" in page
+    write_report(readings, [], tmp_path, version="5.5.0")
+    assert (tmp_path / "benchmarks.md").read_text().startswith(introduction("5.5.0", has_kernel=True))
+
+
 def test_reading_a_backlog_has_no_latency_of_its_own() -> None:
     backlogs = [Case(setting=ASYNC, kind=kind) for kind in ("read", "filter", "sql")]
     readings = [reading(case, side, 1.0) for case in (*backlogs, SEND) for side in (OURS, JAVA)]
@@ -114,7 +141,7 @@ def test_what_happens_once_has_a_table_of_its_own(kind: str) -> None:
 
 def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
     readings = some_readings()
-    write_report(readings, ["A machine."], tmp_path / "docs")
+    write_report(readings, ["A machine."], tmp_path / "docs", version="5.3.3")
     page = (tmp_path / "docs" / "benchmarks.md").read_text()
     assert page.startswith("# Benchmarks\n")
     assert render_page(readings, ["A machine."]) in page
@@ -126,8 +153,9 @@ def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
 
 
 def test_page_of_the_repository_begins_as_a_measured_one() -> None:
-    page = Path(__file__).parents[3] / "docs" / "benchmarks.md"
-    assert page.read_text().startswith(INTRODUCTION)
+    page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
+    version = page.split("Java RocketMQ ", 1)[1].split(":", 1)[0]
+    assert page.startswith(introduction(version, has_kernel="| with kernel |" in page))
 
 
 def test_cases_are_chosen_by_a_part_of_their_name() -> None:
@@ -204,6 +232,11 @@ def test_unmeasured_cluster_is_paused_and_always_resumed(
     with paused_cluster(cluster, STILL_S_MAX):
         wait_until_still(process.pid, True)
     wait_until_still(process.pid, False)
+    measured = MeasuredCluster(OURS, "h:9877", "h:10921", {})
+    with paused_clusters([cluster, measured], measured, STILL_S_MAX):
+        wait_until_still(process.pid, True)
+    with paused_clusters([cluster, measured], cluster, STILL_S_MAX):
+        wait_until_still(process.pid, False)
     with suppress(TandemError), paused_cluster(cluster, STILL_S_MAX):
         wait_until_still(process.pid, True)
         raise TandemError("the load failed")

@@ -16,7 +16,7 @@ from bench.__main__ import app
 from bench.java.clusters import JAVA, OURS
 from bench.java.measure import CASES as PAIR_CASES
 from bench.java.measure import CaseFigures
-from bench.java.report import INTRODUCTION, render_json, write_report
+from bench.java.report import introduction, render_json, write_report
 from bench.others import (
     BACKLOG,
     BATCHES,
@@ -228,9 +228,9 @@ def test_section_without_any_figures_is_its_notes() -> None:
 def test_page_and_json_hold_the_section_beside_the_pairs(tmp_path: Path) -> None:
     pairs = [reading(SENDS[0], side, us=10.0) for side in (OURS, JAVA)]
     others = Others([reading(SENDS[0], KAFKA)], ["NATS JetStream is left out: why"])
-    write_report(pairs, ["A machine."], tmp_path, others)
+    write_report(pairs, ["A machine."], tmp_path, others, version="5.5.0")
     page = (tmp_path / "benchmarks.md").read_text()
-    assert page.startswith(INTRODUCTION)
+    assert page.startswith(introduction("5.5.0", has_kernel=False))
     assert page.endswith(f"\n{PAGE}\n{render_others(others)}")
     told = json.loads((tmp_path / "benchmarks.json").read_text())
     assert told["others"]["notes"] == others.notes

@@ -22,13 +22,15 @@ from typing import Final
 
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server, stopping, write_properties
+from tandemmq.protocol import speedups
+from tandemmq.runtime.speedups import SWITCH, load_speedups
 from tandemmq.spark.java import find_java
 
-VERSION: Final = "5.3.3"
-ARTIFACTS: Final = tuple(
-    f"org.apache.rocketmq:rocketmq-{name}:{VERSION}" for name in ("client", "namesrv", "broker")
-)
-OURS, JAVA = "tandemmq", "java"
+VERSION: Final = "5.5.0"
+"""The version of Java's servers and client, unless another one is chosen."""
+PARTS: Final = ("client", "namesrv", "broker")
+OURS, KERNEL, JAVA = "tandemmq", "tandemmq-speedups", "java"
+"""The sides. The brokers of KERNEL are ours, with the optional kernel."""
 PROXY: Final = "proxy"
 PROXY_VERSION: Final = "5.5.0"
 HOST: Final = "127.0.0.1"
@@ -155,16 +157,16 @@ class JavaTools:
     class_path: str
 
 
-def prepare_java(cache: Path) -> JavaTools:
-    """Downloads the jars and compiles the load program, unless that was done before.
+def prepare_java(cache: Path, version: str = VERSION) -> JavaTools:
+    """Downloads the jars of RocketMQ and compiles the load program, unless that was done before.
 
     Raises:  TandemError naming the missing tool, or the failure; ConfigError without Java.
     """
     java = find_java()
-    jars = fetch_jars(cache, "rocketmq-java", ARTIFACTS, has_dependencies=True)
-    library = os.pathsep.join(map(str, jars))
-    digest = hashlib.sha256(_LOAD.read_bytes() + VERSION.encode()).hexdigest()[:16]
-    classes = cache / "rocketmq-java" / f"load-{digest}"
+    folder = f"rocketmq-java-{version}"
+    artifacts = [f"org.apache.rocketmq:rocketmq-{part}:{version}" for part in PARTS]
+    library = os.pathsep.join(map(str, fetch_jars(cache, folder, artifacts, has_dependencies=True)))
+    classes = cache / folder / f"load-{hashlib.sha256(_LOAD.read_bytes()).hexdigest()[:16]}"
     if not classes.exists():
         compiler = shutil.which("javac", path=f"{java / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}")
         if compiler is None:
@@ -192,6 +194,13 @@ def make_home(home: Path) -> list[str]:
     silent.write_text(_SILENT, encoding="utf-8")
     flags = [f"-Duser.home={home}", f"-Djava.io.tmpdir={home}", f"-Drmq.logback.configurationFile={silent}"]
     return [*flags, f"-Dlogback.configurationFile={silent}"]
+
+
+def find_kernel() -> str:
+    """Returns "used" if servers of this environment use the kernel, else the reason why they do not."""
+    load_speedups()
+    speedups.kernel = None  # our load generator is not measured with it
+    return speedups.state
 
 
 @contextmanager
@@ -250,11 +259,14 @@ def _java_process(
 
 
 @contextmanager
-def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCluster]:
-    """Runs our name server, master and slave.
+def running_ours(
+    directory: Path, setting: BrokerSetting, *, has_kernel: bool = False
+) -> Iterator[MeasuredCluster]:
+    """Runs our name server, master and slave. `has_kernel`: with the kernel, if `find_kernel` finds it.
 
     Raises:  ProcessFailed if one does not start.
     """
+    environment = {**os.environ, SWITCH: "on" if has_kernel else "off"}
     with ExitStack() as stack:
         name_server = stack.enter_context(running_our_name_server(directory))
         pids = dict(name_server.pids)
@@ -263,6 +275,7 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
         def start(name: str, command: str, values: Mapping[str, object]) -> None:
             conf = write_properties(directory / f"{name}.conf", {**values, "bindAddress": HOST})
             servers[name] = Server(name, [command, "-c", str(conf)], directory / f"{name}.log")
+            servers[name].environment = environment
             stack.enter_context(stopping([servers[name]]))
             servers[name].start()
 
@@ -282,7 +295,12 @@ def running_ours(directory: Path, setting: BrokerSetting) -> Iterator[MeasuredCl
         pids |= {name: server.pid for name, server in servers.items()}
         slave = servers["slave"].address if setting.has_slave else ""
         yield MeasuredCluster(
-            OURS, name_server.name_server, servers["master"].address, pids, slave, controller
+            KERNEL if has_kernel else OURS,
+            name_server.name_server,
+            servers["master"].address,
+            pids,
+            slave,
+            controller,
         )
 
 

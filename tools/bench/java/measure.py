@@ -1,6 +1,6 @@
-"""Measures the cases on both sides, pair by pair: one case on ours, then on Java's, then the next.
+"""Measures the cases on all sides in turns: one case on ours, ours with the kernel and Java's, then the next.
 
-Both clusters of a setting run at the same time, and the one that is not measured is paused. In every other
+All clusters of a setting run at the same time, and those that are not measured are paused. In every other
 round Java is first. Java is warmed up before its first case, and each load warms up its own client before it
 counts. Processor time is read from the kernel at the begin and the end of the counted time.
 """
@@ -16,23 +16,23 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import groupby, permutations
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
 from bench.java.clusters import (
     BROKER_NAME,
     JAVA,
+    KERNEL,
     OURS,
     BrokerSetting,
     JavaTools,
     MeasuredCluster,
     make_home,
     paused_cluster,
-    prepare_java,
     running_java,
     running_ours,
 )
@@ -52,6 +52,10 @@ READ: Final = BrokerSetting("ASYNC_FLUSH, backlogs")
 """A setting with separate clusters for reads: after the sends of the other settings the page cache would have
 no room for the backlogs.
 """
+TRANSACTIONS: Final = BrokerSetting("ASYNC_FLUSH, transactions")
+"""A setting with separate clusters: from its first transaction on, a thread of Java's broker 5.5 keeps a
+processor busy for good, which would spoil the cases of later rounds.
+"""
 ROLLING: Final = BrokerSetting("ASYNC_FLUSH, a new log file every 16 MiB", log_file_bytes=16 << 20)
 
 WARM_UP_S: Final = 20.0
@@ -62,6 +66,8 @@ LOAD_S_MAX: Final = 120.0
 error.
 """
 READS: Final = ("read", "filter", "sql", "pop")
+OF_KERNEL: Final = ("send", "light", "rate")
+"""The kinds of cases that are also measured with the kernel, which takes part in sends only."""
 FILLING_S: Final = 5.0
 """The duration in seconds of the batches sent before the first read of a side: about half a million messages
 of 1 KiB.
@@ -129,9 +135,9 @@ def _all_cases() -> Iterator[Case]:
         yield Case(setting=ASYNC, kind="rate", rate=rate)
     yield Case(setting=ASYNC, kind="rate-read", rate=5_000)
     yield Case(setting=ASYNC, kind="deliver", rate=1_000)
-    yield Case(setting=ASYNC, kind="transaction", in_flight=16)
     yield Case(setting=ASYNC, kind="delay", in_flight=16)
     yield Case(setting=ASYNC, kind="start")
+    yield Case(setting=TRANSACTIONS, kind="transaction", in_flight=16)
     for kind in ("read", "filter", "sql"):
         yield Case(setting=READ, kind=kind)
     yield Case(setting=READ, kind="pop", in_flight=4)
@@ -185,16 +191,16 @@ def measure_pairs(
     rounds: int,
     seconds: float,
     warm_up_s: float,
-    cache: Path,
+    tools: JavaTools,
+    has_kernel: bool,
     directory: Path | None,
     on_progress: Callable[[str], None],
 ) -> list[CaseFigures]:
-    """Runs all rounds of all cases on both sides. `on_progress` receives the next case, and each pair that is
-    left out because a load failed, or a send was not answered with SEND_OK.
+    """Runs all rounds of all cases on all sides. `on_progress` receives the next case, and each round of a
+    case that is left out because a load failed, or a send was not answered with SEND_OK.
 
-    Raises:  TandemError if a server does not start, or no pair is left.
+    Raises:  TandemError if a server does not start, or nothing is left.
     """
-    tools = prepare_java(cache)
     readings: list[CaseFigures] = []
     failure: TandemError | None = None
     for setting, group in groupby(cases, key=lambda case: case.setting):
@@ -204,11 +210,11 @@ def measure_pairs(
             ExitStack() as stack,
         ):
             root = Path(name)
-            on_progress(f"starting both clusters, {setting.name}")
-            runners: dict[str, Runner] = {
-                OURS: running_ours,
-                JAVA: partial(running_java, tools=tools),
-            }
+            on_progress(f"starting all clusters, {setting.name}")
+            runners: dict[str, Runner] = {OURS: running_ours}
+            if has_kernel and any(case.kind in OF_KERNEL for case in chosen):
+                runners[KERNEL] = partial(running_ours, has_kernel=True)
+            runners[JAVA] = partial(running_java, tools=tools)
             clusters = [stack.enter_context(run(root / side, setting)) for side, run in runners.items()]
             loads = Loads(tools, root / "load", seconds)
             for cluster in clusters:
@@ -218,24 +224,38 @@ def measure_pairs(
             for number in range(rounds):
                 for case in chosen:
                     what = f"round {number + 1} of {rounds}, {setting.name}: {case.name}"
-                    pair: list[CaseFigures] = []
+                    found: list[CaseFigures] = []
                     try:
-                        for cluster, other in list(permutations(clusters))[:: -1 if number % 2 else 1]:
+                        for cluster in clusters[:: -1 if number % 2 else 1]:
+                            if cluster.side == KERNEL and case.kind not in OF_KERNEL:
+                                continue
                             on_progress(f"{what}, {cluster.side}")
-                            with paused_cluster(other, CLIENT_WARM_UP_S + seconds):
+                            with paused_clusters(clusters, cluster, CLIENT_WARM_UP_S + seconds):
                                 if case.kind in _TIMED:
                                     folder = root / f"{cluster.side}-{case.kind}-{number}"
-                                    pair.append(_TIMED[case.kind](runners[cluster.side], case, folder))
+                                    found.append(_TIMED[case.kind](runners[cluster.side], case, folder))
                                 else:
-                                    pair.append(loads.run(cluster, case))
+                                    found.append(loads.run(cluster, case))
                     except TandemError as error:
                         failure = error
                         on_progress(f"{what} is left out: {error}")
                     else:
-                        readings += pair
+                        readings += found
     if not readings:
         raise failure or TandemError("no case was measured")
     return readings
+
+
+@contextmanager
+def paused_clusters(
+    clusters: Sequence[MeasuredCluster], measured: MeasuredCluster, seconds: float
+) -> Iterator[None]:
+    """Pauses all clusters but the measured one (`paused_cluster`)."""
+    with ExitStack() as stack:
+        for cluster in clusters:
+            if cluster is not measured:
+                stack.enter_context(paused_cluster(cluster, seconds))
+        yield
 
 
 def time_start(run: Runner, case: Case, folder: Path) -> CaseFigures:
@@ -393,7 +413,7 @@ class Loads:
         if result.failed:
             raise TandemError(f"{case.name} on {cluster.side}: {result.failed} sends were refused")
         # Java's broker answers the sends of one connection in any order, so latencies cannot be computed.
-        return reading_of(cluster, case, load_figures(result, has_order=cluster.side == OURS), before, after)
+        return reading_of(cluster, case, load_figures(result, has_order=cluster.side != JAVA), before, after)
 
 
 def topic_of(case: Case) -> str:
