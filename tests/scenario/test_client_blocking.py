@@ -28,7 +28,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.client.blocking import Facade, LoopThread
-from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal
+from tandemmq.errors import BrokerUnreachable, ClientError, MessageIllegal, TopicNotFound
 from waits import PATIENCE_S, until_blocking
 
 FIRST = ConsumerOptions(start_from=StartFrom.FIRST, commit_s=0.1)
@@ -275,4 +275,5 @@ def test_settling_positions_and_sends_in_flight_without_an_event_loop(rig: Rig) 
         pushed.subscribe("T")
         pushed.dead_letter(handled.get(timeout=PATIENCE_S), reason="never")
         until_blocking(lambda: pushed.unfinished_count == 0, "the handler has ended")
-        assert admin.message_count("%DLQ%HG") == 1
+        known = "the name server knows the topic of dead letters"
+        until_blocking(lambda: admin.message_count("%DLQ%HG") == 1, known, not_yet=(TopicNotFound,))
