@@ -27,6 +27,7 @@ from tandemmq.client import (
     TransactionState,
     tracing,
 )
+from tandemmq.errors import TopicNotFound
 from tandemmq.protocol.topic_names import TRACE_TOPIC
 from waits import PATIENCE_S, until
 
@@ -80,7 +81,12 @@ async def test_a_namespace_sees_its_own_topic_by_its_short_name(tmp_path: Path) 
             (message,) = await take(dead, 1)
             assert (message.topic, message.body) == ("%DLQ%CG", again[0].body)
         async with Admin(rig.namesrv) as admin:
-            assert await admin.message_count("%DLQ%shop%CG") == 1
+
+            async def is_counted() -> bool:
+                return await admin.message_count("%DLQ%shop%CG") == 1
+
+            known = "the name server knows the topic of dead letters"
+            await until(is_counted, known, not_yet=(TopicNotFound,))
             assert await admin.lag("shop%CG", FULL) < 6
 
 
