@@ -15,6 +15,7 @@ from block_rig import QUEUES, TOPICS, Side, with_header
 
 from sim.dice import Dice
 from sim.fuzz.mutate import flip
+from tandemmq.broker.send import block
 from tandemmq.protocol import speedups
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import FLAG_ONEWAY, SERIALIZE_ROCKETMQ, LanguageCode, RequestCode
@@ -227,6 +228,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> b
     is_used = request.param == "kernel"
     module = pytest.importorskip("tandemmq_speedups", reason="`make speedups` builds it") if is_used else None
     monkeypatch.setattr(speedups, "kernel", module)
+    monkeypatch.setattr(block, "COUNT_MIN", block.COUNT_MIN_WITH_KERNEL)  # small ones must be right, too
     return is_used
 
 

@@ -41,8 +41,8 @@ SWEEP_S_MIN = 0.05
 """The least interval of deadline checks in seconds, and so the most that an expiry may be late."""
 
 OPAQUE_MAX = 2**31 - 1
-BLOCK_COUNT_MIN = 4
-"""The number of frames from which handling them as a block is faster (approximate)."""
+BLOCK_COUNT_MIN = 3
+"""The number of frames from which handling them as a block may be faster."""
 
 OnReply = Callable[[Command | TandemError], None]
 OnRequest = Callable[["Channel", Command], None]

@@ -30,6 +30,10 @@ from tandemmq.protocol.record import NewBatch
 from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
 from tandemmq.remoting.channel import Channel
 
+COUNT_MIN = 10
+"""The number of sends from which a block takes less time than its sends one by one (approximate)."""
+COUNT_MIN_WITH_KERNEL = 3
+
 
 class _WireSend(WireHeader, gc=False, kw_only=True):
     """The header of a SEND_MESSAGE as received, with its decoded fields."""
@@ -150,8 +154,10 @@ class SendBlocks:
 
     def take(self, code: RequestCode, channel: Channel, frames: Sequence[Frame]) -> bool:
         """Stores the sends of a block, which are requests `code`; the senders are answered once they are
-        stored. Returns False, and does nothing, if they must be handled one by one.
+        stored. Returns False, and does nothing, if they must be handled one by one, or are too few.
         """
+        if len(frames) < (COUNT_MIN if speedups.kernel is None else COUNT_MIN_WITH_KERNEL):
+            return False
         columns = read_columns(code, frames, self.records.added)
         if columns is None:
             return False
