@@ -176,7 +176,7 @@ bench-client: setup-dev ## Measure our Python client, RocketMQ's Java client, ai
 	@scripts/setup peers
 	@$(PY) -m bench client --rounds $(ROUNDS) $(or $(ARGS),--out docs)
 
-growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/growth.md (ARGS="--only topics" prints some)
+growth: setup-dev ## Measure what an operation costs as there is more of everything, write docs/costs.md (ARGS="--only topics" prints some)
 	@$(PY) -m growth $(or $(ARGS),--out docs)
 
 bench-quick: setup-demo ## Print messages per second, latency and processor time per message (under 2 minutes)

@@ -58,7 +58,7 @@ SECTIONS: Final = {
     ),
     "API reference": ("api",),
     "Design": ("architecture", "states", "bounds", "glossary", "simulation", "spec", "decisions"),
-    "Evidence": ("performance", "benchmarks", "growth", "proofs", "evidence"),
+    "Evidence": ("performance", "benchmarks", "costs", "proofs", "evidence"),
     "Project": ("roadmap", "changelog", "contributing", "security-policy", "code-of-conduct"),
 }
 """The sections of the navigation: names of pages or folders."""

@@ -6,8 +6,8 @@ curve therefore shows how the work grows, on a busy machine too. For throughput 
 see `tandemmq bench`. Two curves compare our name server with Java's: for these both are processes with real
 sockets.
 
-Writes `docs/growth.md` and its picture with `--out docs`. With `--only text` it measures the curves whose
-title has the text, and keeps the page's other curves.
+Writes the second part of `docs/costs.md` and its picture with `--out docs`. With `--only text` it measures
+the curves whose title has the text, and keeps the page's other curves.
 """
 
 from __future__ import annotations
@@ -81,10 +81,11 @@ JAVA_SUFFIX: Final = ", Java"
 """The suffix of the names of Java's figures."""
 MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
-INTRODUCTION: Final = """# How the costs grow
-
+HEADING: Final = "## How do the costs grow?"
+"""The heading of the part that this program writes. What stands before it is written by hand."""
+INTRODUCTION: Final = """
 The cost of one operation while the number of everything else grows; [performance](performance.md) sums it up.
-`make growth` measures all curves and writes this page (a quarter of an hour, 25 GB of disk).
+`make growth` measures all curves and writes this part of the page (a quarter of an hour, 25 GB of disk).
 `make growth ARGS="--only topics"` prints the curves with this text in their title, and
 `ARGS="--only topics --out docs"` also writes them to this page.
 
@@ -735,16 +736,16 @@ CURVES: Final = (
 )
 
 
-def render_page(found: Sequence[Measured]) -> str:
-    """Returns the page in Markdown: a table and a sentence for each curve.
+def render_part(found: Sequence[Measured]) -> str:
+    """Returns the part of the page in Markdown: a table and a sentence for each curve.
 
-    The head describes the machine of the first curve; a curve measured elsewhere or on another day describes
-    its own.
+    The introduction describes the machine of the first curve; a curve measured elsewhere or on another day
+    describes its own.
     """
-    lines = [INTRODUCTION, found[0].machine, "", "![all curves](images/growth.png)"]
+    lines = [HEADING, INTRODUCTION, found[0].machine, "", "![all curves](images/growth.png)"]
     for one in found:
         curve, names = one.curve, list(one.points[0].figures)
-        lines += ["", f"## {_heading(curve)}", "", curve.says, ""]
+        lines += ["", f"### {_heading(curve)}", "", curve.says, ""]
         if one.machine != found[0].machine:
             lines += [one.machine, ""]
         if curve.has_java and not any(name.endswith(JAVA_SUFFIX) for name in names):
@@ -761,9 +762,14 @@ def _heading(curve: Curve) -> str:
     return curve.title[0].upper() + curve.title[1:]
 
 
-def read_page(text: str) -> dict[str, Measured]:
-    """Parses a page into the curves by title, the inverse of `render_page` as far as the page shows them."""
-    head, *sections = text.split("\n## ")
+def read_page(text: str) -> tuple[str, dict[str, Measured]]:
+    """Returns what a page has before `HEADING`, and the curves by title: the inverse of `render_part` as far
+    as the page shows them.
+    """
+    before, heading, part = text.partition(HEADING)
+    if not heading:
+        raise ValueError(f"the page has no heading {HEADING!r}")
+    head, *sections = part.split("\n### ")
     (of_first,) = _MACHINE.findall(head)
     found = {}
     for curve in CURVES:
@@ -775,7 +781,7 @@ def read_page(text: str) -> dict[str, Measured]:
             values = [[float(cell.replace(",", "")) for cell in row] for row in rows[1:]]
             points = [Point(int(size), dict(zip(names, row, strict=True))) for size, *row in values]
             found[curve.title] = Measured(curve, points, next(iter(_MACHINE.findall(section)), of_first))
-    return found
+    return before, found
 
 
 _MACHINE: Final = re.compile(r"^\d{4}-\d\d-\d\d: .*$", re.MULTILINE)
@@ -817,7 +823,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command and returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m growth", description=__doc__)
     parser.add_argument("--only", default="", help="the curves whose title has this text")
-    parser.add_argument("--out", type=Path, help="write growth.md and its picture into this folder")
+    parser.add_argument("--out", type=Path, help="write costs.md and its picture into this folder")
     options = parser.parse_args(arguments)
     console = Console()
     chosen = [curve for curve in CURVES if options.only in curve.title]
@@ -825,18 +831,19 @@ def main(arguments: list[str] | None = None) -> int:
         titles = ", ".join(curve.title for curve in CURVES)
         console.print(f"--only {options.only}: no curve has this in its title; there are: {titles}")
         return 2
-    every: dict[str, Measured] = {}
+    before, every = "", dict[str, Measured]()
     if options.out is not None:
         # Checked before anything is measured: an unreadable or unwritable page must not lose figures.
-        page, picture = options.out / "growth.md", options.out / "images" / "growth.png"
+        page, picture = options.out / "costs.md", options.out / "images" / "growth.png"
         picture.parent.mkdir(parents=True, exist_ok=True)
-        every = read_page(page.read_text(encoding="utf-8")) if page.exists() else {}
+        if page.exists():
+            before, every = read_page(page.read_text(encoding="utf-8"))
     for curve in chosen:
         every[curve.title] = Measured(curve, _measure_alone(curve), " ".join(describe_machine()))
         if options.out is not None:
             # Written at once: a later failure must not lose the previous curves.
             found = [every[curve.title] for curve in CURVES if curve.title in every]
-            page.write_text(render_page(found), encoding="utf-8")
+            page.write_text(before + render_part(found), encoding="utf-8")
             draw(found, picture)
     return 0
 

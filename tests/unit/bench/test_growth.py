@@ -42,7 +42,7 @@ def measured(number: int, figures: growth.Figures, machine: str = "2026-01-02: o
 
 def test_the_page_and_its_picture_show_every_figure(tmp_path: Path) -> None:
     one = measured(0, {"send, us": 5_678.9})
-    page = growth.render_page([one])
+    page = growth.render_part([one])
     assert "| 1,000 | 5,678.9 |" in page
     assert one.curve.says in page
     growth.draw([one], tmp_path / "growth.png")
@@ -52,19 +52,22 @@ def test_the_page_and_its_picture_show_every_figure(tmp_path: Path) -> None:
 def test_a_page_that_was_read_is_written_again_as_it_was() -> None:
     figures = {"send, us": 1_234.5, "private MiB": 0.1}
     every = [measured(0, figures), measured(3, figures, "2026-02-03: elsewhere."), measured(-1, figures)]
-    page = growth.render_page(every)
+    page = growth.render_part(every)
     assert page.count("2026-01-02") == page.count("2026-02-03") == 1
-    assert list(growth.read_page(page).values()) == every
+    before, found = growth.read_page(f"# Costs\n\n{page}")
+    assert (before, list(found.values())) == ("# Costs\n\n", every)
 
 
 def test_a_curve_that_is_measured_alone_leaves_the_others_on_the_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "images").mkdir()
-    page = tmp_path / "growth.md"
-    page.write_text(growth.render_page([measured(0, {"send, us": 1.5}), measured(3, {"send, us": 2.5})]))
+    page = tmp_path / "costs.md"
+    part = growth.render_part([measured(0, {"send, us": 1.5}), measured(3, {"send, us": 2.5})])
+    page.write_text(f"# Costs\n\nBy hand.\n\n{part}")
     monkeypatch.setattr(growth, "_measure_alone", lambda _curve: [growth.Point(7, {"send, us": 8.5})])
     assert growth.main(["--only", growth.CURVES[3].title, "--out", str(tmp_path)]) == 0
+    assert page.read_text().startswith("# Costs\n\nBy hand.\n\n## ")
     assert "| 1 | 1.5 |" in page.read_text()
     assert "| 7 | 8.5 |" in page.read_text()
     assert "2.5" not in page.read_text()
@@ -83,25 +86,25 @@ def test_a_curve_that_fails_costs_no_figures_of_those_before_it(
     monkeypatch.setattr(growth, "_measure_alone", measure_or_fail)
     with pytest.raises(OSError, match="full"):
         growth.main(["--out", str(out)])
-    assert "| 7 | 8.5 |" in (out / "growth.md").read_text()
+    assert "| 7 | 8.5 |" in (out / "costs.md").read_text()
     assert (out / "images" / "growth.png").stat().st_size > 0
 
 
 def test_a_page_that_cannot_be_read_is_told_before_anything_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "growth.md").write_text("# Something else\n")
+    (tmp_path / "costs.md").write_text("# Something else\n")
     asked: list[growth.Curve] = []
     monkeypatch.setattr(growth, "_measure_alone", asked.append)
-    with pytest.raises(ValueError, match="values to unpack"):
+    with pytest.raises(ValueError, match="no heading"):
         growth.main(["--out", str(tmp_path)])
     assert asked == []
 
 
 def test_a_page_without_java_says_so() -> None:
-    assert "Java's was not measured" in growth.render_page([measured(-1, {"registration, us": 1.0})])
+    assert "Java's was not measured" in growth.render_part([measured(-1, {"registration, us": 1.0})])
     with_java = {"registration, us": 1.0, "registration, us, Java": 2.0}
-    assert "Java's was not measured" not in growth.render_page([measured(-1, with_java)])
+    assert "Java's was not measured" not in growth.render_part([measured(-1, with_java)])
 
 
 def test_a_title_that_no_curve_has_is_named(capsys: pytest.CaptureFixture[str]) -> None:

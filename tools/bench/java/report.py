@@ -52,7 +52,7 @@ How it is measured:
 - Sends at a fixed rate are timed from the moment at which they were due, so a stall counts against every
   send that it delayed.
 {kernel}
-[Performance](performance.md) summarizes the figures and breaks down a broker's processor time.
+[Performance](performance.md) summarizes the figures, [costs](costs.md) breaks down a broker's processor time.
 """
 
 
