@@ -82,7 +82,7 @@ JAVA_SUFFIX: Final = ", Java"
 MEMORY: Final = "private MiB"
 PLOTS_PER_ROW: Final = 3
 HEADING: Final = "## How do the costs grow?"
-"""The heading of the part that this program writes. What stands before it is written by hand."""
+"""The heading of the part that this program writes. The text before it is written by hand."""
 INTRODUCTION: Final = """
 The cost of one operation while the number of everything else grows; [performance](performance.md) sums it up.
 `make growth` measures all curves and writes this part of the page (a quarter of an hour, 25 GB of disk).
