@@ -18,9 +18,10 @@ from sim.memory import ManualClock, MemoryDisk, NoFault
 from tandemmq.broker.options import BrokerOptions
 from tandemmq.broker.parts import build_routes
 from tandemmq.broker.tables import Tables
+from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.tables import TopicConfig
 from tandemmq.protocol.codes import SERIALIZE_JSON
-from tandemmq.protocol.frame import Frame
+from tandemmq.protocol.frame import Frame, FrameDecoder
 from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.dispatch import RequestDispatcher
 from tandemmq.remoting.options import ChannelLimits
@@ -208,3 +209,12 @@ def with_header(frame: bytes, change: Callable[[bytes], bytes]) -> bytes:
     header, body = change(frame[8 : 8 + size]), frame[8 + size :]
     length, mark = 4 + len(header) + len(body), SERIALIZE_JSON << 24 | len(header)
     return length.to_bytes(4, "big") + mark.to_bytes(4, "big") + header + body
+
+
+def are_all_readable(frames: Sequence[bytes]) -> bool:
+    """Returns False if one of these ends the connection before any of the requests is handled."""
+    try:
+        FrameDecoder().feed(b"".join(frames))
+    except RemoteProtocolError:
+        return False
+    return True

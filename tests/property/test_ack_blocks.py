@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import pytest
-from block_rig import QUEUES, Side, with_header
+from block_rig import QUEUES, Side, are_all_readable, with_header
 
 from sim.dice import Dice
 from sim.fuzz.mutate import flip
@@ -359,10 +359,8 @@ async def test_a_block_does_what_its_acks_would_do_one_by_one(seed: int) -> None
         assert together[name] == value, name
 
 
-async def acknowledge(
-    change: Callable[[PopSide], None], edit: Callable[[bytes], bytes], *, takes_blocks: bool
-) -> dict[str, object]:
-    """Pops messages, changes the broker, and acknowledges all in one read. `edit`: changes their headers."""
+async def popped(*, takes_blocks: bool) -> tuple[PopSide, Consumer]:
+    """Returns a broker, and a consumer that holds 32 messages of one of its queues."""
     side = PopSide(seed=0, takes_blocks=takes_blocks)
     await side.start()
     consumer = Consumer(Dice(0))
@@ -372,10 +370,26 @@ async def acknowledge(
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
     consumer.learn(bytes(side.transport.written))
-    seen = len(side.transport.written)
     assert len(consumer.held) == 32
+    return side, consumer
+
+
+async def acknowledge(
+    change: Callable[[PopSide], None],
+    edit: Callable[[bytes], bytes],
+    arrange: Callable[[list[bytes]], None],
+    *,
+    takes_blocks: bool,
+) -> dict[str, object]:
+    """Pops messages, changes the broker, and acknowledges all in one read. `edit` changes their headers,
+    `arrange` their order.
+    """
+    side, consumer = await popped(takes_blocks=takes_blocks)
+    seen = len(side.transport.written)
     change(side)
-    await side.receive(b"".join(with_header(consumer.ack_frame(held.ack), edit) for held in consumer.held))
+    frames = [with_header(consumer.ack_frame(held.ack), edit) for held in consumer.held]
+    arrange(frames)
+    await side.receive(b"".join(frames))
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
     answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
@@ -389,10 +403,11 @@ async def acknowledge(
 async def compare(
     change: Callable[[PopSide], None] = lambda side: None,
     edit: Callable[[bytes], bytes] = lambda header: header,
+    arrange: Callable[[list[bytes]], None] = lambda frames: None,
 ) -> tuple[object, object]:
     """Returns the codes of the answers, and the number of blocks, after comparing both brokers."""
-    together = await acknowledge(change, edit, takes_blocks=True)
-    alone = await acknowledge(change, edit, takes_blocks=False)
+    together = await acknowledge(change, edit, arrange, takes_blocks=True)
+    alone = await acknowledge(change, edit, arrange, takes_blocks=False)
     blocks = together.pop("blocks"), alone.pop("blocks")
     assert blocks[1] == 0
     assert together == alone
@@ -431,14 +446,58 @@ async def test_a_broker_whose_pops_have_stopped_takes_no_block() -> None:
     assert await compare(lambda side: side.parts.pop.revive.stop()) == ({ResponseCode.SYSTEM_BUSY: 32}, 0)
 
 
+@pytest.mark.parametrize("is_reversed", [False, True])
+@pytest.mark.parametrize("first", [0, 1])
 async def test_an_ack_of_a_message_that_retention_deleted_is_refused_in_a_block_too(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, first: int, *, is_reversed: bool
 ) -> None:
+    """Those of the deleted messages come first, last, or behind `first` others."""
+
     def delete(side: PopSide) -> None:
         monkeypatch.setattr(side.store, "queue_min", lambda topic, queue_id: 3 if topic == "T" else 0)
 
+    def arrange(frames: list[bytes]) -> None:
+        if is_reversed:
+            frames.reverse()
+        frames[0], frames[-first] = frames[-first], frames[0]
+
     codes = {ResponseCode.NO_MESSAGE: 3, ResponseCode.SUCCESS: 29}
-    assert await compare(delete) == (codes, 0)
+    assert await compare(delete, arrange=arrange) == (codes, 0)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_changed_header_costs_no_other_ack_of_its_block(seed: int) -> None:
+    """Each of the others is answered once and ends its message's lease, whatever the changed one says."""
+    dice = Dice(seed + 2_000_000)
+    side, consumer = await popped(takes_blocks=True)
+    seen = len(side.transport.written)
+    changed = dice.below(len(consumer.held))
+    old, new = dice.pick(_CHANGES)
+    frames = [consumer.ack_frame(held.ack) for held in consumer.held]
+    frames[changed] = with_header(
+        frames[changed],
+        lambda header: header.replace(old, new, 1) if dice.happens(30) else flip(header, dice),
+    )
+    is_readable = are_all_readable(frames)
+    await side.receive(b"".join(frames))
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(0.1)
+    answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
+    open_offsets = {
+        offset
+        for lease in side.parts.pop.leases.all()
+        for index, offset in enumerate(lease.offsets)
+        if lease.is_open(index)
+    }
+    offsets = {held.ack.offset for held in consumer.held}
+    if not is_readable:
+        assert (answers, open_offsets) == ([], offsets)
+        return
+    own = consumer.number - len(frames) + 1 + changed
+    others = Counter({opaque: 1 for opaque in range(own - changed, consumer.number + 1) if opaque != own})
+    assert others <= Counter(answer.opaque for answer in answers if answer.code == ResponseCode.SUCCESS)
+    assert len(answers) <= len(frames)
+    assert open_offsets <= {consumer.held[changed].ack.offset}
 
 
 async def test_blocks_are_taken() -> None:

@@ -11,19 +11,27 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from block_rig import QUEUES, TOPICS, Side, with_header
+from block_rig import QUEUES, TOPICS, Side, are_all_readable, with_header
 
 from sim.dice import Dice
 from sim.fuzz.mutate import flip
 from tandemmq.broker.send import block
 from tandemmq.protocol import speedups
 from tandemmq.protocol.batch import encode_batch
-from tandemmq.protocol.codes import FLAG_ONEWAY, SERIALIZE_ROCKETMQ, LanguageCode, RequestCode
+from tandemmq.protocol.codes import (
+    FLAG_ONEWAY,
+    SERIALIZE_ROCKETMQ,
+    LanguageCode,
+    RequestCode,
+    ResponseCode,
+)
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import encode_frame
+from tandemmq.protocol.frame import FrameDecoder, encode_frame
+from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.properties import render_claim
+from tandemmq.protocol.record import decode_record
 from tandemmq.protocol.requests.consume import GetMaxOffsetRequest
-from tandemmq.protocol.requests.send import SendRequest, SendRequestV2
+from tandemmq.protocol.requests.send import SendRequest, SendRequestV2, SendResponse
 from tandemmq.units import ReplicaId
 
 SEEDS = range(60)
@@ -35,25 +43,32 @@ class Sender:
 
     dice: Dice
     number: int = 0
+    opaque_step: int = 1
+    """Below zero, later requests have lower opaques: a client may number its requests as it likes."""
 
     def piece(self) -> bytes:
         """Returns the frames of one read; in every other piece all are ordinary."""
         dice = self.dice
         count = dice.pick((1, 3, 4, 5, 8, 16, 40))
-        style = {
+        style = self.style()
+        odd = set() if dice.happens(50) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
+        return b"".join(
+            self.odd_frame(style) if index in odd else self.plain_frame(style) for index in range(count)
+        )
+
+    def style(self) -> dict[str, Any]:
+        """Returns what the sends of one piece have in common."""
+        dice = self.dice
+        return {
             "topic": dice.pick(TOPICS),
             "ends": dice.happens(50),
             "keys": dice.pick(("", "", "same", "own")),
             "first": dice.happens(50),
             "tag": dice.pick(("Tag", "Tag", "Täg", "\U0001f600")),
             "key": dice.pick(("7F0000010001", "7F0000010001", "\u2028é")),
-            "sys_flag": dice.pick((0, 0, 0, 1)),
+            "sys_flag": dice.pick((0, 0, 0, 1, 0x10, 0x20)),  # the marks of IPv6 hosts are not the sender's
             "code": dice.pick((RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2)),
         }
-        odd = set() if dice.happens(50) else {dice.below(count) for _ in range(dice.pick((1, 1, 2)))}
-        return b"".join(
-            self.odd_frame(style) if index in odd else self.plain_frame(style) for index in range(count)
-        )
 
     def plain_frame(self, style: dict[str, Any], **changes: Any) -> bytes:
         return encode_frame(self.plain(style, **changes))
@@ -99,7 +114,7 @@ class Sender:
             code, shape(**fields), body=b"x" * (1 + dice.below(200)) if body is None else body
         )
         command.language = int(LanguageCode.JAVA)
-        command.opaque = number
+        command.opaque = number * self.opaque_step
         return command
 
     def odd_frame(self, style: dict[str, Any]) -> bytes:
@@ -201,7 +216,7 @@ async def run(seed: int, *, takes_blocks: bool) -> tuple[dict[str, object], Coun
     side = Side(seed, takes_blocks=takes_blocks)
     await side.start()
     dice = Dice(seed + 1_000_000)
-    sender = Sender(dice)
+    sender = Sender(dice, opaque_step=-1 if seed % 2 else 1)
     rest = b""
     for index in range(40):
         if dice.happens(30):
@@ -247,3 +262,60 @@ async def test_blocks_are_taken() -> None:
     counts = [(await run(seed, takes_blocks=True))[1] for seed in range(30)]
     taken = sum(counts, Counter())
     assert min(taken[RequestCode.SEND_MESSAGE], taken[RequestCode.SEND_MESSAGE_V2]) > 32, counts
+
+
+def check_stored(side: Side, sent: Command, answer: Command) -> None:
+    """Checks that this send is stored, at the place that its answer names, and as its own request says."""
+    header = sent.decode(SendRequest if sent.code == RequestCode.SEND_MESSAGE else SendRequestV2)
+    assert answer.code == ResponseCode.SUCCESS, answer.remark
+    place = answer.decode(SendResponse)
+    assert place.queue_id == header.queue_id
+    log_offset = decode_message_id(place.message_id).log_offset
+    view = side.store.read_record(log_offset)
+    assert view is not None
+    record = decode_record(view, check_seal=True, log_offset=log_offset)
+    assert (record.body, record.topic, record.flag) == (sent.body, header.topic, header.flag)
+    assert (record.queue_id, record.queue_offset) == (header.queue_id, place.queue_offset)
+    assert record.born_at_ms == header.born_at_ms
+    assert record.unique_key == place.transaction_id
+    assert record.raw_properties.startswith(header.properties.encode("utf-8"))
+    queue = side.store.queues.table[header.topic, header.queue_id]
+    entry = queue.entry(place.queue_offset)
+    assert entry is not None
+    assert entry[:2] == (log_offset, record.size)
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("seed", SEEDS)
+async def test_a_changed_header_changes_nothing_for_the_other_sends_of_its_block(seed: int) -> None:
+    """Each of the others is stored once, as its own request says, and answered with its own place."""
+    dice = Dice(seed + 2_000_000)
+    side = Side(seed, takes_blocks=True)
+    await side.start()
+    sender = Sender(dice, opaque_step=-1 if seed % 2 else 1)
+    style = {**sender.style(), "topic": dice.pick(TOPICS[:2])}
+    sends = [sender.plain(style) for _ in range(dice.pick((4, 8, 24)))]
+    frames = [encode_frame(send) for send in sends]
+    changed = dice.below(len(sends))
+    if dice.happens(40):
+        old, new = dice.pick(_CHANGES)
+        frames[changed] = with_header(frames[changed], lambda header: header.replace(old, new, 1))
+    elif dice.happens(60):
+        frames[changed] = with_header(frames[changed], lambda header: flip(header, dice))
+    else:
+        frames[changed] = sender.odd_frame(style)
+    is_readable = are_all_readable(frames)
+    await side.receive(b"".join(frames))
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(1)
+    found = FrameDecoder().feed(bytes(side.transport.written))
+    if not is_readable:
+        assert (found, side.store.appended.value) == ([], 0)
+        return
+    answers = {answer.opaque: answer for answer in found}
+    del sends[changed]
+    for send in sends:
+        check_stored(side, send, answers[send.opaque])
+    places = [answers[send.opaque].decode(SendResponse).message_id for send in sends]
+    assert len(set(places)) == len(sends)
+    await side.end()

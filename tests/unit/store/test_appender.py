@@ -272,6 +272,24 @@ async def test_store_times_never_fall_when_the_clock_does() -> None:
     await store.close()
 
 
+async def test_a_message_is_not_stored_earlier_than_the_block_before_it() -> None:
+    rig = Rig()
+    store = await rig.open()
+    rig.put(store, record(b"a"))
+    await rig.clock.pass_time(1)
+    block = make_batch([record(b"b"), record(b"c", queue_id=1)])
+    assert block is not None
+    placed = store.appender.append_block(block, lambda _: None)
+    assert placed is not None
+    rig.clock.skew_ms -= 60_000
+    behind = store.appender.append([record(b"d")], lambda _: None)
+    rig.clock.run_soon()
+    times = [stored(store, offset).stored_at_ms for offset in (0, *placed.log_offsets)]
+    assert times == [times[0], times[0] + 1000, times[0] + 1000]
+    assert behind.stored_at_ms == times[-1]
+    await store.close()
+
+
 async def test_a_delayed_message_has_its_due_time_in_the_queue_entry() -> None:
     """spec store 5: level 2 of the configured levels, and of the built-in ones."""
     for levels in ((1000, 7000), (1000, 5000)):

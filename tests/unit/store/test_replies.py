@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from store_rig import ROOT, Rig, bodies, record
 
+from sim.workload import make_batch
 from tandemmq.errors import Busy, FlushFailed, ServiceNotAvailable
 from tandemmq.store import BrokerRole, FlushMode, MessageStore, PutStatus
 from tandemmq.store.replies import count_sends
@@ -141,6 +142,25 @@ async def test_sync_master_waits_for_a_slave_and_shows_the_message_before() -> N
     store.replies.acks.report(SLAVE, store.appended.value - 1)
     assert statuses == []
     store.replies.acks.report(SLAVE, store.appended.value)
+    assert statuses == [OK]
+    await store.close()
+
+
+async def test_a_block_is_confirmed_by_a_copy_of_all_its_messages() -> None:
+    rig = Rig(role=BrokerRole.SYNC_MASTER, in_sync_replicas=2)
+    store = await rig.open()
+    rig.put(store, record(b"begins the file"))
+    statuses: list[PutStatus] = []
+    block = make_batch([record(b"a"), record(b"b", queue_id=1), record(b"c")])
+    assert block is not None
+    placed = store.appender.append_block(block, statuses.append)
+    assert placed is not None
+    rig.clock.run_soon()
+    for log_offset, size in zip(placed.log_offsets, placed.sizes, strict=True):
+        assert statuses == []
+        store.replies.acks.report(SLAVE, log_offset + size - 1)
+        assert statuses == []
+        store.replies.acks.report(SLAVE, log_offset + size)
     assert statuses == [OK]
     await store.close()
 
