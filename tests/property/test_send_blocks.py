@@ -143,7 +143,8 @@ class Sender:
         if kind == 3:
             twice = f"UNIQ_KEY\x01a{self.number}\x02TAGS\x01a\x02TAGS\x01b\x02UNIQ_KEY\x01b\x02\x02x"
             texts = ("", "TAGS\x01a\x02", "\x02\x02", "UNIQ_KEY\x01", "UNIQ_KEY\x01k\x02UNIQ_KEY\x01\x02")
-            return self.plain_frame(style, properties=dice.pick((*texts, twice, None)))
+            two = f"UNIQ_KEY\x01a{self.number}\x02note\x01x\nUNIQ_KEY\x01b{self.number}\x02"  # on two lines
+            return self.plain_frame(style, properties=dice.pick((*texts, twice, two, None)))
         if kind == 4:
             frame = bytearray(self.plain_frame(style))
             frame[4] = SERIALIZE_ROCKETMQ  # its header is JSON
@@ -264,9 +265,50 @@ async def test_blocks_are_taken() -> None:
     assert min(taken[RequestCode.SEND_MESSAGE], taken[RequestCode.SEND_MESSAGE_V2]) > 32, counts
 
 
+BATCH_BODY = encode_batch([(0, b"one", b"UNIQ_KEY\x01b1\x02"), (1, b"two", b"TAGS\x01a\x02")])
+TWO_LINES = "UNIQ_KEY\x01a\x02note\x01x\nUNIQ_KEY\x01b\x02"
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("code", [RequestCode.SEND_MESSAGE, RequestCode.SEND_MESSAGE_V2])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"is_batch": True, "body": BATCH_BODY},
+        {"properties": TWO_LINES},
+        {"properties": TWO_LINES.removesuffix("\x02")},
+        {"properties": ""},
+        {"body": b""},
+        {"retry_count": 1},
+        {"queue_id": -1},
+        {"queue_id": QUEUES},
+        {"sys_flag": 0x10},
+        {"topic": "%RETRY%group"},
+    ],
+    ids=repr,
+)
+async def test_one_unusual_send_is_handled_in_a_block_as_alone(code: int, changes: dict[str, Any]) -> None:
+    """The seeds have few of each kind."""
+
+    async def end(*, takes_blocks: bool) -> dict[str, object]:
+        side = Side(1, takes_blocks=takes_blocks)
+        await side.start()
+        sender = Sender(Dice(1))
+        style = {**sender.style(), "topic": "T", "sys_flag": 0, "code": code}
+        pieces = [sender.plain_frame(style) for _ in range(8)]  # begins a file
+        await side.receive(b"".join(pieces))
+        pieces = [sender.plain_frame(style, **(changes if index == 3 else {})) for index in range(8)]
+        await side.receive(b"".join(pieces))
+        return await side.end()
+
+    together, alone = await end(takes_blocks=True), await end(takes_blocks=False)
+    assert together == alone
+
+
 def check_stored(side: Side, sent: Command, answer: Command) -> None:
     """Checks that this send is stored, at the place that its answer names, and as its own request says."""
-    header = sent.decode(SendRequest if sent.code == RequestCode.SEND_MESSAGE else SendRequestV2)
+    header = sent.header
+    assert isinstance(header, SendRequest | SendRequestV2)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
     place = answer.decode(SendResponse)
     assert place.queue_id == header.queue_id
@@ -278,7 +320,7 @@ def check_stored(side: Side, sent: Command, answer: Command) -> None:
     assert (record.queue_id, record.queue_offset) == (header.queue_id, place.queue_offset)
     assert record.born_at_ms == header.born_at_ms
     assert record.unique_key == place.transaction_id
-    assert record.raw_properties.startswith(header.properties.encode("utf-8"))
+    assert record.raw_properties.startswith((header.properties or "").encode())
     queue = side.store.queues.table[header.topic, header.queue_id]
     entry = queue.entry(place.queue_offset)
     assert entry is not None
