@@ -359,19 +359,30 @@ async def test_a_block_does_what_its_acks_would_do_one_by_one(seed: int) -> None
         assert together[name] == value, name
 
 
-async def popped(*, takes_blocks: bool) -> tuple[PopSide, Consumer]:
-    """Returns a broker, and a consumer that holds 32 messages of one of its queues."""
+async def popped(*, takes_blocks: bool, groups: Sequence[str] = ("G",)) -> tuple[PopSide, Consumer]:
+    """Returns a broker, and a consumer that holds 32 messages of one of its queues in each group."""
     side = PopSide(seed=0, takes_blocks=takes_blocks)
     await side.start()
     consumer = Consumer(Dice(0))
-    pop = PopRequest(consumer_group="G", topic="T", queue_id=0, count_max=32, invisible_ms=60_000)
-    await side.receive(consumer.frame(RequestCode.POP_MESSAGE, pop))
-    consumer.pops[consumer.number] = pop
+    for group in groups:
+        pop = PopRequest(consumer_group=group, topic="T", queue_id=0, count_max=32, invisible_ms=60_000)
+        await side.receive(consumer.frame(RequestCode.POP_MESSAGE, pop))
+        consumer.pops[consumer.number] = pop
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
     consumer.learn(bytes(side.transport.written))
-    assert len(consumer.held) == 32
+    assert len(consumer.held) == 32 * len(groups)
     return side, consumer
+
+
+def open_messages(side: PopSide) -> set[tuple[str, int]]:
+    """Returns group and offset of each message that is held and not acknowledged."""
+    return {
+        (lease.key.group, offset)
+        for lease in side.parts.pop.leases.all()
+        for index, offset in enumerate(lease.offsets)
+        if lease.is_open(index)
+    }
 
 
 async def acknowledge(
@@ -429,6 +440,36 @@ async def test_each_change_of_all_headers_does_what_it_would_do_one_by_one(old: 
     await compare(edit=lambda header: header.replace(old, new, 1))
 
 
+async def test_acks_of_two_groups_with_one_handle_end_the_leases_of_both() -> None:
+    """Groups with one queue of the revive topic may get equal handles, if they pop in one millisecond."""
+    side, consumer = await popped(takes_blocks=True, groups=("G", "GG"))
+    assert len({held.ack.extra_info for held in consumer.held}) == 32
+    assert len(open_messages(side)) == 64
+    await side.receive(b"".join(consumer.ack_frame(held.ack) for held in consumer.held))
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(0.1)
+    assert side.blocks[RequestCode.ACK_MESSAGE] == 1
+    assert open_messages(side) == set()
+
+
+async def test_acks_that_cannot_be_stored_leave_those_that_are_stored() -> None:
+    side, consumer = await popped(takes_blocks=True)
+    frames = [consumer.ack_frame(held.ack) for held in consumer.held]
+    rest = {("G", held.ack.offset) for held in consumer.held[16:]}
+    await side.receive(b"".join(frames[:16]))
+    side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
+    await side.clock.pass_time(0.1)
+    assert open_messages(side) == rest
+    seen = len(side.transport.written)
+    side.fault.is_full = True
+    await side.receive(b"".join(frames[16:]))
+    await side.clock.pass_time(0.1)
+    answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
+    assert [answer.code for answer in answers] == [ResponseCode.SYSTEM_ERROR] * 16
+    assert side.blocks[RequestCode.ACK_MESSAGE] == 2
+    assert open_messages(side) == rest
+
+
 async def test_a_handle_whose_own_offset_is_no_number_is_refused_in_a_block_too() -> None:
     codes = {ResponseCode.INVALID_PARAMETER: 1, ResponseCode.SUCCESS: 31}
     assert await compare(edit=lambda header: header.replace(b' b 0 31"', b' b 0 +31"')) == (codes, 0)
@@ -447,11 +488,11 @@ async def test_a_broker_whose_pops_have_stopped_takes_no_block() -> None:
 
 
 @pytest.mark.parametrize("is_reversed", [False, True])
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", [0, 10])
 async def test_an_ack_of_a_message_that_retention_deleted_is_refused_in_a_block_too(
     monkeypatch: pytest.MonkeyPatch, first: int, *, is_reversed: bool
 ) -> None:
-    """Those of the deleted messages come first, last, or behind `first` others."""
+    """The acks of the deleted messages come first, last, or between others."""
 
     def delete(side: PopSide) -> None:
         monkeypatch.setattr(side.store, "queue_min", lambda topic, queue_id: 3 if topic == "T" else 0)
@@ -459,7 +500,7 @@ async def test_an_ack_of_a_message_that_retention_deleted_is_refused_in_a_block_
     def arrange(frames: list[bytes]) -> None:
         if is_reversed:
             frames.reverse()
-        frames[0], frames[-first] = frames[-first], frames[0]
+        frames[:] = frames[first:] + frames[:first]
 
     codes = {ResponseCode.NO_MESSAGE: 3, ResponseCode.SUCCESS: 29}
     assert await compare(delete, arrange=arrange) == (codes, 0)
@@ -483,21 +524,15 @@ async def test_a_changed_header_costs_no_other_ack_of_its_block(seed: int) -> No
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
     answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
-    open_offsets = {
-        offset
-        for lease in side.parts.pop.leases.all()
-        for index, offset in enumerate(lease.offsets)
-        if lease.is_open(index)
-    }
-    offsets = {held.ack.offset for held in consumer.held}
+    left = open_messages(side)
     if not is_readable:
-        assert (answers, open_offsets) == ([], offsets)
+        assert (answers, left) == ([], {("G", held.ack.offset) for held in consumer.held})
         return
     own = consumer.number - len(frames) + 1 + changed
     others = Counter({opaque: 1 for opaque in range(own - changed, consumer.number + 1) if opaque != own})
     assert others <= Counter(answer.opaque for answer in answers if answer.code == ResponseCode.SUCCESS)
     assert len(answers) <= len(frames)
-    assert open_offsets <= {consumer.held[changed].ack.offset}
+    assert left <= {("G", consumer.held[changed].ack.offset)}
 
 
 async def test_blocks_are_taken() -> None:

@@ -68,6 +68,7 @@ def test_a_bug_is_planted_into_a_copy(tmp_path: Path) -> None:
     ]
     assert changed == [copy / plant.path]
     assert plant.bug in changed[0].read_text(encoding="utf-8")
+    assert all((tmp_path / name).is_dir() for name in ("tests", "tools", "docs", "packaging"))
 
 
 def test_a_seed_hangs_by_its_processor_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,7 +128,8 @@ def hunt(proof: str, first_seed: int, seeds: int) -> int | None:
 
 
 def plant_into(directory: Path, plant: Plant) -> Path:
-    """Copies the sources and the tests below `directory`, with the bug, and returns `directory`.
+    """Copies the sources below `directory`, with the bug, beside the rest of the checkout; returns
+    `directory`.
 
     Raises:  ValueError if the catalogue is out of date: the original text must occur in the file exactly
              once.
@@ -140,8 +141,9 @@ def plant_into(directory: Path, plant: Plant) -> Path:
     if text.count(plant.sound) != 1:
         raise ValueError(f"{plant.name}: {plant.path} has its line {text.count(plant.sound)} times, not once")
     path.write_text(text.replace(plant.sound, plant.bug), encoding="utf-8")
-    for name in ("tests", "tools", "pyproject.toml"):
-        (directory / name).symlink_to(CHECKOUT / name)
+    for entry in CHECKOUT.iterdir():  # tests also read pages and packaging; without these they would fail
+        if entry.name != "src" and not entry.name.startswith("."):
+            (directory / entry.name).symlink_to(entry)
     return directory
 
 

@@ -75,6 +75,10 @@ def test_a_folder_of_that_name_is_refused(installed: ModuleType) -> None:
 
 
 def test_the_environment_keeps_it_out(installed: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that an earlier call loaded is out, too."""
+    monkeypatch.setenv(SWITCH, "on")
+    load_speedups()
+    assert speedups.kernel is installed
     monkeypatch.setenv(SWITCH, "off")
     load_speedups()
     assert speedups.kernel is None
