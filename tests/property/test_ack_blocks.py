@@ -445,9 +445,12 @@ async def test_acks_of_two_groups_with_one_handle_end_the_leases_of_both() -> No
     side, consumer = await popped(takes_blocks=True, groups=("G", "GG"))
     assert len({held.ack.extra_info for held in consumer.held}) == 32
     assert len(open_messages(side)) == 64
+    seen = len(side.transport.written)
     await side.receive(b"".join(consumer.ack_frame(held.ack) for held in consumer.held))
     side.store.replies.acks.report(ReplicaId("slave"), side.store.appended.value)
     await side.clock.pass_time(0.1)
+    answers = FrameDecoder().feed(bytes(side.transport.written[seen:]))
+    assert [answer.code for answer in answers] == [ResponseCode.SUCCESS] * 64
     assert side.blocks[RequestCode.ACK_MESSAGE] == 1
     assert open_messages(side) == set()
 
