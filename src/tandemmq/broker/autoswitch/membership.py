@@ -33,6 +33,8 @@ from tandemmq.telemetry import events
 log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
+FIRST_RETRY_S: Final = 0.05
+"""The pause after the first refusal of an id. In a cluster that starts, the controllers soon have a leader."""
 PROPOSAL_PAUSE_S: Final = 0.2
 REFUSALS_LOGGED_MAX: Final = 16
 
@@ -137,6 +139,7 @@ class GroupMembership:
 
     async def obtain_id(self, files: IdentityFiles) -> int:
         """Returns the id of this broker; a broker without an id waits for the controllers."""
+        pause_s = FIRST_RETRY_S
         while True:
             try:
                 return await obtain_id(
@@ -144,7 +147,8 @@ class GroupMembership:
                 )
             except (ClientError, RequestRejected) as error:
                 self.log_refusal("id", error)
-                await self._clock.sleep(RETRY_S)
+                await self._clock.sleep(pause_s)
+                pause_s = min(2 * pause_s, RETRY_S)
 
     def start(self) -> None:
         self._started_s = self._clock.monotonic()
