@@ -8,10 +8,13 @@ from dataclasses import dataclass
 
 from tandemmq.api import nameserver
 from tandemmq.client import Message
+from tandemmq.errors import TopicNotFound
 from tandemmq.manage.tools import Target, Tools, open_tools
 from tandemmq.protocol.bodies.register import RegisterBrokerBody
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
+from tandemmq.protocol.topic_names import retry_topic
 from tandemmq.testing import Cluster
+from waits import until
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +28,7 @@ class ManagedCluster:
         async with self.cluster.producer() as producer:
             for number in range(count):
                 await producer.send(Message(topic=topic, body=b"%d" % number))
+        await self.wait_for_route(topic)
 
     async def consume(self, topic: str, group: str, count: int) -> None:
         """Consumes and commits `count` messages of the topic."""
@@ -36,6 +40,14 @@ class ManagedCluster:
                 if taken == count:
                     break
             await consumer.commit()
+        await self.wait_for_route(retry_topic(group))  # by which tools find the group
+
+    async def wait_for_route(self, topic: str) -> None:
+        """Waits until the name server knows the topic: a broker answers the send, or the heartbeat, that
+        creates a topic before it has registered the topic.
+        """
+        ask = self.tools.cluster_admin.topic_route
+        await until(lambda: ask(topic), f"{topic} has a route", not_yet=(TopicNotFound,))
 
     async def register(self, target: Target, *topics: str) -> None:
         """Registers a broker that does not run."""

@@ -23,6 +23,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
+from tandemmq.errors import TopicNotFound
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.requests.send import SendRequestV2
@@ -121,6 +122,13 @@ class Rig:
             for topic in topics:
                 ask = partial(broker_admin.query_topic_config, admin._remoting, address, topic)
                 await until(ask, f"the slave knows {topic}")
+
+    async def wait_for_route(self, topic: str) -> None:
+        """Waits until the name server knows the topic: a broker answers the send, or the heartbeat, that
+        creates a topic before it has registered the topic.
+        """
+        async with Admin(self.namesrv) as admin:
+            await until(lambda: admin.topic_route(topic), f"{topic} has a route", not_yet=(TopicNotFound,))
 
     async def send_raw(self, topic: str, body: bytes, *, sys_flag: int, queue_id: int = 0) -> None:
         """Sends a message with any sysFlag, as a client may, whatever the body is."""

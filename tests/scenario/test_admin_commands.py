@@ -31,7 +31,7 @@ from tandemmq.client import (
     StartFrom,
 )
 from tandemmq.manage.tools import open_tools
-from tandemmq.protocol.topic_names import TRACE_TOPIC
+from tandemmq.protocol.topic_names import TRACE_TOPIC, retry_topic
 from tandemmq.remoting.options import render_address
 from tandemmq.store import MessageStore
 from waits import PATIENCE_S, until
@@ -59,6 +59,7 @@ async def send(rig: Rig, topic: str, count: int, **fields: Any) -> str:
     async with Producer("P", rig.namesrv) as producer:
         for number in range(count):
             result = await producer.send(Message(topic, b"m%d" % number, **fields))
+    await rig.wait_for_route(topic)
     return result.message_id
 
 
@@ -254,6 +255,7 @@ async def test_progress_is_shown_and_reset(rig: Rig) -> None:
     reset = await rows(rig, "resetOffsetByTime", "-g", "G", "-t", "T", "-s", "0")
     assert [row["offset"] for row in reset["queues"]] == [0]
     assert await lag() == 10
+    await rig.wait_for_route(retry_topic("G"))  # by which a group is found
     summary = (await rows(rig, "consumerProgress"))["groups"]
     assert {"group": "G", "members": 0, "lag": 10} in summary
 
@@ -796,6 +798,7 @@ async def test_the_trace_of_a_message_is_shown(rig: Rig) -> None:
     async with consumer:
         await handled.wait()
         await until(lambda: sum(consumer.positions.values()) >= 1)
+    await rig.wait_for_route(TRACE_TOPIC)
     told = await rows(rig, "queryMsgTraceById", "-i", sent["unique_key"])
     [pub] = told["sends"]
     assert (pub["group"], pub["topic"], pub["kind"], pub["ok"]) == (
@@ -825,6 +828,7 @@ async def test_transactions_and_recalls_of_other_clients_are_in_a_trace(rig: Rig
     body = "".join("\x01".join(record) + "\x02" for record in records).encode()
     async with Producer("P", rig.namesrv) as producer:
         await producer.send(Message(TRACE_TOPIC, body, keys=["KEY", "K2"]))
+    await rig.wait_for_route(TRACE_TOPIC)
     told = await rows(rig, "queryMsgTraceById", "-i", "KEY")
     [ended] = told["transactions"]
     assert (ended["group"], ended["ended_at"], ended["state"], ended["checked"]) == (
@@ -924,6 +928,7 @@ async def test_groups_are_watched(rig: Rig) -> None:
     async with rig.consumer("G", "Orders", auto_ack=False) as member:
         member.ack(*(await take(member, 2)))
         await member.commit()
+        await rig.wait_for_route(retry_topic("G"))  # by which a group is found
         told = (await rows(rig, "startMonitoring", "-i", "0"))["groups"]
         [row] = [row for row in told if row["group"] == "G"]
         assert (row["members"], row["lag"], row["dead_letters"], row["problems"]) == (1, 3, 0, None)

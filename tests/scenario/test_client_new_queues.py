@@ -127,7 +127,8 @@ def pusher(rig: Rig, handle: Callable[[Any], Any]) -> PushConsumer:
 
 
 def popper(rig: Rig) -> PopConsumer:
-    consumer = PopConsumer("CG", rig.namesrv, options=PopOptions(client=FAST))
+    """Returns a consumer of another group, because the members of one group share the queues."""
+    consumer = PopConsumer("PG", rig.namesrv, options=PopOptions(client=FAST))
     consumer.subscribe("T")
     return consumer
 

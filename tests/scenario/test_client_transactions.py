@@ -210,6 +210,7 @@ async def test_sql_that_cannot_work_is_refused_before_it_is_used(tmp_path: Path)
             consumer.subscribe("Sql", "TagA", sql="price > 1")
         async with Producer("p", rig.namesrv, options=PRODUCING) as producer:
             await producer.send(Message(topic="Sql", body=b"x"))
+        await rig.wait_for_route("Sql")
         consumer.subscribe("Sql", sql="price > 1")
         with pytest.raises(RequestRejected, match="enablePropertyFilter"):
             await consumer.start()

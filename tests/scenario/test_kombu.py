@@ -319,9 +319,10 @@ def test_a_queue_is_purged_and_deleted(connect: Callable[..., Any]) -> None:
 def test_a_task_with_an_eta_waits_at_the_broker(connect: Callable[..., Any]) -> None:
     connection, queue = connect(), Queue("later")
     producer, found = Producer(connection.channel()), Found()
-    due = datetime.now(UTC) + timedelta(seconds=1.5)
+    queue(connection.channel()).declare()  # before the time counts
+    due = datetime.now(UTC) + timedelta(seconds=3)
     headers = {"eta": due.isoformat()}
-    producer.publish("later", exchange="", routing_key="later", headers=headers, declare=[queue])
+    producer.publish("later", exchange="", routing_key="later", headers=headers)
     producer.publish("now", exchange="", routing_key="later")
     arrived_at: list[datetime] = []
     with Consumer(connection.channel(), [queue], callbacks=[found]) as consumer:
