@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -169,7 +170,9 @@ async def test_producers_groups_and_settings_are_shown_and_changed(rig: Rig) -> 
     await send(rig, "Orders", 1)
     async with Producer("shop", rig.namesrv) as producer:
         await producer.send(Message("Orders", b"x"))
-        (one,) = (await rows(rig, "producerConnection", "-g", "shop", "-t", "Orders"))["producers"]
+        shown = partial(rows, rig, "producerConnection", "-g", "shop", "-t", "Orders")
+        await until(shown, not_yet=(AssertionError,))  # after its heartbeat, which follows the first send
+        (one,) = (await shown())["producers"]
         assert (one["language"], one["broker"]) == ("PYTHON", render_address(broker.address))
     assert (await rows(rig, "producerConnection", "-g", "nobody", exit_code=1))["producers"] == []
     await rows(rig, "updateSubGroup", "-c", "DefaultCluster", "-g", "billing", "-r", "3")
@@ -707,8 +710,9 @@ async def test_producers_and_progress_of_all_groups_at_a_broker(rig: Rig) -> Non
     async with Producer("P", rig.namesrv) as producer:
         for _ in range(4):
             await producer.send(Message("Orders", b"m"))
-        groups = {row["group"] for row in (await rows(rig, "producer", *place))["producers"]}
-        assert "P" in groups
+        shown = partial(rows, rig, "producer", *place)
+        await until(shown, not_yet=(AssertionError,))  # after its heartbeat, which follows the first send
+        assert "P" in {row["group"] for row in (await shown())["producers"]}
     async with rig.consumer("g", "Orders") as reader:
         reader.ack(*await take(reader, 4))
         await reader.commit()

@@ -23,6 +23,7 @@ from tandemmq.manage.progress import GroupLag, find_behind_s, read_lags, read_re
 from tandemmq.manage.resets import NewPosition, QueueMove, clone_offsets, preview_reset, reset_group
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.topic_names import retry_topic
 from waits import until
 
 NOW_MS = 1_900_000_000_000
@@ -124,6 +125,9 @@ async def test_retries_are_no_lag_of_the_cluster(managed: ManagedCluster) -> Non
     options = ConsumerOptions(start_from=StartFrom.FIRST, auto_ack=False)
     async with managed.cluster.consumer("Orders", "billing", options=options) as consumer:
         [message] = await consumer.poll(count_max=1, timeout_s=20)
+        # A broker tells the progress of a group only in topics with an offset of the group.
+        retries = retry_topic("billing")
+        await until(lambda: any(queue.topic == retries for queue in consumer.assigned))
         await consumer.retry_later(message, delay_level=1)
         await consumer.commit()
     masters = await answering_masters(managed.tools)

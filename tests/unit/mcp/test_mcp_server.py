@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,13 @@ from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.server.mcpserver.exceptions import ToolError
 
 from tandemmq.client import Admin, ConsumerOptions, StartFrom
-from tandemmq.errors import ClientError, RequestTimeout
+from tandemmq.errors import ClientError, RequestTimeout, TopicNotFound
 from tandemmq.mcp.answers import BODY_CHARS_MAX, UNTRUSTED
 from tandemmq.mcp.reads import _message
 from tandemmq.mcp.server import ANSWER_BYTES_MAX, _bounded
 from tandemmq.protocol.message import Message
 from tandemmq.protocol.record import Record
+from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.testing import Cluster
 from unit.mcp.mcp_client import ask, connect
 from waits import until
@@ -63,6 +65,9 @@ async def cluster() -> AsyncIterator[Cluster]:
             [message] = await consumer.poll(count_max=1, timeout_s=20)
             await consumer.retry_later(message, delay_level=-1)
             await consumer.commit()
+        async with Admin(running.name_servers) as admin:  # a topic made by use is registered a little later
+            ask_route = partial(admin.topic_route, dlq_topic("billing"))
+            await until(ask_route, not_yet=(TopicNotFound,))
         yield running
 
 
