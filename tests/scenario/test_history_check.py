@@ -180,7 +180,7 @@ async def test_a_history_that_was_confirmed_nowhere_is_cut_at_the_last_equal_rec
     cut = int(copy.name.split("-")[1])
     # Without ids only bytes tell the terms apart: records that both stored in one millisecond are equal.
     assert cut == shared if any(ids) else cut >= shared
-    await until(lambda: one.proposals[-1] == {1, 2})
+    await until(lambda: one.proposals[-1:] == [{1, 2}])
 
 
 @pytest.mark.parametrize("window_bytes", [history_check.WINDOW_BYTES, 100])
