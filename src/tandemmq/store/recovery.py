@@ -14,12 +14,15 @@ Source:     spec store 12.
 
 from __future__ import annotations
 
+import errno
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from itertools import pairwise
+
+import msgspec
 
 from tandemmq.errors import Corrupt, DiskFull, LogMissing
 from tandemmq.protocol.record import RecordOutcome, check_record
@@ -161,11 +164,14 @@ class Recovery:
         Raises:  LogMissing with nothing changed, Corrupt with no byte of the log changed; OSError when the
                  disk fails.
         """
-        core, times = self._core, self._core.checkpoint.times
+        core = self._core
         core.queues.drop_deleted()
         case = self._case(has_abort=has_abort)
         if case is RecoveryCase.LOG_MISSING:
             raise LogMissing(core.log.log.directory, core.queues.directory)
+        if case.scan_from is ScanFrom.BEGINNING:
+            self._distrust_all_entries()
+        times = core.checkpoint.times
         limits = TrustLimits(
             safe_ms=times.safe_ms, unverified_ms=times.log_stored_at_ms - SAFETY_MS, same_boot=same_boot
         )
@@ -207,6 +213,15 @@ class Recovery:
         )
         assert has_log == (case.scan_from is not ScanFrom.NOWHERE), case
         return case
+
+    def _distrust_all_entries(self) -> None:
+        """Records that no queue entry is known to be on disk, which must precede a rebuild of the queues. If a
+        rebuild is interrupted, the next start would take entries up to the checkpoint's time for safe.
+        """
+        checkpoint = self._core.checkpoint
+        checkpoint.replace(msgspec.structs.replace(checkpoint.times, queues_stored_at_ms=0))
+        if not checkpoint.write():
+            raise OSError(errno.ENOSPC, "the queues are rebuilt, for which the checkpoint must be written")
 
     async def _scan(self, case: RecoveryCase, scan: RecoveryScan, dispatched_end: int) -> int:
         """Dispatches the records of the log that the tables may lack, and ends the log after the last valid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import struct
 from pathlib import Path
 
@@ -9,11 +10,12 @@ import pytest
 from store_rig import ROOT, Rig, bodies, record
 
 from sim.memory import MemoryDisk
-from tandemmq.errors import MessageIllegal
+from tandemmq.errors import MessageIllegal, StoreError
 from tandemmq.store import FlushMode, MessageStore
 from tandemmq.store.consume_queue import FILLER, UNIT, ConsumeQueue
 from tandemmq.store.key_index import KeyIndex
 from tandemmq.store.segmented_log import OpenFiles
+from tandemmq.store.table_flusher import TableFlusher
 
 LOG = ROOT / "commitlog" / ("0" * 20)
 QUEUE = ROOT / "consumequeue" / "T" / "0"
@@ -244,3 +246,34 @@ async def test_a_record_that_lost_a_sector_of_its_properties_ends_the_log() -> N
     store = await rig.open()
     assert bodies(store) == [b"0"]
     await store.close()
+
+
+@pytest.mark.parametrize("is_all", [True, False])
+async def test_a_rebuild_of_the_queues_that_a_power_cut_ends_begins_again(
+    is_all: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The checkpoint says that the old entries are on disk, which is no longer true."""
+    rig = Rig(commit_log_file_bytes=1024)
+    store = await rig.open()
+    for begin in (0, 20):
+        rig.put(
+            store, *(record(b"%03d" % number, queue_id=number % 2) for number in range(begin, begin + 20))
+        )
+        await rig.clock.pass_time(60)
+    await store.close()
+    for queue in rig.disk.list(QUEUE.parent)[: 2 if is_all else 1]:
+        for name in rig.disk.list(QUEUE.parent / queue):
+            rig.disk.remove(QUEUE.parent / queue / name)
+
+    async def fail(self: TableFlusher, tables_end: int) -> None:
+        raise OSError(errno.EIO, "the power is about to fail")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableFlusher, "begin", fail)
+        with pytest.raises(StoreError, match="about to fail"):
+            await rig.open()
+    rig.power_cut()
+    again = await rig.open()
+    for queue_id in (0, 1):
+        assert bodies(again, queue_id=queue_id) == [b"%03d" % number for number in range(queue_id, 40, 2)]
+    await again.close()
