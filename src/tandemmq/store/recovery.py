@@ -215,8 +215,8 @@ class Recovery:
         return case
 
     def _distrust_all_entries(self) -> None:
-        """Records that no queue entry is known to be on disk, which must precede a rebuild of the queues. If a
-        rebuild is interrupted, the next start would take entries up to the checkpoint's time for safe.
+        """Records that no queue entry is known to be on disk. This must precede a rebuild of the queues:
+        after an interrupted one, the next start would take entries up to the checkpoint's time for safe.
         """
         checkpoint = self._core.checkpoint
         checkpoint.replace(msgspec.structs.replace(checkpoint.times, queues_stored_at_ms=0))

@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.05
-"""The pause after the first refusal of an id: in a cluster that starts, the controllers have a leader soon."""
+"""The pause after the first refusal of an id. A cluster that starts soon has a leader of its controllers."""
 PROPOSAL_PAUSE_S: Final = 0.2
 REFUSALS_LOGGED_MAX: Final = 16
 
