@@ -150,8 +150,8 @@ speedups: SEEDS ?= 400
 speedups: kernel ## Build the optional kernel in build/speedups, test it against its twins, again with sanitizers (SEEDS=n; needs gcc)
 	@rm -rf build/speedups-checked && mkdir -p build/speedups-checked
 	@gcc -std=c11 -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -shared -fPIC -DSPEEDUPS_VERSION='"checked"' -I"$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("include"))')" -o build/speedups-checked/tandemmq_speedups.so packaging/speedups/tandemmq_speedups.c
-	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=$(KERNEL) $(PY) -m pytest -n 0 tests/property/test_speedups_twins.py tests/property/test_send_blocks.py tests/unit/runtime/test_speedups.py $(ARGS)
-	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups-checked PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" $(PY) -m pytest -n 0 -k "not memory" tests/property/test_speedups_twins.py $(ARGS)
+	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=$(KERNEL) $(PY) -m pytest -n 0 tests/property/test_speedups_twins.py tests/property/test_send_blocks.py tests/property/test_slave_runs.py tests/unit/runtime/test_speedups.py $(ARGS)
+	@TANDEMMQ_TWIN_SEEDS=$(SEEDS) PYTHONPATH=build/speedups-checked PYTHONMALLOC=malloc ASAN_OPTIONS=detect_leaks=0 LD_PRELOAD="$$(gcc -print-file-name=libasan.so) $$(gcc -print-file-name=libstdc++.so)" $(PY) -m pytest -n 0 -k "not memory" tests/property/test_speedups_twins.py tests/property/test_slave_runs.py $(ARGS)
 	@echo "SPEEDUPS OK"
 
 costs: setup-dev ## Count the steps a broker takes per message, beside what it took before (seconds, on any machine; ARGS="--where pull")

@@ -1,4 +1,4 @@
-/* The inner part of a block of sends, and the splitting of frames, in C.
+/* The inner part of a block of sends, the splitting of frames, and the reading of a slave's records, in C.
  *
  * Each function has a twin in the package tandemmq, which is its definition. A function returns what the twin returns,
  * or None for input that it does not handle: then the caller runs the twin. It handles plain input only. JSON is
@@ -14,10 +14,12 @@
 #include <stdint.h>
 #include <string.h>
 
-#define INTERFACE 1                  /* as in protocol/speedups.py: rises when a signature or its meaning changes */
+#define INTERFACE 2                  /* as in protocol/speedups.py: rises when a signature or its meaning changes */
 #define COUNT_MAX (1 << 20)          /* of items in one call */
 #define TOTAL_MAX ((int64_t)1 << 30) /* of bytes in one call */
 #define RECORD_HEAD_BYTES 48         /* up to the born host */
+#define RECORD_BYTES_MIN 91
+#define RUN_COUNT_MAX 256            /* of records in one call of read_records */
 #define ENTRY_BYTES 20
 #define QUEUES_MAX 64
 #define KEY_BYTES_MAX 65535
@@ -41,6 +43,8 @@ static uint32_t read_u32(const char *at)
     const unsigned char *byte = (const unsigned char *)at;
     return (uint32_t)byte[0] << 24 | (uint32_t)byte[1] << 16 | (uint32_t)byte[2] << 8 | byte[3];
 }
+
+static uint64_t read_u64(const char *at) { return (uint64_t)read_u32(at) << 32 | read_u32(at + 4); }
 
 static char *put_u32(char *to, uint32_t value)
 {
@@ -140,12 +144,17 @@ static PyObject *split_frames(PyObject *module, PyObject *args)
 
 /* The headers of sends. */
 
+/* The values that tables need of the properties of a message. */
+typedef struct {
+    Span unique_key, keys;
+    int32_t tag_hash;
+} Pairs;
+
 typedef struct {
     int64_t opaque, queue_id, flag, born_at_ms, sys_flag;
     Span topic;
     Span properties; /* in the arena, closed */
-    Span unique_key, keys;
-    int32_t tag_hash;
+    Pairs pairs;
     int was_closed;
 } Send;
 
@@ -257,30 +266,39 @@ static int32_t java_hash(Span text)
     return (int32_t)sum;
 }
 
-/* Finds the unique key, the tags and the keys. Every pair must have a name and a value, these names only once. */
-static int read_pairs(Send *send)
+static int is_ascii(Span text)
+{
+    unsigned char bits = 0;
+    for (const char *at = text.at; at < text.end; at++)
+        bits |= (unsigned char)*at;
+    return bits < 0x80;
+}
+
+/* Finds the unique key, the tags and the keys. Every pair must have a name and a value; these names are there once at
+ * most and have values in ASCII. A message with several queue offsets is left to the twin. */
+static int read_pairs(Span text, Pairs *pairs)
 {
     Span none = {NULL, NULL}, tags = none;
-    send->unique_key = send->keys = none;
-    for (const char *at = send->properties.at; at < send->properties.end;) {
-        const char *end = memchr(at, 2, (size_t)(send->properties.end - at));
-        const char *mark = end ? memchr(at, 1, (size_t)(end - at)) : NULL;
+    pairs->unique_key = pairs->keys = none;
+    for (const char *at = text.at; at < text.end;) {
+        const char *end = memchr(at, 2, (size_t)(text.end - at));
+        end = end ? end : text.end;
+        const char *mark = memchr(at, 1, (size_t)(end - at));
         if (!mark || mark == at || mark + 1 == end || memchr(mark + 1, 1, (size_t)(end - mark - 1)))
             return 0;
         Span name = {at, mark}, value = {mark + 1, end};
-        Span *found = equals(name, "UNIQ_KEY") ? &send->unique_key
+        Span *found = equals(name, "UNIQ_KEY") ? &pairs->unique_key
                       : equals(name, "TAGS")   ? &tags
-                      : equals(name, "KEYS")   ? &send->keys
+                      : equals(name, "KEYS")   ? &pairs->keys
                                                : NULL;
-        if (found) {
-            if (found->at)
-                return 0;
+        if (found ? found->at || !is_ascii(value) : mark - at > 6 && memcmp(at, "INNER_", 6) == 0)
+            return 0;
+        if (found)
             *found = value;
-        }
         at = end + 1;
     }
-    send->tag_hash = java_hash(tags);
-    return send->unique_key.at != NULL;
+    pairs->tag_hash = java_hash(tags);
+    return 1;
 }
 
 static int find_field(Span name, int is_v2)
@@ -316,7 +334,7 @@ static int take_field(Span *from, int field, Send *send, char **arena)
     case FLAG:
         return take_quoted_number(from, INT32_MIN, INT32_MAX, &send->flag);
     case PROPERTIES:
-        return take_properties(from, send, arena) && read_pairs(send);
+        return take_properties(from, send, arena) && read_pairs(send->properties, &send->pairs) && send->pairs.unique_key.at;
     case RETRIES:
         return take_quoted_number(from, 0, 0, &number);
     case UNIT:
@@ -427,8 +445,8 @@ static PyObject *make_columns(PyObject **frames, Py_ssize_t count, const Send *s
             PyLong_FromLongLong(send->opaque),  PyLong_FromLongLong(send->queue_id),
             PyLong_FromLongLong(send->born_at_ms), PyLong_FromLongLong(send->flag),
             Py_NewRef(PyTuple_GET_ITEM(frames[index], 1)), joined(send->properties, added),
-            new_text(send->unique_key),         PyLong_FromLong(send->tag_hash),
-            new_text(send->keys),
+            new_text(send->pairs.unique_key),   PyLong_FromLong(send->pairs.tag_hash),
+            new_text(send->pairs.keys),
         };
         for (int column = 0; column < COLUMN_COUNT; column++) {
             is_whole &= values[column] != NULL;
@@ -772,12 +790,95 @@ static PyObject *pack_entries(PyObject *module, PyObject *args)
     return packed;
 }
 
+/* The records of a slave. */
+
+enum { RUN_SIZE, RUN_OFFSET, RUN_QUEUE, RUN_QUEUE_OFFSET, RUN_TAG, RUN_TIME, RUN_BODY, RUN_BODY_END, RUN_SUM, RUN_NUMBERS };
+enum { RUN_UNIQUE_KEYS = RUN_NUMBERS, RUN_KEYS, RUN_TOPIC, RUN_COLUMNS };
+
+typedef struct {
+    int64_t numbers[RUN_NUMBERS];
+    Span topic;
+    Pairs pairs;
+} Record;
+
+/* Reads the record at `position`; returns 0 if it is not a plain one of that log offset that ends at `end` or before. */
+static int read_record(const char *bytes, Py_ssize_t position, Py_ssize_t end, int64_t log_offset, Record *record)
+{
+    const uint32_t magic = 0xDAA320A7, unusual = 0x4 | 0x30; /* a transaction not committed, addresses of IPv6 */
+    const char *at = bytes + position;
+    if (end - position < RECORD_BYTES_MIN)
+        return 0;
+    int64_t size = (int32_t)read_u32(at), body = position + 88, body_size = (int32_t)read_u32(at + 84);
+    int64_t rest = size - RECORD_BYTES_MIN - body_size; /* for topic and properties */
+    if (size > end - position || read_u32(at + 4) != magic || read_u32(at + 36) & unusual ||
+        read_u64(at + 28) != (uint64_t)log_offset || body_size < 1 || rest < 1)
+        return 0;
+    const char *topic_at = bytes + body + body_size + 1;
+    int64_t topic_size = (unsigned char)topic_at[-1], pairs_size = rest - topic_size;
+    if (topic_size < 1 || topic_size > INT8_MAX || pairs_size < 0 || pairs_size > INT16_MAX)
+        return 0;
+    const char *pairs_at = topic_at + topic_size + 2;
+    Span topic = {topic_at, topic_at + topic_size};
+    Pairs pairs;
+    if (((unsigned char)pairs_at[-2] << 8 | (unsigned char)pairs_at[-1]) != pairs_size || !is_ascii(topic) ||
+        !read_pairs((Span){pairs_at, pairs_at + pairs_size}, &pairs))
+        return 0;
+    *record = (Record){{size, log_offset, (int32_t)read_u32(at + 12), (int64_t)read_u64(at + 20), pairs.tag_hash,
+                        (int64_t)read_u64(at + 56), body, body + body_size, (int32_t)read_u32(at + 8)}, topic, pairs};
+    return 1;
+}
+
+static PyObject *make_run(const Record *records, Py_ssize_t count)
+{
+    PyObject *run = PyTuple_New(RUN_COLUMNS);
+    for (int column = 0; column < RUN_COLUMNS && run; column++) {
+        PyObject *values = column == RUN_TOPIC ? new_text(records->topic) : PyList_New(count);
+        int is_whole = values != NULL;
+        PyTuple_SET_ITEM(run, column, values);
+        for (Py_ssize_t index = 0; index < count && column != RUN_TOPIC && is_whole; index++) {
+            const Pairs *pairs = &records[index].pairs;
+            PyObject *value = column < RUN_NUMBERS ? PyLong_FromLongLong(records[index].numbers[column])
+                                                   : new_text(column == RUN_KEYS ? pairs->keys : pairs->unique_key);
+            is_whole = value != NULL;
+            PyList_SET_ITEM(values, index, value);
+        }
+        if (!is_whole)
+            Py_CLEAR(run);
+    }
+    return run;
+}
+
+static PyObject *read_records(PyObject *module, PyObject *args)
+{
+    Py_buffer buffer;
+    Py_ssize_t position, end, count = 0;
+    long long log_offset, bytes_max;
+    Record records[RUN_COUNT_MAX];
+    (void)module;
+    if (!PyArg_ParseTuple(args, "y*nnLL", &buffer, &position, &end, &log_offset, &bytes_max))
+        return NULL;
+    if (position >= 0 && position <= end && end <= buffer.len && log_offset >= 0 && log_offset <= INT64_MAX - buffer.len)
+        while (count < RUN_COUNT_MAX && read_record(buffer.buf, position, end, log_offset, records + count)) {
+            Span topic = records[count].topic, first = records->topic;
+            int64_t size = records[count].numbers[RUN_SIZE];
+            if (size > bytes_max || span_size(topic) != span_size(first) || memcmp(topic.at, first.at, span_size(first)) != 0)
+                break;
+            position += (Py_ssize_t)size;
+            log_offset += size;
+            count++;
+        }
+    PyObject *run = count ? make_run(records, count) : Py_NewRef(Py_None);
+    PyBuffer_Release(&buffer);
+    return run;
+}
+
 static PyMethodDef METHODS[] = {
     {"split_frames", split_frames, METH_VARARGS, "split_frames(piece, position, frame_bytes_max, header_bytes_max) -> (frames, position)"},
     {"read_sends", read_sends, METH_VARARGS, "read_sends(code, is_v2, frames, added) -> columns or None"},
     {"encode_records", encode_records, METH_VARARGS, "encode_records(columns, magic, sys_flag, shared, topic_field) -> bytes or None"},
     {"render_answers", render_answers, METH_VARARGS, "render_answers(pieces, log_offsets, queue_ids, queue_offsets, unique_keys, opaques) -> bytes or None"},
     {"pack_entries", pack_entries, METH_VARARGS, "pack_entries(queues, log_offsets, sizes, tag_hashes) -> [(queue, entries, end)] or None"},
+    {"read_records", read_records, METH_VARARGS, "read_records(buffer, position, end, log_offset, record_bytes_max) -> columns or None"},
     {NULL, NULL, 0, NULL},
 };
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from log_writer import LogWriter
 
 from sim.dice import Dice
 from sim.fuzz.mutate import flip
@@ -332,7 +333,7 @@ def test_entries_of_queues_are_equal(seed: int) -> None:
         ]
         sizes = columns[1][1:] if odd and dice.happens(20) else columns[1]
         queue_of = [dice.pick(queues) for _ in range(count)]
-        placed = PlacedBatch("T", 0, columns[0], sizes, columns[2], (), (), queue_of)
+        placed = PlacedBatch("T", 0, columns[0], sizes, columns[2], (), (), (), queue_of)
         found = both(partial(_pack_apart, placed))
         assert odd or isinstance(found, list)
 
@@ -343,7 +344,14 @@ JUNK: tuple[Any, ...] = (
     *([], (), [1], (b"{}", b"b", 0), [(b"{}", b"b", 0)], [("x", "y", 0)], [(b"{}", b"", 0)]),
     *((b"",) * 6, ([1],) * 9, ([],) * 9),
 )
-COUNTS = {"split_frames": 4, "read_sends": 4, "encode_records": 5, "render_answers": 6, "pack_entries": 4}
+COUNTS = {
+    "split_frames": 4,
+    "read_sends": 4,
+    "encode_records": 5,
+    "render_answers": 6,
+    "pack_entries": 4,
+    "read_records": 5,
+}
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -359,6 +367,7 @@ def test_arguments_of_other_types_are_refused(seed: int) -> None:
 def test_no_memory_is_kept() -> None:
     dice = Dice(7)
     blocks, pieces = [block(dice) for _ in range(30)], [stream(dice) for _ in range(30)]
+    log = LogWriter(dice, 0).write(40)
 
     def run() -> None:
         for code, frames in blocks:
@@ -370,6 +379,8 @@ def test_no_memory_is_kept() -> None:
         for tag in (6, None):
             kernel.pack_entries(["a", "b"], [1, 2], [3, 4], [5, tag])
             kernel.encode_records(([57], [0], [0], [tag], [0], [0], [0], [b"abc"], [b""]), 0, 0, b"", b"")
+        for end in (len(log), 500, 50):
+            kernel.read_records(log, 0, end, 0, 4096)
 
     run()
     gc.collect()

@@ -36,6 +36,7 @@ from tandemmq.protocol.record_layout import (
     TOPIC_BYTES_MAX_V1,
     RecordOutcome,
 )
+from tandemmq.protocol.record_run import RecordRun
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, HOSTS_V6_MASK, STORE_HOST_V6
 from tandemmq.units import Buffer
 
@@ -171,9 +172,9 @@ class RecordColumns:
         return RecordColumns(**{field.name: getattr(self, field.name)[:count] for field in fields(self)})
 
 
-ParsedRecords: TypeAlias = RecordColumns | Sequence[RecordCheck]
-"""The fields of consecutive intact records: of many as columns, of a few one by one. One of the few may have
-another outcome than OK, for example a topic that is not UTF-8.
+ParsedRecords: TypeAlias = RecordColumns | Sequence[RecordCheck | RecordRun]
+"""The fields of consecutive intact records: of many as columns, of a few as runs or one by one. One of the
+few may have another outcome than OK, for example a topic that is not UTF-8.
 """
 
 

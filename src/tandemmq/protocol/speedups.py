@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Final, Protocol
 
 Ints = Sequence[int]
-INTERFACE: Final = 1
+INTERFACE: Final = 2
 """The number of these signatures and their meaning. It rises with each change, here and in the kernel."""
 
 
@@ -38,6 +38,11 @@ class Kernel(Protocol):
     def pack_entries(
         self, queues: Sequence[Any], log_offsets: Ints, sizes: Ints, tag_hashes: Ints, /
     ) -> list[tuple[Any, bytes, int]] | None: ...
+
+    # The columns of `read_run`.
+    def read_records(
+        self, buffer: memoryview, position: int, end: int, log_offset: int, record_bytes_max: int, /
+    ) -> tuple[Any, ...] | None: ...
 
 
 kernel: Kernel | None = None

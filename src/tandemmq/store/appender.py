@@ -285,6 +285,7 @@ class Appender:
             log_offsets,
             sizes,
             batch.tag_hashes,
+            [now] * len(sizes),
             batch.unique_keys,
             batch.keys,
             queues,

@@ -212,6 +212,29 @@ class ConsumeQueues:
         else:
             self._put_all(queue, self.verifier.check(queue, entry))
 
+    def continued(
+        self, topic: str, queue_ids: Sequence[int], queue_offsets: Sequence[int], log_offset: int
+    ) -> list[ConsumeQueue] | None:
+        """Returns the queue of each of these records of one topic, whose first is at `log_offset`. Returns
+        None, and creates no queue, if one of them may not simply be the next of its queue.
+        """
+        assert topic != SCHEDULE_TOPIC, "entries of delayed messages have other values"
+        if self.verifier is not None or self.is_deleted(topic, log_offset):
+            return None
+        ends: dict[int, int] = {}
+        for queue_id, queue_offset in zip(queue_ids, queue_offsets, strict=True):
+            end = ends.get(queue_id, -1)
+            if end < 0:
+                queue = self.table.get((topic, queue_id))
+                if queue is not None and queue.end_log_offset > log_offset:
+                    return None
+                end = 0 if queue is None else queue.max_offset
+            if queue_offset != end or end > QUEUE_OFFSET_MAX:
+                return None
+            ends[queue_id] = end + 1
+        queues = {queue_id: self.get_or_create((topic, queue_id)) for queue_id in ends}
+        return [queues[queue_id] for queue_id in queue_ids]
+
     def is_unverified(self, queue: ConsumeQueue) -> bool:
         """Returns True while a record of the queue is held back."""
         return self.verifier is not None and queue in self.verifier

@@ -26,6 +26,7 @@ import numpy as np
 from tandemmq.protocol import speedups
 from tandemmq.protocol.properties import find_property
 from tandemmq.protocol.record import NewRecord, RecordCheck, RecordOutcome, check_record, decode_record
+from tandemmq.protocol.record_run import RecordRun
 from tandemmq.protocol.record_scan import Ints, ParsedRecords, RecordColumns
 from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import DELAY_LEVELS_MS
@@ -228,6 +229,11 @@ class Dispatcher:
                 position += self._put_block(block_of(view, parsed, check_crc=False), touched)
             else:
                 for checked in parsed:
+                    if isinstance(checked, RecordRun):
+                        if not self._put_run(checked, units, touched):
+                            break  # its records are read from the log, one by one
+                        position += checked.size_bytes
+                        continue
                     if checked.outcome is not RecordOutcome.OK:
                         break  # it is intact and cannot be dispatched, for example for its topic
                     self._put_copied(checked, view, position - begin, units, touched)
@@ -289,6 +295,31 @@ class Dispatcher:
             touched[queue] = None
             self.put_checked(queue, checked, view, at)
         units.append((queue, checked.log_offset, checked.size, checked, checked.stored_at_ms))
+
+    def _put_run(self, run: RecordRun, units: list[Unit], touched: dict[ConsumeQueue, None]) -> bool:
+        """Puts the entries of a run, and adds it to `units`. Returns False, and does nothing, if one of its
+        records may not simply continue its queue.
+        """
+        begin = run.log_offsets[0]
+        if self._keys is not None and begin <= self._keys.indexed_to:
+            return False
+        queues = self._queues.continued(run.topic, run.queue_ids, run.queue_offsets, begin)
+        if queues is None:
+            return False
+        batch = PlacedBatch(
+            run.topic,
+            0,
+            run.log_offsets,
+            run.sizes,
+            run.tag_hashes,
+            run.stored_times_ms,
+            run.unique_keys,
+            run.keys,
+            queues,
+        )
+        self._put_apart(batch, touched)
+        units.append((None, begin, run.size_bytes, batch, run.stored_times_ms[-1]))
+        return True
 
     def _put_block(self, block: RecordBlock, touched: dict[ConsumeQueue, None]) -> int:
         """Dispatches a block and returns its end, in bytes of its view."""

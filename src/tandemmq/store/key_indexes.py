@@ -199,11 +199,11 @@ class KeyIndexes:
             if record.sys_flag & TRANSACTION_ROLLBACK == TRANSACTION_ROLLBACK:
                 continue
             if isinstance(record, PlacedBatch):
-                found, key_offsets = _keys_of(record)
+                found, key_offsets, key_times = _keys_of(record)
                 texts += found
                 heads += [key_head(record.topic)] * len(found)
                 log_offsets += key_offsets
-                times += [stored_at_ms] * len(found)
+                times += key_times
                 continue
             head = key_head(record.topic)
             unique_key, keys = record.unique_key, record.keys
@@ -358,14 +358,18 @@ class KeyIndexes:
             index.close()
 
 
-def _keys_of(batch: PlacedBatch) -> tuple[Sequence[str], list[int]]:
-    """Returns the keys of a batch, the unique key of a record first, and the log offset of each."""
+def _keys_of(batch: PlacedBatch) -> tuple[Sequence[str], list[int], Sequence[int]]:
+    """Returns the keys of a batch, the unique key of a record first, and of each key the log offset and the
+    time of its record.
+    """
     if all(batch.unique_keys) and not any(batch.keys):
-        return batch.unique_keys, batch.log_offsets
-    texts, log_offsets = [], []
-    for unique_key, keys, log_offset in zip(batch.unique_keys, batch.keys, batch.log_offsets, strict=True):
+        return batch.unique_keys, batch.log_offsets, batch.stored_times_ms
+    texts, log_offsets, times = [], [], []
+    columns = batch.unique_keys, batch.keys, batch.log_offsets, batch.stored_times_ms
+    for unique_key, keys, log_offset, stored_at_ms in zip(*columns, strict=True):
         for key in (unique_key, *keys.split(" ")):
             if key:
                 texts.append(key)
                 log_offsets.append(log_offset)
-    return texts, log_offsets
+                times.append(stored_at_ms)
+    return texts, log_offsets, times

@@ -64,8 +64,8 @@ assert _SEPARATOR_MAX < _SPACE < ASCII_MAX, "a layout tells separators from valu
 
 
 class PlacedBatch(NamedTuple):
-    """The fields of a batch's records that tables need. `log_offsets`, `sizes`: of each record. `queues`: of
-    each record, unless all belong to the queue of the unit.
+    """The fields of a batch's records that tables need; the lists have a value for each record. `queues` is
+    empty if all belong to the queue of the unit.
     """
 
     topic: str
@@ -73,6 +73,7 @@ class PlacedBatch(NamedTuple):
     log_offsets: list[int]
     sizes: list[int]
     tag_hashes: Sequence[int]
+    stored_times_ms: Sequence[int]
     unique_keys: Sequence[str]
     keys: Sequence[str]
     queues: Sequence[ConsumeQueue] = ()

@@ -1,10 +1,16 @@
 import pytest
 from replica_logs import checks_of, make_log, record_at
 
+from tandemmq.protocol import speedups
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
 from tandemmq.replication.core.verifier import BadRecord, RecordVerifier, VerifiedRun
 
 SEGMENT = 4096
+
+
+@pytest.fixture(autouse=True)
+def _without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "kernel", None)  # its runs: tests/property/test_slave_runs.py
 
 
 def verifier(log_offset: int = 0, record_bytes_max: int = 1 << 20) -> RecordVerifier:

@@ -4,6 +4,7 @@ cut.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from unittest.mock import patch
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from replica_logs import HOST, cut
 
+from tandemmq.protocol import speedups
 from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, encode_blank, encode_record
 from tandemmq.protocol.record_layout import INT
 from tandemmq.protocol.record_scan import RecordColumns
@@ -22,6 +24,12 @@ BASE = 3 * SEGMENT
 V6 = bytes(16) + b"\0\0\0\1"
 TOPICS = ("T", "payments", "%RETRY%" + "g" * 200, "")
 PROPERTIES = (b"", b"TAGS\x01a\x02", b"KEYS\x01k v\x02UNIQ_KEY\x01" + b"7" * 32)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _without_kernel() -> Iterator[None]:
+    with patch.object(speedups, "kernel", None):  # its runs: tests/property/test_slave_runs.py
+        yield
 
 
 def make_log(numbers: list[int]) -> bytes:
