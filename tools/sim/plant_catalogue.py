@@ -557,6 +557,20 @@ _STORE: Final = (
         proofs=("property/test_ack_blocks.py",),
     ),
     Plant(
+        name="the checkpoint trusts queues that are being built anew",
+        path="store/recovery.py",
+        sound="            self._distrust_all_entries()\n",
+        bug="            pass\n",
+        proofs=("unit/store/test_recovery_distrust.py",),
+    ),
+    Plant(
+        name="a start that ends before it builds other queues makes them good",
+        path="store/recovery.py",
+        sound="CRASHED_WITH_OTHER_QUEUES if facts.has_other_queues else RecoveryCase.CRASHED",
+        bug="CRASHED",
+        proofs=("unit/store/test_recovery_distrust.py",),
+    ),
+    Plant(
         name="a batch may be stored earlier than the message before it",
         path="store/appender.py",
         sound="return max(self._clock.now_ms(), self.stored_at_ms)",

@@ -81,6 +81,7 @@ class RecoveryCase(Enum):
     CLEAN_WITH_OTHER_QUEUES = "a clean stop, queues were damaged or removed since", ScanFrom.BEGINNING
     CRASHED = "a crash", ScanFrom.CHECKPOINT
     CRASHED_WITHOUT_QUEUES = "a crash, and the queues are missing", ScanFrom.BEGINNING
+    CRASHED_WITH_OTHER_QUEUES = "a crash before such queues were built anew", ScanFrom.BEGINNING
 
     @property
     def scan_from(self) -> ScanFrom:
@@ -88,7 +89,11 @@ class RecoveryCase(Enum):
 
     @property
     def is_crash(self) -> bool:
-        return self in (RecoveryCase.CRASHED, RecoveryCase.CRASHED_WITHOUT_QUEUES)
+        return self.name.startswith("CRASHED")
+
+    @property
+    def has_other_queues(self) -> bool:
+        return self.name.endswith("WITH_OTHER_QUEUES")
 
 
 def plan_recovery(facts: RecoveryFacts) -> RecoveryCase:
@@ -100,7 +105,7 @@ def plan_recovery(facts: RecoveryFacts) -> RecoveryCase:
     if not facts.has_queues:
         return RecoveryCase.CRASHED_WITHOUT_QUEUES if facts.has_abort else RecoveryCase.CLEAN_WITHOUT_QUEUES
     if facts.has_abort:
-        return RecoveryCase.CRASHED
+        return RecoveryCase.CRASHED_WITH_OTHER_QUEUES if facts.has_other_queues else RecoveryCase.CRASHED
     return RecoveryCase.CLEAN_WITH_OTHER_QUEUES if facts.has_other_queues else RecoveryCase.CLEAN
 
 
@@ -182,7 +187,7 @@ class Recovery:
         dispatched_end = core.queues.end_log_offset
         if case is RecoveryCase.LOG_LOST:
             core.queues.remove_all()
-        if case is RecoveryCase.CLEAN_WITH_OTHER_QUEUES:
+        if case.has_other_queues:
             log.warning(events.QUEUES_REBUILT, extra={"path": str(core.queues.directory)})
             core.queues.distrust(core.log.begin)
         lost_bytes = tables_end = 0

@@ -67,6 +67,51 @@ async def test_a_hole_many_files_before_the_end_of_a_queue_is_filled() -> None:
     await store.close()
 
 
+@pytest.mark.parametrize(("is_clean", "is_missing"), [(True, True), (True, False), (False, True)])
+async def test_queues_that_a_start_could_not_build_are_built_by_the_next(
+    *, is_clean: bool, is_missing: bool
+) -> None:
+    """The first start ends after each number of writes. Its checkpoint says that the queues were on disk."""
+    is_built = False
+    for count in range(100):
+        rig = Rig(commit_log_file_bytes=2048)
+        store = await rig.open()
+        for number in range(30):
+            rig.put(store, record(b"%03d" % number + b"x" * 100))
+            await rig.clock.pass_time(10)
+        await store.close()
+        if not is_clean:
+            store = await rig.open()
+            await rig.clock.pass_time(20)
+            rig.kill()
+        for name in rig.disk.list(QUEUE):
+            if is_missing:
+                rig.disk.remove(QUEUE / name)
+            else:
+                overwrite(rig.disk, QUEUE / name, 100, bytes(100))
+        left = count
+
+        def write(path: Path, offset: int, size: int) -> int:
+            nonlocal left
+            left -= 1
+            return size if left >= 0 else 0
+
+        rig.disk.fault.on_write = write  # type: ignore[method-assign]
+        try:
+            await (await rig.open()).close()
+            is_built = left >= 0
+        except StoreError:
+            rig.kill()
+        rig.disk.fault.on_write = lambda path, offset, size: size  # type: ignore[method-assign]
+        store = await rig.open()
+        assert [int(body[:3]) for body in bodies(store)] == list(range(30)), count
+        await store.close()
+        if is_built:
+            break
+    assert is_built
+    assert count > 3
+
+
 def queue_with(*files: bytes) -> ConsumeQueue:
     disk = MemoryDisk()
     for number, entries in enumerate(files):
