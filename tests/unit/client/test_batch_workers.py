@@ -71,7 +71,7 @@ async def test_a_batch_that_takes_too_long_is_sent_back(is_async: bool) -> None:
         fill(cluster[0], 6)
         handler = handle_async if is_async else handle
         try:
-            async with push(cluster, handler, batch_count_max=3, worker_count=2, consume_timeout_s=0.05):
+            async with push(cluster, handler, batch_count_max=3, worker_count=2, consume_timeout_s=0.5):
                 await until(lambda: cluster[0].offsets.get(("g", "T", 0)) == 6)
                 release.set()
         finally:

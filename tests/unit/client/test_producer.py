@@ -723,7 +723,7 @@ async def test_a_request_over_a_new_connection_introduces_the_client_again(opene
                 await producer.send(Message("T", b"before"))
             with pytest.raises(RequestTimeout):
                 await producer.request(Message("T", b"ping"), timeout_s=0.2)
-            assert broker.senders[-1] in broker.introduced
+            await until(lambda: broker.senders[-1] in broker.introduced)
             broker.senders[-1].close()
             await until(lambda: remoting.open_channel(broker.address) is None, "the connection is closed")
 

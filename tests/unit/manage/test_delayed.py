@@ -58,7 +58,7 @@ async def test_waiting_messages_are_listed_by_due_time() -> None:
         assert not found.is_cut
         (target,) = await find_targets(tools, masters_only=True)
         away = Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1")
-        everything = await read_all_waiting(tools, [target, away], now_ms)
+        everything = await read_all_waiting(tools, [target, away], int(time.time() * 1000))
         assert [one.level for one in everything.messages] == [6, None, 17]
         assert [(one, level.level) for one, level in everything.levels] == [(target, 6), (target, 17)]
         assert (set(everything.failed), everything.is_cut) == ({away}, False)

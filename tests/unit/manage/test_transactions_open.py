@@ -80,11 +80,11 @@ async def test_a_discarded_transaction_is_checked_again_and_ends_once() -> None:
             found = await read_all_transactions(tools, [away, await master(tools)])
             assert (found.discarded, set(found.failed)) == ([given_up], {away})
             assert given_up.checks == 2
-            state = State.COMMIT
+            before, state = checks, State.COMMIT
             await check_again(tools, given_up.address, given_up.message_id, given_up.topic)
 
             async def is_delivered() -> bool:
                 return [one.body for one in (await scan_messages(tools, "orders")).messages] == [b"pay"]
 
             await until(is_delivered)
-            await until(lambda: checks >= 3)
+            await until(lambda: checks > before)
