@@ -3,6 +3,7 @@ from collections.abc import Sequence
 import pytest
 from replica_logs import checks_of, make_log
 
+from tandemmq.protocol import speedups
 from tandemmq.replication.core.effects import (
     Dial,
     Disconnect,
@@ -20,6 +21,11 @@ from tandemmq.replication.core.slave import NEVER_MS, SlaveSession
 
 SEGMENT = 4096
 MASTER = "10.0.0.1:10912"
+
+
+@pytest.fixture(autouse=True)
+def _without_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(speedups, "kernel", None)  # its runs: tests/property/test_slave_runs.py
 
 
 def session() -> SlaveSession:
