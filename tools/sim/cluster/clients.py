@@ -93,6 +93,15 @@ class ClientNode(Node):
             self._instance = instance
             return instance
 
+    async def end(self) -> None:
+        """Stops the client; kills it if it has not reached a name server yet, since nothing is to be stopped
+        then.
+        """
+        if self._instance is None:
+            self.kill()
+        else:
+            await self.stop_cleanly()
+
 
 class ProducerNode(ClientNode):
     """Sends until `is_ending` is set; each worker has one request in flight."""

@@ -258,7 +258,7 @@ class Cluster:
             operator.address, operator.text = render_address(at), render_alias(node.alias)
             operator.start()
             await world.until(lambda: operator.is_done, OPERATOR_S_MAX)
-            await operator.stop_cleanly()
+            await operator.end()
             if operator.is_answered:
                 outside.remove_alias(old)
                 world.trouble()

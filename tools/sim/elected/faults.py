@@ -91,7 +91,7 @@ class ElectedFaultInjector(FaultInjector):
         operator.target = self._dice.pick(others)
         operator.start()
         await self._world.until(lambda: operator.is_done, HAND_OVER_S_MAX)
-        await operator.stop_cleanly()
+        await operator.end()
         await self._pause(100, 3_000)
         if leader.server is not None:
             self._cluster.ledger.counts["forwarded sends"] += leader.server._forwarding.count
