@@ -295,7 +295,7 @@ static int read_pairs(Span text, Pairs *pairs)
             return 0;
         if (found)
             *found = value;
-        at = end + 1;
+        at = end < text.end ? end + 1 : end;
     }
     pairs->tag_hash = java_hash(tags);
     return 1;

@@ -174,6 +174,7 @@ class Recovery:
         case = self._case(has_abort=has_abort)
         if case is RecoveryCase.LOG_MISSING:
             raise LogMissing(core.log.log.directory, core.queues.directory)
+        self._require_files(core.checkpoint.times.durable_log_offset)
         if case.scan_from is ScanFrom.BEGINNING:
             self._distrust_all_entries()
         times = core.checkpoint.times
@@ -183,7 +184,6 @@ class Recovery:
         scan = RecoveryScan(
             core, self._dispatcher, limits if case.is_crash else None, times.durable_log_offset
         )
-        self._require_files(times.durable_log_offset)
         dispatched_end = core.queues.end_log_offset
         if case is RecoveryCase.LOG_LOST:
             core.queues.remove_all()
@@ -226,7 +226,9 @@ class Recovery:
         checkpoint = self._core.checkpoint
         checkpoint.replace(msgspec.structs.replace(checkpoint.times, queues_stored_at_ms=0))
         if not checkpoint.write():
-            raise OSError(errno.ENOSPC, "the queues are rebuilt, for which the checkpoint must be written")
+            raise OSError(
+                errno.ENOSPC, "the checkpoint cannot be written, which precedes a rebuild of the queues"
+            )
 
     async def _scan(self, case: RecoveryCase, scan: RecoveryScan, dispatched_end: int) -> int:
         """Dispatches the records of the log that the tables may lack, and ends the log after the last valid

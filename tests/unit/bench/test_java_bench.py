@@ -155,7 +155,7 @@ def test_report_is_a_page_a_plot_and_json(tmp_path: Path) -> None:
 def test_page_of_the_repository_begins_as_a_measured_one() -> None:
     page = (Path(__file__).parents[3] / "docs" / "benchmarks.md").read_text()
     version = page.split("Java RocketMQ ", 1)[1].split(":", 1)[0]
-    assert page.startswith(introduction(version, has_kernel="| with kernel |" in page))
+    assert page.startswith(introduction(version, has_kernel="| with speedups |" in page))
 
 
 def test_cases_are_chosen_by_a_part_of_their_name() -> None:

@@ -57,7 +57,7 @@ How it is measured:
 
 
 _KERNEL_LINES: Final = """\
-- "With kernel" is the same ratio for a third cluster, ours with the optional `tandemmq-speedups`; in the
+- "With speedups" is the same ratio for a third cluster, ours with the optional `tandemmq-speedups`; in the
   plot a diamond.
 """
 
@@ -146,7 +146,11 @@ def render_page(readings: Sequence[CaseFigures], machine: Sequence[str]) -> str:
     rounds = sum(reading.side == OURS for reading in readings) // len(rows)
     has_kernel = any(row.kernel_per_second for row in rows)
     spread = f"Medians of {rounds} rounds; in brackets the smallest and the largest ratio."
-    lines = [*machine, spread]
+    lines = [
+        *machine,
+        spread,
+        "A ratio is the median of the rounds' ratios, not the quotient of the two medians.",
+    ]
     setting = None
     for row in (row for row in rows if row.case.kind not in ONCE):
         if row.case.setting != setting:
@@ -175,7 +179,7 @@ def _in_seconds(us: Figure) -> Figure:
 
 
 def header(*quantities: str, has_kernel: bool = False) -> list[str]:
-    more = " | with kernel" if has_kernel else ""
+    more = " | with speedups" if has_kernel else ""
     titles = [f"{what}: ours | Java | ratio{more}" for what in quantities]
     return [f"| case | {' | '.join(titles)} |", "|---|" + "--:|" * (3 + has_kernel) * len(quantities)]
 

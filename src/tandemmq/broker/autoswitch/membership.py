@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 
 RETRY_S: Final = 1.0
 FIRST_RETRY_S: Final = 0.05
-"""The pause after the first refusal of an id. A cluster that starts soon has a leader of its controllers."""
+"""The pause after the first refusal of an id. The controllers of a new cluster soon have a leader."""
 PROPOSAL_PAUSE_S: Final = 0.2
 REFUSALS_LOGGED_MAX: Final = 16
 
