@@ -23,7 +23,6 @@ from tandemmq.api.broker_admin import change_broker_config
 from tandemmq.client import Admin
 from tandemmq.errors import TandemError
 from tandemmq.protocol.record import Record
-from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.effects import HaltReason
 from tandemmq.store import MessageStore
 from tandemmq.store.retention import RECORDS_READ
@@ -253,9 +252,9 @@ class Cluster:
             old = node.alias
             if not node.is_open or not node.is_running or old is None:
                 continue
+            operator.address = node.address_for(operator.host)
             node.alias = outside.add_alias(node.host.ip, node.port)
-            at = old if operator.host.is_outside else (node.host.ip, node.port)
-            operator.address, operator.text = render_address(at), render_alias(node.alias)
+            operator.text = render_alias(node.alias)
             operator.start()
             await world.until(lambda: operator.is_done, OPERATOR_S_MAX)
             await operator.end()

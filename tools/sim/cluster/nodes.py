@@ -25,6 +25,7 @@ from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import Record, RecordError, RecordOutcome, check_record, decode_record
+from tandemmq.remoting.options import render_address
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.ports import Address, Machine
@@ -299,6 +300,11 @@ class BrokerNode(DiskNode):
         """True while it serves: its start is complete."""
         self.on_lost: Callable[[BrokerNode, bool], None] = lambda _node, _is_power_cut: None
         self.on_open: Callable[[BrokerNode], None] = lambda _node: None
+
+    def address_for(self, client: Host) -> str:
+        """Returns the address at which the client reaches this broker."""
+        advertised = self.alias if client.is_outside else None
+        return render_address(advertised or (self.host.ip, self.port))
 
     # The content of its disk.
 

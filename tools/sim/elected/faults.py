@@ -87,7 +87,7 @@ class ElectedFaultInjector(FaultInjector):
         others = sorted(leader.members - {0 if leader.server is None else leader.server.broker_id})
         if not leader.leads or not others:
             return
-        operator.address = f"{leader.host.ip}:{leader.port}"
+        operator.address = leader.address_for(operator.host)
         operator.target = self._dice.pick(others)
         operator.start()
         await self._world.until(lambda: operator.is_done, HAND_OVER_S_MAX)
