@@ -21,7 +21,7 @@ from sim.fuzz.mutate import flip
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.errors import StoreError
 from tandemmq.protocol import speedups
-from tandemmq.protocol.record import RecordOutcome, check_record
+from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, encode_record
 from tandemmq.protocol.record_run import RecordRun, read_run
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -241,4 +241,32 @@ async def test_records_before_the_end_of_a_queue_do_not_continue_it() -> None:
     assert queues.continued("T", [0], [1], 4195) is None
     assert queues.continued("T", [0], [1], 4196) == [found[0]]
     queues.remove_all()
+    await slave.store.close()
+
+
+@pytest.mark.parametrize("uses_kernel", [False, True])
+async def test_no_run_reaches_into_the_room_for_the_filler(uses_kernel: bool) -> None:
+    writer = LogWriter(Dice(1), 0)
+    for _ in range(6):
+        writer.add({"topic": "T", "properties": b"UNIQ_KEY\x01a", "body": b"x" * 900}, 0)
+    whole = len(writer.log)
+    head = check_record(bytes(writer.log), 0).size - 900
+    room = SEGMENT - whole
+    last = NewRecord(
+        topic="T",
+        queue_id=0,
+        body=b"x" * (room - head - 4),
+        properties=b"UNIQ_KEY\x01a",
+        born_at_ms=1_700_000_000_000,
+        born_host=HOST,
+    )
+    writer.log += encode_record(last, queue_offset=99, log_offset=whole, stored_at_ms=1, store_host=HOST)
+    assert len(writer.log) == SEGMENT - 4
+    slave = await Slave.open(uses_kernel=uses_kernel)
+    slave.verifier = RecordVerifier(0, segment_bytes=SEGMENT, record_bytes_max=SEGMENT)
+    size = SEGMENT - 4 - whole
+    reason = f"a record of {size} bytes, {room} bytes before the end of its file; are file sizes equal?"
+    assert slave.feed(bytes(writer.log)) == BadRecord(whole, reason)
+    assert slave.store.max_log_offset == whole
+    assert bool(slave.run_count) == uses_kernel
     await slave.store.close()
