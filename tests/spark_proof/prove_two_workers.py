@@ -33,9 +33,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.process, pytest.mark.timeout(900)]
 
 TOPIC = "TwoWorkers"
 QUEUES = 8
-LINK_BYTES = 4 * MIB
+LINK_BYTES = 2 * MIB
 BODY_BYTES = 4096
-ROWS = 24 * LINK_BYTES // BODY_BYTES
+ROWS = 48 * LINK_BYTES // BODY_BYTES
 BROKER, LINKS = "127.0.0.1", "127.0.0.2"
 SHARE_MAX = 0.5
 """The maximum share of one core's time, on a machine with at least two cores."""
