@@ -121,6 +121,8 @@ class ElectedCluster(Cluster):
             ElectedNode(f"broker{n}", world, number=n, name_servers=name_servers, controllers=addresses)
             for n in range(1, settings.slave_count + 2)
         ]
+        for node in self.brokers_made:
+            node.on_stopped = self._on_broker_stopped
         self._term = 0
         self._lost_at_s = math.nan
         self._was_alone = False
@@ -255,15 +257,25 @@ class ElectedCluster(Cluster):
             now_s = self.world.loop.time()
             self._lost_at_s = now_s
             self._check_record()
-            if self.is_record_rolled_back and len(self.leader.members) <= 1:
-                self.ledger.counts["losses of only the master with an outdated record"] += 1
-                self.promises.on_old_record(now_s)
-                self._was_alone = self._may_part = True
+            self._check_lone_master(len(self.leader.members))
             if is_power_cut and len(self.leader.members) <= 1 and not self.world.settings.is_sync_flush:
                 self.ledger.counts["power cuts of only the master"] += 1
                 self.promises.on_power_cut_alone(now_s, self._flushed.get(node, 0))
                 self._was_alone = True
         self.watch.on_broker_lost(node, is_power_cut=is_power_cut)
+
+    def _on_broker_stopped(self, node: BrokerNode, member_count: int) -> None:
+        if node is self.master:
+            self._check_lone_master(member_count)
+
+    def _check_lone_master(self, member_count: int) -> None:
+        """Handles the end of the master. If it was alone and the controllers have an older record, a member
+        of the older set may replace it: a limit of docs/durability.md.
+        """
+        if self.is_record_rolled_back and member_count <= 1:
+            self.ledger.counts["losses of only the master with an outdated record"] += 1
+            self.promises.on_old_record(self.world.loop.time())
+            self._was_alone = self._may_part = True
 
     def _on_broker_open(self, node: BrokerNode) -> None:
         # Its queues are checked at the end: before it follows a master it shows only confirmed records.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from sim.cluster.loop import SimProcess
 from sim.cluster.nodes import ROOT, BrokerNode, DiskNode
 from sim.cluster.world import World
@@ -96,6 +98,8 @@ class ElectedNode(BrokerNode):
         self.has_foreign_disk = False
         """True if its disk is of another cluster."""
         self.server: ElectedBroker | None = None
+        self.on_stopped: Callable[[ElectedNode, int], None] = lambda _node, _member_count: None
+        """Called after a clean stop, with the number of members that its set had before."""
 
     @property
     def broker(self) -> Broker | None:
@@ -172,5 +176,7 @@ class ElectedNode(BrokerNode):
 
     async def stop_server(self) -> None:
         self.is_open = False
+        member_count = len(self.members)
         if self.server is not None:
             await self.server.stop()
+        self.on_stopped(self, member_count)
