@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -21,9 +22,11 @@ import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
-from tandemmq.spark.lake.files import Totals, claim_lake
+from tandemmq.spark.lake.files import Totals, claim_lake, list_batches
 from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.lake.sink import LakeWriter
 from tandemmq.spark.pipelines.events import JsonReporter
+from tandemmq.spark.pipelines.feed import Feed
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
 from tandemmq.spark.pipelines.options import LandingOptions
@@ -62,6 +65,46 @@ def test_an_old_directory_with_a_new_checkpoint_is_refused(tmp_path: Path) -> No
     _write_checkpoint(tmp_path / "other", "q2")
     with pytest.raises(ConfigError, match="belongs to query q2"):
         _check(_options(tmp_path, checkpoint=tmp_path / "other"))
+
+
+@pytest.mark.parametrize("place", ["batch=00000001", "_bad_records/batch=00000001"])
+def test_a_checkpoint_without_the_newest_batch_of_the_lake_is_refused(tmp_path: Path, place: str) -> None:
+    claim_lake(tmp_path, "q1")
+    checkpoint = tmp_path / "_checkpoint"
+    _write_checkpoint(checkpoint, "q1")
+    (checkpoint / "offsets").mkdir()
+    for name in ("0", ".0.crc", "1", ".1.crc"):
+        (checkpoint / "offsets" / name).touch()
+    (tmp_path / "batch=00000000").mkdir()
+    (tmp_path / place).mkdir(parents=True)
+    _check(_options(tmp_path))  # the batch that the lake has, and Spark has not recorded as done
+    (checkpoint / "offsets" / "1").unlink()
+    with pytest.raises(ConfigError, match=r"holds batch 1, and .*_checkpoint no batch after 0: its newest"):
+        _check(_options(tmp_path))
+    with pytest.raises(ConfigError, match="no batch after 0"):
+        Feed(_options(tmp_path)).run_batch(lambda _task, _tasks: [])
+
+
+def test_the_offsets_of_a_batch_are_on_disk_before_the_lake_has_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offsets, lake = tmp_path / "checkpoint" / "offsets", tmp_path / "lake"
+    offsets.mkdir(parents=True)
+    (offsets / "3").write_text("v1")
+    flushed: list[tuple[Path, bool]] = []
+    flush = os.fsync
+
+    def record(descriptor: int) -> None:
+        flushed.append((Path(f"/proc/self/fd/{descriptor}").readlink(), (lake / "batch=00000003").exists()))
+        flush(descriptor)
+
+    monkeypatch.setattr(os, "fsync", record)
+    writer = LakeWriter(lake, (), "zstd", checkpoint=f"file:{offsets.parent}")
+    staged = writer.stage([pa.record_batch({"body": [b"x"]})], "q1", 3, 0)
+    writer.commit([staged], 3)
+    for path in (offsets / "3", offsets, offsets.parent):
+        assert (path, False) in flushed
+    assert list_batches(lake) == [3]
 
 
 def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:

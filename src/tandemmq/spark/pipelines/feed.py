@@ -34,7 +34,7 @@ from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, read_query_id
+from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, find_last_batch, read_query_id
 from tandemmq.spark.pipelines.landing import Landing, plan_landing
 from tandemmq.spark.pipelines.options import LandingOptions
 from tandemmq.spark.stream import TopicStreamReader
@@ -88,8 +88,8 @@ class BatchLog:
         if read_query_id(directory) is None:
             write_document(directory / "metadata", {"id": str(uuid4())})
         self.query_id = str(read_query_id(directory))
-        self.planned = self._last("offsets")
-        self.committed = self._last("commits")
+        self.planned = find_last_batch(directory / "offsets")
+        self.committed = find_last_batch(directory / "commits")
 
     def read_end(self, batch: int) -> dict[str, Any]:
         lines = (self._directory / "offsets" / str(batch)).read_text().splitlines()
@@ -109,11 +109,6 @@ class BatchLog:
         """Records that the planned batch is in the lake."""
         self.committed = self.planned
         replace_file(self._directory / "commits" / str(self.planned), 'v1\n{"nextBatchWatermarkMs":0}')
-
-    def _last(self, name: str) -> int:
-        directory = self._directory / name
-        found = directory.iterdir() if directory.is_dir() else ()
-        return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

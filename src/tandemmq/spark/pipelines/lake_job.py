@@ -99,6 +99,20 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
         )
     if owner is None and list_committed(out):
         raise ConfigError(f"{out} holds batches but not the record of the query that wrote them")
+    landed = max([*list_committed(out), *list_batches(out / BAD_RECORDS_DIR)], default=-1)
+    planned = find_last_batch(checkpoint_dir / "offsets")
+    if landed > planned:
+        raise ConfigError(
+            f"{out} holds batch {landed}, and {checkpoint_dir} no batch after {planned}: its newest files are"
+            f" missing. The next batch would be dropped as batch {planned + 1} of the lake. Restore them,"
+            " or land the topic again in another directory with --out."
+        )
+
+
+def find_last_batch(directory: Path) -> int:
+    """Returns the highest batch number that a directory of a checkpoint has a file of; -1 without one."""
+    found = directory.iterdir() if directory.is_dir() else ()
+    return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 
 
 def read_query_id(checkpoint: Path) -> str | None:
