@@ -55,6 +55,9 @@ _HOST_V6_EXTRA = 12
 _BODY, _TOPIC, _PROPERTIES = 0, 2, 4
 _PIECES_PER_RECORD = 6
 
+TIMES_MS = (-62_135_510_400_000, 253_402_214_400_000)
+"""From 0001-01-02 to 9999-12-31: Python's years, less a day for time zones."""
+
 _SYSTEM = frozenset(name.encode() for name in SYSTEM_NAMES)
 
 
@@ -326,7 +329,10 @@ def _repeat(text: bytes, count: int) -> Any:
 
 
 def _timestamps(times_ms: Ints) -> Any:
-    return pa.array(times_ms * 1000).view(pa.timestamp("us", tz="UTC"))
+    """Returns the times. A client may set any; those outside of TIMES_MS, which neither Python nor the tables
+    of lakes can represent, become the nearest in it.
+    """
+    return pa.array(np.clip(times_ms, *TIMES_MS) * 1000).view(pa.timestamp("us", tz="UTC"))
 
 
 def _render_hosts(packed: Sequence[bytes]) -> Any:

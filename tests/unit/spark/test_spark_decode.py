@@ -189,6 +189,23 @@ def test_the_batch_has_exactly_the_schema_that_spark_expects() -> None:
     assert not batch.schema.field("queueOffset").nullable
 
 
+@pytest.mark.parametrize(
+    ("born_at_ms", "shown"),
+    [
+        (-(2**63), dt.datetime(1, 1, 2, tzinfo=dt.UTC)),
+        (-62_135_596_800_001, dt.datetime(1, 1, 2, tzinfo=dt.UTC)),
+        (-1, dt.datetime(1969, 12, 31, 23, 59, 59, 999_000, tzinfo=dt.UTC)),
+        (1_000_000_000_000_000, dt.datetime(9999, 12, 31, tzinfo=dt.UTC)),
+        (2**63 - 1, dt.datetime(9999, 12, 31, tzinfo=dt.UTC)),
+    ],
+)
+def test_a_time_beyond_the_years_of_python_is_the_nearest_within(born_at_ms: int, shown: dt.datetime) -> None:
+    new = NewRecord(topic="T", queue_id=0, body=b"x", properties=b"", born_at_ms=born_at_ms, born_host=BORN)
+    raw = encode_record(new, queue_offset=0, log_offset=0, stored_at_ms=1, store_host=STORED)
+    plan = DecodePlan(projection=select_columns(("bornTimestamp",), PropertiesAs.MAP))
+    assert decode_records(raw, [("b", 1)], plan).to_pylist() == [{"bornTimestamp": shown}]
+
+
 def test_rows_that_only_share_a_hash_with_a_wanted_tag_are_dropped() -> None:
     data = make_record(1, tag="Aa") + make_record(2, tag="BB") + make_record(3)
     rows = _decode(data, tags=("BB",))
