@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from itertools import chain, islice
+from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ BAD_COLUMN = "badReason"
 
 SCHEMA_FILE = "json-schema.json"
 _CORRUPT = "_tandemmq_corrupt"
+"""The field in which Spark puts a body that it cannot parse."""
 _OF_STREAMS = ("maxOffsetsPerTrigger", "maxBytesPerTrigger", "startingOffsets", "group", "commitProgress")
 _MAY_BE_MORE = r"\}\s*\{|[^}\s]\s*\z"
 """A pattern for texts that may contain more than one object; it also matches `}{` inside a string of an
@@ -205,13 +206,16 @@ def _apply_spellings(value: Any, place: Place, chosen: Mapping[Place, str]) -> A
 
 def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = False) -> DataFrame:
     """Returns `frame` with the columns `json` and `badReason`, and with `jsonRescue` if `is_rescued`."""
-    read = StructType([*schema.fields]).add(_CORRUPT, StringType())
-    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": _CORRUPT}
+    # A field of the bodies may have the name, too.
+    taken = {name.lower() for name in schema.fieldNames()}
+    corrupt = next(name for name in accumulate(repeat("_"), initial=_CORRUPT) if name not in taken)
+    read = StructType([*schema.fields]).add(corrupt, StringType())
+    options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
     frame = (
         add_rescue(frame, schema) if is_rescued else frame.withColumn("text", f.col("body").cast("string"))
     )
     parsed = f.from_json("text", read, options)
-    is_bad = f.col("parsed").isNull() | f.col(f"parsed.{_CORRUPT}").isNotNull()
+    is_bad = f.col("parsed").isNull() | f.col(f"parsed.{corrupt}").isNotNull()
     explain = f.arrow_udf(_explainer(schema), "string")
     find_more = f.arrow_udf(_find_more, "string")
     bad_body = f.when(is_bad, f.coalesce(f.col("body").cast("binary"), f.lit(b"")))
@@ -220,7 +224,7 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
     return (
         frame.withColumn("parsed", parsed)
         .withColumn(BAD_COLUMN, f.coalesce(explain(bad_body), find_more(doubtful)))
-        .withColumn(JSON_COLUMN, f.when(f.col(BAD_COLUMN).isNull(), f.col("parsed").dropFields(_CORRUPT)))
+        .withColumn(JSON_COLUMN, f.when(f.col(BAD_COLUMN).isNull(), f.col("parsed").dropFields(corrupt)))
         .drop("parsed", "text")
     )
 
