@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from pathlib import Path
+from zlib import crc32
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -13,6 +14,7 @@ import tandemmq.spark.lake.parquet
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import commit_batch, staging_dir
 from tandemmq.spark.lake.parquet import (
+    NAME_BYTES_MAX,
     ParquetOptions,
     ParquetStager,
     check_partition_columns,
@@ -89,6 +91,25 @@ def test_values_that_share_a_directory_keep_all_their_rows(tmp_path: Path) -> No
         4,
         5,
     ]
+
+
+def test_values_too_long_for_a_directory_are_cut_and_stay_apart(tmp_path: Path) -> None:
+    # A cut in the middle of %2F or of a character would change the end of the text.
+    fits = "t" * (NAME_BYTES_MAX - len("tags="))
+    tags = [fits, fits + "1", fits + "2", "ü" * 126, "/" * 200]
+    batch = pa.record_batch({"queueOffset": pa.array(range(5), pa.int64()), "tags": pa.array(tags)})
+    options = ParquetOptions(partition_by=("tags",))
+    stager = ParquetStager(tmp_path, batch_id=7, partition_id=3, schema=batch.schema, options=options)
+    stager.write(batch)
+    commit_batch(tmp_path, 7, "q", stager.finish())
+    assert max(len(path.name.encode()) for path in tmp_path.rglob("tags=*")) == NAME_BYTES_MAX
+    first, *cut = sorted(pq.read_table(tmp_path).to_pylist(), key=lambda row: row["queueOffset"])
+    assert first["tags"] == fits
+    for row, tag in zip(cut, tags[1:], strict=True):
+        kept, mark = row["tags"].split("...")
+        assert tag.startswith(kept)
+        assert len(kept) > 70
+        assert mark == f"{crc32(tag.encode()):08x}"
 
 
 def test_directories_are_spelled_as_spark_reads_them(tmp_path: Path) -> None:

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -32,6 +34,8 @@ FILES_OPEN_MAX = 64
 ROW_GROUP_ROWS = 131_072
 ROW_GROUP_BYTES = 32 * MIB
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+NAME_BYTES_MAX = 255
+"""The longest name of a directory; a longer value is cut, and ends with a checksum of the whole."""
 
 COMPRESSIONS = ("zstd", "snappy", "none")
 
@@ -266,4 +270,10 @@ def _render_partition(name: str, value: object) -> str:
         return f"{name}={NULL_PARTITION}"
     # Spark decodes each %XX as a character, not as a byte of one, so only ASCII may be encoded like that.
     parts = [char if ord(char) > 0x7F else quote(char, safe=" ,;@+()!~$&-_.") for char in str(value)]
-    return f"{name}={''.join(parts)}"
+    whole = f"{name}={''.join(parts)}"
+    if len(whole.encode()) <= NAME_BYTES_MAX:
+        return whole
+    mark = f"...{crc32(str(value).encode()):08x}"
+    ends = accumulate(len(part.encode()) for part in parts)
+    kept = sum(end <= NAME_BYTES_MAX - len(f"{name}={mark}".encode()) for end in ends)
+    return f"{name}={''.join(parts[:kept])}{mark}"
