@@ -140,6 +140,9 @@ def _read_offsets(*kinds: StartKind) -> Callable[[str, str], PositionRule | None
     def read(name: str, text: str) -> PositionRule | None:
         if not text or text in [kind.value for kind in kinds]:
             return PositionRule(kind=StartKind(text)) if text else None
+        if not text.lstrip().startswith("{"):
+            words = ", ".join(kind.value for kind in kinds)
+            raise ConfigError(f"option {name}: expected {words} or JSON, got {text!r}")
         return PositionRule(kind=StartKind.OFFSETS, offsets=_read_positions(name, text, least=EARLIEST))
 
     return read
@@ -173,7 +176,7 @@ def _read_json(name: str, text: str) -> dict[str, Any]:
     try:
         document = json.loads(text)
     except ValueError as error:
-        raise ConfigError(f"option {name}: expected a known word or JSON, got {text!r} ({error})") from error
+        raise ConfigError(f"option {name}: expected JSON, got {text!r} ({error})") from error
     if not isinstance(document, dict):
         raise ConfigError(f"option {name}: expected a JSON object, got {text!r}")
     return document

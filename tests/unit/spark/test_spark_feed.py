@@ -110,6 +110,15 @@ def test_old_offsets_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert again.read_end(9) == {"n": 9}
 
 
+@pytest.mark.parametrize("content", ["", 'v1\n{}\n{"n":', "v1\n\xff"])
+def test_a_broken_file_of_offsets_is_named(tmp_path: Path, content: str) -> None:
+    log = BatchLog(tmp_path)
+    log.plan({"n": 0})
+    (tmp_path / "offsets" / "0").write_text(content)
+    with pytest.raises(ConfigError, match=r"offsets/0 does not end with the offsets of a batch"):
+        log.read_end(0)
+
+
 def test_a_lake_is_written_by_one_process_at_a_time(net: FakeNet, tmp_path: Path) -> None:
     net.add_master(T_0=FakeQueue(0, 7))
     (tmp_path / "_checkpoint").mkdir(parents=True)

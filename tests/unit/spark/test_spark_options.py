@@ -76,7 +76,10 @@ def test_one_option_under_two_names_is_refused() -> None:
         ({"nameserver": "host"}, "expected host:port"),
         ({"subscribe": ""}, "exactly one of"),
         ({"subscribepattern": "a.*"}, "exactly one of"),
-        ({"startingoffsets": "soonest"}, "startingOffsets: expected a known word or JSON"),
+        (
+            {"startingoffsets": "soonest"},
+            "startingOffsets: expected earliest, latest, group or JSON, got 'soonest'",
+        ),
         ({"startingoffsets": '{"T": {"b": {"0": -3}}}'}, "below -2"),
         ({"startingoffsets": "group"}, "needs the option group"),
         ({"commitprogress": "true"}, "needs the option group"),

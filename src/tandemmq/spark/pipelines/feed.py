@@ -24,6 +24,7 @@ from zlib import crc32
 
 from pyspark.sql.datasource import CaseInsensitiveDict
 
+from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import BODY_FAULT, OutputColumn, Projection
 from tandemmq.spark.documents import replace_file, write_document
 from tandemmq.spark.lake.files import Totals
@@ -92,8 +93,12 @@ class BatchLog:
         self.committed = find_last_batch(directory / "commits")
 
     def read_end(self, batch: int) -> dict[str, Any]:
-        lines = (self._directory / "offsets" / str(batch)).read_text().splitlines()
-        document: dict[str, Any] = json.loads(lines[-1])
+        """Returns the end of a batch. Raises:  ConfigError for a file that was cut or is not Spark's."""
+        path = self._directory / "offsets" / str(batch)
+        try:
+            document: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
+        except (IndexError, ValueError) as error:
+            raise ConfigError(f"{path} does not end with the offsets of a batch: {error}") from error
         return document
 
     def plan(self, end: dict[str, Any]) -> None:
