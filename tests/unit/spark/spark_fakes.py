@@ -121,6 +121,8 @@ class FakeBroker:
     """True to return wrong sizes."""
     indexed_until_ms: int = 0
     hides_index_time: bool = False
+    key_matches_max: int = 64
+    """The most messages in an answer to a key."""
     key_queries: list[str] = field(default_factory=list)
     sent: list[SentBatch] = field(default_factory=list)
     send_codes: list[int] = field(default_factory=list)
@@ -260,7 +262,7 @@ class FakeBroker:
             if name[0] == request.topic
             and queue.begin <= offset < queue.end
             and queue.time_of(offset) <= self.indexed_until_ms
-        ]
+        ][: min(request.count_max, self.key_matches_max)]
         code = ResponseCode.SUCCESS if found else ResponseCode.QUERY_NOT_FOUND
         if self.hides_index_time:
             return command.reply(code, body=b"".join(found))

@@ -195,6 +195,28 @@ def test_a_key_is_looked_up_and_what_is_not_indexed_yet_is_read(net: FakeNet) ->
     assert len(_rows([EqualTo(("keys",), "k20")])[0]) == 4 * (COUNT - 3)
 
 
+def test_a_limit_counts_all_ranges_of_a_queue(net: FakeNet) -> None:
+    _fill(net)
+    young = COUNT - 5 - 60 // STEP_S
+    rows, _ = _rows([EqualTo(("keys",), "k20")], limit="8")
+    assert sorted(row["queueOffset"] for row in rows) == [20] * 4 + [young] * 4
+
+
+def test_everything_is_read_if_the_answer_to_a_key_may_have_been_cut(
+    net: FakeNet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queues = {f"T_{n}": FakeQueue(0, COUNT, time_of=lambda n: n * STEP_S * 1000) for n in range(40)}
+    broker = net.add_master("b", **queues)
+    broker.indexed_until_ms, broker.key_matches_max = (COUNT - 5) * STEP_S * 1000, 32
+    rows, _ = _rows([EqualTo(("keys",), "k20")], topic="T")
+    assert {row["queueId"] for row in rows if row["queueOffset"] == 20} == set(range(40))
+    broker.key_matches_max = 1
+    few = len(_rows([EqualTo(("keys",), "k20")], topic="T")[0])
+    assert few < 40 * COUNT, "one match is far from the limits"
+    monkeypatch.setattr("tandemmq.spark.metadata.KEY_ANSWER_BYTES_MAX", 100)
+    assert len(_rows([EqualTo(("keys",), "k20")], topic="T")[0]) == 40 * COUNT
+
+
 def test_everything_is_read_if_the_answer_to_a_key_lacks_the_time_of_the_index(net: FakeNet) -> None:
     for broker in _fill(net):
         broker.hides_index_time = True
