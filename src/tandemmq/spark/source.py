@@ -22,6 +22,7 @@ from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import is_system_topic
+from tandemmq.spark.checkpoint import sync_checkpoint
 from tandemmq.spark.columns import Projection, project_schema, render_ddl, select_source_columns
 from tandemmq.spark.metadata import QueriedCluster, Topology, require_named
 from tandemmq.spark.offsets import OffsetRange, QueueKey, share_out
@@ -219,6 +220,7 @@ class TandemSource(DataSource):  # type: ignore[misc]  # pyspark is untyped here
         from tandemmq.spark.sink.writer import TopicStreamWriter
 
         options, columns = self._plan_write(schema, overwrite)
+        sync_checkpoint(self.options.get("checkpointLocation", ""))  # before the tasks of a batch
         return TopicStreamWriter(options, columns)
 
     def _plan_write(self, schema: Any, overwrite: bool) -> tuple[SinkOptions, SinkColumns]:

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
-import pyarrow as pa
 import pytest
 from typer.testing import CliRunner
 
@@ -22,9 +21,8 @@ import tandemmq.spark.session
 from tandemmq.errors import ConfigError
 from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
-from tandemmq.spark.lake.files import Totals, claim_lake, list_batches
+from tandemmq.spark.lake.files import Totals, claim_lake
 from tandemmq.spark.lake.home import hold_directory
-from tandemmq.spark.lake.sink import LakeWriter
 from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.feed import Feed
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
@@ -83,28 +81,6 @@ def test_a_checkpoint_without_the_newest_batch_of_the_lake_is_refused(tmp_path: 
         _check(_options(tmp_path))
     with pytest.raises(ConfigError, match="no batch after 0"):
         Feed(_options(tmp_path)).run_batch(lambda _task, _tasks: [])
-
-
-def test_the_offsets_of_a_batch_are_on_disk_before_the_lake_has_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    offsets, lake = tmp_path / "checkpoint" / "offsets", tmp_path / "lake"
-    offsets.mkdir(parents=True)
-    (offsets / "3").write_text("v1")
-    flushed: list[tuple[Path, bool]] = []
-    flush = os.fsync
-
-    def record(descriptor: int) -> None:
-        flushed.append((Path(f"/proc/self/fd/{descriptor}").readlink(), (lake / "batch=00000003").exists()))
-        flush(descriptor)
-
-    monkeypatch.setattr(os, "fsync", record)
-    writer = LakeWriter(lake, (), "zstd", checkpoint=f"file:{offsets.parent}")
-    staged = writer.stage([pa.record_batch({"body": [b"x"]})], "q1", 3, 0)
-    writer.commit([staged], 3)
-    for path in (offsets / "3", offsets, offsets.parent):
-        assert (path, False) in flushed
-    assert list_batches(lake) == [3]
 
 
 def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:

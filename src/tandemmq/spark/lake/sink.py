@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.documents import sync_directory, sync_file
+from tandemmq.spark.checkpoint import sync_checkpoint
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
 from tandemmq.spark.lake.formats import (
     LakeFormat,
@@ -92,6 +91,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             raise ConfigError(f"{SINK_NAME} needs a directory: start('/path/of/the/lake')")
         local = path.removeprefix("file:")
         refuse_address(local)
+        sync_checkpoint(self.options.get("checkpointLocation", ""))  # before the tasks of a batch
         kind = parse_format(self.options.get("format", "parquet"))
         data, *named = (self.options.get(name, "") for name in ("data", "catalog", "table"))
         return LakeWriter(
@@ -102,7 +102,6 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             bad_only=parse_list(self.options.get("badOnly", "")),
             bad_sink=_parse_bad_sink(dict(self.options)),
             key=self.options.get("key", ""),
-            checkpoint=self.options.get("checkpointLocation", ""),
             # With an address the catalog need not be asked again for every step of every batch.
             home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
         )
@@ -122,7 +121,6 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
     bad_sink: SinkOptions | None = None
     home: TableHome = PARQUET_HOME
     key: str = ""
-    checkpoint: str = ""
 
     def write(self, iterator: Iterator[Any]) -> TaskFiles:
         context = TaskContext.get()
@@ -202,7 +200,6 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
         files = [file for message in done for file in message.files]
         bad_files = [file for message in done for file in message.bad_files]
         try:
-            _sync_checkpoint(self.checkpoint, batchId)
             check_table(self.root, self.home)
             save_home(self.root, self.home)
             # The lake is committed last: if it has the batch, the batch is complete, and a replay changes
@@ -226,22 +223,6 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
                 if self._kind is LakeFormat.PARQUET:
                     discard_files(self.root, message.files)
                 discard_files(self._bad_root, message.bad_files)
-
-
-def _sync_checkpoint(checkpoint: str, batch_id: int) -> None:
-    """Flushes the end offsets of the batch to disk, because Spark does not. If a power cut took them and the
-    lake kept the batch, its number would be given to other offsets. Skips what is not on this machine.
-    """
-    if not checkpoint:
-        return
-    root = Path(checkpoint.removeprefix("file:"))
-    offsets = root / "offsets"
-    for path in (offsets / str(batch_id), offsets / f".{batch_id}.crc"):
-        with suppress(FileNotFoundError):
-            sync_file(path)
-    for directory in (offsets, root):
-        with suppress(FileNotFoundError):
-            sync_directory(directory)
 
 
 def _parse_bad_sink(options: Mapping[str, str]) -> SinkOptions | None:

@@ -25,6 +25,7 @@ from zlib import crc32
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.checkpoint import find_last_batch
 from tandemmq.spark.columns import BODY_FAULT, OutputColumn, Projection
 from tandemmq.spark.documents import replace_file, write_document
 from tandemmq.spark.lake.files import Totals
@@ -35,7 +36,7 @@ from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, find_last_batch, read_query_id
+from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, read_query_id
 from tandemmq.spark.pipelines.landing import Landing, plan_landing
 from tandemmq.spark.pipelines.options import LandingOptions
 from tandemmq.spark.stream import TopicStreamReader

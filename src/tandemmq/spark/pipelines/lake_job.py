@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.checkpoint import find_last_batch
 from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
@@ -107,12 +108,6 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
             f" missing. The next batch would be dropped as batch {planned + 1} of the lake. Restore them,"
             " or land the topic again in another directory with --out."
         )
-
-
-def find_last_batch(directory: Path) -> int:
-    """Returns the highest batch number that a directory of a checkpoint has a file of; -1 without one."""
-    found = directory.iterdir() if directory.is_dir() else ()
-    return max((int(path.name) for path in found if path.name.isdecimal()), default=-1)
 
 
 def read_query_id(checkpoint: Path) -> str | None:
