@@ -118,7 +118,9 @@ def _take_fields(options_type: Any, given: dict[str, Any]) -> Any:
         if not typed:
             values[field.name] = value
         elif value and value != typed[0].default:
-            flag = info.param_decls[0] if info.param_decls else f"--{field.name.replace('_', '-')}"
+            # Typer keeps the first of the names as the default until it builds the command.
+            flag = next(iter((info.default, *info.param_decls)), None)
+            flag = flag if isinstance(flag, str) else f"--{field.name.replace('_', '-')}"
             values[field.name] = typed[0].parse(flag, value)
     return options_type(**values)
 

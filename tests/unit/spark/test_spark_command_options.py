@@ -90,4 +90,5 @@ def test_a_flag_changes_what_it_names(
 def test_a_setting_that_spark_would_ignore_is_refused() -> None:
     result = CliRunner().invoke(app, [*LANDING, "--conf", "driver.memory=4g"])
     assert result.exit_code == 2
+    assert "--conf" in result.output
     assert "begin with" in result.output
