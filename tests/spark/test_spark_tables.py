@@ -149,6 +149,8 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
     # One field has the name under which the landing looks for bodies that Spark cannot parse.
     bodies = [b'{"n":%d,"new":{"a":%d},"_tandemmq_corrupt":"no"}' % (n, n) for n in range(80)]
     bodies[1] = b'{"n":"x","new":{"a":1}}'
+    bodies[2] = b"{'n':2,'new':{'a':2}}"  # Spark would take it for JSON, and drop what does not fit
+    bodies[3] = b'{"n":3,"new":{"a":3},"odd":"\xff"}'
     out, schema = ("--out", str(tmp_path)), ("--json-schema", "n bigint", "--json-changes", "grow")
     command = ("landing", "--namesrv", cluster.namesrv, "--topic", "Changing", *out, "--once", *schema)
     reported: list[dict[str, Any]] = []
@@ -159,11 +161,13 @@ def test_bodies_that_change_are_rescued_and_the_schema_grows(
             reported += run_pipeline(*command, "--batch-rows", "20")
     # Each start of the query reports its schema.
     read_with = dict.fromkeys(tuple(event["fields"]) for event in reported if event["event"] == "json_schema")
-    assert [set(fields) for fields in read_with] == [{"n"}, {"n", "new", "_tandemmq_corrupt"}]
-    assert (reported[-1]["rows_total"], reported[-1]["bad_total"]) == (80, 0)
+    assert [set(fields) for fields in read_with] == [{"n"}, {"n", "new", "odd", "_tandemmq_corrupt"}]
+    assert (reported[-1]["rows_total"], reported[-1]["bad_total"]) == (79, 1)
     rows = spark.read.option("mergeSchema", "true").parquet(str(tmp_path)).collect()
     parts = [(row.json.asDict(recursive=True), json.loads(row.jsonRescue or "{}")) for row in rows]
-    assert sorted((rest.get("new") or read["new"])["a"] for read, rest in parts) == list(range(80))
+    found = sorted((rest.get("new") or read["new"])["a"] for read, rest in parts)
+    assert found == [number for number in range(80) if number != 2]
+    assert [rest["odd"] for _, rest in parts if "odd" in rest] == ["\ufffd"]
     assert sum("new" not in rest for _, rest in parts) >= 40
     assert [rest["n"] for _, rest in parts if "n" in rest] == ["x"]
 

@@ -149,6 +149,7 @@ def test_half_a_character_is_an_ordinary_body() -> None:
     assert text == r'{"t":"\ude00"}'
     assert rescue == '{"n":"x\\ud83d","\N{REPLACEMENT CHARACTER}":[1.10,{"a":"\\ud83d"}]}'
     assert split_body(rb'{"n": 1, "more": "\ud83d\ude00"}', schema) == ('{"n":1}', '{"more":"😀"}')
+    assert split_body(b'{"n": 1, "more": "\xff"}', schema) == ('{"n":1}', '{"more":"\ufffd"}')
 
 
 def test_more_than_one_object_is_no_json() -> None:

@@ -211,6 +211,9 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
     corrupt = next(name for name in accumulate(repeat("_"), initial=_CORRUPT) if name not in taken)
     read = StructType([*schema.fields]).add(corrupt, StringType())
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
+    if is_rescued:
+        # Only JSON can be split; else the parts of such a body that do not fit would be dropped.
+        options["allowSingleQuotes"] = "false"
     frame = (
         add_rescue(frame, schema) if is_rescued else frame.withColumn("text", f.col("body").cast("string"))
     )
@@ -435,7 +438,7 @@ def split_body(body: bytes | None, schema: StructType) -> tuple[str | None, str 
     """Returns the fitting part, None if it is the unchanged body, and the rest, None if there is none."""
     try:
         # Spark also reads NaN and the like as words; as numbers they would become nulls.
-        value = json.loads((body or b"").decode(), parse_float=Decimal, parse_constant=str)
+        value = json.loads((body or b"").decode(errors="replace"), parse_float=Decimal, parse_constant=str)
     except (ValueError, RecursionError):
         return None, None
     if not isinstance(value, dict):
