@@ -1,4 +1,4 @@
-"""What our sinks need of the checkpoint of their query: `offsets/N` has the end of batch N."""
+"""Finds and flushes the files of a query's checkpoint: `offsets/N` has the end of batch N."""
 
 from __future__ import annotations
 
