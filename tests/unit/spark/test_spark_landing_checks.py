@@ -89,6 +89,14 @@ def test_batches_without_an_owner_are_refused(tmp_path: Path) -> None:
         _check(_options(tmp_path))
 
 
+def test_a_directory_with_other_files_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "README").touch()
+    _check(_options(tmp_path))
+    (tmp_path / "old.parquet").touch()
+    with pytest.raises(ConfigError, match=r"holds old\.parquet, which no landing wrote"):
+        _check(_options(tmp_path))
+
+
 def test_a_directory_is_held_by_one_landing(tmp_path: Path) -> None:
     hold = (
         "import sys; from pathlib import Path; from tandemmq.spark.lake.home import hold_directory\n"

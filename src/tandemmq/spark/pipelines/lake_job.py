@@ -100,6 +100,12 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
         )
     if owner is None and list_committed(out):
         raise ConfigError(f"{out} holds batches but not the record of the query that wrote them")
+    foreign = None if owner is not None else next(out.glob("*.parquet"), None)
+    if foreign is not None:
+        raise ConfigError(
+            f"{out} holds {foreign.name}, which no landing wrote: readers of the directory would take its"
+            " rows for messages. Give a directory of its own with --out."
+        )
     landed = max([*list_committed(out), *list_batches(out / BAD_RECORDS_DIR)], default=-1)
     planned = find_last_batch(checkpoint_dir / "offsets")
     if landed > planned:
