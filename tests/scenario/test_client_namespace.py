@@ -183,7 +183,7 @@ async def test_transactions_checks_requests_and_recalls(tmp_path: Path) -> None:
                 await transactions.send(message, lambda _, state=state: state)  # type: ignore[misc]
             found = await take(consumer, 2)
             assert sorted(one.body for one in found) == [b"COMMIT", b"UNKNOWN"]
-            assert asked == ["T"]
+            assert set(asked) == {"T"}  # a busy machine is asked again before the broker has the answer
             request = asyncio.ensure_future(
                 producer.request(Message(topic="T", body=b"ping"), timeout_s=PATIENCE_S)
             )
