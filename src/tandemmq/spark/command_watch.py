@@ -118,9 +118,8 @@ def _take_fields(options_type: Any, given: dict[str, Any]) -> Any:
         if not typed:
             values[field.name] = value
         elif value and value != typed[0].default:
-            # Typer keeps the first of the names as the default until it builds the command.
-            flag = next(iter((info.default, *info.param_decls)), None)
-            flag = flag if isinstance(flag, str) else f"--{field.name.replace('_', '-')}"
+            # Until it builds the command, Typer keeps the first name of an option as the default.
+            flag = info.default if isinstance(info.default, str) else f"--{field.name.replace('_', '-')}"
             values[field.name] = typed[0].parse(flag, value)
     return options_type(**values)
 

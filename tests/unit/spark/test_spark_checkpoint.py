@@ -37,6 +37,7 @@ def checkpoint(tmp_path: Path) -> Path:
     offsets.mkdir(parents=True)
     for name in ("2", ".2.crc", "10", ".10.crc", ".11.tmp"):
         (offsets / name).write_text("v1")
+    (offsets.parent / "metadata").write_text('{"id": "q"}')
     return offsets.parent
 
 
@@ -53,8 +54,8 @@ def test_the_newest_offsets_are_flushed_before_a_batch(
     options = CaseInsensitiveDict({"checkpointLocation": f"{scheme}{checkpoint}", **more})
     sink(options).streamWriter(schema=SCHEMA, overwrite=False)
     offsets = checkpoint / "offsets"
-    assert [path for path in flushed if path.is_relative_to(checkpoint)][:4] == [
-        *(offsets / "10", offsets / ".10.crc"),
+    assert [path for path in flushed if path.is_relative_to(checkpoint)][:5] == [
+        *(offsets / "10", offsets / ".10.crc", checkpoint / "metadata"),
         *(offsets, checkpoint),
     ]
 

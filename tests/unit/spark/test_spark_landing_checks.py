@@ -77,9 +77,11 @@ def test_a_checkpoint_without_the_newest_batch_of_the_lake_is_refused(tmp_path: 
     (tmp_path / place).mkdir(parents=True)
     _check(_options(tmp_path))  # the batch that the lake has, and Spark has not recorded as done
     (checkpoint / "offsets" / "1").unlink()
-    with pytest.raises(ConfigError, match=r"holds batch 1, and .*_checkpoint no batch after 0: its newest"):
+    with pytest.raises(
+        ConfigError, match=r"_checkpoint ends with batch 0, and .* has batch 1: the newest files"
+    ):
         _check(_options(tmp_path))
-    with pytest.raises(ConfigError, match="no batch after 0"):
+    with pytest.raises(ConfigError, match="ends with batch 0"):
         Feed(_options(tmp_path)).run_batch(lambda _task, _tasks: [])
 
 

@@ -24,8 +24,7 @@ from zlib import crc32
 
 from pyspark.sql.datasource import CaseInsensitiveDict
 
-from tandemmq.errors import ConfigError
-from tandemmq.spark.checkpoint import find_last_batch
+from tandemmq.spark.checkpoint import find_last_batch, read_end, read_query_id
 from tandemmq.spark.columns import BODY_FAULT, OutputColumn, Projection
 from tandemmq.spark.documents import replace_file, write_document
 from tandemmq.spark.lake.files import Totals
@@ -36,7 +35,7 @@ from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
-from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint, read_query_id
+from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import Landing, plan_landing
 from tandemmq.spark.pipelines.options import LandingOptions
 from tandemmq.spark.stream import TopicStreamReader
@@ -94,13 +93,7 @@ class BatchLog:
         self.committed = find_last_batch(directory / "commits")
 
     def read_end(self, batch: int) -> dict[str, Any]:
-        """Returns the end of a batch. Raises:  ConfigError for a file that was cut or is not Spark's."""
-        path = self._directory / "offsets" / str(batch)
-        try:
-            document: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
-        except (IndexError, ValueError) as error:
-            raise ConfigError(f"{path} does not end with the offsets of a batch: {error}") from error
-        return document
+        return read_end(self._directory, batch)
 
     def plan(self, end: dict[str, Any]) -> None:
         """Stores the end of the next batch; it is on disk when this returns."""

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
+from tandemmq.spark.checkpoint import read_end
 from tandemmq.spark.columns import COLUMNS
 from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.lake.view import LakeView, view_lake
@@ -61,23 +62,14 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
     if view.last_batch is None:
         return Seam(view=view, end=StreamOffset())
     directory = checkpoint or lake / CHECKPOINT_DIR
-    document = _read_end(directory / "offsets", view.last_batch)
-    if document is None:
+    try:
+        document = read_end(directory, view.last_batch)
+    except FileNotFoundError as error:
         raise ConfigError(
             f"{directory} lacks the end offsets of batch {view.last_batch} of {lake}: pass the checkpoint of"
             " its landing"
-        )
+        ) from error
     return Seam(view=view, end=decode_offset(document))
-
-
-def _read_end(offsets: Path, batch: int) -> dict[str, object] | None:
-    """Returns the end offset of a batch: the last line of Spark's file, after its version and settings."""
-    try:
-        lines = (offsets / str(batch)).read_text().splitlines()
-    except FileNotFoundError:
-        return None
-    document = json.loads(lines[-1])
-    return document if isinstance(document, dict) else None
 
 
 FROM_COLUMN = "landed"

@@ -212,7 +212,7 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
     read = StructType([*schema.fields]).add(corrupt, StringType())
     options = {"mode": "PERMISSIVE", "columnNameOfCorruptRecord": corrupt}
     if is_rescued:
-        # Only JSON can be split; else the parts of such a body that do not fit would be dropped.
+        # Spark also reads bodies with single quotes. The rescue cannot, and would drop what does not fit.
         options["allowSingleQuotes"] = "false"
     frame = (
         add_rescue(frame, schema) if is_rescued else frame.withColumn("text", f.col("body").cast("string"))

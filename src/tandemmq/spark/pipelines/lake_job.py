@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.checkpoint import find_last_batch
-from tandemmq.spark.documents import read_document
+from tandemmq.spark.checkpoint import find_last_batch, read_query_id
 from tandemmq.spark.lake.files import (
     BAD_RECORDS_DIR,
     CONTROL_DIR,
@@ -110,16 +109,10 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
     planned = find_last_batch(checkpoint_dir / "offsets")
     if landed > planned:
         raise ConfigError(
-            f"{out} holds batch {landed}, and {checkpoint_dir} no batch after {planned}: its newest files are"
-            f" missing. The next batch would be dropped as batch {planned + 1} of the lake. Restore them,"
-            " or land the topic again in another directory with --out."
+            f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {landed}: the newest files of"
+            " the checkpoint are missing. The next batch would get the number of one that the lake has, and be"
+            " dropped. Restore the files, or land the topic again in another directory with --out."
         )
-
-
-def read_query_id(checkpoint: Path) -> str | None:
-    """Returns the id of the query that a checkpoint belongs to; None if there is no checkpoint."""
-    document = read_document(checkpoint / "metadata")
-    return None if document is None else str(document["id"])
 
 
 def _start_query(options: StreamOptions, sink: Mapping[str, str], stream: DataFrame) -> Any:
