@@ -110,8 +110,8 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
     if landed > planned:
         raise ConfigError(
             f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {landed}: the newest files of"
-            " the checkpoint are missing. The next batch would get the number of one that the lake has, and be"
-            " dropped. Restore the files, or land the topic again in another directory with --out."
+            " the checkpoint are missing. The next batch would get the number of one that the lake has, and"
+            " be dropped. Restore the files, or land the topic again in another directory with --out."
         )
 
 
