@@ -61,6 +61,8 @@ class GrowingWork(OperatedWork):
         """The time since when a kind of consumer is owed every message."""
         self._highest: dict[tuple[str, str, int], int] = {}
         """Kind, topic, queue -> the last offset that was delivered."""
+        self._got: dict[tuple[str, int, int], set[int]] = {}
+        """Topic, queue, queue offset -> the messages that the broadcasting group got from there."""
         self._topics: list[str] = []
         """The topic of each message."""
         self._popped_s: dict[str, float] = {}
@@ -236,6 +238,13 @@ class GrowingWork(OperatedWork):
         if wanted <= read and set(TOPICS) <= assignment._starts._first_route.keys():
             self._begun_s[kind] = self.world.loop.time()
 
+    def finish(self, group: str, message: ReceivedMessage) -> Item | None:
+        item = super().finish(group, message)
+        if item is not None and group == "broadcasting":
+            place = message.topic, message.queue_id, message.queue_offset
+            self._got.setdefault(place, set()).add(item.number)
+        return item
+
     def _check_order(self, kind: str, item: Item, message: ReceivedMessage) -> None:
         place = kind, message.topic, message.queue_id
         highest = self._highest.get(place, -1)
@@ -252,11 +261,34 @@ class GrowingWork(OperatedWork):
             return max(begun_s, self._popped_s.get(self._topics[item.number], math.inf))
         return begun_s
 
+    def _is_owed_to(self, kind: str, item: Item) -> bool:
+        """Returns True if the kind must get the message, once it is acknowledged and kept.
+
+        A master that came back with an empty disk assigns queue offsets again. A broadcasting group that read
+        its messages may go on behind them at the slave that replaces it, where older messages have these
+        offsets: no broker knows what the group has read of which log (decision 015).
+        """
+        if item.begin_s < self._begun_at(kind, item):
+            return False
+        if kind != "broadcasting":
+            return True
+        others = self._got.get((self._topics[item.number], *item.place), set()) - {item.number}
+        return not any(self._may_be_discarded(self.book.items[number]) for number in others)
+
+    def _may_be_discarded(self, item: Item) -> bool:
+        """Returns True if a master with an empty disk may have stored the message, whose log was discarded
+        later.
+        """
+        return any(
+            item.begin_s <= end_s and (item.end_s or end_s) >= begin_s
+            for begin_s, end_s in self.world.discards
+        )
+
     def missing(self, master: BrokerNode) -> list[str]:
         return [
             text
             for kind in KINDS
             for text in self.unfinished(
-                kind, (item for item in self.book.items if item.begin_s >= self._begun_at(kind, item))
+                kind, (item for item in self.book.items if self._is_owed_to(kind, item))
             )
         ]
