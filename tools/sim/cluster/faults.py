@@ -460,6 +460,7 @@ class FaultInjector:
         self._world.is_clock_set = True
         clock.skew_ms += step_ms
         self._lead_ms = max(self._lead_ms or 0, clock.skew_ms)
+        self._cluster.watch.latest_ms()  # while it is ahead, leases end
         self._world.note(f"the clock of {node.name} steps by {step_ms} ms")
         if self._dice.happens(50):
             await self._pause(100, 10_000)

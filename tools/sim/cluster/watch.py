@@ -13,6 +13,7 @@ from sim.cluster.promises import Promises
 from sim.cluster.settings import PASSING_TOPIC, TOPIC, Group
 from sim.cluster.world import World
 from sim.linearizable import Read
+from sim.manual_clock import START_MS
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.store import MessageStore
@@ -53,7 +54,15 @@ class Watch:
         self._ack_floor = 0
         self.queue_high: dict[int, int] = {}
         """For each queue, the highest end that any replica had, recorded at losses of nodes."""
+        self._lead_ms = 0
         world.fabric.observers.append(self._after_delivery)
+
+    # Clocks.
+
+    def latest_ms(self) -> int:
+        """Returns the time by a clock as far ahead as a broker's ever was, when this was called."""
+        self._lead_ms = max(self._lead_ms, *(node.clock.skew_ms for node in self.brokers))
+        return START_MS + self._lead_ms + int(self._world.loop.time() * 1000)
 
     # Producers.
 

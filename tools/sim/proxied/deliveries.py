@@ -60,7 +60,6 @@ class DeliveredWork(GrpcApplication):
         """Message number -> the time at which an acknowledgement was answered with OK, and its place."""
         self._leases: dict[int, Held] = {}
         """Message number -> its last delivery, while it is promised to be the only one."""
-        self._lead_ms = 0
         self._blocked_until_s = 0.0
         """The end of the longest lease; messages behind it wait in an ordered group."""
         for proxy in self.proxies:
@@ -146,10 +145,7 @@ class DeliveredWork(GrpcApplication):
 
     def _is_over(self, ends_ms: int) -> bool:
         """Returns True if some master may consider the lease as expired by now."""
-        time_ms = int(self.world.loop.time() * 1000)
-        broker_ms = max(node.clock.now_ms() for node in self._watch.brokers)
-        self._lead_ms = max(self._lead_ms, broker_ms - time_ms)
-        return self._lead_ms + time_ms >= ends_ms
+        return self._watch.latest_ms() >= ends_ms
 
     def is_kept(self, at_s: float) -> bool:
         """Returns True if an answer of a broker at that time still holds for all later brokers."""

@@ -31,7 +31,7 @@ from tandemmq.client import (
     ReceivedMessage,
     StartFrom,
 )
-from tandemmq.errors import TandemError, TopicNotFound
+from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies import MessageQueue
 
 TOPICS: Final = tuple(f"Grown{number}" for number in range(4))
@@ -162,8 +162,9 @@ class GrowingWork(OperatedWork):
     async def _set_count(self, topic: str, name: str, count: int) -> None:
         remoting, address = self.instance.remoting, await self.master_address()
         held = await broker_admin.query_topic_config(remoting, address, topic)
-        if held is None:
-            raise TopicNotFound(f"{address} has lost topic {topic!r}")
+        if held is None:  # lost with a master; an operator creates it again
+            await self.admin.ensure_topic(topic, queue_count=count)
+            return
         wanted = msgspec.structs.replace(held, **{name: max(count, getattr(held, name))})
         await broker_admin.create_topic(remoting, address, wanted)
 

@@ -81,8 +81,6 @@ class PopWork(DirectWork):
         """Message number -> the time since when a client holds it, and until when by the broker's clock."""
         self._first_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
         """Message number -> the time and place of the first pop."""
-        self._lead_ms = 0
-        """The furthest that a master's clock was ever ahead."""
         self._done_at: dict[int, tuple[float, tuple[str, int, int]]] = {}
         """The time at which the broker accepted the acknowledgement, and its place."""
         self._doubtful: set[int] = set()
@@ -174,9 +172,7 @@ class PopWork(DirectWork):
 
     def _is_over(self, ends_ms: int) -> bool:
         """Returns True if some master may consider the lease as expired by now."""
-        time_ms = int(self.world.loop.time() * 1000)
-        self._lead_ms = max(self._lead_ms, self._broker_now_ms() - time_ms)
-        return self._lead_ms + time_ms >= ends_ms
+        return self._watch.latest_ms() >= ends_ms
 
     def _is_kept(self, at_s: float) -> bool:
         """Returns True if an answer of a broker at that time still holds for all later brokers."""
