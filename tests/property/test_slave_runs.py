@@ -8,6 +8,7 @@ same reason.
 from __future__ import annotations
 
 import os
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,9 @@ from sim.fuzz.mutate import flip
 from sim.memory import ManualClock, MemoryDisk
 from tandemmq.errors import StoreError
 from tandemmq.protocol import speedups
+from tandemmq.protocol.hashes import crc32
 from tandemmq.protocol.record import NewRecord, RecordOutcome, check_record, encode_record
+from tandemmq.protocol.record_layout import CRC_MASK
 from tandemmq.protocol.record_run import RecordRun, read_run
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK, TRANSACTION_PREPARED
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
@@ -42,13 +45,15 @@ def _without(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(speedups, "kernel", None)
 
 
-def run_of(view: memoryview, position: int, end: int, log_offset: int) -> RecordRun | None:
+def run_of(
+    view: memoryview, position: int, end: int, log_offset: int, bytes_max: int = BYTES_MAX
+) -> RecordRun | None:
     """Returns the longest run that `read_run` may return: its definition by `check_record`."""
     rows: list[tuple[Any, ...]] = []
     topic = ""
     while end - position >= 8:
         found = check_record(view[:end], position, log_offset=log_offset)
-        is_plain = found.outcome is RecordOutcome.OK and found.size <= BYTES_MAX and found.message_count == 1
+        is_plain = found.outcome is RecordOutcome.OK and found.size <= bytes_max and found.message_count == 1
         if not is_plain or found.sys_flag & (TRANSACTION_PREPARED | HOSTS_V6_MASK):
             break
         if found.topic in ("", SCHEDULE_TOPIC) or (rows and found.topic != topic):
@@ -102,6 +107,55 @@ def test_a_run_takes_all_ordinary_records(monkeypatch: pytest.MonkeyPatch) -> No
     assert found == run_of(view, 0, len(view), 0)
     assert found is not None
     assert len(found.sizes) == 40
+
+
+def _record(topic: bytes, properties: bytes, log_offset: int) -> bytes:
+    """Returns a record of the older format, in which the length of a topic has one byte."""
+    body, host = b"body", HOST
+    size = 88 + len(body) + 1 + len(topic) + 2 + len(properties)
+    return b"".join(
+        (
+            struct.pack(">iIIii", size, 0xDAA320A7, crc32(body) & CRC_MASK, 0, 0),
+            struct.pack(">qqiq8sq8siqi", 7, log_offset, 0, 1, host, 1, host, 0, 0, len(body)),
+            body + bytes([len(topic)]) + topic + len(properties).to_bytes(2, "big") + properties,
+        )
+    )
+
+
+def _check_run(records: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch) -> int:
+    """Returns how many records the run takes that begins with the first of (topic, properties); checks it."""
+    raw = b""
+    for topic, properties in records:
+        raw += _record(topic, properties, len(raw))
+    view = memoryview(raw)
+    monkeypatch.setattr(speedups, "kernel", kernel)
+    found = read_run(view, 0, len(view), log_offset=0, record_bytes_max=len(raw))
+    if found is None:
+        return 0
+    whole = run_of(view, 0, len(view), 0, len(raw))
+    assert whole is not None, "another record is there"
+    assert found == whole.head(len(found.sizes))
+    return len(found.sizes)
+
+
+def test_a_run_ends_at_its_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert _check_run([(b"T", b"UNIQ_KEY\x01a")] * 600, monkeypatch) == 256
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(32_767, True), (32_768, False), (65_535, False)])
+def test_a_run_takes_no_record_whose_properties_are_too_long(
+    size: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"note\x01" + b"x" * (size - 5)
+    assert _check_run([(b"T", text), (b"T", b"")], monkeypatch) == 2 * is_taken
+    assert _check_run([(b"T", b""), (b"T", text)], monkeypatch) == 1 + is_taken
+
+
+@pytest.mark.parametrize(("size", "is_taken"), [(127, True), (128, False), (255, False)])
+def test_a_run_takes_no_record_whose_topic_is_too_long(
+    size: int, is_taken: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert _check_run([(b"t" * size, b"UNIQ_KEY\x01a")], monkeypatch) == is_taken
 
 
 @dataclass

@@ -208,6 +208,41 @@ def test_columns_of_sends_are_equal(seed: int) -> None:
                 assert theirs == ours, (name, frames)
 
 
+def _sends(seed: int, code: RequestCode, drop: tuple[str, ...]) -> list[Frame]:
+    """Returns three equal sends, the second without the field at the path `drop`."""
+    frames: list[Frame] = []
+    for number in range(3):
+        head = json.loads(header(Dice(seed), code, "T", is_closed=True, is_odd=False))
+        if number == 1 and drop:
+            *above, name = drop
+            del (head["extFields"] if above else head)[name]
+        frames.append((json.dumps(head, separators=(",", ":"), ensure_ascii=False).encode(), b"body", 0))
+    return frames
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_a_send_that_lacks_a_field_is_read_as_without_the_kernel(code: RequestCode) -> None:
+    read = partial(kernel.read_sends, code, code == RequestCode.SEND_MESSAGE_V2)
+    seed = next(seed for seed in range(100) if read(_sends(seed, code, ()), b"") is not None)
+    whole = json.loads(_sends(seed, code, ())[0][0])
+    paths = [(name,) for name in whole] + [("extFields", name) for name in whole["extFields"]]
+    refused = []
+    for path in paths:
+        frames = _sends(seed, code, path)
+        alone = read_columns(code, frames, ADDED)
+        if alone is None:
+            refused.append(path)
+            assert read(frames, b"") is None, path
+            continue
+        with used():
+            beside = read_columns(code, frames, ADDED)
+        assert beside is not None, path
+        for ours, theirs in zip(alone, beside, strict=True):
+            assert isinstance(ours, str) or theirs == ours or list(theirs) == list(ours), path
+    assert ("code",) in refused
+    assert len(refused) >= 9, refused
+
+
 def test_the_kernel_takes_ordinary_sends() -> None:
     taken = tried = 0
     for seed in range(100):
@@ -249,6 +284,17 @@ def test_frames_of_streams_are_equal(seed: int) -> None:
             return found, decoder.buffered_bytes, decoder.unfinished_count
 
         both(split)
+
+
+@pytest.mark.parametrize("size", [0x3FFFE, 0x3FFFF, 0x40000, 0x50000])
+def test_headers_of_any_size_are_equal(size: int) -> None:
+    raw = (4 + size).to_bytes(4, "big") + size.to_bytes(4, "big") + b"x" * size
+
+    def split() -> object:
+        return FrameDecoder(1 << 24).split(raw)
+
+    found = both(split)
+    assert isinstance(found, list) == (size <= 0x3FFFF), "other headers are refused"
 
 
 @pytest.mark.parametrize("seed", SEEDS)
