@@ -331,6 +331,23 @@ async def test_too_many_bytes_in_one_turn_are_refused_as_busy() -> None:
     await store.close()
 
 
+async def test_a_block_with_too_many_bytes_for_one_turn_is_not_taken() -> None:
+    rig = Rig()
+    store = await rig.open(staged_bytes_max=1000)
+    block = make_batch([record(b"x" * 200), record(b"y" * 200, queue_id=1)])
+    assert block is not None
+    statuses: list[PutStatus] = []
+    assert store.appender.append_block(block, statuses.append) is not None
+    assert store.appender.append_block(block, pytest.fail) is None
+    assert store.queue_next("T", 0) == 1
+    rig.clock.run_soon()
+    assert statuses == [PutStatus.PUT_OK]
+    assert store.appender.append_block(block, statuses.append) is not None
+    rig.clock.run_soon()
+    assert store.queue_max("T", 1) == 2
+    await store.close()
+
+
 async def test_a_closed_store_refuses_messages() -> None:
     rig = Rig()
     store = await rig.open()
