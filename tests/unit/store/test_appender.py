@@ -334,12 +334,13 @@ async def test_too_many_bytes_in_one_turn_are_refused_as_busy() -> None:
 async def test_a_block_with_too_many_bytes_for_one_turn_is_not_taken() -> None:
     rig = Rig()
     store = await rig.open(staged_bytes_max=1000)
+    rig.put(store, record(b"begins the file"))
     block = make_batch([record(b"x" * 200), record(b"y" * 200, queue_id=1)])
     assert block is not None
     statuses: list[PutStatus] = []
     assert store.appender.append_block(block, statuses.append) is not None
     assert store.appender.append_block(block, pytest.fail) is None
-    assert store.queue_next("T", 0) == 1
+    assert store.queue_next("T", 1) == 1
     rig.clock.run_soon()
     assert statuses == [PutStatus.PUT_OK]
     assert store.appender.append_block(block, statuses.append) is not None
