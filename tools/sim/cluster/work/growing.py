@@ -266,7 +266,7 @@ class GrowingWork(OperatedWork):
         """Returns True if the kind must get the message, once it is acknowledged and kept.
 
         A master that came back with an empty disk assigns queue offsets again. A broadcasting group that read
-        its messages may go on behind them at the slave that replaces it, where older messages have these
+        its messages may continue behind them at the slave that replaces it, where older messages have these
         offsets: no broker knows what the group has read of which log (decision 015).
         """
         if item.begin_s < self._begun_at(kind, item):
