@@ -7,6 +7,7 @@ import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.stream.Collectors;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -120,7 +121,7 @@ final class Check {
     }
 
     static <T> List<T> list() {
-        return Collections.synchronizedList(new ArrayList<>());
+        return new CopyOnWriteArrayList<>();
     }
 
     static Message message(String topic, String tags, String keys, String body) {

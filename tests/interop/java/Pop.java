@@ -1,7 +1,6 @@
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
-import java.util.TreeMap;
+import java.util.concurrent.ConcurrentSkipListMap;
 import java.util.stream.Collectors;
 
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
@@ -36,8 +35,8 @@ public final class Pop {
         config.setGroupName(group);
         admin.createAndUpdateSubscriptionGroupConfig(broker, config);
 
-        Map<String, List<Integer>> tries = Collections.synchronizedMap(new TreeMap<>());
-        Map<String, Boolean> popped = Collections.synchronizedMap(new TreeMap<>());
+        Map<String, List<Integer>> tries = new ConcurrentSkipListMap<>();
+        Map<String, Boolean> popped = new ConcurrentSkipListMap<>();
         List<String> wrong = Check.list();
         DefaultMQPushConsumer consumer = Check.consumer(nameServer, group, topic, "*");
         consumer.setClientRebalance(false);

@@ -1,6 +1,5 @@
-import java.util.Collections;
 import java.util.Map;
-import java.util.TreeMap;
+import java.util.concurrent.ConcurrentSkipListMap;
 
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.PushConsumer;
@@ -20,7 +19,7 @@ public final class Delay {
         Grpc.makeTopic(admin, topic, "DELAY", 4);
         String group = topic + "-group";
         Grpc.makeGroup(admin, group, false);
-        Map<String, Long> early = Collections.synchronizedMap(new TreeMap<>());
+        Map<String, Long> early = new ConcurrentSkipListMap<>();
         PushConsumer consumer = Grpc.push(proxy, group, topic, message -> {
             early.put(Grpc.text(message), message.getDeliveryTimestamp().orElse(0L) - System.currentTimeMillis());
             return ConsumeResult.SUCCESS;

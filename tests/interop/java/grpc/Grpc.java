@@ -7,6 +7,7 @@ import java.util.HashMap;
 import java.util.List;
 import java.util.Map;
 import java.util.concurrent.Callable;
+import java.util.concurrent.CopyOnWriteArrayList;
 import java.util.stream.Collectors;
 
 import org.apache.rocketmq.client.apis.ClientConfiguration;
@@ -152,6 +153,6 @@ final class Grpc {
     }
 
     static <T> List<T> list() {
-        return Collections.synchronizedList(new ArrayList<>());
+        return new CopyOnWriteArrayList<>();
     }
 }

@@ -1,8 +1,8 @@
 import java.util.ArrayList;
-import java.util.Collections;
 import java.util.List;
 import java.util.Map;
 import java.util.TreeMap;
+import java.util.concurrent.ConcurrentSkipListMap;
 
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.PushConsumer;
@@ -22,7 +22,7 @@ public final class Push {
         DefaultMQAdminExt admin = Grpc.admin(nameServer);
         Grpc.makeTopic(admin, topic, "NORMAL", 4);
         String group = topic + "-group";
-        Map<String, List<Integer>> tries = Collections.synchronizedMap(new TreeMap<>());
+        Map<String, List<Integer>> tries = new ConcurrentSkipListMap<>();
         PushConsumer consumer = Grpc.push(proxy, group, topic, message -> {
             String text = Grpc.text(message);
             tries.computeIfAbsent(text, name -> Grpc.list()).add(message.getDeliveryAttempt());

@@ -1,6 +1,5 @@
-import java.util.Collections;
 import java.util.Set;
-import java.util.TreeSet;
+import java.util.concurrent.ConcurrentSkipListSet;
 
 import org.apache.rocketmq.client.apis.consumer.ConsumeResult;
 import org.apache.rocketmq.client.apis.consumer.PushConsumer;
@@ -19,7 +18,7 @@ public final class Transaction {
         Grpc.makeTopic(admin, topic, "TRANSACTION", 4);
         String group = topic + "-group";
         Grpc.makeGroup(admin, group, false);
-        Set<String> got = Collections.synchronizedSet(new TreeSet<>());
+        Set<String> got = new ConcurrentSkipListSet<>();
         PushConsumer consumer = Grpc.push(proxy, group, topic, message -> {
             got.add(Grpc.text(message));
             return ConsumeResult.SUCCESS;
