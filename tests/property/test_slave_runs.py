@@ -123,7 +123,7 @@ def _record(topic: bytes, properties: bytes, log_offset: int) -> bytes:
 
 
 def _check_run(records: list[tuple[bytes, bytes]], monkeypatch: pytest.MonkeyPatch) -> int:
-    """Returns how many records the run takes that begins with the first of (topic, properties); checks it."""
+    """Returns the length of the run at the first of the records, (topic, properties) each; checks it."""
     raw = b""
     for topic, properties in records:
         raw += _record(topic, properties, len(raw))

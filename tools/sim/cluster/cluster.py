@@ -422,7 +422,7 @@ class Cluster:
         ends = self._queue_ends(master.store, safe_end)
         late_ms = max(node.clock.skew_ms for node in self.nodes) + AGED_MS
         for node in self.nodes:
-            node.clock.skew_ms = late_ms
+            node.clock.set_skew(late_ms)
         self.ledger.counts["aged"] += 1
         world.note(f"{AGED_MS // 3_600_000} hours pass, nothing before {kept_from} is kept")
         for sent in self.ledger.sent.values():

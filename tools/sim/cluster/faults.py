@@ -137,7 +137,7 @@ class FaultInjector:
         self._stalled.clear()
         if self._lead_ms is not None:
             for node in self._cluster.nodes:
-                node.clock.skew_ms = max(node.clock.skew_ms, self._lead_ms)
+                node.clock.set_skew(max(node.clock.skew_ms, self._lead_ms))
         self._world.trouble()
 
     async def _pause(self, low_ms: int, high_ms: int) -> None:
@@ -458,11 +458,10 @@ class FaultInjector:
         step_ms = self._dice.between(1, self._dice.pick(STEPS_MS)) * self._dice.pick((1, -1))
         before_ms = clock.skew_ms
         self._world.is_clock_set = True
-        clock.skew_ms += step_ms
+        clock.set_skew(before_ms + step_ms)
         self._lead_ms = max(self._lead_ms or 0, clock.skew_ms)
-        self._cluster.watch.latest_ms()  # while it is ahead, leases end
         self._world.note(f"the clock of {node.name} steps by {step_ms} ms")
         if self._dice.happens(50):
             await self._pause(100, 10_000)
-            clock.skew_ms = before_ms
+            clock.set_skew(before_ms)
             self._world.note(f"the clock of {node.name} is corrected")

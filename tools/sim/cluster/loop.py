@@ -197,6 +197,13 @@ class SimClock:
     def __init__(self, loop: SimLoop, skew_ms: int = 0) -> None:
         self._loop = loop
         self.skew_ms = skew_ms
+        self.lead_ms = skew_ms
+        """The largest `skew_ms` so far."""
+
+    def set_skew(self, skew_ms: int) -> None:
+        """Sets the wall clock."""
+        self.skew_ms = skew_ms
+        self.lead_ms = max(self.lead_ms, skew_ms)
 
     def now_ms(self) -> EpochMs:
         return EpochMs(START_MS + self.skew_ms + int(self._loop.time() * 1000))
