@@ -183,112 +183,121 @@ class KeptColumns(Generic[Row]):
         self._blocks = found
 
 
-def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(name, MetricKind.COUNTER, text, labels, bound)
+@dataclass(frozen=True, slots=True)
+class MetricNamespace:
+    """Makes the metrics whose names begin with `prefix`, and whose labels begin with `base`. One that
+    states no bound has `bound`.
+    """
+
+    prefix: str
+    base: tuple[str, ...] = ()
+    bound: str = ""
+
+    def counter(self, name: str, text: str, labels: str = "", bound: str = "") -> Metric:
+        """Returns a counter; `labels` are further ones, separated by spaces."""
+        return self._make(name, MetricKind.COUNTER, text, labels, bound)
+
+    def gauge(self, name: str, text: str, labels: str = "", bound: str = "") -> Metric:
+        return self._make(name, MetricKind.GAUGE, text, labels, bound)
+
+    def histogram(self, name: str, text: str, labels: str = "", bound: str = "") -> Metric:
+        return self._make(name, MetricKind.HISTOGRAM, text, labels, bound)
+
+    def _make(self, name: str, kind: MetricKind, text: str, labels: str, bound: str) -> Metric:
+        return Metric(self.prefix + name, kind, text, (*self.base, *labels.split()), bound or self.bound)
 
 
-def _gauge(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(name, MetricKind.GAUGE, text, labels, bound)
+def metrics_of(module: Mapping[str, object]) -> tuple[Metric, ...]:
+    """Returns every metric that a module declares, in the order of the declarations, which is also the order
+    of a scrape.
+    """
+    return tuple(value for value in module.values() if isinstance(value, Metric))
 
 
-def _histogram(name: str, text: str) -> Metric:
-    return Metric(name, MetricKind.HISTOGRAM, text)
-
+_OURS = MetricNamespace("tandemmq_")
+_counter, _gauge, _histogram = _OURS.counter, _OURS.gauge, _OURS.histogram
 
 _CODES = "response codes"
 _TOPICS = f"{TOPIC_SERIES_MAX} topics"
 _REPLICAS = "connections on the replication port, 256"
 
 BROKER_INFO: Final = _gauge(
-    "tandemmq_broker_info",
+    "broker_info",
     "always 1; the labels identify the broker",
-    "cluster",
-    "broker",
-    "broker_id",
-    "role",
-    "version",
+    "cluster broker broker_id role version",
     bound="1",
 )
 
 # store
-APPENDED: Final = _gauge("tandemmq_store_appended_offset_bytes", "log offset up to which the log is written")
-FLUSHED: Final = _gauge("tandemmq_store_flushed_offset_bytes", "log offset up to which the log is fsynced")
-CONFIRMED: Final = _gauge(
-    "tandemmq_store_confirmed_offset_bytes", "log offset up to which messages may be read"
-)
+APPENDED: Final = _gauge("store_appended_offset_bytes", "log offset up to which the log is written")
+FLUSHED: Final = _gauge("store_flushed_offset_bytes", "log offset up to which the log is fsynced")
+CONFIRMED: Final = _gauge("store_confirmed_offset_bytes", "log offset up to which messages may be read")
 DISPATCHED: Final = _gauge(
-    "tandemmq_store_dispatched_offset_bytes", "log offset up to which queues and key index are built"
+    "store_dispatched_offset_bytes", "log offset up to which queues and key index are built"
 )
-LOG_MIN: Final = _gauge("tandemmq_store_min_offset_bytes", "log offset of the oldest byte in the log")
-LOG_MAX: Final = _gauge("tandemmq_store_max_offset_bytes", "log offset of the next byte")
+LOG_MIN: Final = _gauge("store_min_offset_bytes", "log offset of the oldest byte in the log")
+LOG_MAX: Final = _gauge("store_max_offset_bytes", "log offset of the next byte")
 DISPATCH_BEHIND: Final = _gauge(
-    "tandemmq_store_dispatch_behind_bytes", "appended but not yet readable: appended - dispatched"
+    "store_dispatch_behind_bytes", "appended but not yet readable: appended - dispatched"
 )
 UNFLUSHED: Final = _gauge(
-    "tandemmq_store_unflushed_bytes",
-    "bytes in the page cache only, which a power cut loses: appended - flushed",
+    "store_unflushed_bytes", "bytes in the page cache only, which a power cut loses: appended - flushed"
 )
 UNCOMMITTED: Final = _gauge(
-    "tandemmq_store_uncommitted_bytes",
+    "store_uncommitted_bytes",
     "with transientStorePoolEnable: bytes in the pool only, which the end of the process loses",
 )
 POOL_FREE: Final = _gauge(
-    "tandemmq_store_pool_free_buffers", "with transientStorePoolEnable: free buffers, one per new log file"
+    "store_pool_free_buffers", "with transientStorePoolEnable: free buffers, one per new log file"
 )
-LOG_FILES: Final = _gauge("tandemmq_store_log_files", "CommitLog files, including the one created in advance")
-QUEUES: Final = _gauge("tandemmq_store_queues", "number of ConsumeQueues")
+LOG_FILES: Final = _gauge("store_log_files", "CommitLog files, including the one created in advance")
+QUEUES: Final = _gauge("store_queues", "number of ConsumeQueues")
 WRITEABLE: Final = _gauge(
-    "tandemmq_store_writeable",
-    "1 while sends are accepted; 0 on a slave, with a full disk or after a failure",
+    "store_writeable", "1 while sends are accepted; 0 on a slave, with a full disk or after a failure"
 )
 READ_DISTANCE: Final = _gauge(
-    "tandemmq_store_read_distance_bytes", "distance from the last pull's position to the end of the log"
+    "store_read_distance_bytes", "distance from the last pull's position to the end of the log"
 )
 MEMORY_WINDOW: Final = _gauge(
-    "tandemmq_store_memory_window_bytes",
+    "store_memory_window_bytes",
     "messages within this distance from the end of the log count as in the page cache:"
     " accessMessageInMemoryMaxRatio of the memory",
 )
 READS_BEYOND_MEMORY: Final = _counter(
-    "tandemmq_store_reads_beyond_memory_total",
-    "pulls of messages outside the memory window, which a slave may answer",
+    "store_reads_beyond_memory_total", "pulls of messages outside the memory window, which a slave may answer"
 )
 DAMAGED_RANGES: Final = _gauge(
-    "tandemmq_store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
+    "store_damaged_ranges", "ranges of the log that are known to be damaged: see `log.damaged`"
 )
 DAMAGED_BYTES: Final = _gauge(
-    "tandemmq_store_damaged_bytes", "bytes in damaged ranges of the log, which are never served"
+    "store_damaged_bytes", "bytes in damaged ranges of the log, which are never served"
 )
 SCRUBBED: Final = _counter(
-    "tandemmq_store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
+    "store_scrubbed_bytes_total", "bytes of the log that were read again to find damage"
 )
-DISK_USED: Final = _gauge("tandemmq_disk_used_bytes", "bytes in use on the file system of the CommitLog")
-DISK_TOTAL: Final = _gauge(
-    "tandemmq_disk_total_bytes", "size of the CommitLog's file system, without root's reserve"
-)
-DISK_RATIO: Final = _gauge("tandemmq_disk_used_ratio", "used share of the CommitLog's file system, 0..1")
+DISK_USED: Final = _gauge("disk_used_bytes", "bytes in use on the file system of the CommitLog")
+DISK_TOTAL: Final = _gauge("disk_total_bytes", "size of the CommitLog's file system, without root's reserve")
+DISK_RATIO: Final = _gauge("disk_used_ratio", "used share of the CommitLog's file system, 0..1")
 APPEND_BATCH: Final = _histogram(
-    "tandemmq_store_append_batch_seconds",
+    "store_append_batch_seconds",
     "time to write one batch into the log: all sends of one turn of the loop or, on a slave, one block from"
     " the master",
 )
 COMMIT: Final = _histogram(
-    "tandemmq_store_commit_seconds",
+    "store_commit_seconds",
     "with transientStorePoolEnable: time to write from the pool into the page cache, with the thread switch",
 )
-FLUSH: Final = _histogram(
-    "tandemmq_store_flush_seconds", "time of an fsync of the log, with the thread switch"
-)
+FLUSH: Final = _histogram("store_flush_seconds", "time of an fsync of the log, with the thread switch")
 FLUSH_WAIT: Final = _histogram(
-    "tandemmq_store_flush_wait_seconds",
+    "store_flush_wait_seconds",
     "time from a batch's write to its fsync, if sends wait for the fsync (SYNC_FLUSH)",
 )
 ACK_WAIT: Final = _histogram(
-    "tandemmq_store_ack_wait_seconds",
+    "store_ack_wait_seconds",
     "time from a batch's write to the required acknowledgements of slaves, if sends wait for slaves",
 )
 SENDS_WAITING: Final = _gauge(
-    "tandemmq_sends_waiting",
+    "sends_waiting",
     "sends that are in the log and wait for the disk or for slaves",
     "wait",
     bound="2: flush, acks",
@@ -296,132 +305,116 @@ SENDS_WAITING: Final = _gauge(
 
 # sends, pulls, clients
 SENDS: Final = _counter(
-    "tandemmq_sends_total",
+    "sends_total",
     "appends by outcome, including the broker's own (retries, delayed messages); a batch counts once",
     "code",
     bound=_CODES,
 )
 PULLS: Final = _counter(
-    "tandemmq_pulls_total",
+    "pulls_total",
     "pulls that were answered or refused; a held pull is counted when it ends",
     "code",
     bound=_CODES,
 )
 CONSUMER_REFUSALS: Final = _counter(
-    "tandemmq_consumer_refusals_total",
+    "consumer_refusals_total",
     "heartbeats, pulls and pops that were refused, and parts of heartbeats that were skipped",
-    "request",
-    "code",
+    "request code",
     bound="4 requests, response codes",
 )
-MESSAGES_IN: Final = _counter("tandemmq_messages_in_total", "messages received from producers")
+MESSAGES_IN: Final = _counter("messages_in_total", "messages received from producers")
 BYTES_IN: Final = _counter(
-    "tandemmq_message_in_bytes_total", "bytes of the bodies of messages received from producers"
+    "message_in_bytes_total", "bytes of the bodies of messages received from producers"
 )
-MESSAGES_OUT: Final = _counter("tandemmq_messages_out_total", "messages delivered to consumers")
-BYTES_OUT: Final = _counter(
-    "tandemmq_message_out_bytes_total", "bytes of the stored records delivered to consumers"
-)
+MESSAGES_OUT: Final = _counter("messages_out_total", "messages delivered to consumers")
+BYTES_OUT: Final = _counter("message_out_bytes_total", "bytes of the stored records delivered to consumers")
 TOPIC_IN: Final = _counter(
-    "tandemmq_topic_messages_in_total",
+    "topic_messages_in_total",
     "messages stored in the topic's queues since the topic was created; a restart does not reset the count",
     "topic",
     bound=_TOPICS,
 )
 TOPIC_OUT: Final = _counter(
-    "tandemmq_topic_messages_out_total",
+    "topic_messages_out_total",
     "messages of the topic delivered to consumers since the broker's start",
     "topic",
     bound=_TOPICS,
 )
 TOPICS_WITHOUT_SERIES: Final = _gauge(
-    "tandemmq_topics_without_series",
+    "topics_without_series",
     f"topics with messages but without series, beyond the first {TOPIC_SERIES_MAX}; the totals include them",
 )
-TOPICS: Final = _gauge("tandemmq_topics", "configured topics, including the broker's own")
-GROUPS: Final = _gauge("tandemmq_subscription_groups", "configured subscription groups")
-CONSUMER_GROUPS: Final = _gauge("tandemmq_consumer_groups", "consumer groups with a client online")
-HELD_PULLS: Final = _gauge("tandemmq_held_pulls", "pulls that wait for messages")
-HELD_POPS: Final = _gauge("tandemmq_held_pops", "pops and notifications that wait for messages")
+TOPICS: Final = _gauge("topics", "configured topics, including the broker's own")
+GROUPS: Final = _gauge("subscription_groups", "configured subscription groups")
+CONSUMER_GROUPS: Final = _gauge("consumer_groups", "consumer groups with a client online")
+HELD_PULLS: Final = _gauge("held_pulls", "pulls that wait for messages")
+HELD_POPS: Final = _gauge("held_pops", "pops and notifications that wait for messages")
 POP_LEASES: Final = _gauge(
-    "tandemmq_pop_leases",
-    "leases: pops of one queue with messages that are neither acknowledged nor redelivered",
+    "pop_leases", "leases: pops of one queue with messages that are neither acknowledged nor redelivered"
 )
-POPPED: Final = _counter("tandemmq_popped_messages_total", "messages delivered to consumers by pops")
-POP_ACKS: Final = _counter("tandemmq_pop_acks_total", "popped messages that were acknowledged")
-POP_CHANGES: Final = _counter(
-    "tandemmq_pop_changes_total", "popped messages whose invisible time was changed"
-)
+POPPED: Final = _counter("popped_messages_total", "messages delivered to consumers by pops")
+POP_ACKS: Final = _counter("pop_acks_total", "popped messages that were acknowledged")
+POP_CHANGES: Final = _counter("pop_changes_total", "popped messages whose invisible time was changed")
 POP_REVIVED: Final = _counter(
-    "tandemmq_pop_revived_total", "popped messages stored again because they were not acknowledged"
+    "pop_revived_total", "popped messages stored again because they were not acknowledged"
 )
 POP_DEAD: Final = _counter(
-    "tandemmq_pop_dead_letters_total",
-    "popped messages that became dead letters after their last delivery attempt",
+    "pop_dead_letters_total", "popped messages that became dead letters after their last delivery attempt"
 )
 CONNECTIONS: Final = _gauge(
-    "tandemmq_connections", "open client connections by listener", "listener", bound="2: main, fast"
+    "connections", "open client connections by listener", "listener", bound="2: main, fast"
 )
 
 # replication
-SLAVE_CONNECTIONS: Final = _gauge("tandemmq_slave_connections", "connections on the replication port")
-SLAVES_IN_SYNC: Final = _gauge("tandemmq_slaves_in_sync", "slaves whose lag is below haMaxGapNotInSync")
+SLAVE_CONNECTIONS: Final = _gauge("slave_connections", "connections on the replication port")
+SLAVES_IN_SYNC: Final = _gauge("slaves_in_sync", "slaves whose lag is below haMaxGapNotInSync")
 MASTER_WAITING: Final = _gauge(
-    "tandemmq_master_waiting",
+    "master_waiting",
     "1 while a master serves nothing, because its log may lack messages that its slaves hold",
 )
 HISTORY_DOUBTED: Final = _gauge(
-    "tandemmq_history_doubted",
-    "1 while the controllers or the master report a history that differs from this log's",
+    "history_doubted", "1 while the controllers or the master report a history that differs from this log's"
 )
 HISTORY_DIFFERED: Final = _counter(
-    "tandemmq_history_differed_total",
-    "on a slave: masters whose log had different bytes in equal terms",
+    "history_differed_total", "on a slave: masters whose log had different bytes in equal terms"
 )
 SLAVE_LAG_BYTES: Final = _gauge(
-    "tandemmq_slave_lag_bytes", "bytes that the slave has not acknowledged", "replica", bound=_REPLICAS
+    "slave_lag_bytes", "bytes that the slave has not acknowledged", "replica", bound=_REPLICAS
 )
 SLAVE_LAG_SECONDS: Final = _gauge(
-    "tandemmq_slave_lag_seconds",
+    "slave_lag_seconds",
     "age of the oldest message that the slave has not acknowledged; 0 if it has acknowledged all",
     "replica",
     bound=_REPLICAS,
 )
-MASTER_CONNECTED: Final = _gauge(
-    "tandemmq_master_connected", "on a slave: 1 while the master's log is being copied"
-)
+MASTER_CONNECTED: Final = _gauge("master_connected", "on a slave: 1 while the master's log is being copied")
 MASTER_SILENCE: Final = _gauge(
-    "tandemmq_master_silence_seconds",
+    "master_silence_seconds",
     "on a slave: time since the last bytes from the master; absent before the first bytes",
 )
 REPLICA_HALTED: Final = _gauge(
-    "tandemmq_replica_halted", "on a slave: 1 if it has stopped copying until an operator acts"
+    "replica_halted", "on a slave: 1 if it has stopped copying until an operator acts"
 )
 REPLICA_HALT_REASON: Final = _gauge(
-    "tandemmq_replica_halt_reason",
+    "replica_halt_reason",
     "on a slave: 1 for the reason of its halt, 0 for the other reasons",
     "reason",
     bound="5: slave_ahead, diverged, too_old, file_sizes_differ, damaged",
 )
 CONFIG_SYNC_AGE: Final = _gauge(
-    "tandemmq_config_sync_age_seconds",
+    "config_sync_age_seconds",
     "on a slave: time since topics, groups and offsets last equalled the master's; absent until then",
 )
 
 # process
-PROCESS_CPU: Final = _counter("tandemmq_process_cpu_seconds_total", "processor time, user and system")
-PROCESS_MEMORY: Final = _gauge(
-    "tandemmq_process_resident_memory_bytes", "memory in use, including the mapped log"
-)
-PROCESS_VIRTUAL: Final = _gauge("tandemmq_process_virtual_memory_bytes", "address space")
-PROCESS_START: Final = _gauge("tandemmq_process_start_time_seconds", "start of the process, Unix time")
-PROCESS_FDS: Final = _gauge("tandemmq_process_open_fds", "open file descriptors")
-PROCESS_FDS_MAX: Final = _gauge("tandemmq_process_max_fds", "most file descriptors that the process may open")
+PROCESS_CPU: Final = _counter("process_cpu_seconds_total", "processor time, user and system")
+PROCESS_MEMORY: Final = _gauge("process_resident_memory_bytes", "memory in use, including the mapped log")
+PROCESS_VIRTUAL: Final = _gauge("process_virtual_memory_bytes", "address space")
+PROCESS_START: Final = _gauge("process_start_time_seconds", "start of the process, Unix time")
+PROCESS_FDS: Final = _gauge("process_open_fds", "open file descriptors")
+PROCESS_FDS_MAX: Final = _gauge("process_max_fds", "most file descriptors that the process may open")
 
-TABLE: Final[tuple[Metric, ...]] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Metric)
-)
-"""Every metric, in the order above, which is also the order of a scrape."""
+TABLE: Final = metrics_of(globals())
 
 
 def render_table(table: tuple[Metric, ...] = TABLE) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from tandemmq.telemetry.metrics import Metric, MetricKind
+from tandemmq.telemetry.metrics import MetricNamespace, metrics_of
 
 CALL_BUCKETS_S: Final = (
     0.0005, 0.001, 0.003, 0.005, 0.007, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.0, 3.0, 5.0,
@@ -21,45 +21,31 @@ POLL_BUCKETS_S: Final = (0.001, 0.003, 0.005, 0.007, 0.01, 0.1, 1.0, 2.0, 3.0, 5
 """Up to a poll time and the wait for the answer behind it; with the buckets of RocketMQ."""
 
 
-def _counter(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(f"tandemmq_proxy_{name}", MetricKind.COUNTER, text, labels, bound)
-
-
-def _gauge(name: str, text: str, *labels: str, bound: str = "") -> Metric:
-    return Metric(f"tandemmq_proxy_{name}", MetricKind.GAUGE, text, labels, bound)
-
-
-def _seconds(name: str, text: str, *labels: str, bound: str) -> Metric:
-    return Metric(f"tandemmq_proxy_{name}", MetricKind.HISTOGRAM, text, labels, bound)
-
+_ROCKETMQ = MetricNamespace("rocketmq_", ("cluster", "node_type", "node_id"))
+_PROXY = MetricNamespace("tandemmq_proxy_")
+_counter, _gauge, _seconds = _PROXY.counter, _PROXY.gauge, _PROXY.histogram
 
 _RPCS = "rpcs, 22"
 _CACHES = "4: routes, topics, groups, users"
 
-PROXY_UP: Final = Metric(
-    "rocketmq_proxy_up",
-    MetricKind.GAUGE,
-    "RocketMQ's: always 1; the labels identify the proxy",
-    ("cluster", "node_type", "node_id", "proxy_mode"),
-    bound="1",
+PROXY_UP: Final = _ROCKETMQ.gauge(
+    "proxy_up", "RocketMQ's: always 1; the labels identify the proxy", "proxy_mode", bound="1"
 )
-RPC_LATENCY: Final = Metric(
-    "rocketmq_rpc_latency_milliseconds",
-    MetricKind.HISTOGRAM,
+RPC_LATENCY: Final = _ROCKETMQ.histogram(
+    "rpc_latency_milliseconds",
     "RocketMQ's: the times of `tandemmq_proxy_call_seconds`, and those of `tandemmq_proxy_poll_seconds`",
-    ("cluster", "node_type", "node_id", "protocol_type", "request_code", "is_long_polling"),
+    "protocol_type request_code is_long_polling",
     bound=_RPCS,
 )
 PROXY_INFO: Final = _gauge(
-    "info", "always 1; the labels identify the proxy", "cluster", "proxy", "version", bound="1"
+    "info", "always 1; the labels identify the proxy", "cluster proxy version", bound="1"
 )
 
 # Calls
 CALLS: Final = _counter(
     "calls_total",
     "calls that have ended: `code` is the code of the answer or, without one, the gRPC status",
-    "rpc",
-    "code",
+    "rpc code",
     bound=f"{_RPCS}, with the codes of each",
 )
 CALL_SECONDS: Final = _seconds(
@@ -97,10 +83,7 @@ HELD_PULLS: Final = _gauge("held_pulls", "pulls that wait for messages")
 
 # Clients
 CLIENTS: Final = _gauge(
-    "clients",
-    "known clients by language, as they name it",
-    "language",
-    bound="languages of RocketMQ, 16",
+    "clients", "known clients by language, as they name it", "language", bound="languages of RocketMQ, 16"
 )
 TELEMETRY_STREAMS: Final = _gauge("telemetry_streams", "clients with an open telemetry stream")
 DROPPED_COMMANDS: Final = _counter(
@@ -122,7 +105,4 @@ CACHE_QUERIES: Final = _counter(
 )
 CACHE_FAILURES: Final = _counter("cache_failures_total", "queries that failed", "cache", bound=_CACHES)
 
-PROXY_TABLE: Final[tuple[Metric, ...]] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Metric)
-)
-"""Every metric of a proxy, in the order above, which is also the order of a scrape."""
+PROXY_TABLE: Final = metrics_of(globals())
