@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import InitVar, dataclass, field
 from typing import Final, NamedTuple, Protocol
 
 from tandemmq.proxy.grpc_limits import SharedCalls
@@ -113,48 +114,45 @@ class StreamOwner(Protocol):
         """Checks the time limits of the stream."""
 
 
+@dataclass(eq=False, slots=True)
 class GrpcStream:
     """A `GrpcCall` of a connection. After the end of the call `send` and `receive` raise GrpcFailure.
 
-    ending  None while the call runs; then its status and text, which the peer got if the stream still existed
+    ending        None while the call runs; then its status and text, which the peer got if the stream still
+                  existed
+    _front_bytes  the size of the first message of `_buffer`, with its prefix; 0 before the prefix is complete
     """
 
-    __slots__ = (
-        "_buffer", "_changed", "_failure", "_front_bytes", "_owner", "_reserved", "_senders",
-        "_served_bytes", "_unacknowledged", "code", "deadline_s", "ending", "has_request", "id",
-        "is_started", "metadata", "method", "opened_at_s", "peer", "peer_has_ended", "task", "tick",
-        "unsent",
-    )  # fmt: skip
+    _owner: StreamOwner
+    id: int
+    method: Method
+    request: InitVar[Request]
+    opened_at_s: float
+    metadata: Mapping[str, str] = field(init=False)
+    peer: Address = field(init=False)
+    deadline_s: float | None = field(init=False)
+    code: int = 0
+    ending: tuple[GrpcStatus, str] | None = None
+    task: asyncio.Task[None] | None = None
+    tick: int = 0
+    is_started: bool = False
+    has_request: bool = False
+    peer_has_ended: bool = False
+    unsent: memoryview = memoryview(b"")
+    _failure: Exception | None = None
+    _buffer: bytes | bytearray = b""
+    _front_bytes: int = 0
+    _reserved: int = 0
+    _served_bytes: int = 0
+    _unacknowledged: int = 0
+    _changed: asyncio.Future[None] | None = None
+    _senders: list[asyncio.Future[None]] = field(default_factory=list)
 
-    def __init__(
-        self, owner: StreamOwner, stream_id: int, method: Method, request: Request, now_s: float
-    ) -> None:
-        """Creates the stream. Raises GrpcFailure for an invalid `grpc-timeout`."""
+    def __post_init__(self, request: Request) -> None:
+        """Raises GrpcFailure for an invalid `grpc-timeout`."""
+        self.metadata, self.peer = request.metadata, self._owner.peer
         timeout = request.metadata.get("grpc-timeout")
-        self.deadline_s: float | None = None if timeout is None else now_s + parse_timeout(timeout)
-        self.id = stream_id
-        self.method = method
-        self.metadata = request.metadata
-        self.peer = owner.peer
-        self.opened_at_s = now_s
-        self.code = 0
-        self.ending: tuple[GrpcStatus, str] | None = None
-        self.task: asyncio.Task[None] | None = None
-        self.tick = 0
-        self.is_started = False
-        self.has_request = False
-        self.peer_has_ended = False
-        self.unsent: memoryview = memoryview(b"")
-        self._owner = owner
-        self._failure: Exception | None = None
-        self._buffer: bytes | bytearray = b""
-        self._front_bytes = 0
-        """The size of the first message of `_buffer`, with its prefix; 0 before the prefix is complete."""
-        self._reserved = 0
-        self._served_bytes = 0
-        self._unacknowledged = 0
-        self._changed: asyncio.Future[None] | None = None
-        self._senders: list[asyncio.Future[None]] = []
+        self.deadline_s = None if timeout is None else self.opened_at_s + parse_timeout(timeout)
 
     # The methods called by the handler.
 

@@ -9,6 +9,7 @@ Source:     spec proxy 1.3, 7, 10.6; RFC 9113, 5.2 and 6.8.
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 from h2.config import H2Configuration
@@ -122,23 +123,21 @@ class OutgoingStream(Protocol):
         """Called when `unsent` was sent by the writer itself, outside of `transmit`."""
 
 
+@dataclass(eq=False, slots=True)
 class Http2Writer:
-    """The frames that one connection sends; none before `attach`, nor after `close` or `abandon`."""
+    """The frames that one connection sends; none before `attach`, nor after `close` or `abandon`.
 
-    __slots__ = (
-        "_blocked", "_clock", "_credit", "_is_flush_due", "_transport", "_unflushed", "http2", "is_full",
-    )  # fmt: skip
+    is_full  True while the socket takes nothing more
+    """
 
-    def __init__(self, http2: ServerHttp2, clock: Clock, credit: FrameCredit) -> None:
-        self.http2 = http2
-        self.is_full = False
-        """True while the socket takes nothing more."""
-        self._clock = clock
-        self._credit = credit
-        self._transport: asyncio.Transport | None = None
-        self._blocked: dict[OutgoingStream, None] = {}
-        self._unflushed = 0
-        self._is_flush_due = False
+    http2: ServerHttp2
+    _clock: Clock
+    _credit: FrameCredit
+    is_full: bool = False
+    _transport: asyncio.Transport | None = None
+    _blocked: dict[OutgoingStream, None] = field(default_factory=dict)
+    _unflushed: int = 0
+    _is_flush_due: bool = False
 
     def attach(self, transport: asyncio.Transport) -> None:
         self._transport = transport
