@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from math import inf
 from typing import Any
 
 import pytest
@@ -31,7 +32,7 @@ SendMessageRequest = message_class("SendMessageRequest")
 EndTransaction = message_class("EndTransactionRequest")
 Recall = message_class("RecallMessageRequest")
 ClientMessage = message_class("Message")
-CALLER = Caller("client-1", "JAVA", "5.0.7", "", ("127.0.0.1", 40_000), None)
+CALLER = Caller("client-1", "JAVA", "5.0.7", "", ("127.0.0.1", 40_000), inf)
 TOPICS = {
     "Normal": "NORMAL",
     "Fifo": "FIFO",

@@ -19,7 +19,6 @@ from typing import Final
 from tandemmq.protocol.record import Record
 from tandemmq.proxy.meters import Limit, Traffic
 from tandemmq.proxy.rpc import GrpcFailure, GrpcStatus, Message, Send
-from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.ports import Clock
 from tandemmq.units import MIB
 
@@ -59,9 +58,8 @@ class AnswerBudget:
             return
         self._end_stalled()
         if not self._has_room(size):
-            self.traffic.refusals[Limit.ANSWER_BYTES] += 1
-            raise RpcRefused(
-                Code.TOO_MANY_REQUESTS,
+            raise self.traffic.refuse(
+                Limit.ANSWER_BYTES,
                 f"{self.byte_count} bytes of answers wait for clients to read them, at most"
                 f" {self.bytes_max} are kept: try later",
             )

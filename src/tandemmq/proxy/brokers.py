@@ -125,7 +125,6 @@ class Brokers:
                  TopicNotFound.
         """
         deadline_s = self._clock.monotonic() + timeout_s
-        low, high = OUTAGE_PAUSE_MS
         access = await self.topic(topic)
         while True:
             try:
@@ -135,12 +134,17 @@ class Brokers:
                         f"broker {broker_name!r} has no master for topic {topic!r}"
                     )
                 return await ask(address, max(0.0, deadline_s - self._clock.monotonic()))
-            except OUTAGES:
-                pause_s = (low + self._chance.below(high - low)) / 1000
-                if deadline_s - self._clock.monotonic() <= pause_s:
-                    raise
-                await self._clock.sleep(pause_s)
+            except OUTAGES as error:
+                await self.pause(error, deadline_s)
                 access = await self.topics.refresh(topic) or access
+
+    async def pause(self, error: errors.TandemError, deadline_s: float) -> None:
+        """Waits a moment, in which there may be another master. Raises `error` if the deadline is earlier."""
+        low, high = OUTAGE_PAUSE_MS
+        pause_s = (low + self._chance.below(high - low)) / 1000
+        if deadline_s - self._clock.monotonic() <= pause_s:
+            raise error
+        await self._clock.sleep(pause_s)
 
     async def ask_master(
         self, call: Call[P, T], topic: str, broker_name: str, /, *args: P.args, **kwargs: P.kwargs

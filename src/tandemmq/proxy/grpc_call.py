@@ -15,6 +15,7 @@ import asyncio
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import InitVar, dataclass, field
+from math import inf
 from typing import Final, NamedTuple, Protocol
 
 from tandemmq.proxy.grpc_limits import SharedCalls
@@ -33,6 +34,7 @@ OK_TRAILERS: Final[Headers] = [(b"grpc-status", b"0")]
 _UNIT_S: Final = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _TIMEOUT: Final = re.compile(r"([0-9]{1,18})([HMSmun])")
 _GRPC: Final = b"application/grpc"
+_NOTHING: Final = memoryview(b"")
 _PLAIN: Final = b"\0"
 """The flag of a message that is not compressed."""
 
@@ -130,7 +132,7 @@ class GrpcStream:
     opened_at_s: float
     metadata: Mapping[str, str] = field(init=False)
     peer: Address = field(init=False)
-    deadline_s: float | None = field(init=False)
+    deadline_s: float = inf
     code: int = 0
     ending: tuple[GrpcStatus, str] | None = None
     task: asyncio.Task[None] | None = None
@@ -138,7 +140,7 @@ class GrpcStream:
     is_started: bool = False
     has_request: bool = False
     peer_has_ended: bool = False
-    unsent: memoryview = memoryview(b"")
+    unsent: memoryview = _NOTHING
     _failure: Exception | None = None
     _buffer: bytes | bytearray = b""
     _front_bytes: int = 0
@@ -152,7 +154,8 @@ class GrpcStream:
         """Raises GrpcFailure for an invalid `grpc-timeout`."""
         self.metadata, self.peer = request.metadata, self._owner.peer
         timeout = request.metadata.get("grpc-timeout")
-        self.deadline_s = None if timeout is None else self.opened_at_s + parse_timeout(timeout)
+        if timeout is not None:
+            self.deadline_s = self.opened_at_s + parse_timeout(timeout)
 
     # The methods called by the handler.
 
@@ -252,7 +255,7 @@ class GrpcStream:
         self.ending = status, text
         self.on_sent()
         self._wake()
-        self.unsent = memoryview(b"")
+        self.unsent = _NOTHING
         self._discard()
         self._served_bytes = 0
         self._release(self._reserved)

@@ -14,6 +14,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any, Final, cast
 
 from h2 import events as h2_events
@@ -276,8 +277,7 @@ class GrpcConnection(asyncio.Protocol):
         stream.hold_headers(request.size)
         if not context.shared.begin(is_held=method.is_held):
             stream.refuse(RpcRefused(Code.TOO_MANY_REQUESTS, "too many calls are in flight; try later"))
-        request_by_s, deadline_s = now_s + context.limits.request_s, stream.deadline_s
-        context.deadlines.add(stream, request_by_s if deadline_s is None else min(deadline_s, request_by_s))
+        context.deadlines.add(stream, min(stream.deadline_s, now_s + context.limits.request_s))
         stream.task = context.tasks.start("call", self._serve(stream))
         stream.task.add_done_callback(lambda _: self._on_served(stream))
 
@@ -377,11 +377,11 @@ class GrpcConnection(asyncio.Protocol):
 
     def on_due(self, stream: GrpcStream) -> None:
         now_s, request_s = self._context.clock.monotonic(), self._context.limits.request_s
-        if stream.deadline_s is not None and now_s >= stream.deadline_s:
+        if now_s >= stream.deadline_s:
             self._finish(stream, GrpcStatus.DEADLINE_EXCEEDED, "the deadline of the call has passed")
         elif not stream.has_request and now_s >= stream.opened_at_s + request_s:
             self._finish(stream, GrpcStatus.DEADLINE_EXCEEDED, f"no request within {request_s:g} s")
-        elif stream.deadline_s is not None:
+        elif stream.deadline_s < inf:
             self._context.deadlines.add(stream, stream.deadline_s)
 
     # The end.

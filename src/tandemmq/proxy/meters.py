@@ -14,7 +14,7 @@ from typing import Final
 
 from tandemmq.protocol.record import Record
 from tandemmq.proxy.rpc import GrpcStatus, Method
-from tandemmq.proxy.statuses import Code
+from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.telemetry.metrics import Histogram
 from tandemmq.telemetry.proxy_metrics import CALL_BUCKETS_S, POLL_BUCKETS_S
 
@@ -98,6 +98,11 @@ class Traffic:
     messages_out: int = 0
     bytes_out: int = 0
     refusals: Counter[Limit] = field(default_factory=Counter)
+
+    def refuse(self, limit: Limit, text: str) -> RpcRefused:
+        """Counts a refusal because of a limit; returns the error that answers it."""
+        self.refusals[limit] += 1
+        return RpcRefused(Code.TOO_MANY_REQUESTS, text)
 
     def count_out(self, records: Iterable[Record]) -> None:
         """Counts delivered messages."""

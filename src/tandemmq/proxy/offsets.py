@@ -85,8 +85,7 @@ class PullConsumerHandlers:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
         subscription = make_subscription(queue.topic, request.filter_expression, self.clock.now_ms())
         if self.held_count >= self.held_count_max:
-            self.traffic.refusals[Limit.PULLS] += 1
-            raise RpcRefused(Code.TOO_MANY_REQUESTS, f"this proxy holds {self.held_count} pulls, its most")
+            raise self.traffic.refuse(Limit.PULLS, f"this proxy holds {self.held_count} pulls, its most")
         self.answers.check_room()
         self.held_count += 1
         try:
@@ -102,9 +101,8 @@ class PullConsumerHandlers:
         self, caller: Caller, request: Message, group: str, queue: AskedQueue, subscription: Subscription
     ) -> Pulled:
         now_s = self.clock.monotonic()
-        hold_s = min(max(milliseconds(request.long_polling_timeout), 0), self.options.poll_ms_max) / 1000
-        if caller.deadline_s is not None:
-            hold_s = max(0.0, min(hold_s, caller.deadline_s - now_s - ANSWER_MS / 1000))
+        asked_s = min(milliseconds(request.long_polling_timeout), self.options.poll_ms_max) / 1000
+        hold_s = max(0.0, min(asked_s, caller.deadline_s - now_s - ANSWER_MS / 1000))
         count = min(request.batch_size, self.options.batch_max)
 
         def ask(address: str, remaining_s: float) -> Awaitable[Pulled]:

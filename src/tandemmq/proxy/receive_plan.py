@@ -64,25 +64,23 @@ def make_subscription(topic: str, expression: Message, now_ms: int) -> Subscript
         raise RpcRefused(illegal, error.remark) from None
 
 
-def poll_time_ms(request: Message, remaining_ms: int | None, options: ProxyOptions) -> int:
+def poll_time_ms(request: Message, remaining_ms: float, options: ProxyOptions) -> int:
     """Returns the time for which the broker may hold the pop (spec proxy 5.9). `remaining_ms`: the time until
-    the caller's deadline, None without one.
+    the caller's deadline, infinite without one.
 
     Raises:  RpcRefused ILLEGAL_POLLING_TIME for a deadline too near for the shortest poll.
     """
     if request.HasField("long_polling_timeout"):
-        asked_ms = milliseconds(request.long_polling_timeout)
+        asked_ms: float = milliseconds(request.long_polling_timeout)
     else:
-        asked_ms = options.poll_ms_max if remaining_ms is None else remaining_ms - REQUEST_MS // 2
+        asked_ms = remaining_ms - REQUEST_MS / 2
     poll_ms = min(max(asked_ms, options.poll_ms_min), options.poll_ms_max)
-    if remaining_ms is None:
-        return poll_ms
     if poll_ms > remaining_ms and remaining_ms < options.poll_ms_min:
         raise RpcRefused(
             Code.ILLEGAL_POLLING_TIME,
-            f"the call ends in {remaining_ms} ms; the shortest poll is {options.poll_ms_min} ms",
+            f"the call ends in {remaining_ms:.0f} ms; the shortest poll is {options.poll_ms_min} ms",
         )
-    return min(poll_ms, remaining_ms - ANSWER_MS)
+    return round(min(poll_ms, remaining_ms - ANSWER_MS))
 
 
 def pick_broker(asked: str, access: TopicAccess, chance: Random) -> str:

@@ -109,11 +109,8 @@ class ReceiveHandlers:
             await self._answer(plan, PopOutcome([]), send)
             return
         if self.held_count >= self.held_count_max:
-            self.traffic.refusals[Limit.RECEIVES] += 1
-            raise RpcRefused(
-                Code.TOO_MANY_REQUESTS,
-                f"this proxy holds {self.held_count} receives, at most {self.held_count_max}",
-            )
+            held = f"this proxy holds {self.held_count} receives, at most {self.held_count_max}"
+            raise self.traffic.refuse(Limit.RECEIVES, held)
         self.answers.check_room()
         self._poll_count += 1
         poll = _Poll(f"{self._poll_count}")
@@ -159,9 +156,7 @@ class ReceiveHandlers:
         """Checks the request in the order of spec proxy 5.9."""
         options = self.options
         group, topic = group_name(request.group), topic_name(request.message_queue.topic)
-        remaining_ms = None
-        if caller.deadline_s is not None:
-            remaining_ms = round((caller.deadline_s - self.clock.monotonic()) * 1000)
+        remaining_ms = (caller.deadline_s - self.clock.monotonic()) * 1000
         poll_ms = poll_time_ms(request, remaining_ms, options)
         is_renewed = request.auto_renew and options.renews_leases
         invisible_ms = milliseconds(request.invisible_duration)

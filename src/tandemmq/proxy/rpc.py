@@ -77,8 +77,8 @@ class GrpcCall(Protocol):
         """The request headers, names in lower case; the last value of a repeated name."""
 
     @property
-    def deadline_s(self) -> float | None:
-        """The end of the call on `Clock.monotonic`; None without a deadline."""
+    def deadline_s(self) -> float:
+        """The end of the call on `Clock.monotonic`; infinite without a deadline."""
 
     async def start(self) -> None:
         """Sends the response headers now instead of with the first message."""
@@ -114,7 +114,7 @@ class Caller:
     """The client behind a call (spec proxy 3.1).
 
     client_id   `x-mq-client-id`, never empty
-    deadline_s  the end of the call on `Clock.monotonic`; None without a deadline
+    deadline_s  the end of the call on `Clock.monotonic`; infinite without a deadline
     access_key  the authenticated user; empty for an anonymous caller
     """
 
@@ -123,7 +123,7 @@ class Caller:
     version: str
     namespace: str
     peer: Address
-    deadline_s: float | None
+    deadline_s: float
     access_key: str = ""
 
 

@@ -25,7 +25,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, is_retry_topic
-from tandemmq.proxy.brokers import OUTAGE_PAUSE_MS, OUTAGES, SEND_S, Brokers, NoMaster
+from tandemmq.proxy.brokers import OUTAGES, SEND_S, Brokers, NoMaster
 from tandemmq.proxy.incoming import IncomingMessage, read_messages
 from tandemmq.proxy.kinds import MessageKind, check_kind
 from tandemmq.proxy.meters import Limit, Traffic
@@ -93,9 +93,8 @@ class ProduceHandlers:
         await self._check_kinds(topic, messages)
         size = sum(len(message.body) + len(message.properties) for message in messages)
         if self.bytes_in_flight + size > self.bytes_in_flight_max:
-            self.traffic.refusals[Limit.SEND_BYTES] += 1
-            raise RpcRefused(
-                Code.TOO_MANY_REQUESTS,
+            raise self.traffic.refuse(
+                Limit.SEND_BYTES,
                 f"{self.bytes_in_flight} bytes of messages are in flight at this proxy, at most"
                 f" {self.bytes_in_flight_max} are allowed: retry later",
             )
@@ -128,9 +127,7 @@ class ProduceHandlers:
 
         Raises:  the error of the last attempt.
         """
-        deadline_s = self.clock.monotonic() + SEND_S
-        if caller.deadline_s is not None:
-            deadline_s = min(deadline_s, caller.deadline_s)
+        deadline_s = min(self.clock.monotonic() + SEND_S, caller.deadline_s)
         group, body = messages[0].group, _body_of(messages)
         failed: set[str] = set()
         last: TandemError = RequestTimeout(f"the deadline of the send to topic {topic} has passed")
@@ -155,7 +152,7 @@ class ProduceHandlers:
             # Every broker that may get the messages has failed.
             if is_refreshed and isinstance(last, STALE):
                 raise last
-            await self._pause(last, deadline_s)
+            await self.brokers.pause(last, deadline_s)
             with suppress(*OUTAGES, RequestTimeout):  # the old route stays in use
                 await self.brokers.topics.refresh(topic)
             is_refreshed = True
@@ -182,14 +179,6 @@ class ProduceHandlers:
             raise
         self._chooser.record_success(queue.broker_name)
         return answer
-
-    async def _pause(self, error: TandemError, deadline_s: float) -> None:
-        """Waits before all brokers are tried again. Raises `error` if the deadline is earlier."""
-        low, high = OUTAGE_PAUSE_MS
-        pause_s = (low + self.chance.below(high - low)) / 1000
-        if deadline_s - self.clock.monotonic() <= pause_s:
-            raise error
-        await self.clock.sleep(pause_s)
 
 
 def _check_batch(messages: Sequence[IncomingMessage]) -> None:

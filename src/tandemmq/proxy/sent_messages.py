@@ -121,9 +121,7 @@ class SentMessageHandlers:
         """Calls the master. Raises RpcRefused `unknown` if no broker of the name has the topic."""
         if not await self.brokers.has_broker(topic, broker_name):
             raise RpcRefused(unknown, f"no broker {broker_name[:64]!r} has topic {topic}")
-        timeout_s = CALL_S
-        if caller.deadline_s is not None:
-            timeout_s = min(timeout_s, max(0.0, caller.deadline_s - self.clock.monotonic()))
+        timeout_s = min(CALL_S, max(0.0, caller.deadline_s - self.clock.monotonic()))
         return await self.brokers.call_master(topic, broker_name, ask, timeout_s=timeout_s)
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from typing import Any
 
 from sim.manual_clock import ManualClock
@@ -27,7 +28,7 @@ class FakeCall:
         self,
         requests: Sequence[bytes] = (),
         metadata: Mapping[str, str] | None = None,
-        deadline_s: float | None = None,
+        deadline_s: float = inf,
         peer: Address = PEER,
         *,
         ends: bool = True,
@@ -93,6 +94,6 @@ def caller(client_id: str = "c1", **changes: Any) -> Caller:
         version="5.0.8",
         namespace="",
         peer=PEER,
-        deadline_s=None,
+        deadline_s=inf,
     )
     return replace(plain, **changes)

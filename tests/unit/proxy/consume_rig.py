@@ -300,8 +300,8 @@ class Proxy:
         )
         self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)
 
-    def caller(self, remaining_s: float | None = 23.0, client_id: str = "c1") -> Caller:
-        deadline_s = None if remaining_s is None else self.clock.monotonic() + remaining_s
+    def caller(self, remaining_s: float = 23.0, client_id: str = "c1") -> Caller:
+        deadline_s = self.clock.monotonic() + remaining_s
         return Caller(client_id, "JAVA", "5.0", "", ("127.0.0.1", 5), deadline_s)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, cast
 
 from sim.manual_clock import ManualClock
@@ -36,7 +37,7 @@ CALLER = Caller(
     version="5.0.7",
     namespace="",
     peer=("192.0.2.7", 40000),
-    deadline_s=None,
+    deadline_s=inf,
 )
 
 

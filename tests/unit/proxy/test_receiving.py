@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Iterable
+from math import inf
 from typing import Any
 
 import pytest
@@ -68,7 +69,7 @@ def make(*bodies: str, tags: str = "", **options: Any) -> Proxy:
     return Proxy(broker, **options)
 
 
-async def receive(proxy: Proxy, asked: Any, *, remaining_s: float | None = 23.0) -> Answers:
+async def receive(proxy: Proxy, asked: Any, *, remaining_s: float = 23.0) -> Answers:
     answers = Answers()
     await proxy.receiving.handle_receive(proxy.caller(remaining_s), asked, answers.send)
     await settle()
@@ -340,9 +341,9 @@ SPANS = st.none() | st.fixed_dictionaries(
             "attempt_id": st.none() | st.text(max_size=50),
         }
     ),
-    st.none() | st.floats(-10, 1e9),
+    st.just(inf) | st.floats(-10, 1e9),
 )
-def test_any_request_is_served_or_refused(fields: dict[str, Any], remaining_s: float | None) -> None:
+def test_any_request_is_served_or_refused(fields: dict[str, Any], remaining_s: float) -> None:
     async def ask() -> None:
         proxy = make("a")
         with contextlib.suppress(TandemError):
