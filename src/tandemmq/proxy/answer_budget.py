@@ -86,11 +86,8 @@ class AnswerBudget:
                         unread.since_s = self.clock.monotonic()  # those before are read, or sent with it
                         yield element
 
-                async def send_watched(elements: Iterable[Message]) -> None:
-                    await send(watch(elements))
-
                 try:
-                    yield send_watched
+                    yield lambda elements: send(watch(elements))
                 finally:
                     self._forget(unread)
         except TimeoutError:

@@ -73,29 +73,26 @@ class Cached(Generic[K, V]):
             now_s = self.clock.monotonic()
             if now_s < kept.until_s:
                 if now_s >= kept.due_s:
-                    self._load(key)
+                    self.refresh_soon(key)
                 self.hit_count += 1
                 return kept.value
         return await self.refresh(key)
 
     async def refresh(self, key: K) -> V | None:
         """Queries the value, or joins the query in flight, and returns it. Raises the error of the query."""
-        error = await asyncio.shield(self._load(key))
+        error = await asyncio.shield(self.refresh_soon(key))
         if error is not None:
             raise error
         kept = self._kept.get(key)
         return None if kept is None else kept.value
-
-    def refresh_soon(self, key: K) -> None:
-        """Starts a query because the value seems outdated; callers get the old one until the answer comes."""
-        self._load(key)
 
     def peek(self, key: K) -> V | None:
         """Returns the kept value of any age, without a query."""
         kept = self._kept.get(key)
         return None if kept is None else kept.value
 
-    def _load(self, key: K) -> asyncio.Task[TandemError | None]:
+    def refresh_soon(self, key: K) -> asyncio.Task[TandemError | None]:
+        """Starts a query unless one runs, and returns its task. Callers get the old value until it ends."""
         task = self._loading.get(key)
         if task is None:
             task = self._loading[key] = self.tasks.start(self.name, self._fill(key))

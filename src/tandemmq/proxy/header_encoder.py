@@ -26,9 +26,7 @@ _cached: dict[tuple[Any, ...], bytes] = {}
 class StaticEncoder(Encoder):
     """The encoder of one connection."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._update = b""
+    _update = b""
 
     @property
     def header_table_size(self) -> int:

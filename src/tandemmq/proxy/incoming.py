@@ -143,11 +143,8 @@ class _RequestReader:
 
     def _read_user_properties(self, message: Message) -> dict[str, str]:
         """Returns the user's properties with the tag and the keys."""
-        options, system, too_large = (
-            self.options,
-            message.system_properties,
-            Code.MESSAGE_PROPERTIES_TOO_LARGE,
-        )
+        options, system = self.options, message.system_properties
+        too_large = Code.MESSAGE_PROPERTIES_TOO_LARGE
         properties = dict(sorted(message.user_properties.items()))
         bound = options.property_count_max
         check_bound(too_large, "the message", len(properties), bound, "user properties")

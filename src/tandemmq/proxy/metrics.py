@@ -31,7 +31,7 @@ from tandemmq.proxy.sending import ProduceHandlers
 from tandemmq.remoting.health import Condition
 from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import proxy_metrics as metrics
-from tandemmq.telemetry.metrics import Histogram, Metric, Sample
+from tandemmq.telemetry.metrics import Histogram, Sample
 from tandemmq.telemetry.rocketmq_metrics import RPC_BUCKETS_MS
 
 PROBE_PERIOD_S: Final = 5.0
@@ -155,13 +155,9 @@ def _read_caches(sources: ProxySources) -> Iterator[Sample]:
     if sources.access is not None:
         caches["users"] = sources.access.users
     for name, cache in caches.items():
-        counts: tuple[tuple[Metric, int], ...] = (
-            (metrics.CACHE_HITS, cache.hit_count),
-            (metrics.CACHE_QUERIES, cache.query_count),
-            (metrics.CACHE_FAILURES, cache.failure_count),
-        )
-        for metric, count in counts:
-            yield Sample(metric, count, (name,))
+        yield Sample(metrics.CACHE_HITS, cache.hit_count, (name,))
+        yield Sample(metrics.CACHE_QUERIES, cache.query_count, (name,))
+        yield Sample(metrics.CACHE_FAILURES, cache.failure_count, (name,))
 
 
 @dataclass(slots=True)

@@ -21,6 +21,13 @@ from tandemmq.remoting.options import render_address
 from tandemmq.units import INT32_MAX
 
 _IDENTITY: Final = enum_number("Encoding", "IDENTITY")
+_TEXTS: Final = {
+    "tag": names.TAGS,
+    "message_group": names.SHARDING_KEY,
+    "trace_context": names.TRACE_CONTEXT,
+    "lite_topic": names.LITE_TOPIC,
+}
+"""The system properties that are delivered as they were stored."""
 
 
 def render_message(
@@ -66,14 +73,11 @@ def render_message(
 def _optional_fields(record: Record, properties: Mapping[str, str]) -> dict[str, Any]:
     """Returns the kind of the message, and the system properties that only some messages have."""
     fields: dict[str, Any] = {"message_type": enum_of_kind(kind_of(properties))}
-    if tag := properties.get(names.TAGS):
-        fields["tag"] = tag
+    for field, name in _TEXTS.items():
+        if text := properties.get(name):
+            fields[field] = text
     if keys := properties.get(names.KEYS):
         fields["keys"] = names.split_keys(keys)
-    if group := properties.get(names.SHARDING_KEY):
-        fields["message_group"] = group
-    if context := properties.get(names.TRACE_CONTEXT):
-        fields["trace_context"] = context
     due_ms = _due_ms(record, properties)
     if due_ms is not None:
         fields["delivery_timestamp"] = timestamp(due_ms)
@@ -83,8 +87,6 @@ def _optional_fields(record: Record, properties: Mapping[str, str]) -> dict[str,
     priority = names.parse_priority(properties.get(names.PRIORITY))
     if priority is not None:
         fields["priority"] = priority
-    if lite_topic := properties.get(names.LITE_TOPIC):
-        fields["lite_topic"] = lite_topic
     origin_topic = properties.get(names.DLQ_ORIGIN_TOPIC)
     origin_id = properties.get(names.DLQ_ORIGIN_MESSAGE_ID)
     if origin_topic and origin_id:

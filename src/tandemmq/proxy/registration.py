@@ -181,7 +181,7 @@ class BrokerRegistration:
         try:
             masters = list((await self.brokers.masters()).values())
         except TandemError as error:
-            self._log_failure(None, "name servers", error)
+            self._log_failure("name servers", error)
             return
         await self._send_all(self._producer_requests(masters))
         # Consumers come second: their requests need the routes of topics, for which no producer must wait.
@@ -266,7 +266,7 @@ class BrokerRegistration:
             if answer.code != ResponseCode.SUCCESS:
                 raise rejections.to_error(answer)
         except TandemError as error:
-            self._log_failure(address, address, error)
+            self._log_failure(address, error)
             return
         self._outages.record_success(events.HEARTBEAT_FAILED, address)
 
@@ -275,9 +275,9 @@ class BrokerRegistration:
             self._connections.append(self.open_connections())
         return self._connections[number]
 
-    def _log_failure(self, key: str | None, address: str, error: TandemError) -> None:
+    def _log_failure(self, address: str, error: TandemError) -> None:
         facts = {"address": address, "error": str(error)}
-        self._outages.record_failure(log, events.HEARTBEAT_FAILED, key or address, facts)
+        self._outages.record_failure(log, events.HEARTBEAT_FAILED, address, facts)
 
 
 class _Request(NamedTuple):

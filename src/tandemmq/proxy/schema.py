@@ -3,8 +3,8 @@ another package.
 
 A row `name number kind` is a field; `*` before the kind repeats it, `?` gives it explicit presence, and
 `/group` after it makes it one of a group. A row `name request response` is an rpc; `*` before a message makes
-it a stream. The classes are in a descriptor pool of their own, so that a process may also import a client's
-generated classes.
+it a stream. A row `name` is an rpc whose messages are its Request and its Response. The classes are in a
+descriptor pool of their own, so that a process may also import a client's generated classes.
 
 Source: spec proxy 2.1 to 2.7, 10.4.
 """
@@ -135,22 +135,11 @@ _MESSAGES: Final = {
 }
 
 _SERVICE: Final = (
-    "QueryRoute QueryRouteRequest QueryRouteResponse, Heartbeat HeartbeatRequest HeartbeatResponse,"
-    " SendMessage SendMessageRequest SendMessageResponse,"
-    " QueryAssignment QueryAssignmentRequest QueryAssignmentResponse,"
-    " ReceiveMessage ReceiveMessageRequest *ReceiveMessageResponse,"
-    " AckMessage AckMessageRequest AckMessageResponse,"
-    " ForwardMessageToDeadLetterQueue ForwardMessageToDeadLetterQueueRequest"
-    " ForwardMessageToDeadLetterQueueResponse,"
-    " PullMessage PullMessageRequest *PullMessageResponse,"
-    " UpdateOffset UpdateOffsetRequest UpdateOffsetResponse, GetOffset GetOffsetRequest GetOffsetResponse,"
-    " QueryOffset QueryOffsetRequest QueryOffsetResponse,"
-    " EndTransaction EndTransactionRequest EndTransactionResponse,"
-    " Telemetry *TelemetryCommand *TelemetryCommand,"
-    " NotifyClientTermination NotifyClientTerminationRequest NotifyClientTerminationResponse,"
-    " ChangeInvisibleDuration ChangeInvisibleDurationRequest ChangeInvisibleDurationResponse,"
-    " RecallMessage RecallMessageRequest RecallMessageResponse,"
-    " SyncLiteSubscription SyncLiteSubscriptionRequest SyncLiteSubscriptionResponse"
+    "QueryRoute, Heartbeat, SendMessage, QueryAssignment,"
+    " ReceiveMessage ReceiveMessageRequest *ReceiveMessageResponse, AckMessage,"
+    " ForwardMessageToDeadLetterQueue, PullMessage PullMessageRequest *PullMessageResponse, UpdateOffset,"
+    " GetOffset, QueryOffset, EndTransaction, Telemetry *TelemetryCommand *TelemetryCommand,"
+    " NotifyClientTermination, ChangeInvisibleDuration, RecallMessage, SyncLiteSubscription"
 )
 
 _Field = descriptor_pb2.FieldDescriptorProto
@@ -191,7 +180,8 @@ def add_file(
         _add_message(file, message_name, rows)
     for service_name, rows in services.items():
         service = file.service.add(name=service_name)
-        for rpc, request, response in _rows(rows):
+        for rpc, *shapes in _rows(rows):
+            request, response = shapes or (f"{rpc}Request", f"{rpc}Response")
             service.method.add(
                 name=rpc,
                 input_type=f".{package}.{request.lstrip('*')}",

@@ -8,7 +8,7 @@ client of RocketMQ calls them.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
 from tandemmq.proxy.rpc import GrpcCall, GrpcFailure, GrpcStatus, Message, Method, parse, receive_one
@@ -147,19 +147,14 @@ def _reflect(request: Message, services: Sequence[str]) -> dict[str, Any]:
     kind = request.WhichOneof("message_request")
     if kind == "list_services":
         return {"list_services_response": {"service": [{"name": name} for name in services]}}
-    if kind == "file_by_filename":
-        return _describe(lambda: find_file(name=request.file_by_filename), request.file_by_filename)
-    if kind == "file_containing_symbol":
-        symbol = request.file_containing_symbol
-        return _describe(lambda: find_file(symbol=symbol), symbol)
-    return _refuse(GrpcStatus.NOT_FOUND, "no message here has extensions")
-
-
-def _describe(find: Callable[[], list[bytes]], name: str) -> dict[str, Any]:
+    if kind not in ("file_by_filename", "file_containing_symbol"):
+        return _refuse(GrpcStatus.NOT_FOUND, "no message here has extensions")
+    asked = getattr(request, kind)
     try:
-        return {"file_descriptor_response": {"file_descriptor_proto": find()}}
+        found = find_file(name=asked) if kind == "file_by_filename" else find_file(symbol=asked)
     except KeyError:
-        return _refuse(GrpcStatus.NOT_FOUND, f"{name[:200]!r} is unknown here")
+        return _refuse(GrpcStatus.NOT_FOUND, f"{asked[:200]!r} is unknown here")
+    return {"file_descriptor_response": {"file_descriptor_proto": found}}
 
 
 def _refuse(status: GrpcStatus, text: str) -> dict[str, Any]:

@@ -90,10 +90,8 @@ class SessionHandlers:
         match command.WhichOneof("command"):
             case "settings":
                 await self._handle_settings(caller, command.settings, stream)
-            case "thread_stack_trace":
-                self.clients.answer(caller.client_id, command.thread_stack_trace.nonce, command)
-            case "verify_message_result":
-                self.clients.answer(caller.client_id, command.verify_message_result.nonce, command)
+            case "thread_stack_trace" | "verify_message_result" as kind:
+                self.clients.answer(caller.client_id, getattr(command, kind).nonce, command)
             case _:
                 pass  # a command of a newer protocol, or one that clients do not send
 

@@ -179,11 +179,8 @@ def attempts_of(group: SubscriptionGroupConfig) -> int:
 
 
 def _producer_policy(options: ProxyOptions) -> dict[str, Any]:
-    backoff = {
-        "initial": duration(options.producer_backoff_ms),
-        "max": duration(options.producer_backoff_ms_max),
-        "multiplier": options.producer_backoff_factor,
-    }
+    initial_ms, max_ms = options.producer_backoff_ms, options.producer_backoff_ms_max
+    backoff = _exponential(initial_ms, max_ms, options.producer_backoff_factor)
     return {"max_attempts": options.producer_attempts, "exponential_backoff": backoff}
 
 
@@ -193,12 +190,12 @@ def _consumer_policy(group: SubscriptionGroupConfig) -> dict[str, Any]:
     policy = group.retry_policy
     if policy.kind == EXPONENTIAL:
         retry = policy.exponential or ExponentialRetry()
-        backoff = {
-            "initial": duration(retry.initial_ms),
-            "max": duration(retry.delay_ms_max),
-            "multiplier": retry.multiplier,
-        }
+        backoff = _exponential(retry.initial_ms, retry.delay_ms_max, retry.multiplier)
         return {**attempts, "exponential_backoff": backoff}
     delays_ms = policy.customized.delays_ms if policy.customized is not None else ()
     spans = [duration(delay_ms) for delay_ms in delays_ms or DELAY_LEVELS_MS]
     return {**attempts, "customized_backoff": {"next": spans}}
+
+
+def _exponential(initial_ms: int, max_ms: int, multiplier: float) -> dict[str, Any]:
+    return {"initial": duration(initial_ms), "max": duration(max_ms), "multiplier": multiplier}
