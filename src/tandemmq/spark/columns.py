@@ -185,3 +185,18 @@ def arrow_schema(projection: Projection) -> Any:
         HEADERS_TYPE: pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())])),
     }
     return pa.schema([pa.field(c.label, types[c.type], nullable=c.is_nullable) for c in projection])
+
+
+def check_nulls(batch: Any) -> Any:
+    """Returns the RecordBatch.
+
+    Raises:  ConfigError for a null in a column that the user's schema declares NOT NULL: Java would read the
+             bytes of another value there.
+    """
+    for field, values in zip(batch.schema, batch.columns, strict=True):
+        if not field.nullable and values.null_count:
+            raise ConfigError(
+                f"column {field.name}: the schema says NOT NULL, but {values.null_count} of {len(values)} rows"
+                " have no value; leave NOT NULL out"
+            )
+    return batch

@@ -27,7 +27,7 @@ from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.record_check import check_record
 from tandemmq.protocol.record_layout import MAGIC_BLANK, MAGIC_V1, MAGIC_V2, RecordOutcome
 from tandemmq.protocol.record_scan import RecordColumns, read_columns, scan_boundaries, verify_bodies
-from tandemmq.spark.columns import BODY_FAULT, COLUMNS, Column, Projection, arrow_schema
+from tandemmq.spark.columns import BODY_FAULT, COLUMNS, Column, Projection, arrow_schema, check_nulls
 from tandemmq.spark.decode import DecodePlan, decode_records
 from tandemmq.spark.option_table import (
     OptionRow,
@@ -307,10 +307,8 @@ def _decode(
     batch = decode_records(data, brokers, plan, positions=columns.position - begin)
     arrays = dict(zip(batch.schema.names, batch.columns, strict=True))
     values = pa.repeat(pa.scalar(damage, pa.string()), len(columns))
-    return pa.RecordBatch.from_arrays(
-        [values if column.name == DAMAGE else arrays[column.label] for column in projection],
-        schema=arrow_schema(projection),
-    )
+    chosen = [values if column.name == DAMAGE else arrays[column.label] for column in projection]
+    return check_nulls(pa.RecordBatch.from_arrays(chosen, schema=arrow_schema(projection)))
 
 
 def _damage_row(damage: Damage, options: LogOptions, projection: Projection) -> Iterator[Any]:
@@ -336,7 +334,7 @@ def _damage_row(damage: Damage, options: LogOptions, projection: Projection) -> 
         pa.array([known.get(column.name)], type=field.type)
         for column, field in zip(projection, schema, strict=True)
     ]
-    yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+    yield check_nulls(pa.RecordBatch.from_arrays(arrays, schema=schema))
 
 
 def _damage_error(log_offset: int, reason: str) -> RemoteProtocolError:

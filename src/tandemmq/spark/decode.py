@@ -35,7 +35,7 @@ from tandemmq.protocol.record_scan import (
     verify_bodies,
 )
 from tandemmq.protocol.sys_flag import BORN_HOST_V6, COMPRESSED, STORE_HOST_V6
-from tandemmq.spark.columns import LIST_TYPE, MAP_TYPE, OutputColumn, Projection, arrow_schema
+from tandemmq.spark.columns import LIST_TYPE, MAP_TYPE, OutputColumn, Projection, arrow_schema, check_nulls
 from tandemmq.spark.properties import (
     PropertySpans,
     build_headers,
@@ -100,7 +100,7 @@ def decode_records(
     if already known.
     Raises:  LocalProtocolError if the counts in `brokers` do not add up to the number of records;
              RemoteProtocolError if the bytes are not whole, valid records, or, with `verify_crc`, if a body
-             is damaged.
+             is damaged; ConfigError if a column that is declared NOT NULL has nulls.
     """
     if positions is None:
         boundaries = scan_boundaries(data)
@@ -123,7 +123,7 @@ def decode_records(
         wanted = pc.fill_null(pc.is_in(rows.property(b"TAGS"), pa.array(plan.tags)), False)
         if not pc.all(wanted).as_py():
             batch = batch.filter(wanted)
-    return batch
+    return check_nulls(batch)
 
 
 def _check(data: Buffer, columns: RecordColumns, plan: DecodePlan) -> None:

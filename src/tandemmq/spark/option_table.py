@@ -160,13 +160,18 @@ def suggest(name: str, known: Mapping[str, str]) -> str:
     return f"; did you mean {known[near[0]]}?" if near else "."
 
 
+def list_spellings(table: Sequence[OptionRow]) -> dict[str, str]:
+    """Returns the names of the rows by all their spellings, in lower case."""
+    return {spelling.lower(): row.name for row in table for spelling in (row.name, *row.aliases)}
+
+
 def parse_rows(raw: Mapping[str, str], table: Sequence[OptionRow]) -> dict[str, Any]:
     """Returns the value of each row by its field.
 
     Raises:  ConfigError for a name that is unknown, or given twice in two spellings, and for a text that a
              row's parser rejects.
     """
-    names = {spelling.lower(): row.name for row in table for spelling in (row.name, *row.aliases)}
+    names = list_spellings(table)
     texts: dict[str, str] = {}
     for key, text in raw.items():
         name = names.get(key.lower())

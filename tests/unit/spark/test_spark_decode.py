@@ -325,3 +325,12 @@ def test_the_columns_of_a_topic() -> None:
     )
     with pytest.raises(ConfigError, match="twice"):
         select_source_columns(("all", "topic"), PropertiesAs.MAP)
+
+
+def test_a_column_declared_not_null_refuses_rows_without_a_value() -> None:
+    tagged, plain = (make_record(0, tag=tag) for tag in ("a", ""))
+    strict = project_schema([("tags", "string", False)])
+    assert _decode(tagged, projection=strict) == [{"tags": "a"}]
+    assert _decode(tagged + plain, projection=strict, tags=("a",)) == [{"tags": "a"}]
+    with pytest.raises(ConfigError, match="column tags: the schema says NOT NULL, but 1 of 2 rows"):
+        _decode(tagged + plain, projection=strict)

@@ -23,11 +23,13 @@ from tandemmq.spark.columns import render_ddl
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.files import Totals, claim_lake
 from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.options import parse_options
+from tandemmq.spark.pipelines.audit import run_audit
 from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.feed import Feed
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
-from tandemmq.spark.pipelines.options import LandingOptions
+from tandemmq.spark.pipelines.options import AuditOptions, LandingOptions
 from tandemmq.spark.session import hush_pandas, share_python_path
 
 
@@ -140,6 +142,37 @@ def test_the_users_options_win(tmp_path: Path) -> None:
     options = _options(tmp_path, batch_records_max=1000, source=(("packRecords", "7"),))
     assert options.source_options()["maxRecordsPerPartition"] == "313"
     assert options.source_options()["packRecords"] == "7"
+
+
+def test_a_further_option_replaces_a_default_in_any_spelling(tmp_path: Path) -> None:
+    options = _options(tmp_path, source=(("subExpression", "A || B"), ("maxOffsetsPerTrigger", "7")))
+    source = parse_options(options.source_options(), is_streaming=True)
+    assert (source.tags, source.trigger_records_max) == (("A", "B"), 7)
+
+
+@pytest.mark.parametrize(
+    ("settings", "text"),
+    [
+        ({"tags": "A", "source": (("tags", "B"),)}, "option tags: --tags sets the same"),
+        ({"tags": "A", "source": (("TAG", "A"),)}, "option TAG: --tags sets the same"),
+        ({"source": (("nameServer", "other:1"),)}, "option nameServer: --namesrv sets the same"),
+        ({"source": (("topic", "Other"),)}, "option topic: --topic sets the same"),
+        ({"batch_records_max": 9, "source": (("maxOffsetsPerTrigger", "7"),)}, "--batch-rows sets the same"),
+        ({"source": (("columns", "body"),)}, "option columns: --columns sets the same"),
+    ],
+)
+def test_nothing_is_set_by_a_flag_and_by_a_further_option(
+    tmp_path: Path, settings: dict[str, object], text: str
+) -> None:
+    with pytest.raises(ConfigError, match=text):
+        plan_landing(_options(tmp_path, **settings))
+
+
+@pytest.mark.parametrize("name", ["columns", "replica"])
+def test_an_audit_chooses_columns_and_replicas_itself(name: str) -> None:
+    options = AuditOptions(topic="T", name_servers="ns:1", source=((name, "1"),))
+    with pytest.raises(ConfigError, match=f"option {name}: this pipeline sets it itself"):
+        run_audit(options, JsonReporter(io.StringIO(), io.StringIO()))
 
 
 def test_the_meter_counts_each_batch_once(tmp_path: Path) -> None:

@@ -45,6 +45,13 @@ def test_a_pattern_matches_whole_names_of_applications_topics(topic: str) -> Non
     assert config.find_rule(topic) is None
 
 
+def test_a_further_option_replaces_the_batch_rows_of_a_service() -> None:
+    config = parse_config({**BASE, "topics": [{"name": "A", "options": {"maxOffsetsPerTrigger": 5}}]})
+    options = config.make_options("A", config.rules[0])
+    assert options.batch_records_max == 100_000
+    assert options.source_options()["maxOffsetsPerTrigger"] == "5"
+
+
 def test_tables_elsewhere_are_named_after_their_topics() -> None:
     entry = {"pattern": ".*", "format": "delta", "data": "s3://shop/{topic}"}
     config = parse_config({**BASE, "topics": [entry]})
@@ -68,6 +75,7 @@ def test_tables_elsewhere_are_named_after_their_topics() -> None:
         ({"topics": [{"name": "A", "columns": ["budy"]}]}, "did you mean body"),
         ({"topics": [{"name": "A", "options": {"packRecord": 1}}]}, "did you mean packRecords"),
         ({"topics": [{"name": "A", "options": {"namespace": "x"}}]}, "no namespace"),
+        ({"topics": [{"name": "A", "tags": "a", "options": {"tag": "b"}}]}, "topics[0]: option tag: --tags"),
         ({"topics": [{"name": "A", "data": "s3://b/x"}]}, "topics[0]: data: a parquet lake becomes visible"),
         ({"topics": [{"name": "A"}, {"name": "A"}]}, "A is named twice"),
         ({"topics": [{"name": "A", "pattern": "A"}]}, "expected either name or pattern"),

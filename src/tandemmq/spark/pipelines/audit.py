@@ -63,6 +63,8 @@ def run_audit(options: AuditOptions, reporter: Reporter) -> int:
     An audit that repeats until a signal ends with the code of its last complete round.
     Raises:  ConfigError before anything is read.
     """
+    if options.name_servers:
+        parse_options(options.source_options(), is_streaming=False)
     for lake in options.lakes:
         if not view_lake(lake).pieces:
             raise ConfigError(f"{lake} is not a lake: it has no batches and no table")

@@ -35,7 +35,7 @@ from tandemmq.spark.pipelines.events import (
     report_start,
 )
 from tandemmq.spark.pipelines.lake_job import read_rows
-from tandemmq.spark.pipelines.options import CHECKPOINT_DIR, HistoryOptions
+from tandemmq.spark.pipelines.options import CHECKPOINT_DIR, HistoryOptions, join_options
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 
 
@@ -179,11 +179,11 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     """
     if options.out.exists():
         raise ConfigError(f"{options.out} exists: an export never adds to a directory, pass a new one")
-    total = Totals()
+    source, total = join_options(options, {}, options.source), Totals()
 
     def export() -> None:
         nonlocal total
-        total = _export(place, options)
+        total = _export(place, options, source)
 
     with open_workplace(options, reporter) as place:
         report_start(reporter, str(options.lake), str(options.out), total)
@@ -191,7 +191,7 @@ def run_history(options: HistoryOptions, reporter: Reporter) -> int:
     return report_end(reporter, reason, total, error)
 
 
-def _export(place: Workplace, options: HistoryOptions) -> Totals:
+def _export(place: Workplace, options: HistoryOptions, source: dict[str, str]) -> Totals:
     """Writes the files beside `out`, and renames them into place when all are complete."""
     seen, began = Observation(), time.monotonic()
     staged = options.out.with_name(f"{options.out.name}.unfinished")
@@ -202,7 +202,7 @@ def _export(place: Workplace, options: HistoryOptions) -> Totals:
         topic=options.topic,
         columns=options.columns,
         checkpoint=options.checkpoint,
-        options=dict(options.source),
+        options=source,
     )
     if options.where:
         frame = frame.where(options.where)

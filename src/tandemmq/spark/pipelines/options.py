@@ -9,7 +9,7 @@ quick.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
@@ -20,8 +20,8 @@ import typer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.lake.files import CONTROL_DIR, read_owner
-from tandemmq.spark.option_table import parse_list, read_enum
-from tandemmq.spark.options import ReadPreference
+from tandemmq.spark.option_table import list_spellings, parse_list, read_enum
+from tandemmq.spark.options import OPTION_TABLE, ReadPreference
 
 
 def flag(help: str, *names: str, **more: Any) -> Any:
@@ -158,6 +158,40 @@ class PipelineOptions:
         raise NotImplementedError
 
 
+_FLAGS = {
+    "name_servers": ("nameServer", "--namesrv"),
+    "topic": ("subscribe", "--topic"),
+    "pattern": ("subscribePattern", "--topic-pattern"),
+    "group": ("subscribe", "--group"),
+    "tags": ("tags", "--tags"),
+    "starting_offsets": ("startingOffsets", "--starting-offsets"),
+    "read_from": ("readFrom", "--read-from"),
+    "batch_records_max": ("maxOffsetsPerTrigger", "--batch-rows"),
+    "columns": ("columns", "--columns"),
+}
+"""The flags that set an option of the source, by their fields."""
+
+
+def join_options(
+    options: PipelineOptions, own: dict[str, str], more: Pairs, *, fixed: tuple[str, ...] = ("columns",)
+) -> dict[str, str]:
+    """Returns a pipeline's own options of the source, under the further ones of the user.
+
+    Raises:  ConfigError for a further option that a given flag sets, too, or that the pipeline needs itself
+             (`fixed`).
+    """
+    spellings = list_spellings(OPTION_TABLE)
+    given = {spellings.get(key.lower(), key): key for key, _ in more}
+    for field in fields(options):
+        name, flag = _FLAGS.get(field.name, ("", ""))
+        if name in given and (name in fixed or getattr(options, field.name) != field.default):
+            raise ConfigError(f"option {given[name]}: {flag} sets the same, use only {flag}")
+    for name in fixed:
+        if name in given:
+            raise ConfigError(f"option {given[name]}: this pipeline sets it itself")
+    return {**{name: value for name, value in own.items() if name not in given}, **dict(more)}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StreamOptions(PipelineOptions):
     """The options of the pipelines that follow topics into a lake."""
@@ -177,13 +211,13 @@ class StreamOptions(PipelineOptions):
 
     def source_options(self) -> dict[str, str]:
         """Returns the options of the source; those of the user take precedence."""
-        return {
+        own = {
             "nameServer": self.name_servers,
             "readFrom": self.read_from.value,
             "maxOffsetsPerTrigger": str(self.batch_records_max),
             **self.selection(),
-            **dict(self.source),
         }
+        return join_options(self, own, self.source)
 
     def selection(self) -> dict[str, str]:
         """Returns the options of the source that select the messages."""
@@ -429,7 +463,7 @@ class DeadLetterOptions(RepublishOptions):
         return dlq_topic(self.group)
 
     def source_options(self) -> dict[str, str]:
-        return {"nameServer": self.name_servers, "subscribe": self.topic, **dict(self.source)}
+        return join_options(self, {"nameServer": self.name_servers, "subscribe": self.topic}, self.source)
 
     def sink_options(self) -> dict[str, str]:
         return {"nameServer": self.name_servers, **dict(self.sink)}
@@ -524,8 +558,8 @@ class AuditOptions(RoundOptions):
     def source_options(self, replica: int | None = None) -> dict[str, str]:
         """Returns the options of the source for one replica; by default for any."""
         chosen = {} if replica is None else {"replica": str(replica)}
-        topics = ",".join(self.topics)
-        return {"nameServer": self.name_servers, "subscribe": topics, **chosen, **dict(self.source)}
+        own = {"nameServer": self.name_servers, "subscribe": ",".join(self.topics), **chosen}
+        return join_options(self, own, self.source, fixed=("columns", "replica"))
 
     def __post_init__(self) -> None:
         if not self.name_servers and len(self.lakes) + len(self.stores) < 2:

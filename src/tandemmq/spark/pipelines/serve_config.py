@@ -139,12 +139,14 @@ class ServeConfig:
             name: value.replace(TOPIC, topic) if name in ("data", "table") else value
             for name, value in rule.landing.items()
         }
-        return LandingOptions(
-            name_servers=self.name_servers, topic=topic, out=self.out / topic, **{**_DEFAULTS, **given}
-        )
+        return ServedLanding(name_servers=self.name_servers, topic=topic, out=self.out / topic, **given)
 
 
-_DEFAULTS = {"batch_records_max": 100_000}
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedLanding(LandingOptions):
+    """The options of a served topic's landing: its batches are smaller, because topics take turns."""
+
+    batch_records_max: int = 100_000
 
 
 def read_config(path: Path, name_servers: str = "") -> ServeConfig:
