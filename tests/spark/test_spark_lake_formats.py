@@ -11,8 +11,8 @@ from pipeline_recorder import Recorder
 from spark_lakes import count_offsets, follow_topic, forget_last_commit, land
 
 from tandemmq.spark.lake.check import check_lake
-from tandemmq.spark.lake.formats import LakeFormat, list_committed, list_live_files
-from tandemmq.spark.lake.home import find_files
+from tandemmq.spark.lake.formats import list_committed, list_live_files
+from tandemmq.spark.lake.home import LakeFormat, find_files
 from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.pipelines.audit import Audit
 from tandemmq.spark.pipelines.events import SideJudged

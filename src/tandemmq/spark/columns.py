@@ -196,7 +196,7 @@ def check_nulls(batch: Any) -> Any:
     for field, values in zip(batch.schema, batch.columns, strict=True):
         if not field.nullable and values.null_count:
             raise ConfigError(
-                f"column {field.name}: the schema says NOT NULL, but {values.null_count} of {len(values)} rows"
-                " have no value; leave NOT NULL out"
+                f"column {field.name}: the schema says NOT NULL, but {values.null_count} of {len(values)}"
+                " rows have no value; leave NOT NULL out"
             )
     return batch

@@ -204,7 +204,7 @@ def check(directory: Directory) -> None:
     small = f"{state.small_files:,} of them small"
     for name, fact in (
         ("lake", directory),
-        ("format", state.kind.value),
+        ("format", state.kind),
         ("written by", state.owner or "-"),
         ("rows", f"{state.rows:,}"),
         ("files", f"{state.files:,}, {small}; {state.size_bytes:,} bytes"),

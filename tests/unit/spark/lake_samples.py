@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from tandemmq.spark.lake.files import CommitOutcome
-from tandemmq.spark.lake.formats import LakeFormat, commit_files, plan_files
+from tandemmq.spark.lake.formats import commit_files, plan_files
+from tandemmq.spark.lake.home import LakeFormat
 from tandemmq.spark.lake.parquet import ParquetStager
 
 NOW = datetime(2025, 1, 10, 12, tzinfo=UTC)

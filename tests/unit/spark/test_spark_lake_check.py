@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.check import check_lake, find_doubled
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir
-from tandemmq.spark.lake.formats import LakeFormat
-from tandemmq.spark.lake.home import DataFiles
+from tandemmq.spark.lake.home import DataFiles, LakeFormat
 from tandemmq.spark.lake.upkeep import compact_lake
 
 

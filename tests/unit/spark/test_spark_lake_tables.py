@@ -20,7 +20,6 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import CommitOutcome, StagedFile, Totals
 from tandemmq.spark.lake.formats import (
-    LakeFormat,
     check_table,
     commit_files,
     list_committed,
@@ -30,7 +29,7 @@ from tandemmq.spark.lake.formats import (
     plan_files,
     read_committed,
 )
-from tandemmq.spark.lake.home import DataFiles, TableHome, hold_directory, save_home
+from tandemmq.spark.lake.home import DataFiles, LakeFormat, TableHome, hold_directory, save_home
 from tandemmq.spark.lake.parquet import ParquetStager
 from tandemmq.spark.lake.upkeep import compact_lake
 from tandemmq.spark.lake.view import view_lake
@@ -287,7 +286,7 @@ def test_a_table_may_lie_at_an_address(kind: LakeFormat, tmp_path: Path) -> None
     assert after < before
     check_place(kind, root, tmp_path / "store" / "orders", range(20))
     with pytest.raises(ConfigError, match=r"is at file:///.*/orders, not at the directory"):
-        land(root, TableHome(kind.value), 2, make_rows(20, 1))
+        land(root, TableHome(kind), 2, make_rows(20, 1))
     with pytest.raises(ConfigError, match=r"was written by another landing .* is new"):
         land(tmp_path / "new", home, 0, make_rows(0, 10), "another")
 
@@ -379,7 +378,8 @@ WRITER = """
 import sys
 from pathlib import Path
 from test_spark_lake_tables import make_rows, stage
-from tandemmq.spark.lake.formats import LakeFormat, commit_files
+from tandemmq.spark.lake.formats import commit_files
+from tandemmq.spark.lake.home import LakeFormat
 
 kind, root, done = LakeFormat(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
 for batch in range(int(done.read_text()), 12):

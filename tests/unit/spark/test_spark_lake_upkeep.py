@@ -16,8 +16,8 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.lake import merge
 from tandemmq.spark.lake.check import check_lake
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CommitOutcome, batch_dir, list_batches
-from tandemmq.spark.lake.formats import LakeFormat, list_live_files
-from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.lake.formats import list_live_files
+from tandemmq.spark.lake.home import LakeFormat, hold_directory
 from tandemmq.spark.lake.merge import merge_batches
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.lake.view import view_lake

@@ -12,8 +12,8 @@ import pytest
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CONTROL_DIR, OWNER_FILE, CommitOutcome, StagedFile
-from tandemmq.spark.lake.formats import LakeFormat, commit_files, list_live_files
-from tandemmq.spark.lake.home import DataFiles
+from tandemmq.spark.lake.formats import commit_files, list_live_files
+from tandemmq.spark.lake.home import DataFiles, LakeFormat
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 from tandemmq.spark.lake.upsert import NO_KEY, check_key, find_keyless
 from tandemmq.spark.lake.view import view_lake

@@ -13,7 +13,8 @@ from spark_fakes import FakeNet, FakeQueue
 
 from tandemmq.errors import ConfigError, NoRoute, OffsetOutOfRange
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, SUMMARY_FILE, batch_dir
-from tandemmq.spark.lake.formats import LakeFormat, record_summary
+from tandemmq.spark.lake.formats import record_summary
+from tandemmq.spark.lake.home import LakeFormat
 from tandemmq.spark.lake.parquet import ParquetOptions, ParquetStager
 from tandemmq.spark.lake.sink import LakeWriter, TaskFiles
 from tandemmq.spark.lake.view import LakeView, view_lake

@@ -37,8 +37,8 @@ from tandemmq.spark.lake.files import (
     read_owner,
     read_summary,
 )
-from tandemmq.spark.lake.formats import LakeFormat, find_table
-from tandemmq.spark.lake.home import DataFiles, find_files
+from tandemmq.spark.lake.formats import find_table
+from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files
 from tandemmq.spark.lake.merge import EXPIRED_MARK, data_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 from tandemmq.spark.lake.upkeep import find_orphans, require_kind

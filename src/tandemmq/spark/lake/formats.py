@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
-from enum import Enum
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -37,11 +36,11 @@ from tandemmq.spark.lake.files import (
 )
 from tandemmq.spark.lake.home import (
     DATA_DIR,
+    LakeFormat,
     Partitions,
     TableHome,
     find_files,
     find_home,
-    refuse_address,
 )
 
 if TYPE_CHECKING:
@@ -53,15 +52,7 @@ SUMMARIES_DIR = "batches"
 TABLE_PARTITIONS = ("topic", "dt")
 """The default partition columns of tables, as far as the data has them."""
 
-_PACKAGES = {"delta": "deltalake", "iceberg": "pyiceberg"}
-
-
-class LakeFormat(Enum):
-    """The kind of a lake."""
-
-    PARQUET = "parquet"
-    DELTA = "delta"
-    ICEBERG = "iceberg"
+_PACKAGES = {LakeFormat.DELTA: "deltalake", LakeFormat.ICEBERG: "pyiceberg"}
 
 
 class LakeTable(Protocol):
@@ -99,20 +90,19 @@ def parse_format(text: str) -> LakeFormat:
     try:
         kind = LakeFormat(text.lower())
     except ValueError:
-        allowed = ", ".join(kind.value for kind in LakeFormat)
-        raise ConfigError(f"format: expected one of {allowed}, got {text!r}") from None
-    package = _PACKAGES.get(kind.value)
+        raise ConfigError(f"format: expected one of {', '.join(LakeFormat)}, got {text!r}") from None
+    package = _PACKAGES.get(kind)
     if package and find_spec(package) is None:
-        raise ConfigError(f"format {kind.value} needs {package}: {install_hint('spark', kind.value)}")
+        raise ConfigError(f"format {kind} needs {package}: {install_hint('spark', kind)}")
     return kind
 
 
 def make_home(kind: str, data: str, catalog: str, table: str) -> TableHome:
-    """Returns the location of the table: at `data`, or as the catalog says.
+    """Returns the kind and location of the table: at `data`, or as the catalog says.
 
-    Raises:  ConfigError for an impossible combination.
+    Raises:  ConfigError for an impossible combination, and as `parse_format`.
     """
-    home = TableHome(kind=kind, address=data, catalog=catalog, table=table)
+    home = TableHome(kind=parse_format(kind), address=data, catalog=catalog, table=table)
     if not catalog:
         return home
     from tandemmq.spark.lake.iceberg import find_location
@@ -133,19 +123,23 @@ def plan_files(
     compression: str,
     address: str = "",
 ) -> ParquetOptions:
-    """Returns the options with which tasks write their files."""
-    from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions
+    """Returns the options with which tasks write files with these columns.
 
-    if kind is LakeFormat.PARQUET:
-        return ParquetOptions(partition_by=tuple(partition_by), compression=compression)
-    there = {*names, *(("dt", "hour") if TIME_COLUMN in names else ())}
-    columns = tuple(partition_by) or tuple(name for name in TABLE_PARTITIONS if name in there)
+    Raises:  ConfigError if they cannot be partitioned or compressed that way.
+    """
+    from tandemmq.spark.lake.parquet import TIME_COLUMN, ParquetOptions, check_partition_columns
+
+    columns, is_table = tuple(partition_by), kind is not LakeFormat.PARQUET
+    if is_table and not columns:
+        there = {*names, *(("dt",) if TIME_COLUMN in names else ())}
+        columns = tuple(name for name in TABLE_PARTITIONS if name in there)
     if kind is LakeFormat.ICEBERG and not set(columns) <= set(TABLE_PARTITIONS):
         raise ConfigError(f"iceberg tables are partitioned by {' and '.join(TABLE_PARTITIONS)} only")
+    check_partition_columns(names, columns)
     return ParquetOptions(
         partition_by=columns,
         compression=compression,
-        data_dir=DATA_DIR,
+        data_dir=DATA_DIR if is_table else "",
         address=address,
         keeps_partition_columns=kind is LakeFormat.ICEBERG,
     )
@@ -165,7 +159,7 @@ def commit_files(
 
     Raises:  ConfigError if the lake belongs to another query, has another key, or is of another kind.
     """
-    _check_same(root, find_kind(root), kind)
+    _check_same(root, find_home(root), kind)
     if kind is LakeFormat.PARQUET:
         return commit_batch(root, batch_id, query_id, files)
     claim_lake(root, query_id, key)
@@ -199,12 +193,10 @@ def list_live_files(kind: LakeFormat, root: Path) -> set[str]:
     return {file.name for file in find_table(kind).list_table_files(root)}
 
 
-def _check_same(root: Path, found: LakeFormat | None, kind: LakeFormat) -> None:
+def _check_same(root: Path, known: TableHome | None, kind: LakeFormat) -> None:
     """Raises ConfigError if a lake of another kind was found in the directory."""
-    if found is not None and found is not kind:
-        raise ConfigError(
-            f"{root} is a {found.value} lake, not {kind.value}: give its format, or another directory"
-        )
+    if known is not None and known.kind is not kind:
+        raise ConfigError(f"{root} is a {known.kind} lake, not {kind}: give its format, or another directory")
 
 
 def check_table(root: Path, home: TableHome) -> None:
@@ -212,12 +204,10 @@ def check_table(root: Path, home: TableHome) -> None:
 
     Raises:  ConfigError for such a table, and for a lake of another kind or whose table is elsewhere.
     """
-    refuse_address(root)
     known = find_home(root)
-    found = _find_kind(root, known)
-    _check_same(root, found, LakeFormat(home.kind))
-    if known != home and (known is not None or (found is not None and home.is_elsewhere)):
-        place = "in that directory" if known is None else f"at {known.address or known.table}"
+    _check_same(root, known, home.kind)
+    if known is not None and known != home:
+        place = f"at {known.address or known.table}" if known.is_elsewhere else "in that directory"
         raise ConfigError(
             f"the table of {root} is {place}, not at {home.address or home.table or 'the directory'}: give"
             " the same --data, --catalog and --table as before, or another directory"
@@ -235,25 +225,6 @@ def check_table(root: Path, home: TableHome) -> None:
             f"{home.table or home.address} was written by another landing ({', '.join(writers)}), and {root}"
             " is new: give the directory of that landing, or another table"
         )
-
-
-def find_kind(root: Path) -> LakeFormat | None:
-    """Returns the kind of the lake in a directory; None before the first commit.
-
-    Raises:  ConfigError for an address.
-    """
-    refuse_address(root)
-    return _find_kind(root, find_home(root))
-
-
-def _find_kind(root: Path, home: TableHome | None) -> LakeFormat | None:
-    if home is not None:
-        return LakeFormat(home.kind)
-    if (root / "_delta_log").is_dir():
-        return LakeFormat.DELTA
-    if (root / "catalog.db").exists():
-        return LakeFormat.ICEBERG
-    return LakeFormat.PARQUET if list_batches(root) else None
 
 
 def list_committed(root: Path) -> list[int]:

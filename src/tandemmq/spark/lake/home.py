@@ -17,13 +17,14 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from enum import StrEnum
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document, sync_directory, sync_file, write_document
-from tandemmq.spark.lake.files import CONTROL_DIR
+from tandemmq.spark.lake.files import CONTROL_DIR, list_batches
 
 if TYPE_CHECKING:
     from pyarrow.fs import FileSystem
@@ -187,14 +188,22 @@ def s3_settings() -> dict[str, str]:
     return {setting: value for setting, value in found.items() if value}
 
 
+class LakeFormat(StrEnum):
+    """The kind of a lake."""
+
+    PARQUET = "parquet"
+    DELTA = "delta"
+    ICEBERG = "iceberg"
+
+
 @dataclass(frozen=True, slots=True)
 class TableHome:
-    """The location of a table. `address`: of its files, empty for the lake's directory; `catalog`: the name
-    of an Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own; `table`: its name
-    there.
+    """The kind and the location of a table. `address`: of its files, empty for the lake's directory;
+    `catalog`: the name of an Iceberg catalog in the settings of `pyiceberg`, empty for the lake's own;
+    `table`: its name there.
     """
 
-    kind: str
+    kind: LakeFormat
     address: str = ""
     catalog: str = ""
     table: str = ""
@@ -202,12 +211,12 @@ class TableHome:
     def __post_init__(self) -> None:
         if self.address:
             object.__setattr__(self, "address", check_address(self.address))
-        if self.kind == "parquet" and self.address:
+        if self.kind is LakeFormat.PARQUET and self.address:
             raise ConfigError(
                 "data: a parquet lake becomes visible by renaming a directory, which object stores cannot do;"
                 " delta and iceberg lakes may have their files at an address"
             )
-        if bool(self.catalog) != bool(self.table) or (self.catalog and self.kind != "iceberg"):
+        if bool(self.catalog) != bool(self.table) or (self.catalog and self.kind is not LakeFormat.ICEBERG):
             raise ConfigError("catalog and table are given together, and for iceberg lakes only")
         if self.table and "." not in self.table:
             raise ConfigError(f"table: expected NAMESPACE.NAME, got {self.table!r}")
@@ -222,11 +231,19 @@ class TableHome:
 
 
 def find_home(root: Path) -> TableHome | None:
-    """Returns the location of a lake's table; None if it is the lake's directory, or nothing is written
-    yet.
+    """Returns the kind of a lake and the location of its table; None if nothing is written yet.
+
+    Raises:  ConfigError for an address.
     """
+    refuse_address(root)
     document = read_document(root / CONTROL_DIR / HOME_FILE)
-    return None if document is None else TableHome(**document)
+    if document is not None:
+        return TableHome(LakeFormat(document.pop("kind")), **document)
+    if (root / "_delta_log").is_dir():
+        return TableHome(LakeFormat.DELTA)
+    if (root / "catalog.db").exists():
+        return TableHome(LakeFormat.ICEBERG)
+    return TableHome(LakeFormat.PARQUET) if list_batches(root) else None
 
 
 def find_files(root: Path) -> DataFiles:

@@ -100,7 +100,6 @@ class ParquetStager:
         self._partition_id = partition_id
         self._options = options
         schema = with_utc(schema)
-        check_partition_columns(schema.names, options.partition_by)
         left_out = () if options.keeps_partition_columns else options.partition_by
         self._file_schema = pa.schema([f for f in schema if f.name not in left_out])
         self._open: dict[str, _OpenFile] = {}

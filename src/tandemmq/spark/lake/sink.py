@@ -21,7 +21,6 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.checkpoint import sync_checkpoint
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, StagedFile, commit_batch, discard_files
 from tandemmq.spark.lake.formats import (
-    LakeFormat,
     check_table,
     commit_files,
     make_home,
@@ -29,7 +28,7 @@ from tandemmq.spark.lake.formats import (
     plan_files,
     record_summary,
 )
-from tandemmq.spark.lake.home import TableHome, refuse_address, save_home
+from tandemmq.spark.lake.home import LakeFormat, TableHome, refuse_address, save_home
 from tandemmq.spark.option_table import SECURITY_NAMES, parse_list
 from tandemmq.spark.sink.options import SinkOptions, parse_sink_options
 from tandemmq.spark.task import BATCH_ID, QUERY_ID
@@ -49,7 +48,7 @@ _BAD_OPTIONS = frozenset(("badtopic", "badcolumn", "badonly"))
 _SPARK_OPTIONS = frozenset(("queryname", "checkpointlocation"))
 """The names that Spark itself adds to the options."""
 
-PARQUET_HOME = TableHome(kind=LakeFormat.PARQUET.value)
+PARQUET_HOME = TableHome(LakeFormat.PARQUET)
 
 
 @dataclass
@@ -103,7 +102,7 @@ class LakeSink(DataSource):  # type: ignore[misc]  # pyspark is untyped here
             bad_sink=_parse_bad_sink(dict(self.options)),
             key=self.options.get("key", ""),
             # With an address the catalog need not be asked again for every step of every batch.
-            home=TableHome(kind.value, data, *named) if data else make_home(kind.value, data, *named),
+            home=TableHome(kind, data, *named) if data else make_home(kind, data, *named),
         )
 
 
@@ -155,10 +154,6 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             send_bad_records(self._bad_root, bad_files, self.bad_column, self.bad_sink, names, partition_id)
 
     @property
-    def _kind(self) -> LakeFormat:
-        return LakeFormat(self.home.kind)
-
-    @property
     def _bad_root(self) -> Path:
         return self.root / BAD_RECORDS_DIR
 
@@ -168,7 +163,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
 
         is_good = root == self.root
         options = plan_files(
-            self._kind if is_good else LakeFormat.PARQUET,
+            self.home.kind if is_good else LakeFormat.PARQUET,
             schema.names,
             self.partition_by if is_good else (),
             self.compression,
@@ -206,7 +201,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             # neither lake.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            commit_files(self._kind, self.root, batchId, done[0].query_id, files, key=self.key)
+            commit_files(self.home.kind, self.root, batchId, done[0].query_id, files, key=self.key)
             if bad_files and not files:
                 # Without files the lake has no other record that the batch is complete.
                 record_summary(self.root, batchId, files)
@@ -220,7 +215,7 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             if message is not None:
                 # An abort may follow a successful commit (spec spark SP-54), and a committed table keeps its
                 # files under their staged names.
-                if self._kind is LakeFormat.PARQUET:
+                if self.home.kind is LakeFormat.PARQUET:
                     discard_files(self.root, message.files)
                 discard_files(self._bad_root, message.bad_files)
 

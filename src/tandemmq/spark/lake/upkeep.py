@@ -20,8 +20,8 @@ from tandemmq.spark.lake.files import (
     list_batches,
     staging_dir,
 )
-from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_live_files
-from tandemmq.spark.lake.home import DataFiles, find_files, hold_directory
+from tandemmq.spark.lake.formats import find_table, list_live_files
+from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files, find_home, hold_directory
 from tandemmq.spark.lake.merge import EXPIRED_MARK, TARGET_BYTES, merge_batches
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 
@@ -33,10 +33,10 @@ batch.
 
 def require_kind(root: Path) -> LakeFormat:
     """Returns the kind of the lake; raises ConfigError for a directory that is not a lake."""
-    kind = find_kind(root)
-    if kind is None:
+    home = find_home(root)
+    if home is None:
         raise ConfigError(f"{root} is not a lake: it has no batches and no table")
-    return kind
+    return home.kind
 
 
 def compact_lake(root: Path, *, target_bytes: int = TARGET_BYTES) -> tuple[int, int]:

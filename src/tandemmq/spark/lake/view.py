@@ -23,8 +23,8 @@ from tandemmq.spark.lake.files import (
     read_key,
     read_owner,
 )
-from tandemmq.spark.lake.formats import LakeFormat, find_kind, find_table, list_committed
-from tandemmq.spark.lake.home import DataFiles, find_files, refuse_address
+from tandemmq.spark.lake.formats import find_table, list_committed
+from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files, find_home, refuse_address
 
 _BATCH_FILE = re.compile(r"(\d{8,})-\d{5}-[0-9a-f]{12}\.parquet")
 
@@ -72,7 +72,8 @@ def view_lake(root: Path) -> LakeView:
     if key := read_key(root):
         raise ConfigError(f"{root} has a row per value of {key}: audit, replay and history need all messages")
     root = root.absolute()
-    kind = find_kind(root) or LakeFormat.PARQUET
+    home = find_home(root)
+    kind = LakeFormat.PARQUET if home is None else home.kind
     # Read first: a batch committed meanwhile is included below, or is later than `last_batch`.
     known = list_committed(root)
     if kind is LakeFormat.PARQUET:

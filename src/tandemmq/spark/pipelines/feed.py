@@ -28,8 +28,7 @@ from tandemmq.spark.checkpoint import find_last_batch, read_end, read_query_id
 from tandemmq.spark.columns import BODY_FAULT, OutputColumn, Projection
 from tandemmq.spark.documents import replace_file, write_document
 from tandemmq.spark.lake.files import Totals
-from tandemmq.spark.lake.formats import find_kind
-from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.lake.home import find_home, hold_directory
 from tandemmq.spark.lake.sink import LakeSink, LakeWriter, TaskFiles
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
@@ -154,7 +153,7 @@ class Feed:
         `run_batch`.
         """
         root = self.options.out
-        if time.monotonic() < self._upkeep_at or find_kind(root) is None:
+        if time.monotonic() < self._upkeep_at or find_home(root) is None:
             return
         self._upkeep_at = time.monotonic() + UPKEEP_S
         if self._ttl_days is not None:

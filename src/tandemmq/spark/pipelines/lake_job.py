@@ -28,8 +28,8 @@ from tandemmq.spark.lake.files import (
     read_owner,
     read_summary,
 )
-from tandemmq.spark.lake.formats import LakeFormat, list_committed, read_committed
-from tandemmq.spark.lake.home import hold_directory
+from tandemmq.spark.lake.formats import list_committed, read_committed
+from tandemmq.spark.lake.home import LakeFormat, hold_directory
 from tandemmq.spark.lake.view import LakePiece, LakeView
 from tandemmq.spark.pipelines.events import Reporter
 from tandemmq.spark.pipelines.options import StreamOptions

@@ -18,9 +18,8 @@ from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import topic_fault
 from tandemmq.spark.columns import BODY_FAULT, Projection, find_column, render_ddl, select_columns
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, CONTROL_DIR
-from tandemmq.spark.lake.formats import check_table, make_home, parse_format, plan_files
+from tandemmq.spark.lake.formats import check_table, make_home, plan_files
 from tandemmq.spark.lake.home import TableHome
-from tandemmq.spark.lake.parquet import check_partition_columns
 from tandemmq.spark.option_table import SECURITY_NAMES
 from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.binary_bodies import BodyReader, check_fields, make_reader, parse_records
@@ -128,11 +127,9 @@ def plan_landing(options: LandingOptions) -> Landing:
     names = [column.label for column in chosen]
     body_type = "string" if options.is_body_text else "binary"
     chosen = tuple(one._replace(type=body_type) if one.name == "body" else one for one in chosen)
-    kind = parse_format(options.lake_format)
-    home = make_home(kind.value, options.data, options.catalog, options.table)
+    home = make_home(options.lake_format, options.data, options.catalog, options.table)
     check_table(options.out, home)
-    files = plan_files(kind, names, options.partition_by, options.compression)
-    check_partition_columns(names, files.partition_by)
+    plan_files(home.kind, names, options.partition_by, options.compression)
     return Landing(
         options=options,
         source=source,

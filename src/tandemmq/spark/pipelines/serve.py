@@ -290,7 +290,7 @@ def obey_redo(out: Path, topic: str, feed: Feed) -> None:
     if topic not in list_marks(control / REDO) | list_marks(control / REDO_BEGUN):
         return
     home = find_home(root)
-    if home is not None:
+    if home is not None and home.is_elsewhere:
         raise ConfigError(f"redo: remove the table at {home.address or home.table} and {root} yourself first")
     feed.close()
     # Until the directory is held, a redo can fail, and can then still be withdrawn.

@@ -26,7 +26,7 @@ from tandemmq.protocol.topic_names import is_dlq_topic, is_retry_topic, is_syste
 from tandemmq.spark.columns import find_column
 from tandemmq.spark.lake.files import CONTROL_DIR
 from tandemmq.spark.lake.formats import parse_format
-from tandemmq.spark.lake.home import TableHome
+from tandemmq.spark.lake.home import LakeFormat, TableHome
 from tandemmq.spark.lake.upsert import check_key
 from tandemmq.spark.option_table import read_enum, suggest
 from tandemmq.spark.options import ReadPreference, parse_options
@@ -189,11 +189,10 @@ def _check_rule(place: str, rule: TopicRule, options: LandingOptions) -> None:
         parse_options(options.source_options(), is_streaming=True)
         for name in options.columns:
             find_column(name)
-        parse_format(options.lake_format)
-        TableHome(options.lake_format, options.data, options.catalog, options.table)
+        home = TableHome(parse_format(options.lake_format), options.data, options.catalog, options.table)
         if rule.key:
             check_key(rule.key, options.columns)
-            if options.lake_format == "parquet" or options.partition_by or rule.ttl_days is not None:
+            if home.kind is LakeFormat.PARQUET or options.partition_by or rule.ttl_days is not None:
                 raise ConfigError(
                     f"key {rule.key}: needs the format delta or iceberg, and no partitionBy and no ttlDays:"
                     " rows leave the table when a message deletes their key"
