@@ -7,6 +7,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from lake_samples import ALL, NOW, write_batch
@@ -15,7 +16,8 @@ from typer.testing import CliRunner
 from tandemmq.spark.command import app
 from tandemmq.spark.lake.check import check_lake, find_doubled
 from tandemmq.spark.lake.files import BAD_RECORDS_DIR, batch_dir
-from tandemmq.spark.lake.home import DataFiles, LakeFormat
+from tandemmq.spark.lake.home import DataFiles, LakeFormat, TableHome
+from tandemmq.spark.lake.sink import LakeWriter
 from tandemmq.spark.lake.upkeep import compact_lake
 
 
@@ -86,6 +88,29 @@ def test_missing_and_doubled_batches_of_a_parquet_lake_are_found(tmp_path: Path)
     assert check_lake(root).faults[0].startswith("Orders@b:0: 12 messages are there more than once")
     next(bad.rglob("*.parquet")).unlink()
     assert any(fault.startswith("_bad_records/batch=00000000: ") for fault in check_lake(root).faults)
+
+
+@pytest.mark.parametrize("is_merged", [False, True])
+@pytest.mark.parametrize("kind", ALL)
+def test_bad_records_that_are_gone_are_found(kind: LakeFormat, is_merged: bool, tmp_path: Path) -> None:
+    writer = LakeWriter(tmp_path, (), "zstd", bad_column="badReason", home=TableHome(kind))
+    for batch, reasons in enumerate((["no JSON", None, None], ["empty", "empty"], [None], [None, "empty"])):
+        topics = pa.array(["Orders" for _ in reasons])
+        times = pa.array([NOW for _ in reasons], pa.timestamp("us", "UTC"))
+        rows = pa.record_batch(
+            {"topic": topics, "storeTimestamp": times, "badReason": pa.array(reasons, pa.string())}
+        )
+        for _ in range(2):  # a batch that is repeated
+            writer.commit([writer.stage([rows], "q", batch, 0)], batch)
+    if is_merged:
+        compact_lake(tmp_path)
+    assert check_lake(tmp_path).faults == ()
+    shutil.rmtree(batch_dir(tmp_path / BAD_RECORDS_DIR, 3))
+    assert check_lake(tmp_path).faults == ("_bad_records/batch=00000003: 1 of 1 bad records are missing",)
+    shutil.rmtree(tmp_path / BAD_RECORDS_DIR)
+    assert len(check_lake(tmp_path).faults) == 3
+    result = CliRunner().invoke(app, ["lake", "check", str(tmp_path)])
+    assert (result.exit_code, "1 of 1 bad records are missing" in result.output) == (1, True)
 
 
 def test_the_check_says_what_is_missing(tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ from tandemmq.spark.lake.files import (
     read_owner,
     read_summary,
 )
-from tandemmq.spark.lake.formats import find_table
+from tandemmq.spark.lake.formats import find_table, list_committed, read_bad_rows
 from tandemmq.spark.lake.home import DataFiles, LakeFormat, find_files
 from tandemmq.spark.lake.merge import EXPIRED_MARK, data_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
@@ -78,7 +78,9 @@ def check_lake(root: Path) -> LakeState:
     found = _measure(data, names, faults)
     bad = _measure(bad_data, _batch_files(bad_root), faults)
     faults += _compare_batches(root, found) if committed is None else _compare_log(committed, found)
-    faults += (f"{BAD_RECORDS_DIR}/{fault}" for fault in _compare_batches(bad_root, bad))
+    faults += (
+        f"{BAD_RECORDS_DIR}/{fault}" for fault in (*_compare_batches(bad_root, bad), *_find_lost(root))
+    )
     try:
         faults += find_doubled([(data, list(found)), (bad_data, list(bad))])
     except (OSError, ValueError) as error:
@@ -140,6 +142,16 @@ def _compare_batches(root: Path, found: Mapping[str, Totals]) -> Iterator[str]:
         # Expired rows are missing on purpose; the summary keeps the number that was landed.
         if not (directory / EXPIRED_MARK).exists() or rows > said.rows:
             yield from _compare(directory.name, Totals(rows, size), said.rows, said.size_bytes)
+
+
+def _find_lost(root: Path) -> Iterator[str]:
+    """Compares the bad records with their numbers in the summaries of the lake's batches."""
+    for batch in list_committed(root):
+        said = read_bad_rows(root, batch)
+        covered = read_range(root, batch) if said else ()
+        there = sum(read_summary(root / BAD_RECORDS_DIR, number).rows for number in covered)
+        if there < said:
+            yield f"{batch_dir(root, batch).name}: {said - there} of {said} bad records are missing"
 
 
 def _compare(name: str, found: Totals, rows: int | None, size_bytes: int) -> Iterator[str]:

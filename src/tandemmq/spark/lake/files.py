@@ -1,7 +1,7 @@
 """The directory of a lake: its staged files, and the commit that makes a batch visible in one step.
 
     OUT/batch=00000012/part-00000.parquet      committed: visible to readers
-    OUT/batch=00000012/_summary.json            its number of rows and bytes
+    OUT/batch=00000012/_summary.json            its number of rows, bytes and bad records
     OUT/batch=00000013/dt=2025-01-31/part-00001.parquet
     OUT/_tandemmq/staging/...                   files of batches that are not committed
     OUT/_tandemmq/owner.json                    the query that may write here
@@ -43,6 +43,8 @@ SUMMARY_FILE = "_summary.json"
 LAYOUT_VERSION = 1
 AFTER = "after"
 """The key of a summary under which a batch names the batch that was committed before it."""
+BAD = "bad"
+"""The key of a summary with the number of bad records in BAD_RECORDS_DIR; absent if there are none."""
 
 _BATCH_NAME = re.compile(r"batch=(\d{8,})")
 _STAGED_NAME = re.compile(r"(\d{8,})-.*")
@@ -108,8 +110,11 @@ def new_staged_path(root: Path, batch_id: int, partition_id: int) -> Path:
     return directory / f"{batch_id:08d}-{partition_id:05d}-{uuid4().hex[:12]}.staged"
 
 
-def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile]) -> CommitOutcome:
+def commit_batch(
+    root: Path, batch_id: int, query_id: str, files: Sequence[StagedFile], bad_rows: int = 0
+) -> CommitOutcome:
     """Makes all `files` visible at once as batch `batch_id`, unless the batch is visible already.
+    `bad_rows`: the number of its bad records.
 
     Raises:  ConfigError if the lake belongs to another query.
     """
@@ -127,7 +132,8 @@ def commit_batch(root: Path, batch_id: int, query_id: str, files: Sequence[Stage
         os.rename(root / file.staged, place)
     # The chain of predecessors shows later if a whole directory is missing.
     last = max(list_batches(root), default=None)
-    write_document(prepared / SUMMARY_FILE, {**summarize(files), **({} if last is None else {AFTER: last})})
+    after = {} if last is None else {AFTER: last}
+    write_document(prepared / SUMMARY_FILE, {**summarize(files, bad_rows), **after})
     for directory, _, _ in os.walk(prepared):
         sync_directory(Path(directory))
     outcome = _rename_into_place(prepared, target)
@@ -201,9 +207,10 @@ def list_batches(root: Path) -> list[int]:
     return sorted(int(match[1]) for match in matches if match)
 
 
-def summarize(files: Sequence[StagedFile]) -> dict[str, int]:
+def summarize(files: Sequence[StagedFile], bad_rows: int) -> dict[str, int]:
     """Returns the document that records the size of a batch; `read_summary` reads it."""
-    return {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
+    size = {"rows": sum(file.rows for file in files), "bytes": sum(file.size_bytes for file in files)}
+    return {**size, BAD: bad_rows} if bad_rows else size
 
 
 def read_summary(root: Path, batch_id: int) -> Totals:

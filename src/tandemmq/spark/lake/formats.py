@@ -20,13 +20,16 @@ from typing import TYPE_CHECKING, Protocol
 from tandemmq.errors import ConfigError, install_hint
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import (
+    BAD,
     BAD_RECORDS_DIR,
     CONTROL_DIR,
+    SUMMARY_FILE,
     CommitOutcome,
     CommittedFile,
     Crash,
     StagedFile,
     Totals,
+    batch_dir,
     claim_lake,
     commit_batch,
     list_batches,
@@ -153,15 +156,16 @@ def commit_files(
     files: Sequence[StagedFile],
     crash: Crash = no_crash,
     key: str = "",
+    bad_rows: int = 0,
 ) -> CommitOutcome:
     """Makes all files of a batch visible at once, unless the batch is visible already. With `key`, their rows
-    replace those of the same key in a table.
+    replace those of the same key in a table. `bad_rows`: the number of the batch's bad records.
 
     Raises:  ConfigError if the lake belongs to another query, has another key, or is of another kind.
     """
     _check_same(root, find_home(root), kind)
     if kind is LakeFormat.PARQUET:
-        return commit_batch(root, batch_id, query_id, files)
+        return commit_batch(root, batch_id, query_id, files, bad_rows)
     claim_lake(root, query_id, key)
     if not files:
         return CommitOutcome.EMPTY
@@ -184,7 +188,7 @@ def commit_files(
         for file in files:
             if file.staged not in live:
                 data.delete(file.staged)
-    record_summary(root, batch_id, files)
+    record_summary(root, batch_id, files, bad_rows)
     return outcome
 
 
@@ -255,6 +259,12 @@ def _summary_path(root: Path, batch_id: int) -> Path:
     return root / CONTROL_DIR / SUMMARIES_DIR / f"{batch_id:08d}.json"
 
 
-def record_summary(root: Path, batch_id: int, files: Sequence[StagedFile]) -> None:
+def record_summary(root: Path, batch_id: int, files: Sequence[StagedFile], bad_rows: int = 0) -> None:
     """Records the size of a committed batch; a replay has the same rows and records it again."""
-    write_document(_summary_path(root, batch_id), summarize(files))
+    write_document(_summary_path(root, batch_id), summarize(files, bad_rows))
+
+
+def read_bad_rows(root: Path, batch_id: int) -> int:
+    """Returns the number of bad records of a committed batch; 0 if an earlier release committed it."""
+    paths = (_summary_path(root, batch_id), batch_dir(root, batch_id) / SUMMARY_FILE)
+    return max(int((read_document(path) or {}).get(BAD, 0)) for path in paths)

@@ -26,6 +26,7 @@ from tandemmq.errors import ConfigError
 from tandemmq.spark.documents import read_document, sync_directory, sync_file
 from tandemmq.spark.lake.files import (
     AFTER,
+    BAD,
     SUMMARY_FILE,
     Crash,
     batch_dir,
@@ -124,11 +125,12 @@ def _merge_group(root: Path, beside: Path, group: Sequence[int]) -> None:
     for place, paths in parts.items():
         (target / place).mkdir(parents=True, exist_ok=True)
         merge_files(paths, target / place / f"merged-{group[-1]:08d}.parquet")
-    summaries = [read_summary(root, batch) for batch in group]
+    documents = [read_document(batch_dir(root, batch) / SUMMARY_FILE) or {} for batch in group]
     size = sum(path.stat().st_size for path in target.rglob("*.parquet"))
-    first = read_document(batch_dir(root, group[0]) / SUMMARY_FILE) or {}
-    document = {"rows": sum(s.rows for s in summaries), "bytes": size, "batches": [group[0], group[-1]]}
-    document |= {AFTER: first[AFTER]} if AFTER in first else {}
+    rows, bad_rows = (sum(document.get(name, 0) for document in documents) for name in ("rows", BAD))
+    document = {"rows": rows, "bytes": size, "batches": [group[0], group[-1]]}
+    document |= {BAD: bad_rows} if bad_rows else {}
+    document |= {AFTER: documents[0][AFTER]} if AFTER in documents[0] else {}
     (target / SUMMARY_FILE).write_text(json.dumps(document) + "\n")
     if any((batch_dir(root, batch) / EXPIRED_MARK).exists() for batch in group):
         (target / EXPIRED_MARK).touch()

@@ -201,10 +201,12 @@ class LakeWriter(DataSourceStreamArrowWriter):  # type: ignore[misc]  # pyspark 
             # neither lake.
             if bad_files:
                 commit_batch(self._bad_root, batchId, done[0].query_id, bad_files)
-            commit_files(self.home.kind, self.root, batchId, done[0].query_id, files, key=self.key)
+            bad_rows = sum(file.rows for file in bad_files)
+            kind, query_id = self.home.kind, done[0].query_id
+            commit_files(kind, self.root, batchId, query_id, files, key=self.key, bad_rows=bad_rows)
             if bad_files and not files:
                 # Without files the lake has no other record that the batch is complete.
-                record_summary(self.root, batchId, files)
+                record_summary(self.root, batchId, files, bad_rows)
         except Exception:
             # Spark's exception says only that writing failed, so the cause is logged here (spec spark SP-47).
             log.exception(events.LAKE_COMMIT_FAILED, extra={"batch": batchId, "path": str(self.root)})
