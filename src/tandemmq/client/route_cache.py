@@ -71,8 +71,8 @@ def build_view(topic: str, route: TopicRoute) -> RouteView:
     ordered = parse_order_queues(topic, route.order_topic_conf)
     return RouteView(
         topic=topic,
-        publish_queues=tuple(ordered or sorted(writable, key=_order)),
-        subscribe_queues=tuple(sorted(readable, key=_order)),
+        publish_queues=tuple(ordered or sorted(writable)),
+        subscribe_queues=tuple(sorted(readable)),
         addresses=addresses,
     )
 
@@ -86,7 +86,7 @@ def build_template_view(topic: str, template: TopicRoute, queue_count_max: int) 
     for entry in template.queues:
         if entry.permission & Permission.WRITE and MASTER_ID in addresses.get(entry.broker_name, {}):
             queues += _queues(topic, entry.broker_name, min(queue_count_max, entry.read_queue_count))
-    ordered = tuple(sorted(queues, key=_order))
+    ordered = tuple(sorted(queues))
     return RouteView(topic=topic, publish_queues=ordered, addresses=addresses, is_template=True)
 
 
@@ -106,10 +106,6 @@ def _queues(topic: str, broker_name: str, count: int) -> list[MessageQueue]:
     return [
         MessageQueue(topic=topic, broker_name=broker_name, queue_id=queue_id) for queue_id in range(count)
     ]
-
-
-def _order(queue: MessageQueue) -> tuple[str, int]:
-    return (queue.broker_name, queue.queue_id)
 
 
 AVOID_S_MIN = 2.0

@@ -20,6 +20,7 @@ from tandemmq.errors import BrokerUnreachable, ClientError, ConfigError, Request
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import seal_json
 from tandemmq.runtime.disk import RealDisk
+from tandemmq.runtime.ports import Disk
 from tandemmq.units import Buffer
 from waits import PATIENCE_S, until
 
@@ -130,10 +131,16 @@ async def test_closing_the_inbox_ends_all_waiting():
     assert inbox.take() is None
 
 
+async def open_offsets(disk: Disk, directory: Path) -> LocalOffsets:
+    store = LocalOffsets(disk, directory, "g")
+    await store.open("id")
+    return store
+
+
 async def test_local_offsets_survive_and_fall_back_to_the_backup():
     disk, directory = MemoryDisk(), Path("/offsets")
     queue = MessageQueue("T", "a", 3)
-    store = LocalOffsets(disk, directory, "id", "g")
+    store = await open_offsets(disk, directory)
     assert await store.read(queue) is None
     await store.write(queue, 7)
     await store.flush()
@@ -142,15 +149,15 @@ async def test_local_offsets_survive_and_fall_back_to_the_backup():
     path = directory / "id" / "g" / "offsets.json"
     content = b'{"offsetTable":{{"brokerName":"a","queueId":3,"topic":"T"}:9}}'
     assert disk.read_bytes(path) == seal_json(content)
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(9)
+    assert await (await open_offsets(disk, directory)).read(queue) == GroupProgress(9)
     for damaged in (b"", seal_json(content).replace(b"9", b"8", 1), b'{"offsetTable'):
         disk.write_atomically(path, damaged)
-        assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(7)
+        assert await (await open_offsets(disk, directory)).read(queue) == GroupProgress(7)
     disk.remove(path.with_name("offsets.json.bak"))
     with pytest.raises(ConfigError, match=r"offsets\.json"):
-        await LocalOffsets(disk, directory, "id", "g").read(queue)
+        await open_offsets(disk, directory)
     disk.write_atomically(path, content)  # the content of a Java client
-    assert await LocalOffsets(disk, directory, "id", "g").read(queue) == GroupProgress(9)
+    assert await (await open_offsets(disk, directory)).read(queue) == GroupProgress(9)
 
 
 async def test_name_servers_are_asked_in_turn_until_one_answers():
@@ -222,7 +229,7 @@ async def test_a_write_of_offsets_that_is_given_up_does_not_undo_the_next_one(tm
             written.append(path)
 
     disk, queue = Slow(), MessageQueue("T", "a", 3)
-    store = LocalOffsets(disk, tmp_path, "id", "g")
+    store = await open_offsets(disk, tmp_path)
     await store.write(queue, 1)
     first = asyncio.ensure_future(store.flush())
     await until(is_begun.is_set)
@@ -235,4 +242,4 @@ async def test_a_write_of_offsets_that_is_given_up_does_not_undo_the_next_one(tm
     assert first.cancelled()
     second.result()
     await until(lambda: len(written) == 2)
-    assert await LocalOffsets(RealDisk(), tmp_path, "id", "g").read(queue) == GroupProgress(2)
+    assert await (await open_offsets(RealDisk(), tmp_path)).read(queue) == GroupProgress(2)

@@ -45,16 +45,10 @@ GRACE_STEP_S = 0.02
 class Assignment:
     """The readers of the assigned queues, and the one task that changes the assignment."""
 
-    def __init__(
-        self, context: ReaderContext, make_offsets: Callable[[], OffsetStore], tasks: TaskScope
-    ) -> None:
-        """Creates an empty assignment. `make_offsets` is called at the first use of an offset, because the
-        store may depend on the client id, which is not known earlier.
-        """
+    def __init__(self, context: ReaderContext, offsets: OffsetStore, tasks: TaskScope) -> None:
         self._context = context
-        self._make_offsets = make_offsets
-        self._offset_store: OffsetStore | None = None
-        self._start_offsets: StartOffsets | None = None
+        self._offsets = offsets
+        self._starts = StartOffsets(offsets, context.instance, context.options)
         self._tasks = tasks
         self._rebalance_requested = asyncio.Event()
         self._subscriptions: dict[str, Subscription] = {}
@@ -136,19 +130,6 @@ class Assignment:
     def _apply_paused(self) -> None:
         for queue, reader in self.readers.items():
             reader.set_paused(self._is_paused or queue in self._paused)
-
-    @property
-    def _offsets(self) -> OffsetStore:
-        if self._offset_store is None:
-            self._offset_store = self._make_offsets()
-        return self._offset_store
-
-    @property
-    def _starts(self) -> StartOffsets:
-        if self._start_offsets is None:
-            context = self._context
-            self._start_offsets = StartOffsets(self._offsets, context.instance, context.options)
-        return self._start_offsets
 
     # Rebalancing
 
@@ -350,7 +331,7 @@ class Assignment:
 
     async def open_offsets(self) -> None:
         """Loads the store of the offsets. Raises ConfigError when a file of offsets cannot be used."""
-        await self._offsets.open()
+        await self._offsets.open(self._context.instance.client_id)
 
     def require(self, queue: MessageQueue) -> QueueReader:
         """Returns the reader of an assigned queue. Raises ClientError when the queue is not assigned now."""
@@ -579,7 +560,6 @@ class QueueLockKeeper:
 
     def __init__(self, context: ReaderContext) -> None:
         self._context = context
-        self._failing: set[str] = set()
         self.held: set[MessageQueue] = set()
         """The queues that a broker may have locked for this member, including those whose request was
         cancelled before its answer.
@@ -599,7 +579,7 @@ class QueueLockKeeper:
                 self._context.instance.routes.refresh_soon(requested[0].topic)
                 continue
             if held is not None:
-                self._failing.discard(broker_name)
+                self._context.instance.outages.record_success(events.QUEUE_LOCK_FAILED, broker_name)
                 granted |= {queue: queue in held for queue in requested}
                 self.held.difference_update(queue for queue in requested if queue not in held)
         return granted
@@ -640,10 +620,8 @@ class QueueLockKeeper:
         )
 
     def _report_failure(self, broker_name: str, error: TandemError) -> None:
-        """Logs one line per outage."""
-        if broker_name not in self._failing:
-            self._failing.add(broker_name)
-            log.warning(events.QUEUE_LOCK_FAILED, extra={"broker": broker_name, "error": str(error)})
+        facts = {"broker": broker_name, "error": str(error)}
+        self._context.instance.outages.record_failure(log, events.QUEUE_LOCK_FAILED, broker_name, facts)
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:

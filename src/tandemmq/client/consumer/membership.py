@@ -8,20 +8,19 @@ the inbox. `BrokerRequests` answers requests of brokers.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
-from tandemmq.api import broker_send
 from tandemmq.client.consumer.assignment import Assignment
 from tandemmq.client.consumer.inbox import Inbox
 from tandemmq.client.consumer.lag import QueueLag, measure_lag
 from tandemmq.client.consumer.offsets import BrokerOffsets, LocalOffsets, OffsetStore
 from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, received
 from tandemmq.client.consumer.returning import GroupReturns
-from tandemmq.client.consumer.settling import DONE, Settler
+from tandemmq.client.consumer.settling import DONE, ReplyingConsumer, Settler
 from tandemmq.client.consumer.subscription import (
     ALL,
     Tags,
@@ -29,14 +28,12 @@ from tandemmq.client.consumer.subscription import (
     make_subscription,
     parse_subscription,
 )
-from tandemmq.client.instance import Client, ClientInstance, InstanceUse
-from tandemmq.client.namespace import Namespace
+from tandemmq.client.instance import ClientInstance, InstanceUse
 from tandemmq.client.options import (
     ConsumerOptions,
     MessageModel,
     ServerNames,
 )
-from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     ClientError,
@@ -92,7 +89,6 @@ class Membership:
         """
         check_group(group)
         self.returns = GroupReturns(self.instance, group, options.retry_count_max)
-        self._disk = disk
         self.tasks = TaskScope(f"consumer-{group}", self._on_failure)
         self.inbox = Inbox(options.cached_bytes_max) if inbox is None else inbox
         self._faulty = FaultyPeers()
@@ -105,16 +101,8 @@ class Membership:
             faulty=self._faulty,
             settler=self.settler,
         )
-        self.assignment = Assignment(context, self._make_offsets, self.tasks)
-        self._requests = BrokerRequests(
-            self.assignment,
-            name_servers=";".join(self.instance.name_servers.addresses),
-            started_at_ms=self.instance.clock.now_ms(),
-            namespace=self._namespace,
-            is_orderly=options.orderly,
-            settler=self.settler,
-            listener=listener,
-        )
+        self.assignment = Assignment(context, self._make_offsets(disk), self.tasks)
+        self._requests = BrokerRequests(self, listener, self.instance.clock.now_ms())
         self._failure: BaseException | None = None
         self.ended = asyncio.Event()
         """Set when the consumer is closed, or a background task has died."""
@@ -198,14 +186,14 @@ class Membership:
         if reader is not None:
             reader.finish(message)
 
-    async def retry_later(self, message: ReceivedMessage, *, delay_level: int = 0) -> None:
+    async def retry_later(
+        self, message: ReceivedMessage, *, delay_level: int = 0, delay_s: float | None = None
+    ) -> None:
         """Sends a message back as `Consumer.retry_later` does."""
-        await self.returns.retry_at_level(message, delay_level)
-        self.finish(message)
-
-    async def retry_after(self, message: ReceivedMessage, delay_s: float) -> None:
-        """Sends a message back as `Consumer.retry_later` with `delay_s`."""
-        await self.returns.retry_after(message, delay_s)
+        if delay_s is None:
+            await self.returns.retry_at_level(message, delay_level)
+        else:
+            await self.returns.retry_after(message, delay_s)
         self.finish(message)
 
     async def dead_letter(self, message: ReceivedMessage, reason: str) -> None:
@@ -251,8 +239,7 @@ class Membership:
 
     # Inside
 
-    def _make_offsets(self) -> OffsetStore:
-        """Creates the offset store; the client id must be known."""
+    def _make_offsets(self, disk: Disk | None) -> OffsetStore:
         if self.options.model is MessageModel.CLUSTERING:
             return BrokerOffsets(
                 self.instance,
@@ -263,7 +250,7 @@ class Membership:
         from tandemmq.runtime.disk import RealDisk  # only this model has files
 
         directory = Path(self.options.offsets_dir or LOCAL_OFFSETS_DIR).expanduser()
-        return LocalOffsets(self._disk or RealDisk(), directory, self.instance.client_id, self.group)
+        return LocalOffsets(disk or RealDisk(), directory, self.group)
 
     def _on_client_failure(self, error: BaseException) -> None:
         self._on_failure("client", error)
@@ -274,7 +261,7 @@ class Membership:
         self.inbox.close()
 
 
-class GroupConsumer(Client):
+class GroupConsumer(ReplyingConsumer):
     """The operations of every consumer whose group shares the queues of its topics. The application's names
     of topics and queues become those of the brokers here.
     """
@@ -285,7 +272,6 @@ class GroupConsumer(Client):
         self._namespace = member.instance.namespace
         self._assignment = member.assignment
         self.group = member.group
-        """The group's name as brokers know it."""
 
     def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None:
         """Subscribes to a topic: all messages, those with one of the tags in `TagA || TagB` or in a sequence
@@ -320,24 +306,6 @@ class GroupConsumer(Client):
         """Resumes reading these queues, or all queues if none are named."""
         self._assignment.resume([self._namespace.wrap_queue(queue) for queue in queues])
 
-    async def reply(
-        self,
-        request: ReceivedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout_s: float = broker_send.SEND_TIMEOUT_S,
-    ) -> None:
-        """Answers a message that was sent by `Producer.request`; returns once the requester has received the
-        reply.
-
-        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
-                 longer waits.
-        """
-        await send_reply(
-            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
-        )
-
     def ack(self, *messages: ReceivedMessage) -> Awaitable[None]:
         """Acknowledges these messages at once: once committed, they are not delivered again. `await` is
         allowed, as for all consumers, and changes nothing.
@@ -369,13 +337,11 @@ class GroupConsumer(Client):
         Raises:  the error of the call; the message stays unacknowledged then. ClientError for `delay_s` when
                  the consumer is orderly (its queue pauses: `Consumer.suspend`) or broadcasting.
         """
-        if delay_s is None:
-            await self._member.retry_later(message, delay_level=delay_level)
-            return
-        if self._member.options.orderly:
-            raise ClientError("an orderly consumer does not retry later: `suspend` pauses the queue")
-        self._member.check_returnable()
-        await self._member.retry_after(message, delay_s)
+        if delay_s is not None:
+            if self._member.options.orderly:
+                raise ClientError("an orderly consumer does not retry later: `suspend` pauses the queue")
+            self._member.check_returnable()
+        await self._member.retry_later(message, delay_level=delay_level, delay_s=delay_s)
 
     async def dead_letter(self, message: ReceivedMessage, *, reason: str) -> None:
         """Makes a message a dead letter of the group, with the reason in its property `dead_letter_reason`;
@@ -458,21 +424,16 @@ class BrokerRequests:
     awaited.
     """
 
-    assignment: Assignment
-    _: KW_ONLY
-    name_servers: str
-    started_at_ms: int
-    namespace: Namespace
-    is_orderly: bool
-    settler: Settler
+    member: Membership
     listener: PushHandler | None
     """None for a consumer whose application polls for messages."""
+    started_at_ms: int
 
     def handle(self, command: Command) -> Command | Waiting | None:
         """Returns the answer; None for a one-way request."""
         match command.code:
             case RequestCode.NOTIFY_CONSUMER_IDS_CHANGED:
-                self.assignment.rebalance_soon()
+                self.member.assignment.rebalance_soon()
                 return None
             case RequestCode.RESET_CONSUMER_CLIENT_OFFSET:
                 self._reset_offsets(command)
@@ -496,12 +457,12 @@ class BrokerRequests:
         if len(records) != 1:
             raise RemoteProtocolError(f"expected one message, got {len(records)}")
         broker_name = command.decode(ConsumeDirectlyRequest).broker_name or ""
-        message = received(records[0], broker_name, self.namespace)
-        message.settler = self.settler
+        message = received(records[0], broker_name, self.member.instance.namespace)
+        message.settler = self.member.settler
         outcome = await listener.consume_directly(message)
         answer = DirectlyConsumed(
             result=outcome.name,
-            is_ordered=self.is_orderly,
+            is_ordered=self.member.options.orderly,
             remark=outcome.remark,
             took_ms=round(outcome.took_s * 1000),
         )
@@ -516,31 +477,32 @@ class BrokerRequests:
         except RemoteProtocolError:
             return
         for queue, offset in offsets.items():
-            reader = self.assignment.readers.get(queue)
+            reader = self.member.assignment.readers.get(queue)
             if reader is not None and offset >= 0:
                 reader.move_to(offset)
 
     def _status(self, topic: str) -> bytes:
         queues = {
             queue: reader.committed_offset
-            for queue, reader in self.assignment.readers.items()
+            for queue, reader in self.member.assignment.readers.items()
             if not topic or queue.topic == topic
         }
         return encode_consumer_status(ConsumerStatus(queues=queues))
 
     def _running_info(self) -> bytes:
         """Returns RocketMQ's ConsumerRunningInfo, as far as it applies here (spec remoting 11.12)."""
+        instance, assignment = self.member.instance, self.member.assignment
         properties = {
-            "PROP_NAMESERVER_ADDR": self.name_servers,
+            "PROP_NAMESERVER_ADDR": ";".join(instance.name_servers.addresses),
             "PROP_CONSUME_TYPE": "CONSUME_PASSIVELY",
             "PROP_CLIENT_VERSION": render_version(OUR_VERSION),
-            "PROP_CONSUMEORDERLY": "true" if self.is_orderly else "false",
+            "PROP_CONSUMEORDERLY": "true" if self.member.options.orderly else "false",
             "PROP_THREADPOOL_CORE_SIZE": str(self.listener.worker_count if self.listener else 1),
             "PROP_CONSUMER_START_TIMESTAMP": str(self.started_at_ms),
         }
-        subscriptions = [subscription.describe() for subscription in self.assignment.subscriptions]
+        subscriptions = [subscription.describe() for subscription in assignment.subscriptions]
         rows: dict[MessageQueue, dict[str, int | bool]] = {}
-        for queue, reader in self.assignment.readers.items():
+        for queue, reader in assignment.readers.items():
             in_flight = reader.in_flight
             rows[queue] = {
                 "commitOffset": reader.committed_offset,
@@ -560,7 +522,7 @@ class BrokerRequests:
                 "droped": False,
             }
         statuses = {
-            self.namespace.wrap(topic): {
+            instance.namespace.wrap(topic): {
                 "consumeFailedMsgs": status.failed_count,
                 "consumeFailedTPS": status.failed_per_s,
                 "consumeOKTPS": status.good_per_s,

@@ -6,9 +6,9 @@ local file (broadcasting, `LocalOffsets`). Also the offset at which a consumer b
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from pathlib import Path
-from typing import Final, Protocol, assert_never
+from typing import Concatenate, Final, ParamSpec, Protocol, TypeVar, assert_never
 
 from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import GroupProgress
@@ -29,16 +29,24 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.progress import decode_reset_offsets, encode_reset_offsets
 from tandemmq.protocol.hashes import seal_json, unseal_json
 from tandemmq.protocol.topic_names import is_retry_topic
+from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.ports import Disk
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.units import MASTER_ID
+
+P = ParamSpec("P")
+A = TypeVar("A")
+QueueCall = Callable[Concatenate[RemotingClient, str, str, str, int, P], Awaitable[A]]
+"""A call to the broker at an address, about a group, a topic, a queue id, and what follows."""
 
 
 class OffsetStore(Protocol):
     """The committed offsets of one group."""
 
-    async def open(self) -> None:
-        """Loads the offsets. Raises ConfigError when they cannot be read."""
+    async def open(self, client_id: str) -> None:
+        """Loads the offsets of the client, before the first use. Raises ConfigError when they cannot be
+        read.
+        """
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
         """Returns the committed progress of the group; None when it has never committed."""
@@ -65,58 +73,32 @@ class BrokerOffsets:
         self._faulty = faulty
         self._zero_if_missing = None if zero_when_none_stored else False
 
-    async def open(self) -> None:
+    async def open(self, client_id: str) -> None:
         """Does nothing: each offset is queried when it is needed."""
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
-        address = self._address(queue)
-        try:
-            return await broker_consume.query_progress(
-                self._instance.remoting,
-                address,
-                self._group,
-                queue.topic,
-                queue.queue_id,
-                zero_if_missing=self._zero_if_missing,
-            )
-        except TandemError as error:
-            self._report_failure(queue, address, error)
-            raise
+        call = broker_consume.query_progress
+        return await self._ask(queue, call, zero_if_missing=self._zero_if_missing)
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
-        address = self._address(queue)
-        try:
-            await broker_consume.commit_offset(
-                self._instance.remoting,
-                address,
-                self._group,
-                queue.topic,
-                queue.queue_id,
-                offset,
-                client_id=self._instance.client_id,
-                seen=seen,
-            )
-        except TandemError as error:
-            self._report_failure(queue, address, error)
-            raise
+        call = broker_consume.commit_offset
+        await self._ask(queue, call, offset, client_id=self._instance.client_id, seen=seen)
 
     async def flush(self) -> None:
         """Does nothing: each write has already been answered."""
 
-    def _report_failure(self, queue: MessageQueue, address: str, error: TandemError) -> None:
-        if isinstance(error, BrokerUnreachable | RequestTimeout):
-            self._faulty.record_failure(address, self._instance.clock.monotonic())
-        if error.refresh_route:
-            self._instance.routes.refresh_soon(queue.topic)
-
-    def _address(self, queue: MessageQueue) -> str:
-        addresses = self._instance.routes.replicas(queue.topic, queue.broker_name)
+    async def _ask(self, queue: MessageQueue, call: QueueCall[P, A], *args: P.args, **fields: P.kwargs) -> A:
         avoided = self._faulty.avoided(self._instance.clock.monotonic())
-        replica = choose_replica(addresses, MASTER_ID, avoided)
-        if replica is None:
-            self._instance.routes.refresh_soon(queue.topic)
-            raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-        return replica.address
+        address = serving_address(self._instance, queue, avoided)
+        remoting, group = self._instance.remoting, self._group
+        try:
+            return await call(remoting, address, group, queue.topic, queue.queue_id, *args, **fields)
+        except TandemError as error:
+            if isinstance(error, BrokerUnreachable | RequestTimeout):
+                self._faulty.record_failure(address, self._instance.clock.monotonic())
+            if error.refresh_route:
+                self._instance.routes.refresh_soon(queue.topic)
+            raise
 
 
 class LocalOffsets:
@@ -124,28 +106,25 @@ class LocalOffsets:
     kept as `.bak` and used if the file is damaged.
     """
 
-    def __init__(self, disk: Disk, directory: Path, client_id: str, group: str) -> None:
+    def __init__(self, disk: Disk, directory: Path, group: str) -> None:
         self._disk = disk
-        self._path = directory / client_id / group / "offsets.json"
-        self._offsets: dict[MessageQueue, int] | None = None
+        self._directory = directory
+        self._group = group
+        self._offsets: dict[MessageQueue, int] = {}
         self._is_changed = False
         self._saving = asyncio.Lock()
         self._scope = TaskScope("offsets")
 
-    async def open(self) -> None:
+    async def open(self, client_id: str) -> None:
         """Reads the file."""
-        if self._offsets is None:
-            self._offsets = await self._disk.offload(self._load)
+        self._path = self._directory / client_id / self._group / "offsets.json"
+        self._offsets = await self._disk.offload(self._load)
 
     async def read(self, queue: MessageQueue) -> GroupProgress | None:
-        await self.open()
-        assert self._offsets is not None
         offset = self._offsets.get(queue)
         return None if offset is None else GroupProgress(offset)
 
     async def write(self, queue: MessageQueue, offset: int, seen: str | None = None) -> None:
-        await self.open()
-        assert self._offsets is not None
         if self._offsets.get(queue) != offset:
             self._offsets[queue] = offset
             self._is_changed = True
@@ -157,7 +136,7 @@ class LocalOffsets:
         Raises:  ClientError when the disk accepts no file now; the next flush writes it.
         """
         async with self._saving:
-            if self._offsets is None or not self._is_changed:
+            if not self._is_changed:
                 return
             self._is_changed = False
             data = encode_reset_offsets(self._offsets)
@@ -341,14 +320,7 @@ async def find_offset(
 
     Raises:  any TandemError of the query; NoRoute without an address.
     """
-    routes = instance.routes
-    replica = choose_replica(routes.replicas(queue.topic, queue.broker_name), MASTER_ID, avoided)
-    if replica is None:
-        await routes.refresh(queue.topic)
-        replica = choose_replica(routes.replicas(queue.topic, queue.broker_name), MASTER_ID, avoided)
-    if replica is None:
-        raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
-    remoting, address = instance.remoting, replica.address
+    remoting, address = instance.remoting, serving_address(instance, queue, avoided)
     match start_from:
         case StartFrom.FIRST:
             offset = await broker_consume.query_min_offset(remoting, address, queue.topic, queue.queue_id)
@@ -362,3 +334,16 @@ async def find_offset(
         case _:
             assert_never(start_from)
     return offset
+
+
+def serving_address(instance: ClientInstance, queue: MessageQueue, avoided: Collection[str]) -> str:
+    """Returns the address of the queue's master, or of a slave while there is no master; one that is not
+    avoided if possible.
+
+    Raises:  NoRoute when the route names no address; it is refreshed soon then.
+    """
+    replica = choose_replica(instance.routes.replicas(queue.topic, queue.broker_name), MASTER_ID, avoided)
+    if replica is None:
+        instance.routes.refresh_soon(queue.topic)
+        raise NoRoute(f"no address is known for broker {queue.broker_name!r}")
+    return replica.address

@@ -19,19 +19,18 @@ Source:  spec semantics 14. Needs brokers of RocketMQ 5 or TandemMQ.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Self, TypeVar
 
-from tandemmq.api import broker_consume, broker_send
+from tandemmq.api import broker_consume
 from tandemmq.client.call_values import to_count, to_number, to_timeout
 from tandemmq.client.consumer.returning import GroupReturns
-from tandemmq.client.consumer.settling import Settler
+from tandemmq.client.consumer.settling import ReplyingConsumer, Settler
 from tandemmq.client.consumer.subscription import ALL, Subscription, Tags, check_filters, make_subscription
 from tandemmq.client.consumer.typed_bodies import decode_value
-from tandemmq.client.instance import Client, ClientInstance, InstanceUse, settled
+from tandemmq.client.instance import ClientInstance, InstanceUse, settled
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
-from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.client.serializers import Serializer
 from tandemmq.errors import ClientError, NoRoute, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
@@ -79,7 +78,7 @@ class _Target(NamedTuple):
     broker_name: str
 
 
-class PopConsumer(Client):
+class PopConsumer(ReplyingConsumer):
     """One member of a consumer group. Use it from one event loop only."""
 
     def __init__(
@@ -252,19 +251,6 @@ class PopConsumer(Client):
         require_received(message, PoppedMessage)
         await GroupReturns(self._instance, self.group, 0).dead_letter(message, reason)
         await self.ack(message)
-
-    async def reply(
-        self,
-        request: PoppedMessage,
-        body: bytes,
-        *,
-        properties: Mapping[str, str] | None = None,
-        timeout_s: float = broker_send.SEND_TIMEOUT_S,
-    ) -> None:
-        """Answers a message as `Consumer.reply`."""
-        await send_reply(
-            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
-        )
 
     async def change_invisible(self, message: PoppedMessage, invisible_s: float) -> None:
         """Keeps the message invisible for `invisible_s` from now on, or, with a short time, lets it be

@@ -3,7 +3,7 @@ assignment; pure.
 
 Every consumer of a group computes the same split from the same sorted inputs, so no coordinator is needed.
 All members need the same strategy; each result equals RocketMQ's, so Java clients may be members (spec
-semantics 12.2, 12.3).
+semantics 12.2, 12.3). All clients sort the queues as `MessageQueue` does: by topic, broker name, queue id.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def allocate_averagely(
     ids = sorted(set(client_ids))
     if own_id not in ids or not queues:
         return []
-    ordered = sorted(queues, key=queue_order)
+    ordered = sorted(queues)
     index, remainder = ids.index(own_id), len(ordered) % len(ids)
     share, start = len(ordered) // len(ids), index * (len(ordered) // len(ids)) + min(index, remainder)
     return ordered[start : start + share + (1 if index < remainder else 0)]
@@ -53,7 +53,7 @@ def allocate_by_circle(
     ids = sorted(set(client_ids))
     if own_id not in ids:
         return []
-    return sorted(queues, key=queue_order)[ids.index(own_id) :: len(ids)]
+    return sorted(queues)[ids.index(own_id) :: len(ids)]
 
 
 SERVER_STRATEGIES: dict[Allocate, str] = {allocate_averagely: "AVG", allocate_by_circle: "AVG_BY_CIRCLE"}
@@ -81,7 +81,7 @@ class AllocateByConsistentHash:
             return []
         return [
             queue
-            for queue in sorted(queues, key=queue_order)
+            for queue in sorted(queues)
             if ring[points[bisect_left(points, _hash(_text_of(queue))) % len(points)]] == own_id
         ]
 
@@ -100,7 +100,7 @@ class AllocateByMachineRoom:
         ids = sorted(set(client_ids))
         if own_id not in ids:
             return []
-        near = [queue for queue in sorted(queues, key=queue_order) if self._is_near(queue.broker_name)]
+        near = [queue for queue in sorted(queues) if self._is_near(queue.broker_name)]
         index, share = ids.index(own_id), len(near) // len(ids)
         mine = near[index * share : (index + 1) * share]
         return mine + near[share * len(ids) :][index : index + 1]
@@ -129,7 +129,7 @@ class AllocateMachineRoomNearby:
         if own_id not in client_ids:
             return []
         queues_by_room: dict[str, list[MessageQueue]] = {}
-        for queue in sorted(queues, key=queue_order):
+        for queue in sorted(queues):
             queues_by_room.setdefault(_room(self.room_of_queue(queue), queue), []).append(queue)
         ids_by_room: dict[str, list[str]] = {}
         for client_id in sorted(set(client_ids)):
@@ -165,14 +165,9 @@ def plan_change(held: Iterable[MessageQueue], wanted: Iterable[MessageQueue]) ->
     """
     held_set, wanted_set = set(held), set(wanted)
     return OwnershipChange(
-        lost=tuple(sorted(held_set - wanted_set, key=queue_order)),
-        gained=tuple(sorted(wanted_set - held_set, key=queue_order)),
+        lost=tuple(sorted(held_set - wanted_set)),
+        gained=tuple(sorted(wanted_set - held_set)),
     )
-
-
-def queue_order(queue: MessageQueue) -> tuple[str, str, int]:
-    """Returns the sort key that all clients of a group use: topic, broker name, queue id."""
-    return (queue.topic, queue.broker_name, queue.queue_id)
 
 
 def _hash(text: str) -> int:

@@ -10,7 +10,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Generator, Mapping
 from typing import Any, Final, Protocol
 
+from tandemmq.api import broker_send
+from tandemmq.client.instance import Client
+from tandemmq.client.producer.request_reply import send_reply
 from tandemmq.errors import ClientError
+from tandemmq.protocol.message import ReceivedMessage
 
 
 class SettlingConsumer(Protocol):
@@ -25,6 +29,31 @@ class SettlingConsumer(Protocol):
     def reply(
         self, request: Any, body: bytes, *, properties: Mapping[str, str] | None = ...
     ) -> Awaitable[None]: ...
+
+
+class ReplyingConsumer(Client):
+    """A consumer, as far as it answers the messages that request a reply."""
+
+    group: str
+    """The group's name as brokers know it."""
+
+    async def reply(
+        self,
+        request: ReceivedMessage,
+        body: bytes,
+        *,
+        properties: Mapping[str, str] | None = None,
+        timeout_s: float = broker_send.SEND_TIMEOUT_S,
+    ) -> None:
+        """Answers a message that was sent by `Producer.request`; returns once the requester has received the
+        reply.
+
+        Raises:  MessageIllegal when the message is not a request; RequestRejected when the requester no
+                 longer waits.
+        """
+        await send_reply(
+            self._instance, self.group, request, body, properties=properties, timeout_s=timeout_s
+        )
 
 
 class _Done:

@@ -395,11 +395,9 @@ class Workers:
             delivery.source.finish(message)
             return
         try:
-            delay_s = self._retry_delay_s(message)
-            if delay_s is None:
-                await self._member.retry_later(message, delay_level=delay_level)
-            else:
-                await self._member.retry_after(message, delay_s)
+            await self._member.retry_later(
+                message, delay_level=delay_level, delay_s=self._retry_delay_s(message)
+            )
         except TandemError as error:
             self._log_unreturned(message, error)
             message.note_retry()
