@@ -323,25 +323,6 @@ def changed_handle(handle_text: str, new: headers.ChangeInvisibleResponse) -> st
     )
 
 
-async def change_invisible(
-    client: RemotingClient,
-    address: str,
-    group: str,
-    topic: str,
-    handle_text: str,
-    invisible_ms: int,
-    *,
-    is_suspended: bool = False,
-) -> str:
-    """Keeps the message invisible to other members for `invisible_ms` from now on; returns the new handle for
-    acknowledging it.
-    """
-    new = await change_lease(
-        client, address, group, topic, handle_text, invisible_ms, is_suspended=is_suspended
-    )
-    return changed_handle(handle_text, new)
-
-
 # Offsets: the begin and end of queues, the committed offsets of groups (spec remoting 9.5).
 
 

@@ -12,10 +12,11 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Final, Protocol, Self, TypeVar, cast
+from typing import Final, ParamSpec, Protocol, Self, TypeVar, cast
 from weakref import WeakSet
 
 from tandemmq.api import broker_consume, nameserver
+from tandemmq.api.calls import Call
 from tandemmq.client.hooks import ConnectionEvents
 from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.client.options import ClientOptions, ServerNames, parse_name_servers
@@ -77,6 +78,7 @@ UNDECODED_LINE_S = 10.0
 """The interval between two log lines about undecodable bodies: a topic may be full of them."""
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 MasterCall = Callable[[str, float], Awaitable[T]]
 """A call to the broker at an address, with a timeout in seconds."""
@@ -300,6 +302,17 @@ class ClientInstance:
                     raise
                 self.routes.refresh_soon(topic)
                 await self.clock.sleep(pause_s)
+
+    async def ask_master(
+        self, topic: str, broker_name: str, call: Call[P, T], /, *args: P.args, **kwargs: P.kwargs
+    ) -> T:
+        """Returns the master's answer to this request, as `call_master` does, within `call_timeout_s`."""
+        return await self.call_master(
+            topic,
+            broker_name,
+            lambda address, remaining_s: call.within(remaining_s, self.remoting, address, *args, **kwargs),
+            timeout_s=self.options.call_timeout_s,
+        )
 
     async def _call_while_master(self, topic: str, broker_name: str, address: str, asking: Awaitable[T]) -> T:
         """Returns the answer; raises BrokerUnreachable when the route names another master before the answer

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 from tandemmq.api import broker_admin
 from tandemmq.client.instance import ClientInstance
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.stats import ConsumeStats
 
 
 class QueueLag(NamedTuple):
@@ -32,10 +30,9 @@ async def measure_lag(
     Raises:  the errors of `ClientInstance.call_master`.
     """
     lags: dict[MessageQueue, QueueLag] = {}
-    timeout_s = instance.options.call_timeout_s
     for topic, broker_name in sorted({(queue.topic, queue.broker_name) for queue in positions}):
-        ask = partial(_query_stats, instance, group, topic)
-        stats = await instance.call_master(topic, broker_name, ask, timeout_s=timeout_s)
+        call = broker_admin.query_consume_stats
+        stats = await instance.ask_master(topic, broker_name, call, group, topic=topic)
         now_ms = instance.clock.now_ms()
         for queue in positions.keys() & stats.queues.keys():
             one = stats.queues[queue]
@@ -43,10 +40,3 @@ async def measure_lag(
             is_timed = count and one.last_timestamp_ms
             lags[queue] = QueueLag(count, max(0, now_ms - one.last_timestamp_ms) / 1000 if is_timed else 0.0)
     return lags
-
-
-async def _query_stats(
-    instance: ClientInstance, group: str, topic: str, address: str, remaining_s: float
-) -> ConsumeStats:
-    call = broker_admin.query_consume_stats
-    return await call.within(remaining_s, instance.remoting, address, group, topic=topic)

@@ -263,21 +263,18 @@ class PopConsumer(ReplyingConsumer):
 
     async def _change(self, message: PoppedMessage, invisible_ms: int, *, is_suspended: bool = False) -> None:
         require_received(message, PoppedMessage)
-        topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
-        message.handle = await self._instance.call_master(
+        topic = self._namespace.wrap(message.topic)
+        lease = await self._instance.ask_master(
             topic,
             message.broker_name,
-            lambda address, remaining_s: broker_consume.change_invisible(
-                remoting,
-                address,
-                self.group,
-                topic,
-                message.handle,
-                invisible_ms,
-                is_suspended=is_suspended,
-            ),
-            timeout_s=self._instance.options.call_timeout_s,
+            broker_consume.change_lease,
+            self.group,
+            topic,
+            message.handle,
+            invisible_ms,
+            is_suspended=is_suspended,
         )
+        message.handle = broker_consume.changed_handle(message.handle, lease)
 
     # Called by the instance
 
@@ -464,31 +461,20 @@ class PopConsumer(ReplyingConsumer):
     async def _ack_batch(self, messages: list[PoppedMessage]) -> None:
         """Acknowledges messages of one topic at one broker, one by one if the broker lacks batches."""
         broker_name = messages[0].broker_name
-        topic, remoting = self._namespace.wrap(messages[0].topic), self._instance.remoting
+        topic = self._namespace.wrap(messages[0].topic)
         if len(messages) > 1 and broker_name not in self._without_batches:
             handles = [message.handle for message in messages]
             batch = broker_consume.batch_of_acks(self.group, topic, broker_name, handles)
             if batch is not None:
-                is_done = await self._instance.call_master(
-                    topic,
-                    broker_name,
-                    lambda address, left_s: broker_consume.ack_batch.within(left_s, remoting, address, batch),
-                    timeout_s=self._instance.options.call_timeout_s,
-                )
-                if is_done:
+                if await self._instance.ask_master(topic, broker_name, broker_consume.ack_batch, batch):
                     return
                 self._without_batches.add(broker_name)
         await self._each(messages, self._ack)
 
     async def _ack(self, message: PoppedMessage) -> None:
-        topic, remoting = self._namespace.wrap(message.topic), self._instance.remoting
-        await self._instance.call_master(
-            topic,
-            message.broker_name,
-            lambda address, remaining_s: broker_consume.ack.within(
-                remaining_s, remoting, address, self.group, topic, message.handle
-            ),
-            timeout_s=self._instance.options.call_timeout_s,
+        topic = self._namespace.wrap(message.topic)
+        await self._instance.ask_master(
+            topic, message.broker_name, broker_consume.ack, self.group, topic, message.handle
         )
 
     def _address(self, topic: str, broker_name: str) -> str:
