@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from tandemmq.client.producer.results import SendResult
 from tandemmq.protocol.bodies import MessageQueue
@@ -40,6 +40,23 @@ HandleMiddleware = Callable[[Any, CallHandler], Awaitable[object]]
 CallSend = Callable[[Sequence[Message]], Awaitable[list[SendResult]]]
 SendMiddleware = Callable[[Sequence[Message], CallSend], Awaitable[list[SendResult]]]
 """An async function of the messages of one request, and of the next one to call."""
+A = TypeVar("A")
+R = TypeVar("R")
+
+
+def chained(
+    middleware: Sequence[Callable[[A, Callable[[A], R]], R]], call: Callable[[A], R]
+) -> Callable[[A], R]:
+    """Returns the call as the middleware surrounds it, the first one outermost."""
+    for one in reversed(middleware):
+        call = _bind(one, call)
+    return call
+
+
+def _bind(middleware: Callable[[A, Callable[[A], R]], R], call_next: Callable[[A], R]) -> Callable[[A], R]:
+    return lambda argument: middleware(argument, call_next)
+
+
 OnSend = Callable[[SendEvent], object]
 OnConsume = Callable[[ConsumeEvent], object]
 

@@ -16,7 +16,8 @@ ones, which call them in the client's loop with the caller's context.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from typing import Any, Final
 
@@ -66,7 +67,6 @@ def _wrappers(telemetry: ClientTelemetry) -> list[tuple[type, str, Wrapper]]:
     sends, reads = _SendWrappers(telemetry), _ReadWrappers(telemetry)
     return [
         (Outbox, "start", sends.start),
-        (Outbox, "start_system", sends.start_system),
         (Outbox, "start_batch", sends.start_batch),
         (Outbox, "send_oneway", sends.send_oneway),
         (TransactionProducer, "end", sends.end_transaction),
@@ -95,32 +95,10 @@ class _SendWrappers:
     def start(self, wrapped: Wrapper, outbox: Outbox, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         message, *rest = args
         if _is_inner(outbox):
-            return wrapped(message, *rest, **kwargs)
-        begun = self._begin(outbox, [message])
-        if begun is None:
             return wrapped(*args, **kwargs)
-        operation, (message,) = begun
-        try:
+        is_half = names.TRAN_MSG in kwargs.get("system", {})
+        with self._sending(outbox, [message], is_half=is_half) as (operation, (message,)):
             outcome = wrapped(message, *rest, **kwargs)
-        except BaseException as error:
-            operation.end(error, sent=1)
-            raise
-        self._end_later(operation, outbox, outcome, 1)
-        return outcome
-
-    async def start_system(
-        self, wrapped: Wrapper, outbox: Outbox, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
-        message, system, *rest = args
-        begun = self._begin(outbox, [message], is_half=names.TRAN_MSG in system)
-        if begun is None:
-            return await wrapped(*args, **kwargs)
-        operation, (message,) = begun
-        try:
-            outcome = await wrapped(message, system, *rest, **kwargs)
-        except BaseException as error:
-            operation.end(error, sent=1)
-            raise
         self._end_later(operation, outbox, outcome, 1)
         return outcome
 
@@ -129,33 +107,20 @@ class _SendWrappers:
     ) -> Any:
         messages, *rest = args
         if not messages:
-            return await wrapped(messages, *rest, **kwargs)
-        begun = self._begin(outbox, messages)
-        if begun is None:
             return await wrapped(*args, **kwargs)
-        operation, messages = begun
-        try:
+        with self._sending(outbox, messages) as (operation, messages):
             outcome = await wrapped(messages, *rest, **kwargs)
-        except BaseException as error:
-            operation.end(error, sent=len(messages))
-            raise
         self._end_later(operation, outbox, outcome, len(messages))
         return outcome
 
     async def send_oneway(
         self, wrapped: Wrapper, outbox: Outbox, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    ) -> None:
         message, *rest = args
-        begun = self._begin(outbox, [message])
-        if begun is None:
-            return await wrapped(*args, **kwargs)
-        operation, (message,) = begun
-        try:
+        with self._sending(outbox, [message]) as (operation, (message,)):
             await wrapped(message, *rest, **kwargs)
-        except BaseException as error:
-            operation.end(error, sent=1)
-            raise
-        operation.end(sent=1)
+        if operation is not None:
+            operation.end(sent=1)
 
     async def end_transaction(
         self, wrapped: Wrapper, producer: TransactionProducer, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -172,20 +137,32 @@ class _SendWrappers:
         )
         return await _ended(operation, wrapped(*args, **kwargs))
 
-    def _begin(
+    @contextmanager
+    def _sending(
         self, outbox: Outbox, messages: Sequence[Message], *, is_half: bool = False
-    ) -> tuple[Operation, list[Message]] | None:
-        """Returns None for messages that cannot be recorded: the library refuses them itself, and releases
-        the room that the caller has taken.
+    ) -> Iterator[tuple[Operation | None, Sequence[Message]]]:
+        """Begins the operation of a send, and yields it with the messages to send; an error ends it.
+
+        Yields no operation for messages that cannot be recorded: the library refuses them itself, and
+        releases the room that the caller has taken.
         """
+        operation = None
+        with suppress(Exception):  # of any kind: the values have wrong types
+            member = _member_of(outbox.instance)
+            operation, messages = self._telemetry.begin_send(messages, member, is_half=is_half)
         try:
-            return self._telemetry.begin_send(messages, _member_of(outbox.instance), is_half=is_half)
-        except Exception:  # noqa: BLE001  # of any kind: the values have wrong types
-            return None
+            yield operation, messages
+        except BaseException as error:
+            if operation is not None:
+                operation.end(error, sent=len(messages))
+            raise
 
     def _end_later(
-        self, operation: Operation, outbox: Outbox, outcome: asyncio.Future[Any], count: int
+        self, operation: Operation | None, outbox: Outbox, outcome: asyncio.Future[Any], count: int
     ) -> None:
+        if operation is None:
+            return
+
         def end(outcome: asyncio.Future[Any]) -> None:
             if outcome.cancelled():
                 operation.end("cancelled", sent=count)

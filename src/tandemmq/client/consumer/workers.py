@@ -20,7 +20,7 @@ from tandemmq.client.blocking import WorkerThreads
 from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.consumer.typed_bodies import decoding
-from tandemmq.client.hooks import ConsumeEvent, HandleMiddleware
+from tandemmq.client.hooks import ConsumeEvent, chained
 from tandemmq.client.options import MessageModel, PushOptions
 from tandemmq.client.tracing import (
     EXCEPTION,
@@ -151,9 +151,8 @@ class Workers:
         self._options = options
         self._is_plain = not is_async_handler(handler)
         self._runs_in_loop = bool(options.middleware) or not self._is_plain
-        self._call = self._call_in_thread if self._is_plain else cast(AsyncHandler, self._handler)
-        for middleware in reversed(options.middleware):
-            self._call = _bind(middleware, self._call)
+        call = self._call_in_thread if self._is_plain else cast(AsyncHandler, self._handler)
+        self._call = chained(options.middleware, call)
         self._threads: WorkerThreads | None = None
         self.tasks: list[asyncio.Task[None]] = []
         self._is_broadcasting = options.model is MessageModel.BROADCASTING
@@ -462,10 +461,6 @@ class Workers:
         if tally is None:
             tally = self._tally[topic] = _TopicTally()
         tally.add(self._clock.monotonic(), outcome)
-
-
-def _bind(middleware: HandleMiddleware, call_next: AsyncHandler) -> AsyncHandler:
-    return lambda argument: middleware(argument, call_next)
 
 
 class TimedOut(Exception):

@@ -291,12 +291,20 @@ class Outbox:
         self.instance.check_alive()
 
     def start(
-        self, message: Message, queue: MessageQueue | None, timeout_s: float | None, room: int
+        self,
+        message: Message,
+        queue: MessageQueue | None,
+        timeout_s: float | None,
+        room: int,
+        *,
+        system: Mapping[str, str] = {},
+        sys_flag: int = 0,
     ) -> asyncio.Future[SendResult]:
         """Starts the send of one prepared message, at once or in a batch; returns the future of its result.
 
         `room` is the room in the window that the caller has acquired for the message. The caller acquires it
-        so that a send awaits only when there is no room.
+        so that a send awaits only when there is no room. A message with `system` properties is never part of
+        a batch.
         """
         waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
         try:
@@ -304,17 +312,19 @@ class Outbox:
             if queue is not None:
                 _check_queue(queue)
             deadline_s = self._packer.deadline_s(timeout_s)
-            if self._accumulator is not None and not must_travel_alone(message, self._options):
+            if self._accumulator is not None and not (system or must_travel_alone(message, self._options)):
                 self._accumulator.add(message, queue, waiter, deadline_s)
                 if self.observer is not None:
                     self.observer.watch((message,), waiter)
                 return waiter
-            shipment = self._packer.pack_one(message, queue=queue, deadline_s=deadline_s)
+            shipment = self._packer.pack_one(
+                message, queue=queue, deadline_s=deadline_s, system=system, system_flag=sys_flag
+            )
         except BaseException:
             self.window.release(room)
             raise
         if self.observer is not None:
-            self.observer.watch((message,), waiter)
+            self.observer.watch((message,), waiter, is_half=names.TRAN_MSG in system)
         shipment.waiters = (waiter,)
         shipment.room_bytes, shipment.room_count = room, 1
         self._sender.dispatch(shipment)
@@ -323,32 +333,12 @@ class Outbox:
     async def start_system(
         self, message: Message, system: Mapping[str, str], sys_flag: int, timeout_s: float | None
     ) -> asyncio.Future[SendResult]:
-        """Starts a send as `start`, with properties that only the system may set; never part of a batch.
-        Waits for room.
-        """
+        """Starts a send as `start`, with properties that only the system may set. Waits for room."""
         if self.prepare is not None:
             message = self.prepare(message)
         room = room_of(message)
         await self.window.take(room)
-        try:
-            self.check_open()
-            shipment = self._packer.pack_one(
-                message,
-                queue=None,
-                deadline_s=self._packer.deadline_s(timeout_s),
-                system=system,
-                system_flag=sys_flag,
-            )
-        except BaseException:
-            self.window.release(room)
-            raise
-        waiter: asyncio.Future[SendResult] = asyncio.get_running_loop().create_future()
-        if self.observer is not None:
-            self.observer.watch((message,), waiter, is_half=names.TRAN_MSG in system)
-        shipment.waiters = (waiter,)
-        shipment.room_bytes, shipment.room_count = room, 1
-        self._sender.dispatch(shipment)
-        return waiter
+        return self.start(message, None, timeout_s, room, system=system, sys_flag=sys_flag)
 
     async def start_batch(
         self, messages: Sequence[Message], queue: MessageQueue | None, timeout_s: float | None

@@ -21,14 +21,13 @@ from typing import Self, TypeVar
 from tandemmq.api import broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client.call_values import to_timeout
-from tandemmq.client.hooks import OnSend
+from tandemmq.client.hooks import chained
 from tandemmq.client.instance import Client, ClientInstance, InstanceUse
 from tandemmq.client.options import ProducerOptions, ServerNames
 from tandemmq.client.producer.outbox import Outbox
 from tandemmq.client.producer.packer import must_travel_alone, room_of
 from tandemmq.client.producer.request_reply import Requests, send_reply
 from tandemmq.client.producer.results import SendResult, broker_of_handle
-from tandemmq.client.producer.send_chain import SendChain
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.client.route_cache import RouteView
 from tandemmq.client.serializers import Serializer, with_body
@@ -69,12 +68,14 @@ class Producer(Client):
         self._outbox = Outbox(self._instance, self.group, self.options, self._namespace)
         self._window = self._outbox.window
         self._requests = Requests(self._instance, self._outbox)
-        self._middleware = (
-            SendChain(self.options.middleware, self._outbox) if self.options.middleware else None
-        )
+        self._middleware = tuple(self.options.middleware)
         trace = self.options.trace
         self._tracer = Tracer(self._instance, group, "PRODUCE", self.options.trace_topic) if trace else None
-        hooks = tuple(filter(None, (self.options.on_send, *self._metrics_hooks())))
+        metrics = self.options.metrics
+        if metrics is not None:
+            metrics.add_producer(self)
+        on_send = None if metrics is None else metrics.on_send
+        hooks = tuple(filter(None, (self.options.on_send, on_send)))
         if self._tracer is not None or hooks:
             self._outbox.observer = SendObserver(self._instance, group, hooks, self._tracer)
 
@@ -124,8 +125,8 @@ class Producer(Client):
         Raises:  MessageIllegal (too large, bad names), NoRoute, BrokerUnreachable, RequestTimeout, or the
                  RequestRejected class of the broker's last answer.
         """
-        if self._middleware is not None:
-            return (await self._middleware.send([message], queue, timeout_s))[0]
+        if self._middleware:
+            return (await self._send_through([message], queue, timeout_s))[0]
         if self._outbox.prepare is not None:
             message = self._outbox.prepare(message)
         room = room_of(message)
@@ -139,8 +140,8 @@ class Producer(Client):
         """Sends as `send`, but returns as soon as the message is on its way; the future has the result. With
         middleware it returns when the result is there.
         """
-        if self._middleware is not None:
-            (result,) = await self._middleware.send([message], queue, timeout_s)
+        if self._middleware:
+            (result,) = await self._send_through([message], queue, timeout_s)
             return _ended(result)
         if self._outbox.prepare is not None:
             message = self._outbox.prepare(message)
@@ -176,8 +177,8 @@ class Producer(Client):
         A list of one message is sent as a plain message, so it may be delayed or large. With middleware the
         call returns when the results are there.
         """
-        if self._middleware is not None:
-            return _ended(await self._middleware.send(messages, queue, timeout_s))
+        if self._middleware:
+            return _ended(await self._send_through(messages, queue, timeout_s))
         return await self._outbox.start_batch(messages, queue, timeout_s)
 
     async def send_many(
@@ -314,12 +315,23 @@ class Producer(Client):
 
     # Inside
 
-    def _metrics_hooks(self) -> tuple[OnSend, ...]:
-        metrics = self.options.metrics
-        if metrics is None:
-            return ()
-        metrics.add_producer(self)
-        return (metrics.on_send,)
+    async def _send_through(
+        self, messages: Sequence[Message], queue: MessageQueue | None, timeout_s: float | None
+    ) -> list[SendResult]:
+        """Sends the messages in one request through the middleware; returns one result per message.
+
+        Raises:  what the send or the middleware raises; ClientError for another number of results.
+        """
+
+        async def send(messages: Sequence[Message]) -> list[SendResult]:
+            return await (await self._outbox.start_batch(messages, queue, timeout_s))
+
+        results = await chained(self._middleware, send)(messages)
+        if not isinstance(results, list) or len(results) != len(messages):
+            raise ClientError(
+                f"middleware must return the results of `call_next`, one per message, not {results!r:.64}"
+            )
+        return results
 
     def _on_failure(self, error: BaseException) -> None:
         """Fails the messages that wait for a route or a connection: they would wait for ever."""
