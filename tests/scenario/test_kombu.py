@@ -316,6 +316,31 @@ def test_a_queue_is_purged_and_deleted(connect: Callable[..., Any]) -> None:
     assert not connection.transport.thread.call(session.has_topic("purged"))
 
 
+def test_a_queue_that_is_declared_again_gets_nothing_of_before(connect: Callable[..., Any]) -> None:
+    connection = connect()
+    exchange = Exchange("deleted-news", type="direct")
+    producer = Producer(connection.channel())
+
+    def declared() -> Any:
+        queue = Queue("deleted", exchange, "key")(connection.channel())
+        queue.declare()
+        return queue
+
+    def publish(body: str) -> None:
+        producer.publish(body, exchange=exchange, routing_key="key", declare=[exchange])
+
+    queue = declared()
+    publish("read")
+    assert queue.get(no_ack=True).payload == "read"
+    publish("left")
+    queue.delete()
+    publish("sent without a queue")
+    queue = declared()
+    publish("new")
+    assert queue.get(no_ack=True).payload == "new"
+    assert queue.get() is None
+
+
 def test_a_task_with_an_eta_waits_at_the_broker(connect: Callable[..., Any]) -> None:
     connection, queue = connect(), Queue("later")
     producer, found = Producer(connection.channel()), Found()

@@ -199,7 +199,7 @@ class Facade(Generic[C_co]):
             raise ClientError("the client is already started")
         thread = shared_thread.acquire()
         try:
-            self._client = thread.call(self._make_started())
+            self._client = thread.call(make_started(self._make))
         except BaseException:
             shared_thread.release(thread)
             raise
@@ -226,15 +226,6 @@ class Facade(Generic[C_co]):
     ) -> None:
         self.close()
 
-    async def _make_started(self) -> C_co:
-        client = self._make()
-        try:
-            await client.start()
-        except BaseException:
-            await client.close()
-            raise
-        return client
-
     @property
     def _running(self) -> C_co:
         if self._client is None:
@@ -250,6 +241,17 @@ class Facade(Generic[C_co]):
             work.close()
             raise ClientError("the client is not started, or it is closed")
         return thread.call(work)
+
+
+async def make_started(make: Callable[[], C]) -> C:
+    """Returns a client that is started; closes one that cannot be started."""
+    client = make()
+    try:
+        await client.start()
+    except BaseException:
+        await client.close()
+        raise
+    return client
 
 
 def blocking(

@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.api import broker_admin
 from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.membership import queue_of
@@ -461,12 +460,7 @@ class KombuSession:
         if await self.has_topic(topic):
             await self._admin.delete_topic(topic)
         self._known_topics.discard(topic)
-        info = await self._admin.cluster_info()
-        for broker in info.brokers.values():
-            if 0 in broker.addresses:
-                await broker_admin.delete_group(
-                    self._instance.remoting, broker.addresses[0], names.group(queue)
-                )
+        await self._admin.delete_group(names.group(queue))
 
     def _topics_of(self, queue: str, bindings: Collection[Binding]) -> list[str]:
         names = self.options.names

@@ -22,14 +22,14 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from pathlib import Path
 from queue import Empty
 from threading import Lock
 from typing import Any, Final, TypeVar, cast
 
-from tandemmq.client.blocking import LoopThread, shared_thread
+from tandemmq.client.blocking import LoopThread, in_loop, make_started, shared_thread
 from tandemmq.client.options import ClientOptions
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -279,7 +279,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         if no_ack:
             self.transport.unacknowledged.add(queue)
         if self._credit is None:
-            self._credit = self._call(Credit, self.qos.free_count)
+            self._credit = self._run(in_loop(Credit, self.qos.free_count))
         self._run(self.session.read(queue, self._bindings(queue), self._credit))
 
     def basic_cancel(self, consumer_tag: str) -> None:
@@ -324,7 +324,7 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
         finally:
             # Only now: an open message must not be counted as free room in between.
             if self._credit is not None and delivery.popped is not None:
-                self._call(self._credit.release, 1)
+                self._run(in_loop(self._credit.release, 1))
 
     def _postpone(self, payload: dict[str, Any], delivery: Delivery) -> bool:
         message = delivery.popped
@@ -360,12 +360,6 @@ class KombuChannel(virtual.Channel):  # type: ignore[misc]  # kombu has no types
             work.close()
             raise BrokerUnreachable("the channel is closed")
         return self.transport.thread.call(work)
-
-    def _call(self, function: Callable[..., T], *args: object) -> T:
-        async def call() -> T:
-            return function(*args)
-
-        return self._run(call())
 
 
 def payload_of(delivery: Delivery) -> dict[str, Any] | None:
@@ -417,7 +411,9 @@ class Transport(virtual.Transport):  # type: ignore[misc]  # kombu has no types
         if self._session is None:
             thread = shared_thread.acquire()
             try:
-                self._session = thread.call(_start(self._name_servers(), self._options()))
+                self._session = thread.call(
+                    make_started(lambda: KombuSession(self._name_servers(), self._options()))
+                )
             except BaseException:
                 shared_thread.release(thread)
                 raise
@@ -510,16 +506,6 @@ def tls_of(ssl: object) -> TlsClientOptions | None:
     return TlsClientOptions(
         trust_path=paths["ca_certs"], certificate_path=paths["certfile"], key_path=paths["keyfile"]
     )
-
-
-async def _start(name_servers: str, options: KombuOptions) -> KombuSession:
-    session = KombuSession(name_servers, options)
-    try:
-        await session.start()
-    except BaseException:
-        await session.close()
-        raise
-    return session
 
 
 __all__ = ["SCHEME", "Transport", "register"]
