@@ -75,32 +75,28 @@ class MessageAdmin(AdminClient):
         """Returns messages that carry the key and were stored between these times, from every broker of the
         topic.
         """
-        span = (begin_at_ms, end_at_ms)
-        return await self._find(topic, key, count_max=count_max, is_unique_key=False, span=span)
+        return await self._find(
+            QueryMessageRequest(
+                topic=topic, key=key, count_max=count_max, begin_at_ms=begin_at_ms, end_at_ms=end_at_ms
+            )
+        )
 
     async def find_by_unique_key(self, topic: str, unique_key: str) -> list[Record]:
         """Returns the message with the producer's id; several messages when a send was repeated."""
-        return await self._find(topic, unique_key, count_max=32, is_unique_key=True)
-
-    async def _find(
-        self,
-        topic: str,
-        key: str,
-        *,
-        count_max: int,
-        is_unique_key: bool,
-        span: tuple[int, int] = (0, broker_admin.END_OF_TIME_MS),
-    ) -> list[Record]:
-        view = await self._view(topic)
-        header = QueryMessageRequest(
-            topic=topic,
-            key=key,
-            count_max=count_max,
-            begin_at_ms=span[0],
-            end_at_ms=span[1],
-            is_unique_key=is_unique_key,
+        return await self._find(
+            QueryMessageRequest(
+                topic=topic,
+                key=unique_key,
+                count_max=32,
+                begin_at_ms=0,
+                end_at_ms=broker_admin.END_OF_TIME_MS,
+                is_unique_key=True,
+            )
         )
+
+    async def _find(self, header: QueryMessageRequest) -> list[Record]:
+        view = await self._view(header.topic)
         records: list[Record] = []
         for address in serving_replicas(view.addresses).values():
             records += await broker_admin.query_messages(self._remoting, address, header)
-        return records[:count_max]
+        return records[: header.count_max]

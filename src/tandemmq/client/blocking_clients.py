@@ -25,16 +25,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import Protocol, Self, TypeVar, Unpack
+from typing import Self, TypeVar, Unpack
 
 from tandemmq.client.admin import Admin
-from tandemmq.client.blocking import AsyncClient, Facade, blocking, in_loop, in_worker, outcome_of
+from tandemmq.client.blocking import Facade, blocking, in_loop, in_worker, outcome_of
 from tandemmq.client.consumer.consumer import Consumer, is_behind
 from tandemmq.client.consumer.membership import GroupConsumer, queue_of
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.client.consumer.push import H, PushConsumer
 from tandemmq.client.consumer.subscription import ALL, Tags
 from tandemmq.client.consumer.workers import AnyHandler
+from tandemmq.client.instance import Client
 from tandemmq.client.options import (
     ClientOptions,
     ConsumerOptions,
@@ -53,17 +54,7 @@ from tandemmq.errors import ClientError, TandemError
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import Message, ReceivedMessage
 
-
-class ConnectedClient(AsyncClient, Protocol):
-    """A client that knows whether it is connected."""
-
-    @property
-    def is_connected(self) -> bool: ...
-
-    async def ping(self) -> dict[str, float]: ...
-
-
-K = TypeVar("K", bound=ConnectedClient)
+K = TypeVar("K", bound=Client)
 
 
 class ClientFacade(Facade[K]):
@@ -216,15 +207,7 @@ message.
 """
 
 
-class Subscriber(ConnectedClient, Protocol):
-    """The operations of every kind of consumer."""
-
-    def subscribe(self, topic: str, tags: Tags = ALL, *, sql: str | None = None) -> None: ...
-
-    def unsubscribe(self, topic: str) -> None: ...
-
-
-S = TypeVar("S", bound=Subscriber)
+S = TypeVar("S", bound=GroupConsumer | PopConsumer)
 M = TypeVar("M", bound=GroupConsumer)
 
 

@@ -291,9 +291,7 @@ class ClientInstance:
         low, high = OUTAGE_PAUSE_MS
         while True:
             try:
-                address = self.routes.master_address(topic, broker_name)
-                if address is None:
-                    raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+                address = self.routes.require_master(topic, broker_name)
                 remaining_s = max(0.0, deadline_s - self.clock.monotonic())
                 return await self._call_while_master(topic, broker_name, address, ask(address, remaining_s))
             except OUTAGES:

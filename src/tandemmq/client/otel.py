@@ -169,15 +169,17 @@ class ClientTelemetry:
         attributes: Attributes | None = None,
         carriers: Sequence[Mapping[str, str]] = (),
         began: tuple[int, float] | None = None,
+        parent: Context | None = None,
     ) -> Operation:
         """Begins an operation. `carriers`: the properties of messages, whose contexts the span links to;
-        `began`: the time of an earlier start.
+        `began`: the time of an earlier start; `parent`: the context of a span that is not the current one.
         """
         began_ns, began_s = began or (None, moment()[1])
         own = {**conventions.of_operation(name, kind, topics), **(attributes or {})}
         topic = own.get(conventions.TOPIC)
         span = self._tracer.start_span(
             f"{name} {topic}" if topic else name,
+            context=parent,
             kind=span_kind,
             attributes=conventions.translate(own),
             links=_links_of(carriers),
@@ -218,19 +220,14 @@ class ClientTelemetry:
         operation.end(consumed=1)
 
     def _begin_processing(self, message: ReceivedMessage, member: ClientFacts) -> Operation:
-        attributes = {
-            **conventions.of_operation("process", "process", [message.topic]),
-            **member.attributes(),
-            **conventions.of_received(message),
-        }
-        began_s = moment()[1]
-        span = self._tracer.start_span(
-            f"process {message.topic}",
-            context=propagate.extract(message.properties),
-            kind=SpanKind.CONSUMER,
-            attributes=conventions.translate(attributes),
+        return self.begin(
+            "process",
+            "process",
+            [message.topic],
+            span_kind=SpanKind.CONSUMER,
+            attributes={**member.attributes(), **conventions.of_received(message)},
+            parent=propagate.extract(message.properties),
         )
-        return Operation(self, span, attributes, began_s)
 
     def _begin_batch(self, messages: Sequence[ReceivedMessage], member: ClientFacts) -> Operation:
         """Begins the processing of several messages, with links to the spans that sent them."""

@@ -200,6 +200,16 @@ class RouteCache:
         """Returns the last known address of a broker group's master."""
         return self.replicas(topic, broker_name).get(MASTER_ID)
 
+    def require_master(self, topic: str, broker_name: str) -> str:
+        """Returns the master's address. Raises NoRoute while none is known; the route is refreshed soon
+        then.
+        """
+        address = self.master_address(topic, broker_name)
+        if address is None:
+            self.refresh_soon(topic)
+            raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
+        return address
+
     def watch(self, listener: OnChange) -> Callable[[], None]:
         """Calls `listener` with each new or changed view; calling the result ends that."""
         self._listeners.append(listener)

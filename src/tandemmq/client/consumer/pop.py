@@ -10,9 +10,9 @@ decide the distribution.
 No member owns a queue: all members of the group receive messages from all queues, and a slow member delays no
 other. A message that is not acknowledged within its invisible time is delivered again, to any member.
 
-A pop returns the available messages and is never held at a broker. If there are none, the consumer waits with
-a notification request, which receives no message. So when a wait is cancelled, or tags change meanwhile, no
-message is lost to a cancelled call or skipped because of the old tags.
+Only masters serve pops. A pop returns the available messages and is never held at a broker. If there are
+none, the consumer waits with a notification request, which receives no message. So when a wait is cancelled,
+or tags change meanwhile, no message is lost to a cancelled call or skipped because of the old tags.
 Source:  spec semantics 14. Needs brokers of RocketMQ 5 or TandemMQ.
 """
 
@@ -32,7 +32,7 @@ from tandemmq.client.consumer.typed_bodies import decode_value
 from tandemmq.client.instance import ClientInstance, InstanceUse, settled
 from tandemmq.client.options import PopOptions, ServerNames, StartFrom
 from tandemmq.client.serializers import Serializer
-from tandemmq.errors import ClientError, NoRoute, RequestRejected, TandemError
+from tandemmq.errors import ClientError, RequestRejected, TandemError
 from tandemmq.protocol.bodies.client import ConsumeFromWhere, ConsumerData, ConsumeType
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -368,7 +368,7 @@ class PopConsumer(ReplyingConsumer):
             is_ordered=self.options.ordered,
         )
         try:
-            address = self._address(*target)
+            address = self._instance.routes.require_master(*target)
             found = await self._ask(address, target.broker_name, header)
         except TandemError as error:
             self._note_failure(target, error)
@@ -446,7 +446,8 @@ class PopConsumer(ReplyingConsumer):
         )
         began_s = self._instance.clock.monotonic()
         try:
-            if await broker_consume.wait_for_message(self._instance.remoting, self._address(*target), header):
+            address = self._instance.routes.require_master(*target)
+            if await broker_consume.wait_for_message(self._instance.remoting, address, header):
                 return True
         except TandemError as error:
             self._log_failure(target, error)
@@ -476,16 +477,6 @@ class PopConsumer(ReplyingConsumer):
         await self._instance.ask_master(
             topic, message.broker_name, broker_consume.ack, self.group, topic, message.handle
         )
-
-    def _address(self, topic: str, broker_name: str) -> str:
-        """Returns the master's address: only a master serves requests about popped messages. Raises NoRoute
-        while there is none.
-        """
-        address = self._instance.routes.master_address(topic, broker_name)
-        if address is None:
-            self._instance.routes.refresh_soon(topic)
-            raise NoRoute(f"broker {broker_name!r} has no master for topic {topic!r}")
-        return address
 
     def _note_failure(self, target: _Target, error: TandemError) -> None:
         """Raises an error that would occur again; otherwise the next broker is asked, and this one later."""
