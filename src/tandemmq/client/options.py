@@ -86,19 +86,11 @@ def _check_middleware(owner: ProducerOptions | PushOptions) -> None:
             raise ConfigError(f"{type(owner).__name__}.middleware: {one!r:.64} must be an async function")
 
 
-def _check_serializer(owner: ProducerOptions | ConsumerOptions | PopOptions) -> None:
-    found = owner.serializer
-    method = "encode" if isinstance(owner, ProducerOptions) else "decode"
+def _check_method(owner: object, name: str, method: str, wanted: str) -> None:
+    """Accepts None or an object with the method."""
+    found = getattr(owner, name)
     if found is not None and (isinstance(found, type) or not callable(getattr(found, method, None))):
-        raise ConfigError(
-            f"{type(owner).__name__}.serializer = {found!r}: must have a method {method}, such as Json(Order)"
-        )
-
-
-def _check_metrics(owner: ProducerOptions | PushOptions) -> None:
-    method = "add_producer" if isinstance(owner, ProducerOptions) else "add_consumer"
-    if owner.metrics is not None and not callable(getattr(owner.metrics, method, None)):
-        raise ConfigError(f"{type(owner).__name__}.metrics = {owner.metrics!r}: must be ClientMetrics()")
+        raise ConfigError(f"{type(owner).__name__}.{name} = {found!r}: must {wanted}")
 
 
 class ReadFrom(Enum):
@@ -229,10 +221,10 @@ class ProducerOptions:
         if self.batch_linger_ms is not None:
             _check(self, "batch_linger_ms", low=0, high=30_000)
         _check(self, "default_topic_queue_count", low=1, high=1024)
-        _check_serializer(self)
+        _check_method(self, "serializer", "encode", "have a method encode, such as Json(Order)")
         _check_hook(self, "before_send", "on_send")
         _check_middleware(self)
-        _check_metrics(self)
+        _check_method(self, "metrics", "add_producer", "be ClientMetrics()")
         check_topic(self.trace_topic)
 
 
@@ -331,7 +323,7 @@ class ConsumerOptions:
 
     def __post_init__(self) -> None:
         _check_kind(self, client=ClientOptions, model=MessageModel, start_from=StartFrom, read_from=ReadFrom)
-        _check_serializer(self)
+        _check_method(self, "serializer", "decode", "have a method decode, such as Json(Order)")
         _check_hook(self, "on_assigned", "on_revoked", "on_lost")
         _check(self, "pull_count_max", low=1, high=1024)
         _check(self, "cached_count_max", low=1, high=1 << 20)
@@ -415,7 +407,7 @@ class PushOptions(ConsumerOptions):
         _check(self, "batch_linger_s", low=0.0, high=60.0)
         _check_hook(self, "order_key")
         _check_middleware(self)
-        _check_metrics(self)
+        _check_method(self, "metrics", "add_consumer", "be ClientMetrics()")
         if self.order_key is not None and (self.orderly or self.batch_count_max is not None):
             raise ConfigError("PushOptions.order_key: not with orderly or batch_count_max")
         if self.consume_timeout_s is not None:
@@ -466,7 +458,7 @@ class PopOptions:
 
     def __post_init__(self) -> None:
         _check_kind(self, client=ClientOptions, start_from=StartFrom)
-        _check_serializer(self)
+        _check_method(self, "serializer", "decode", "have a method decode, such as Json(Order)")
         _check(self, "invisible_s", low=0.1, high=86_400)
         if self.start_from is StartFrom.TIMESTAMP:
             raise ConfigError("PopOptions.start_from = TIMESTAMP: brokers serve pops from FIRST or LAST only")

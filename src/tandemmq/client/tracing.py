@@ -175,8 +175,7 @@ class SendObserver:
         self,
         messages: Sequence[Message],
         outcome: asyncio.Future[SendResult] | asyncio.Future[list[SendResult]],
-        *,
-        is_half: bool = False,
+        is_half: bool,
     ) -> None:
         """Observes a send of these messages, which has begun."""
         done = partial(self._done, messages, self._clock.now_ms(), self._clock.monotonic(), is_half)

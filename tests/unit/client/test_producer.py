@@ -651,7 +651,7 @@ async def test_the_answer_of_an_attempt_that_was_given_up_decides_nothing():
         cluster[0].hang = True
         sending = asyncio.ensure_future(producer.send(Message(topic="T", body=b"x")))
         await until(lambda: cluster[0].sends == 2, "it is under way")
-        attempts = producer._outbox._sender
+        attempts = producer._outbox.sender
         [(shipment, (number, _, _))] = attempts._in_flight.items()
         attempts._on_answer(shipment, number - 1, Command(code=0, extra_fields={}))
         assert shipment in attempts._in_flight

@@ -11,7 +11,7 @@ from functools import partial
 
 from tandemmq.client.consumer.inbox import Received
 from tandemmq.client.consumer.membership import DirectResult
-from tandemmq.client.consumer.workers import HandlerOutcome, Workers
+from tandemmq.client.consumer.workers import HandlerOutcome, Workers, direct_result
 from tandemmq.protocol.message import ReceivedMessage
 
 
@@ -45,4 +45,4 @@ class BatchWorkers(Workers):
 
     async def consume_directly(self, message: ReceivedMessage) -> DirectResult:
         """Calls the handler with this message alone, as `Workers.consume_directly`."""
-        return await self._consume_directly([message])
+        return await self._run([message], direct_result)

@@ -438,18 +438,7 @@ class Workers:
 
     async def consume_directly(self, message: ReceivedMessage) -> DirectResult:
         """Calls the handler for one message that an administrator has chosen; nothing is committed."""
-        return await self._consume_directly(message)
-
-    async def _consume_directly(self, argument: object) -> DirectResult:
-        if self._runs_in_loop:
-            outcome = await self._await(self._call(argument))
-        else:
-            assert self._threads is not None
-            run = self._threads.start(run_in_thread, self._handler, argument, self._clock)
-            outcome = await self._complete(await run)
-        if outcome.error is not None:
-            return DirectResult("CR_THROW_EXCEPTION", outcome.took_s, repr(outcome.error))
-        return DirectResult("CR_SUCCESS" if outcome.is_success else "CR_LATER", outcome.took_s)
+        return await self._run(message, direct_result)
 
     def status(self) -> dict[str, TopicStatus]:
         """Returns the rates per topic, over the last minute."""
@@ -461,6 +450,13 @@ class Workers:
         if tally is None:
             tally = self._tally[topic] = _TopicTally()
         tally.add(self._clock.monotonic(), outcome)
+
+
+async def direct_result(outcome: HandlerOutcome) -> DirectResult:
+    """Returns the outcome by RocketMQ's name for it."""
+    if outcome.error is not None:
+        return DirectResult("CR_THROW_EXCEPTION", outcome.took_s, repr(outcome.error))
+    return DirectResult("CR_SUCCESS" if outcome.is_success else "CR_LATER", outcome.took_s)
 
 
 class TimedOut(Exception):

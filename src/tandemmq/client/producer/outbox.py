@@ -19,7 +19,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from tandemmq.api import broker_send
 from tandemmq.client.instance import ClientInstance
@@ -231,16 +231,8 @@ def _make_prepare(options: ProducerOptions) -> Callable[[Message], Message] | No
     return prepare
 
 
-class BegunSends(Protocol):
-    """The interface of an observer of sends."""
-
-    def watch(
-        self,
-        messages: Sequence[Message],
-        outcome: asyncio.Future[SendResult] | asyncio.Future[list[SendResult]],
-        *,
-        is_half: bool = False,
-    ) -> None: ...
+OnBegun = Callable[[Sequence[Message], asyncio.Future[Any], bool], None]
+"""Called with the messages of a send, the future of its outcome, and True for a half message."""
 
 
 class Outbox:
@@ -251,18 +243,18 @@ class Outbox:
     ) -> None:
         self.instance = instance
         self.group = group
-        self._options = options
+        self.options = options
         self.is_open = False
         self._packer = Packer(instance, options, namespace)
-        self._sender = Sender(instance, group, options, self._settle)
+        self.sender = Sender(instance, group, options, self._settle)
         self.window = Window(count_max=options.in_flight_count_max, bytes_max=options.in_flight_bytes_max)
         self.prepare = _make_prepare(options)
         """Makes each message the one to send, before its room is acquired; None costs nothing."""
-        self.observer: BegunSends | None = None
-        """Observes each send that has begun; None costs nothing."""
+        self.on_begun: OnBegun | None = None
+        """Called for each send that has begun; None costs nothing."""
         self._accumulator: Accumulator | None = None
         if options.batch_linger_ms is not None:
-            self._accumulator = Accumulator(options, instance.clock, self._packer, self._sender.dispatch)
+            self._accumulator = Accumulator(options, instance.clock, self._packer, self.sender.dispatch)
 
     def open(self) -> None:
         """Accepts messages from now on."""
@@ -271,16 +263,7 @@ class Outbox:
     def close(self) -> None:
         """Accepts no more messages; sends that still wait for a route or a connection fail."""
         self.is_open = False
-        self.abandon(ClientError("the producer is closed"))
-
-    @property
-    def retried_count(self) -> int:
-        """The number of requests that were sent again, or to another broker."""
-        return self._sender.retried_count
-
-    def abandon(self, error: ClientError) -> None:
-        """Fails the messages that wait for a route or a connection, because neither will come."""
-        self._sender.abandon(error)
+        self.sender.abandon(ClientError("the producer is closed"))
 
     def check_open(self) -> None:
         """Raises ClientError when nothing can be sent: not started, closed, another event loop, or the client
@@ -312,10 +295,10 @@ class Outbox:
             if queue is not None:
                 _check_queue(queue)
             deadline_s = self._packer.deadline_s(timeout_s)
-            if self._accumulator is not None and not (system or must_travel_alone(message, self._options)):
+            if self._accumulator is not None and not (system or must_travel_alone(message, self.options)):
                 self._accumulator.add(message, queue, waiter, deadline_s)
-                if self.observer is not None:
-                    self.observer.watch((message,), waiter)
+                if self.on_begun is not None:
+                    self.on_begun((message,), waiter, False)
                 return waiter
             shipment = self._packer.pack_one(
                 message, queue=queue, deadline_s=deadline_s, system=system, system_flag=sys_flag
@@ -323,11 +306,11 @@ class Outbox:
         except BaseException:
             self.window.release(room)
             raise
-        if self.observer is not None:
-            self.observer.watch((message,), waiter, is_half=names.TRAN_MSG in system)
+        if self.on_begun is not None:
+            self.on_begun((message,), waiter, names.TRAN_MSG in system)
         shipment.waiters = (waiter,)
         shipment.room_bytes, shipment.room_count = room, 1
-        self._sender.dispatch(shipment)
+        self.sender.dispatch(shipment)
         return waiter
 
     async def start_system(
@@ -363,11 +346,11 @@ class Outbox:
             self.window.release(room)
             raise
         waiter: asyncio.Future[list[SendResult]] = asyncio.get_running_loop().create_future()
-        if self.observer is not None:
-            self.observer.watch(tuple(messages), waiter)
+        if self.on_begun is not None:
+            self.on_begun(tuple(messages), waiter, False)
         shipment.list_waiter = waiter
         shipment.room_bytes, shipment.room_count = room, 1
-        self._sender.dispatch(shipment)
+        self.sender.dispatch(shipment)
         return waiter
 
     async def send_oneway(self, message: Message, queue: MessageQueue | None, view: RouteView) -> None:
@@ -376,7 +359,7 @@ class Outbox:
         """
         if queue is not None:
             _check_queue(queue)
-        target = queue or self._sender.choose(view)
+        target = queue or self.sender.choose(view)
         address = view.master_address(target.broker_name)
         routes = self.instance.routes
         if address is None:
@@ -388,19 +371,14 @@ class Outbox:
         shipment.queue = target
         if shipment.version_min:
             await self.instance.learn_version(address)
-            if (fault := self._sender.version_fault(shipment, address)) is not None:
+            if (fault := self.sender.version_fault(shipment, address)) is not None:
                 raise fault
-        header = shipment.header(self.group, self._options)
+        header = shipment.header(self.group, self.options)
         try:
             await broker_send.send_oneway(self.instance.remoting, address, header, shipment.body)
         except BrokerUnreachable:
             routes.refresh_soon(view.topic)
             raise
-
-    @property
-    def timeout_s(self) -> float:
-        """The time of a send that names none."""
-        return self._options.timeout_s
 
     async def flush(self) -> None:
         """Waits until every started send has its result."""

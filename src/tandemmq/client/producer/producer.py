@@ -77,7 +77,7 @@ class Producer(Client):
         on_send = None if metrics is None else metrics.on_send
         hooks = tuple(filter(None, (self.options.on_send, on_send)))
         if self._tracer is not None or hooks:
-            self._outbox.observer = SendObserver(self._instance, group, hooks, self._tracer)
+            self._outbox.on_begun = SendObserver(self._instance, group, hooks, self._tracer).watch
 
     async def start(self) -> Self:
         """Connects to a name server. Raises BrokerUnreachable when no name server accepts a connection."""
@@ -311,7 +311,7 @@ class Producer(Client):
     @property
     def retried_count(self) -> int:
         """The number of requests that were sent again, or to another broker."""
-        return self._outbox.retried_count
+        return self._outbox.sender.retried_count
 
     # Inside
 
@@ -335,7 +335,7 @@ class Producer(Client):
 
     def _on_failure(self, error: BaseException) -> None:
         """Fails the messages that wait for a route or a connection: they would wait for ever."""
-        self._outbox.abandon(ClientError(f"the client has failed: {error!r}"))
+        self._outbox.sender.abandon(ClientError(f"the client has failed: {error!r}"))
 
     async def _publish_view(self, topic: str) -> RouteView:
         self._outbox.check_open()

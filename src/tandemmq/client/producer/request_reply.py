@@ -125,7 +125,7 @@ class Requests:
         }
         reply = questions.expect_reply(correlation_id)
         try:
-            send_s = min(timeout_s, self._outbox.timeout_s)
+            send_s = min(timeout_s, self._outbox.options.timeout_s)
             stored = await (await self._outbox.start_system(message, system, 0, send_s))
             if on_stored is not None:
                 on_stored(stored)
