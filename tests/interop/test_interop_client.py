@@ -316,7 +316,7 @@ async def test_transactions(place: Place) -> None:
         assert await consumer.poll(timeout_s=0.3) == []
 
 
-@calls("GroupConsumer.reply", "Producer.request")
+@calls("ReplyingConsumer.reply", "Producer.request")
 async def test_a_push_consumer_replies(place: Place) -> None:
     consumers: list[PushConsumer] = []
 

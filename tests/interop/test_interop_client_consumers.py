@@ -285,7 +285,7 @@ async def test_handlers_reply_pause_and_time_out(place: Place) -> None:
 @calls(
     *("PopConsumer.receive", "PopConsumer.nack", "PopConsumer.retry_later", "PopConsumer.dead_letter"),
     *(
-        "PopConsumer.reply",
+        "ReplyingConsumer.reply",
         "PopConsumer.wait_for_message",
         "PopConsumer.unsubscribe",
         "PopConsumer.subscribe",

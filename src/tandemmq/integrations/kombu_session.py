@@ -23,7 +23,6 @@ from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.membership import queue_of
 from tandemmq.client.consumer.pop import COUNT_MAX, PopConsumer, longer_pause_s
-from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, ConsumerOptions, PopOptions, ProducerOptions, StartFrom
 from tandemmq.client.producer.producer import Producer
 from tandemmq.errors import (
@@ -181,13 +180,13 @@ class KombuSession:
     def __init__(self, name_servers: str, options: KombuOptions) -> None:
         self.options = options
         self.arrivals = ArrivedMessages()
-        self._instance = ClientInstance(name_servers, options.client)
-        self._admin = Admin(instance=self._instance)
         self._producer = Producer(
             f"{options.names.prefix}-producer",
+            name_servers,
             options=ProducerOptions(client=options.client, timeout_s=options.timeout_s),
-            instance=self._instance,
         )
+        self._instance = self._producer.instance
+        self._admin = Admin(instance=self._instance)
         self._tasks = TaskScope("kombu", self._on_failure)
         self._readers: dict[str, tuple[asyncio.Task[None], Credit]] = {}
         self._known_topics: set[str] = set()
@@ -200,7 +199,6 @@ class KombuSession:
 
     async def start(self) -> None:
         """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
-        await self._instance.start()
         await self._producer.start()
 
     async def close(self) -> None:
@@ -211,9 +209,8 @@ class KombuSession:
                 await consumer.close()
             if self._transient_reader is not None:
                 await self._transient_reader.close()
-            await self._producer.close()
         finally:
-            await self._instance.close()
+            await self._producer.close()
             self.arrivals.close()
 
     # Sending

@@ -27,7 +27,6 @@ from typing import Any, Final, Self, TypeVar
 import msgspec
 
 from tandemmq.client.consumer.pop import PopConsumer
-from tandemmq.client.instance import ClientInstance
 from tandemmq.client.options import ClientOptions, PopOptions, ProducerOptions, ServerNames, StartFrom
 from tandemmq.client.producer.producer import Producer
 from tandemmq.client.producer.results import SendResult
@@ -91,7 +90,6 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         self._name_servers = name_servers
         self._options = client or ClientOptions()
         self._pop = PopOptions(client=self._options, start_from=StartFrom.FIRST, invisible_s=invisible_s)
-        self._instance: ClientInstance | None = None
         self._producer: Producer | None = None
         self._replies: ReplyResults[Any] | None = None
         self.open_messages: OrderedDict[str, PoppedMessage] = OrderedDict()
@@ -110,25 +108,20 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         Raises:  BrokerUnreachable when no name server accepts a connection.
         """
         await super().startup()
-        if self._instance is not None:
+        if self._producer is not None:
             return
-        self._instance = ClientInstance(self._name_servers, self._options)
-        await self._instance.start()
         options = ProducerOptions(client=self._options, timeout_s=SEND_S)
-        producer = Producer(f"{self.group}-tasks", options=options, instance=self._instance)
+        producer = Producer(f"{self.group}-tasks", self._name_servers, options=options)
         self._producer = await producer.start()
 
     async def shutdown(self) -> None:
         """Ends the connections; results that have not come are lost."""
         await super().shutdown()
-        instance, self._instance = self._instance, None
         producer, self._producer = self._producer, None
         if self._replies is not None:
             await self._replies.close()
         if producer is not None:
             await producer.close()
-        if instance is not None:
-            await instance.close()
 
     @property
     def producer(self) -> Producer:

@@ -95,24 +95,16 @@ async def test_a_failed_acknowledgement_is_only_logged(
 async def test_a_second_start_does_not_connect_again(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[Any] = []
 
-    class FakeInstance:
-        def __init__(self, *_: object) -> None:
-            made.append(self)
-
-        async def start(self) -> None: ...
-
-        async def close(self) -> None:
-            made.append("closed")
-
     class StartedProducer(FakeProducer):
-        def __init__(self, *_: object, **__: object) -> None: ...
+        def __init__(self, *_: object, **__: object) -> None:
+            made.append(self)
 
         async def start(self) -> Self:
             return self
 
-        async def close(self) -> None: ...
+        async def close(self) -> None:
+            made.append("closed")
 
-    monkeypatch.setattr(taskiq_broker, "ClientInstance", FakeInstance)
     monkeypatch.setattr(taskiq_broker, "Producer", StartedProducer)
     broker = TandemBroker("127.0.0.1:9876")
     await broker.startup()

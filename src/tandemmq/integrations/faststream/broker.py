@@ -90,8 +90,8 @@ class RocketMQBroker(  # type: ignore[misc]  # FastStream's own brokers change t
     ) -> None:
         check_options(options, BrokerSetup)
         self._name_servers = name_servers
-        self._client = secured(client or ClientOptions(), security)
-        self._producer_options = replace(producer or ProducerOptions(), client=self._client)
+        secure = secured(client or ClientOptions(), security)
+        self._producer_options = replace(producer or ProducerOptions(), client=secure)
         self._sender: Producer | None = None
         rest: dict[str, Any] = dict(options)
         specification = BrokerSpec(
@@ -124,18 +124,12 @@ class RocketMQBroker(  # type: ignore[misc]  # FastStream's own brokers change t
 
     async def _connect(self) -> ClientInstance:
         """Connects. Raises BrokerUnreachable when no name server accepts a connection."""
-        instance = ClientInstance(self._name_servers, self._client)
         config = self.config.broker_config
-        try:
-            await instance.start()
-            sender = Producer(f"{config.group}-producer", options=self._producer_options, instance=instance)
-            self._sender = await sender.start()
-        except BaseException:
-            await instance.close()
-            raise
-        config.instance = instance
-        config.producer.connect(self._sender, config.fd_config._serializer, config.broker_codec)
-        return instance
+        sender = Producer(f"{config.group}-producer", self._name_servers, options=self._producer_options)
+        self._sender = await sender.start()
+        config.instance = sender.instance
+        config.producer.connect(sender, config.fd_config._serializer, config.broker_codec)
+        return sender.instance
 
     async def start(self) -> None:
         """Connects and starts the subscribers. Raises SetupError when two of them have the same group."""
@@ -155,7 +149,7 @@ class RocketMQBroker(  # type: ignore[misc]  # FastStream's own brokers change t
         exc_tb: TracebackType | None = None,
     ) -> None:
         """Stops the subscribers and ends the connections, also when that of a subscriber fails."""
-        instance, sender = self._connection, self._sender
+        sender = self._sender
         try:
             await super().stop(exc_type, exc_val, exc_tb)
         finally:
@@ -163,8 +157,6 @@ class RocketMQBroker(  # type: ignore[misc]  # FastStream's own brokers change t
             self.config.broker_config.producer.connect(None, None, None)
             if sender is not None:
                 await sender.close()
-            if instance is not None:
-                await instance.close()
 
     async def ping(self, timeout: float | None = None) -> bool:
         """Returns True if a name server and every known master answer in time."""
