@@ -39,10 +39,11 @@ from bench.java.clusters import (
     running_java_name_server,
     running_our_name_server,
 )
+from bench.processes import describe_machine, private_bytes
 from costs import PULLED, Asker, Connect, running_broker, send_header
 from sim.memory import MemoryNetwork
 from tandemmq.bench.generator import run_load
-from tandemmq.bench.process_stats import describe_machine, private_bytes, processor_seconds
+from tandemmq.bench.process_stats import processor_seconds
 from tandemmq.errors import TandemError
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions

@@ -36,8 +36,8 @@ from typing import NamedTuple
 
 from growing_topics import STEPS, GrowingTopics, growing_topics
 
+from bench.processes import HOST, private_bytes
 from ports import free_port
-from tandemmq.bench.process_stats import HOST, private_bytes
 from tandemmq.client import (
     Admin,
     BlockingProducer,

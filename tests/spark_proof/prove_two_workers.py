@@ -22,8 +22,8 @@ import pytest
 from proof_processes import Standalone, standalone
 from slow_links import slow_links
 
+from bench.processes import tree_seconds
 from bench.spark_read import fill_topic
-from tandemmq.bench.process_stats import tree_seconds
 from tandemmq.errors import ConfigError
 from tandemmq.launcher import Server, stopping, write_properties
 from tandemmq.spark.java import find_java

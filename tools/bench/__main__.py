@@ -28,9 +28,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from bench.around import measure_around, render_catchup, render_reopened
 from bench.catchup import measure_catchup
 from bench.java.clusters import VERSION, find_kernel, prepare_java
+from bench.processes import describe_machine
 from bench.reopen import measure_reopening
 from tandemmq.bench.command import BODY_BYTES, QUEUE_COUNT
-from tandemmq.bench.process_stats import describe_machine
 from tandemmq.errors import ConfigError, install_hint
 
 app = typer.Typer(

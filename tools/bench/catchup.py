@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 
 from bench.catchup_node import CopyState, Ready
 from bench.loopback import measure_loopback
-from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds
+from bench.processes import peak_resident_bytes
+from tandemmq.bench.process_stats import processor_seconds
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_record, tag_hash_of
 from tandemmq.protocol.record_layout import BLANK_BYTES_MIN, encode_blank

@@ -15,7 +15,8 @@ from pathlib import Path
 import msgspec
 import uvloop
 
-from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds, resident_bytes
+from bench.processes import peak_resident_bytes
+from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave

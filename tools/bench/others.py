@@ -49,7 +49,7 @@ from bench.java.measure import (
 )
 from bench.kafka.broker import BROKER, BROKER_VERSION, running_kafka
 from bench.nats_load import find_nats, find_version, read_load, running_nats, send_load
-from tandemmq.bench.process_stats import age_seconds
+from bench.processes import age_seconds
 from tandemmq.errors import TandemError
 from tandemmq.spark.java import find_java
 

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from tandemmq.bench.process_stats import peak_resident_bytes, processor_seconds, resident_bytes
+from bench.processes import peak_resident_bytes
+from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, tag_hash_of
 from tandemmq.runtime.disk import RealDisk

@@ -18,8 +18,8 @@ from typing import Any
 
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
+from bench.processes import running_servers
 from bench.spark_read import SEND_TIMEOUT_S, fill_topic
-from tandemmq.bench.process_stats import running_servers
 from tandemmq.protocol.bodies.tables import Permission
 from tandemmq.protocol.codes import RequestCode
 from tandemmq.protocol.command import Command

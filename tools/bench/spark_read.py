@@ -21,7 +21,8 @@ from queue import Empty, Queue
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
-from tandemmq.bench.process_stats import Servers, processor_seconds, running_servers, tree_seconds
+from bench.processes import Servers, running_servers, tree_seconds
+from tandemmq.bench.process_stats import processor_seconds
 from tandemmq.errors import TandemError
 from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode

@@ -7,7 +7,8 @@ import subprocess
 import sys
 import time
 
-from tandemmq.bench.process_stats import age_seconds, processor_seconds, tree_seconds
+from bench.processes import age_seconds, tree_seconds
+from tandemmq.bench.process_stats import processor_seconds
 
 # Uses some processor time; with arguments, starts a child that does what the first of them says, tells its
 # number, and waits until no process writes any more.

@@ -36,9 +36,10 @@ from bench.java.clusters import (
     running_java,
     running_ours,
 )
+from bench.processes import private_bytes
 from tandemmq.api.controller import read_sync_states
 from tandemmq.bench.generator import LoadResult, run_load, send_frames
-from tandemmq.bench.process_stats import private_bytes, processor_seconds, resident_bytes
+from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.errors import TandemError
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork

@@ -31,8 +31,9 @@ from bench.java.clusters import (
     running_ours,
 )
 from bench.java.report import cells, figure_of, header
+from bench.processes import proportional_bytes
 from tandemmq.bench.command import BODY_BYTES, GROUP, QUEUE_COUNT, TOPIC, measure_calls, measured_proxy
-from tandemmq.bench.process_stats import processor_seconds, proportional_bytes, resident_bytes
+from tandemmq.bench.process_stats import processor_seconds, resident_bytes
 from tandemmq.bench.proxy_load import BATCH, IN_FLIGHT, OPERATIONS, ProxyLoad, wait_until_served
 from tandemmq.client import BlockingAdmin
 from tandemmq.errors import TandemError

@@ -23,6 +23,7 @@ from bench.kafka.broker import (
     SOURCE_VERSION,
     running_kafka,
 )
+from bench.processes import running_servers
 from bench.spark_read import (
     SETTINGS,
     ReadCost,
@@ -33,7 +34,6 @@ from bench.spark_read import (
     read_topic,
     render_idle,
 )
-from tandemmq.bench.process_stats import running_servers
 from tandemmq.errors import TandemError
 from tandemmq.launcher import Server
 from tandemmq.spark.session import build_session
