@@ -19,7 +19,7 @@ from tandemmq.admin.render import CommandAnswer, Row, Table
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import Message, MessageQueue, Producer, ProducerOptions
-from tandemmq.client.consumer.subscription import parse_subscription
+from tandemmq.client.consumer.subscription import ALL
 from tandemmq.errors import NoRoute, TandemError
 from tandemmq.manage.messages import find_by_key, find_by_position, find_records, read_group_states
 from tandemmq.manage.reading import TopicPuller
@@ -36,7 +36,6 @@ app = typer.Typer()
 BODY_CHARS_MAX = 1_000
 """The longest body shown, in characters; longer ones are truncated with an ellipsis."""
 
-ALL_TAGS: Final = "*"
 ANY_TIME: Final = opt.Span()
 
 
@@ -61,7 +60,7 @@ class MessageSelection:
     broker_name: str = ""
     queue_id: int | None = None
     offset: int | None = None
-    expression: str = ALL_TAGS
+    expression: str = ALL
     times: opt.Span = ANY_TIME
     count_max: int
     output: Output
@@ -221,7 +220,7 @@ def send_message(
 async def print_messages(
     tools: Tools,
     topic: opt.Topic,
-    expression: Tags = ALL_TAGS,
+    expression: Tags = ALL,
     times: opt.Span = ANY_TIME,
     has_bodies: PrintBody = False,
     count_max: CountMax = 10_000,
@@ -238,7 +237,7 @@ async def print_messages_of_queue(
     topic: opt.Topic,
     broker_name: Annotated[str, option("-a --brokerName", "The broker's name.")],
     queue_id: QueueId,
-    expression: Tags = ALL_TAGS,
+    expression: Tags = ALL,
     times: opt.Span = ANY_TIME,
     output: Output = Output(),
     count_max: CountMax = 10_000,
@@ -407,7 +406,7 @@ async def _handled(tools: Tools, records: list[Record], handler: ConsumerTarget)
 
 async def print_topic(tools: Tools, topic: str, selection: MessageSelection) -> CommandAnswer:
     """Shows the messages of a topic, queue by queue. Exit code 1 when there is none."""
-    reader = TopicPuller(tools, topic, parse_subscription(topic, selection.expression, 0))
+    reader = TopicPuller(tools, topic, selection.expression)
     queues = await reader.queues_at(selection.broker_name, selection.queue_id)
     if not queues:
         raise NoRoute(

@@ -119,7 +119,7 @@ class Sampler:
         """Reads the lag of all groups once. Without the right to do so, or an answer, the lag is unknown."""
         if self.latest is None:
             return
-        masters = [one.target for one in self.latest.answering if one.is_master]
+        masters = self.latest.masters
         found = await read_lag(self._tools, masters, self._clock.now_ms())
         self.lag = None if len(found.errors) == len(masters) else found
 

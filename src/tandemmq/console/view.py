@@ -202,10 +202,9 @@ class View:
             raise PageError(503, f"the cluster cannot be read: {self.sampler.error or 'no answer yet'}")
         return reading
 
-    async def targets(self, *, masters_only: bool = False) -> list[Target]:
+    async def targets(self) -> list[Target]:
         """Returns the brokers that answered the latest reading; the others would only cost their timeout."""
-        reading = await self.cluster()
-        return [one.target for one in reading.answering if one.is_master or not masters_only]
+        return [one.target for one in (await self.cluster()).answering]
 
     async def broker(self, address: str) -> BrokerReading:
         """Returns the latest reading of one broker. Raises PageError if none is registered there."""

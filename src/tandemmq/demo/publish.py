@@ -21,10 +21,11 @@ import pandas
 from tandemmq.api import broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
 from tandemmq.errors import NoRoute, TandemError
-from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.consume import PullRequest
-from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION
+from tandemmq.manage.message_scan import read_range
+from tandemmq.manage.reading import open_queue
+from tandemmq.manage.tools import Target, Tools
 from tandemmq.remoting.client import RemotingClient
+from tandemmq.units import MASTER_ID
 
 ROW_COUNT = 336_776
 _CHUNK_ROWS = 8_192
@@ -67,7 +68,6 @@ MASTER_SECONDS_MAX = 60.0
 _BATCH_LINGER_MS = 2.0
 _BATCH_COUNT_MAX = 64
 _PAUSE_SECONDS = 0.02
-_PULL_COUNT = 1_000
 
 
 @dataclass(slots=True, kw_only=True)
@@ -76,7 +76,6 @@ class Published:
 
     confirmed: int = 0
     found: int = 0
-    sent_again: int = 0
     failures: list[str] = field(default_factory=list)
     last_ok_s: float = 0.0
     """The monotonic time of the last answer to a send."""
@@ -106,8 +105,7 @@ class Publisher:
     """One producer, and the state of its messages."""
 
     producer: Producer
-    admin: Admin
-    client: RemotingClient
+    tools: Tools
     _: KW_ONLY
     broker: str
     topic: str
@@ -176,7 +174,6 @@ class Publisher:
                 await asyncio.sleep(_PAUSE_SECONDS)
         missing = [message for message in unknown if bytes(message.body) not in bodies]
         published.found += len(unknown) - len(missing)
-        published.sent_again += len(missing)
         for message in missing:
             await self._send(message)
         await self.producer.flush()
@@ -188,36 +185,26 @@ class Publisher:
         """Returns the bodies in the master's queues beyond these ends. Raises TandemError while there is no
         master.
         """
-        info = await self.admin.cluster_info()
-        data = info.brokers.get(self.broker)
-        master = None if data is None else data.addresses.get(0)
-        if master is None:
-            raise NoRoute(f"{self.broker} has no master")
+        master = await find_master(self.tools.cluster_admin, self.broker)
+        target = Target("", self.broker, MASTER_ID, master)
         bodies: set[bytes] = set()
         for queue_id in range(self.queue_count):
-            offset = ends.get(queue_id, 0)
-            end = await broker_consume.query_max_offset(self.client, master, self.topic, queue_id)
-            while offset < end:
-                header = PullRequest(
-                    consumer_group="demo-look",
-                    topic=self.topic,
-                    queue_id=queue_id,
-                    queue_offset=offset,
-                    count_max=_PULL_COUNT,
-                    sys_flag=PULL_SUBSCRIPTION,
-                    committed_offset=0,
-                    suspend_timeout_ms=0,
-                    subscription_version=0,
-                    subscription="*",
-                    expression_type="TAG",
-                    broker_name=self.broker,
-                )
-                pulled = await broker_consume.pull(self.client, master, header)
-                bodies.update(bytes(record.content) for record in decode_records(pulled.body))
-                if pulled.next_offset <= offset:
-                    break
-                offset = pulled.next_offset
+            reader, queue = open_queue(self.tools, target, self.topic, queue_id)
+            _, end = await reader.ends(queue)
+            found, _ = await read_range(reader, queue, ends.get(queue_id, 0), end)
+            bodies.update(bytes(message.body) for message in found)
         return bodies
+
+
+async def find_master(admin: Admin, broker: str) -> str:
+    """Returns the address of the broker's elected master. Raises NoRoute while the name server knows none,
+    ClientError.
+    """
+    data = (await admin.cluster_info()).brokers.get(broker)
+    master = None if data is None else data.addresses.get(MASTER_ID)
+    if master is None:
+        raise NoRoute(f"{broker} has no master")
+    return master
 
 
 async def queue_ends(

@@ -25,9 +25,17 @@ from rich.table import Table
 from tandemmq.api.controller import read_sync_states
 from tandemmq.client import Admin, Producer
 from tandemmq.demo.landing import LandingProcess, count_in_commit_log, count_in_table
-from tandemmq.demo.publish import Published, Publisher, flight_messages, producer_options, queue_ends
-from tandemmq.errors import NoRoute, TandemError
+from tandemmq.demo.publish import (
+    Published,
+    Publisher,
+    find_master,
+    flight_messages,
+    producer_options,
+    queue_ends,
+)
+from tandemmq.errors import TandemError
 from tandemmq.launcher import ProcessFailed, Server, stopping
+from tandemmq.manage.tools import Tools
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.shell import local
@@ -137,8 +145,7 @@ async def _publish_all(
         async with Producer("demo", name_server, options=producer_options()) as producer:
             publisher = Publisher(
                 producer,
-                admin,
-                client,
+                Tools(admin, client),
                 broker=BROKER_NAME,
                 topic=TOPIC,
                 queue_count=QUEUE_COUNT,
@@ -348,23 +355,12 @@ def running_cluster(directory: Path) -> Iterator[DemoCluster]:
         )
 
 
-async def find_master(admin: Admin) -> str:
-    """Returns the address of the elected master. Raises NoRoute while the name server knows none,
-    ClientError.
-    """
-    data = (await admin.cluster_info()).brokers.get(BROKER_NAME)
-    master = None if data is None else data.addresses.get(0)
-    if master is None:
-        raise NoRoute(f"{BROKER_NAME} has no master")
-    return master
-
-
 async def await_master(admin: Admin, *, other_than: str = "") -> str:
     """Waits for a master and returns its address. Raises ProcessFailed after ELECTED_SECONDS_MAX."""
     ends_at_s = time.monotonic() + ELECTED_SECONDS_MAX
     while True:
         try:
-            master = await find_master(admin)
+            master = await find_master(admin, BROKER_NAME)
             if master != other_than:
                 return master
             reason = f"{other_than} is the master still"
@@ -399,7 +395,7 @@ async def replace_master(cluster: DemoCluster, admin: Admin) -> float:
     known as master. The killed broker is started again after DOWN_SECONDS.
     """
     await await_both_in_set(cluster)
-    old = await find_master(admin)
+    old = await find_master(admin, BROKER_NAME)
     server = cluster.broker_at(old)
     begun_s = time.monotonic()
     server.kill()

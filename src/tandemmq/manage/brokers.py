@@ -12,7 +12,7 @@ from typing import Any, Final
 from tandemmq.api import broker_admin, controller, nameserver
 from tandemmq.api.calls import Call
 from tandemmq.errors import ConfigError
-from tandemmq.manage.cluster import BrokerReading, ClusterReading
+from tandemmq.manage.cluster import BrokerReading, ClusterReading, count_of
 from tandemmq.manage.reach import READ_TIMEOUT_S, ask_each, if_supported
 from tandemmq.manage.settings import named_controllers, read_settings_of
 from tandemmq.manage.tools import Target, Tools
@@ -187,8 +187,7 @@ def _is_master(one: BrokerReading, status: HaStatus | None) -> bool:
 def _log_end(one: BrokerReading, status: HaStatus | None) -> int | None:
     if status is not None:
         return status.max_log_offset if status.is_master else status.client.max_log_offset
-    text = one.facts.get("commitLogMaxOffset", "")
-    return int(text) if text.isdecimal() and len(text) <= 18 else None
+    return count_of(one.facts.get("commitLogMaxOffset"))
 
 
 def _connection_of(

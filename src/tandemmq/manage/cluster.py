@@ -17,6 +17,7 @@ from tandemmq.units import MASTER_ID
 WORST_MAX: Final = 10
 LAG_TIMEOUT_S: Final = 10.0
 """A broker with thousands of groups needs seconds to sum them up."""
+DIGITS_MAX: Final = 18
 _NUMBER: Final = re.compile(r"-?\d{1,18}(\.\d+)?(?!\d)")
 """A number that fits into 64 bits: any server may report facts as a broker."""
 
@@ -66,7 +67,7 @@ class BrokerReading:
 
     @property
     def started_at_ms(self) -> int | None:
-        return _count(self.facts.get("bootTimestamp"))
+        return count_of(self.facts.get("bootTimestamp"))
 
     @property
     def stored_today(self) -> int | None:
@@ -86,6 +87,11 @@ class ClusterReading:
     def answering(self) -> tuple[BrokerReading, ...]:
         """The brokers that answered, also with a refusal: other requests may be allowed."""
         return tuple(one for one in self.brokers if not one.error or one.is_denied)
+
+    @property
+    def masters(self) -> list[Target]:
+        """The masters among the brokers that answered."""
+        return [one.target for one in self.answering if one.is_master]
 
     @property
     def in_rate(self) -> float:
@@ -185,6 +191,6 @@ def _number(text: str | None) -> float | None:
     return None if found is None else float(found.group())
 
 
-def _count(text: str | None) -> int | None:
-    number = _number(text)
-    return None if number is None else int(number)
+def count_of(text: str | None) -> int | None:
+    """Returns a count that a server reports; None without one, and for one that 64 bits cannot hold."""
+    return int(text) if text and text.isdecimal() and len(text) <= DIGITS_MAX else None

@@ -10,10 +10,10 @@ Source: spec semantics 7.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 from tandemmq import errors
@@ -21,10 +21,10 @@ from tandemmq.api import broker_admin, broker_send
 from tandemmq.api.broker_send import SendStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.changes import change_each
-from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.client.route_cache import RouteView, build_view
 from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.messages import find_by_position
+from tandemmq.manage.reach import map_each
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Place, Tools
 from tandemmq.protocol import properties as names
@@ -42,7 +42,6 @@ ORIGIN: Final = "*origin*"
 GROUPS_MAX: Final = 1_000
 EXPORT_MAX: Final = 10_000
 EXPORT_BYTES_MAX: Final = 32 * MIB
-_AT_ONCE: Final = 16
 
 _DELIVERY_PROPERTIES: Final = frozenset(
     {
@@ -84,10 +83,7 @@ async def read_dead_letter_groups(tools: Tools) -> list[str]:
 
 async def read_dead_letter_counts(tools: Tools, groups: Sequence[str]) -> dict[str, DeadLetterCount]:
     """Returns the numbers of these groups; each costs some requests."""
-    counts: list[DeadLetterCount] = []
-    for start in range(0, len(groups), _AT_ONCE):
-        part = groups[start : start + _AT_ONCE]
-        counts += await asyncio.gather(*(read_dead_letter_count(tools, one) for one in part))
+    counts = await map_each(groups, partial(read_dead_letter_count, tools))
     return {one.group: one for one in counts}
 
 
@@ -261,7 +257,7 @@ class DeadLetterReader:
         Raises:  NotPermitted if the topic cannot be read.
         """
         admin, topic = self.tools.cluster_admin, topic_names.dlq_topic(self.group)
-        self._puller = TopicPuller(self.tools, topic, parse_subscription(topic, ALL, 0))
+        self._puller = TopicPuller(self.tools, topic)
         try:
             queues = await self._puller.queues()
         except errors.TopicNotFound:

@@ -22,10 +22,10 @@ from tandemmq.broker.transaction.half import number_of
 from tandemmq.errors import BadRequest, ConfigError, NoRoute, RequestRejected, TopicNotFound
 from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.reading import HeldMessage, held_facts
+from tandemmq.manage.reading import HeldMessage, held_facts, open_queue
 from tandemmq.manage.settings import read_settings_of
 from tandemmq.manage.tools import Target, Tools
-from tandemmq.manage.transactions import READ_TIMEOUT_S, open_queue
+from tandemmq.manage.transactions import READ_TIMEOUT_S
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.record import Record
 from tandemmq.units import MASTER_ID, MIB

@@ -18,8 +18,9 @@ from typing import Final
 
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
-from tandemmq.client.consumer.subscription import ALL, parse_subscription
+from tandemmq.client.consumer.subscription import ALL
 from tandemmq.errors import BadRequest, ClientError, NoRoute
+from tandemmq.manage.reach import WORKS_AT_ONCE_MAX, map_each
 from tandemmq.manage.reading import PULL_COUNT_MAX, TopicPuller
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.compression import CONTENT_BYTES_MAX
@@ -29,7 +30,6 @@ SCAN_MAX: Final = 2_000
 SCAN_BYTES_MAX: Final = 64 * MIB
 QUEUES_MAX: Final = 512
 """The most queues of one scan; for a topic with more, a broker or queue must be named."""
-_AT_ONCE: Final = 16
 _RESUME: Final = re.compile(r"(?:([^\s:@]+):(\d{1,9})@(\d{1,18})-(\d{1,18})(?:\s|$))+")
 _RANGE: Final = re.compile(r"([^\s:@]+):(\d+)@(\d+)-(\d+)")
 
@@ -129,10 +129,7 @@ class MessageScan:
         if resume:
             self.parts = _parse_resume(resume, queues)
             return
-        for start in range(0, len(queues), _AT_ONCE):
-            self.parts += await asyncio.gather(
-                *(self._find_ends(one) for one in queues[start : start + _AT_ONCE])
-            )
+        self.parts = await map_each(queues, self._find_ends)
 
     async def _find_ends(self, queue: MessageQueue) -> _QueueScan:
         """Returns the part of the queue that holds all messages of the wanted times."""
@@ -156,7 +153,7 @@ class MessageScan:
         scan_max = max(SCAN_MAX, 4 * block * len(self.parts))
         found: list[ReceivedMessage] = []
         while len(found) < count_max:
-            due = [one for one in self.parts if one.is_due][:_AT_ONCE]
+            due = [one for one in self.parts if one.is_due][:WORKS_AT_ONCE_MAX]
             if due:
                 if self.scanned >= scan_max or self.bytes_read >= SCAN_BYTES_MAX:
                     break
@@ -246,8 +243,7 @@ async def scan_messages(
 
     Raises:  TopicNotFound; NoRoute if no queue fits; BadRequest for an invalid `resume`, or too many queues.
     """
-    subscription = parse_subscription(topic, wanted.tags or ALL, 0)
-    reader = TopicPuller(tools, topic, subscription, content_bytes_max=content_bytes_max)
+    reader = TopicPuller(tools, topic, wanted.tags or ALL, content_bytes_max)
     scan = MessageScan(reader, wanted, newest_first)
     await scan.open(resume)
     return await scan.run(count_max)

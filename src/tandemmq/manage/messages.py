@@ -7,7 +7,6 @@ Source: spec semantics 19, 23.4; spec remoting 12.2.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -16,8 +15,8 @@ from tandemmq import errors
 from tandemmq.api import broker_admin
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client import MessageQueue
-from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.manage.bodies import name_compression
+from tandemmq.manage.reach import map_each
 from tandemmq.manage.reading import TopicPuller
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol import sys_flag as flags
@@ -30,8 +29,6 @@ KEY_COUNT_MAX: Final = 64
 """The most messages with one key that are shown, as in mqadmin."""
 GROUPS_MAX: Final = 100
 """The most groups whose state is shown with a message."""
-_AT_ONCE: Final = 16
-"""The number of brokers or groups that are asked at the same time."""
 
 
 # By id and key
@@ -73,7 +70,7 @@ async def find_by_position(
 
     Raises:  NoRoute if the broker has no queue of the topic.
     """
-    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL, 0))
+    reader = TopicPuller(tools, topic)
     await reader.queues()
     if not reader.addresses.get(broker_name):
         raise errors.NoRoute(f"broker {broker_name!r} has no queue of topic {topic!r}")
@@ -132,11 +129,7 @@ async def read_group_states(
     route = await tools.cluster_admin.topic_route(record.topic)
     names = (await tools.groups_of(route, record.topic))[:groups_max]
     address = (await find_place(tools, record)).address
-    states: list[ConsumptionState] = []
-    for start in range(0, len(names), _AT_ONCE):
-        part = names[start : start + _AT_ONCE]
-        states += await asyncio.gather(*(_read_state(tools, address, name, record) for name in part))
-    return tuple(states)
+    return tuple(await map_each(names, lambda name: _read_state(tools, address, name, record)))
 
 
 async def _read_state(tools: Tools, address: str, group: str, record: Record) -> ConsumptionState:

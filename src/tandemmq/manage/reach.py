@@ -17,6 +17,8 @@ A = TypeVar("A")
 READ_TIMEOUT_S: Final = 1.5
 """The time in which a broker must answer a read; a page with several brokers still appears within 2 s."""
 READS_AT_ONCE_MAX: Final = 32
+WORKS_AT_ONCE_MAX: Final = 16
+"""The queues, topics or groups about which is asked at the same time; each costs several requests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +39,30 @@ async def ask_each(
     """Runs `read` for each target, at most READS_AT_ONCE_MAX at the same time; returns one outcome for each,
     in the order of the targets. An error of one target, or its silence, is part of its outcome.
     """
-    places = asyncio.Semaphore(READS_AT_ONCE_MAX)
 
     async def ask(target: T) -> Reached[T, A]:
-        async with places:
-            try:
-                async with asyncio.timeout(timeout_s):
-                    return Reached(target, await read(target))
-            except TandemError as error:  # first: a RequestTimeout is also a TimeoutError, with its own text
-                return Reached(target, None, str(error), isinstance(error, NotPermitted))
-            except TimeoutError:
-                return Reached(target, None, f"no answer within {timeout_s:g} s")
+        try:
+            async with asyncio.timeout(timeout_s):
+                return Reached(target, await read(target))
+        except TandemError as error:  # first: a RequestTimeout is also a TimeoutError, with its own text
+            return Reached(target, None, str(error), isinstance(error, NotPermitted))
+        except TimeoutError:
+            return Reached(target, None, f"no answer within {timeout_s:g} s")
 
-    return await asyncio.gather(*map(ask, targets))
+    return await map_each(targets, ask, at_once=READS_AT_ONCE_MAX)
+
+
+async def map_each(
+    items: Iterable[T], work: Callable[[T], Awaitable[A]], *, at_once: int = WORKS_AT_ONCE_MAX
+) -> list[A]:
+    """Returns the result of `work` for each item, in the order of the items. Raises the first error."""
+    places = asyncio.Semaphore(at_once)
+
+    async def run(item: T) -> A:
+        async with places:
+            return await work(item)
+
+    return await asyncio.gather(*map(run, items))
 
 
 async def if_supported(work: Awaitable[A]) -> A | None:

@@ -14,10 +14,10 @@ from tandemmq.api import broker_consume
 from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
-from tandemmq.client.consumer.subscription import Subscription
+from tandemmq.client.consumer.subscription import ALL, Subscription, parse_subscription
 from tandemmq.client.route_cache import build_view
 from tandemmq.errors import NoRoute
-from tandemmq.manage.tools import Tools
+from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.compression import CONTENT_BYTES_MAX, decode_content
 from tandemmq.protocol.properties import REAL_TOPIC
 from tandemmq.protocol.record import Record, decode_records
@@ -53,15 +53,21 @@ def held_facts(record: Record, broker_name: str) -> tuple[str, str, str, str, st
 
 @dataclass(slots=True)
 class TopicPuller:
-    """Pulls a topic's queues; uses a slave while a master is away. Bodies that inflate to more than
-    `content_bytes_max` stay as they are stored.
+    """Pulls a topic's queues; uses a slave while a master is away. `tags` selects messages, as consumers
+    subscribe; bodies that inflate to more than `content_bytes_max` stay as they are stored.
+
+    Raises:  BadRequest for invalid tags.
     """
 
     tools: Tools
     topic: str
-    subscription: Subscription
-    addresses: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
+    tags: str = ALL
     content_bytes_max: int = CONTENT_BYTES_MAX
+    addresses: Mapping[str, Mapping[int, str]] = field(init=False, default_factory=dict)
+    subscription: Subscription = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.subscription = parse_subscription(self.topic, self.tags, 0)
 
     async def queues(self) -> tuple[MessageQueue, ...]:
         """Returns the queues that can be read now. Raises TopicNotFound."""
@@ -137,6 +143,15 @@ class TopicPuller:
                 break
             offset = pulled.next_offset
         return messages[:count]
+
+
+def open_queue(
+    tools: Tools, target: Target, topic: str, queue_id: int = 0
+) -> tuple[TopicPuller, MessageQueue]:
+    """Returns a reader of one queue of this broker alone, whatever the topic's route says."""
+    reader = TopicPuller(tools, topic)
+    reader.addresses = {target.broker_name: {MASTER_ID: target.address}}
+    return reader, MessageQueue(topic, target.broker_name, queue_id)
 
 
 def make_message(record: Record, broker_name: str, content_bytes_max: int) -> ReceivedMessage:

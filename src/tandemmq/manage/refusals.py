@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from tandemmq.api import broker_admin
-from tandemmq.manage.cluster import ClusterReading
+from tandemmq.manage.cluster import ClusterReading, count_of
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol.bodies import codec
@@ -53,8 +53,7 @@ def counts_of(facts: Mapping[str, str]) -> RefusalCounts | None:
         return None
 
     def count(key: str) -> int:
-        text = facts.get(key, "")
-        return int(text) if text.isdecimal() and len(text) <= 18 else 0
+        return count_of(facts.get(key)) or 0
 
     return RefusalCounts(
         consumers=count(codec.REFUSALS_KEY),

@@ -20,17 +20,14 @@ from typing import Final
 
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.broker.transaction.half import ended_by, number_of, root_of
-from tandemmq.client import MessageQueue
-from tandemmq.client.consumer.subscription import ALL, parse_subscription
 from tandemmq.errors import TopicNotFound
 from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
-from tandemmq.manage.reading import HeldMessage, TopicPuller, held_facts
+from tandemmq.manage.reading import HeldMessage, held_facts, open_queue
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import DISCARD_TOPIC, HALF_TOPIC, OP_HALF_TOPIC
-from tandemmq.units import MASTER_ID
 
 CHECK_GROUP: Final = "CID_RMQ_SYS_TRANS"
 """The group whose committed offsets are the progress of a broker's checks."""
@@ -88,15 +85,6 @@ async def read_all_transactions(tools: Tools, masters: Sequence[Target]) -> Clus
         is_cut=any(one.is_cut for _, one in found),
         failed={**errors_of(opened), **errors_of(given_up)},
     )
-
-
-def open_queue(
-    tools: Tools, target: Target, topic: str, queue_id: int = 0
-) -> tuple[TopicPuller, MessageQueue]:
-    """Returns a reader of one queue of this broker alone, whatever the topic's route says."""
-    reader = TopicPuller(tools, topic, parse_subscription(topic, ALL, 0))
-    reader.addresses = {target.broker_name: {MASTER_ID: target.address}}
-    return reader, MessageQueue(topic, target.broker_name, queue_id)
 
 
 async def read_open_transactions(tools: Tools, target: Target) -> OpenTransactions:

@@ -142,4 +142,4 @@ class MessageReads:
         led = {one.target.broker_name for one in reading.brokers if one.is_master}
         without = sorted({one.target.broker_name for one in reading.brokers} - led)
         missing = [*name_silent(reading.brokers), *(f"{name}: has no master" for name in without)]
-        return [one.target for one in reading.answering if one.is_master], missing
+        return reading.masters, missing

@@ -20,6 +20,7 @@ from tandemmq.api.calls import call, call_raw
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import NotLeader, NotNameServer, NotPermitted, TandemError
 from tandemmq.manage.addresses import read_announced
+from tandemmq.manage.cluster import count_of
 from tandemmq.manage.settings import named_controllers
 from tandemmq.manage.tools import Target, Tools, open_tools, targets_of, tools_options
 from tandemmq.protocol.bodies import codec
@@ -484,4 +485,4 @@ def _is_loopback(address: str) -> bool:
 
 
 def _to_int(text: str | None) -> int:
-    return int(text) if text and text.isdecimal() else 0
+    return count_of(text) or 0

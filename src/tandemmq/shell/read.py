@@ -19,7 +19,6 @@ import typer
 from tandemmq.admin.options import Text, grouped, option
 from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import Consumer, ConsumerOptions, MessageQueue, ReceivedMessage, StartFrom
-from tandemmq.client.consumer.subscription import parse_subscription
 from tandemmq.errors import TandemError
 from tandemmq.manage.messages import find_place, find_records
 from tandemmq.manage.reading import TopicPuller
@@ -210,12 +209,11 @@ def tail(
         raise typer.BadParameter("--last and --since exclude each other: give only one")
     if last is None:
         last = 0 if since_ms is not None else _LAST
-    subscription = parse_subscription(topic, tag, 0)
     servers = session.find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
-            reader = TopicPuller(tools, topic, subscription)
+            reader = TopicPuller(tools, topic, tag)
             await reader.queues()
             offsets = await _print_last(reader, last, since_ms, form)
             if follow:
@@ -295,20 +293,19 @@ def browse(
     form: session.MetaForm = session.MetaForm(),  # frozen
 ) -> None:
     """Look up messages by position, time, key, tag or id; exit code 1 when none is found."""
-    subscription = parse_subscription(topic, tag, 0)
     servers = session.find_name_servers(namesrv)
 
     async def work() -> int:
         async with open_tools(servers) as tools:
+            reader = TopicPuller(tools, topic, tag)
             if position.key or position.message_id:
                 records = await _look_up(tools, topic, position, count)
                 messages = [
                     ReceivedMessage(one, broker_name=(await find_place(tools, one)).broker_name)
                     for one in records
-                    if subscription.matches(one.tags)
+                    if reader.subscription.matches(one.tags)
                 ]
             else:
-                reader = TopicPuller(tools, topic, subscription)
                 messages = []
                 begins = {}
                 if position.when_ms is not None:

@@ -124,7 +124,7 @@ async def test_a_part_of_a_queue_is_read_whole() -> None:
     async with managed_cluster() as managed:
         cluster, tools = managed.cluster, managed.tools
         await fill(cluster, 100, queue_count=1)
-        reader = message_scan.TopicPuller(tools, "orders", message_scan.parse_subscription("orders", "*", 0))
+        reader = message_scan.TopicPuller(tools, "orders")
         (queue,) = await reader.queues()
         assert isinstance(queue, MessageQueue)
         found, size = await message_scan.read_range(reader, queue, 5, 95)

@@ -15,7 +15,7 @@ HANDLE_CHARS_MAX: Final = 1_024
 
 async def show_delayed(view: View) -> Answer:
     """Shows the levels, the topics and the messages that wait."""
-    found = await read_all_waiting(view.tools, await view.targets(masters_only=True), view.now_ms)
+    found = await read_all_waiting(view.tools, (await view.cluster()).masters, view.now_ms)
     listing = view.listing(
         found.messages,
         search=lambda one: f"{one.topic} {one.unique_key} {one.keys} {one.tags} {one.broker_name}",

@@ -12,7 +12,7 @@ PAGE_TIMEOUT_S: Final = 15.0
 
 async def show_transactions(view: View) -> Answer:
     """Shows the open and the discarded transactions of all masters."""
-    found = await read_all_transactions(view.tools, await view.targets(masters_only=True))
+    found = await read_all_transactions(view.tools, (await view.cluster()).masters)
     listing = view.listing(
         found.opened,
         search=lambda one: f"{one.topic} {one.producer_group} {one.unique_key} {one.keys} {one.broker_name}",
@@ -49,7 +49,7 @@ async def check(view: View) -> Answer:
     """Restarts the checks of a half message."""
     form = view.form
     # Only a master of this cluster is asked, whatever the form says.
-    targets = await view.targets(masters_only=True)
+    targets = (await view.cluster()).masters
     address = next((one.address for one in targets if one.broker_name == form.get("broker")), None)
     if address is None:
         raise PageError(404, f"no master of broker {form.get('broker', '')[:100]!r} answers")
