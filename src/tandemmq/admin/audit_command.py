@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import dataclass, replace
 from enum import Enum
+from functools import partial
 from typing import Annotated, Final
 
 import typer
@@ -152,23 +153,18 @@ async def _walk(
 
 
 async def _locate(client: RemotingClient, pair: tuple[str, str], start: int, end: int) -> int:
-    async def master(log_offset: int, size_bytes: int) -> int:
-        return (await _whole(client, pair[0], log_offset, size_bytes)).crc
-
-    async def slave(log_offset: int, size_bytes: int) -> int:
-        return (await _whole(client, pair[1], log_offset, size_bytes)).crc
-
+    master, slave = (partial(_checksum, client, address) for address in pair)
     found = await find_difference(master, slave, start, end)
     if found is None:
         raise LogsChanged(f"the bytes from {start} to {end} changed while they were compared")
     return found
 
 
-async def _whole(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:
+async def _checksum(client: RemotingClient, address: str, log_offset: int, size: int) -> int:
     answer = await _request(client, address, log_offset, size)
     if answer.size_bytes != size:
         raise LogsChanged(f"{address} no longer holds {size} bytes from {log_offset} on")
-    return answer
+    return answer.crc
 
 
 async def _request(client: RemotingClient, address: str, log_offset: int, size: int) -> LogChecksumResponse:

@@ -309,6 +309,12 @@ def settings_changed(server: str, key: str, value: str, notes: Iterable[tuple[st
 # Values of options
 
 
+def is_given(context: Any, name: str) -> bool:
+    """Returns True for an option on the command line; other values are defaults, or of the environment."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"
+
+
 def given(group: Any) -> dict[str, Any]:
     """Returns the values of a group of options that were given, by field; the others are None."""
     values = {field.name: getattr(group, field.name) for field in fields(group)}

@@ -12,7 +12,7 @@ import msgspec
 import typer
 from typer.core import TyperOption
 
-from tandemmq.admin.options import grouped, option
+from tandemmq.admin.options import grouped, is_given, option
 from tandemmq.admin.render import CommandAnswer, print_answer
 from tandemmq.client.options import parse_name_servers
 from tandemmq.errors import ConfigError
@@ -180,8 +180,8 @@ def _choose(ctx: Any) -> contexts.ClusterContext | None:
     environment names the servers.
     """
     name = ctx.params.pop("context") or ""
-    is_named = _is_given(ctx, "context")
-    if _is_given(ctx, "namesrv"):
+    is_named = is_given(ctx, "context")
+    if is_given(ctx, "namesrv") and ctx.params["namesrv"]:
         if is_named:
             raise typer.BadParameter("-n and --context exclude each other: give only one", ctx=ctx)
         _servers(ctx.params["namesrv"])
@@ -191,8 +191,3 @@ def _choose(ctx: Any) -> contexts.ClusterContext | None:
             return None
         name = contexts.read_contexts().current
     return contexts.read_contexts().find(name) if name else None
-
-
-def _is_given(ctx: Any, name: str) -> bool:
-    source = ctx.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE" and bool(ctx.params.get(name, True))

@@ -194,11 +194,11 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     is_master = one.target.broker_id == MASTER_ID
     if role and is_master == (role == "SLAVE"):
         fix = "brokerId is 0 at a master and above 0 at a slave"
-        text = f"{one.label} is registered with id {one.target.broker_id} and has the role {role}"
+        text = f"{one.target} is registered with id {one.target.broker_id} and has the role {role}"
         yield problem("brokers", text, fix)
     if _is_loopback(one.target.address) and not all(_is_loopback(server) for server in servers):
         fix = "set brokerIP1 to an address that clients can reach"
-        text = f"{one.label} registered a loopback address, which clients on other machines cannot reach"
+        text = f"{one.target} registered a loopback address, which clients on other machines cannot reach"
         yield problem("addresses", text, fix)
     yield from _judge_clock(one, now_ms)
     yield from _judge_disk(one)
@@ -209,10 +209,10 @@ def judge_broker(one: Checkup, now_ms: int, servers: Sequence[str]) -> Iterator[
     is_elected = one.settings.get("enableControllerMode") == "true"
     if role == "SYNC_MASTER" and one.settings.get("inSyncReplicas") == "1" and not is_elected:
         fix = "set inSyncReplicas=2, or brokerRole=ASYNC_MASTER if that is intended"
-        yield warning("settings", f"{one.label} is a SYNC_MASTER that does not wait for slaves", fix)
+        yield warning("settings", f"{one.target} is a SYNC_MASTER that does not wait for slaves", fix)
     if role == "ASYNC_MASTER" and _to_int(one.settings.get("inSyncReplicas")) > 1:
         fix = "set brokerRole=SYNC_MASTER, or inSyncReplicas=1"
-        text = f"{one.label} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
+        text = f"{one.target} has inSyncReplicas above 1, but as ASYNC_MASTER does not wait for slaves"
         yield warning("settings", text, fix)
 
 
@@ -220,9 +220,9 @@ def _judge_speedups(one: Checkup) -> Iterator[DoctorLine]:
     state = one.facts.get(codec.SPEEDUPS_KEY)  # only our brokers have it
     if state and state.startswith("refused"):
         fix = "install tandemmq-speedups of the release or commit of tandemmq, or uninstall it"
-        yield warning("speedups", f"tandemmq-speedups at {one.label} is {state}", fix)
+        yield warning("speedups", f"tandemmq-speedups at {one.target} is {state}", fix)
     elif state:
-        yield ok("speedups", f"tandemmq-speedups at {one.label} is {state}")
+        yield ok("speedups", f"tandemmq-speedups at {one.target} is {state}")
 
 
 def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
@@ -232,11 +232,11 @@ def _judge_clock(one: Checkup, now_ms: int) -> Iterator[DoctorLine]:
     days, hours, minutes, seconds = map(int, uptime.groups())
     behind_ms = now_ms - booted - (((days * 24 + hours) * 60 + minutes) * 60 + seconds) * 1000
     if abs(behind_ms) > CLOCK_MS_MAX:
-        text = f"the clocks of {one.label} and this machine differ by {abs(behind_ms) / 1000:.0f} s"
+        text = f"the clocks of {one.target} and this machine differ by {abs(behind_ms) / 1000:.0f} s"
         fix = "run a time service (chrony, systemd-timesyncd) on both machines"
         yield problem("clocks", text, fix)
     else:
-        yield ok("clocks", f"the clocks of {one.label} and this machine agree")
+        yield ok("clocks", f"the clocks of {one.target} and this machine agree")
 
 
 def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
@@ -244,7 +244,7 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
         ratio = float(one.facts.get("commitLogDiskRatio", ""))
     except ValueError:
         return
-    text = f"the disk of {one.label} is {ratio:.0%} full"
+    text = f"the disk of {one.target} is {ratio:.0%} full"
     fix = "free space or lower fileReservedTime: a full disk deletes old messages, then rejects sends"
     level = "problem" if ratio >= DISK_PROBLEM else "warning" if ratio >= DISK_WARNING else "ok"
     yield DoctorLine(level, "disk", text, "" if level == "ok" else fix)
@@ -253,9 +253,9 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
         fix = "free space, or use a larger disk; for an empty store lower mappedFileSizeCommitLog"
         if "disk" not in refusal and "space" not in refusal:
             fix = "see docs/operations/logs.md; the broker's log has the time of the failure"
-        yield problem("disk", f"the store of {one.label} rejects messages: {refusal}", fix)
+        yield problem("disk", f"the store of {one.target} rejects messages: {refusal}", fix)
     if _to_int(one.facts.get("damagedRangeCount")):
-        text = f"{one.label} has {one.facts['damagedBytes']} damaged bytes in its log"
+        text = f"{one.target} has {one.facts['damagedBytes']} damaged bytes in its log"
         fix = "see `tandemmq store check` and docs/operations/runbooks.md"
         yield problem("disk", text, fix)
 
@@ -263,34 +263,36 @@ def _judge_disk(one: Checkup) -> Iterator[DoctorLine]:
 def _judge_replication(one: Checkup) -> Iterator[DoctorLine]:
     status = one.replication
     if one.facts.get(codec.HISTORY_DOUBT_KEY):
-        text = f"the history of {one.label} does not fit its group: {one.facts[codec.HISTORY_DOUBT_KEY]}"
+        text = f"the history of {one.target} does not fit its group: {one.facts[codec.HISTORY_DOUBT_KEY]}"
         fix = 'see "A history does not fit" in docs/operations/runbooks.md'
         yield problem("replication", text, fix)
     if _to_int(one.facts.get(codec.HISTORY_DIFFERED_KEY)):
         count = one.facts[codec.HISTORY_DIFFERED_KEY]
-        text = f"{one.label} had a different history than its master in equal terms ({count} times)"
+        text = f"{one.target} had a different history than its master in equal terms ({count} times)"
         fix = "its log has the offsets (replica_history.differs); `tandemmq audit` compares the logs"
         yield problem("replication", text, fix)
     if not status.is_master:
         if status.client.halt_reason is not None:
-            text = f"{one.label} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
+            text = (
+                f"{one.target} has stopped copying: {status.client.halt_reason} {status.client.halt_detail}"
+            )
             yield problem("replication", text, "see docs/operations/runbooks.md")
         return
     if status.waiting:
         fix = "start its slaves, or give up the messages that only they hold: `tandemmq admin acceptLog`"
-        yield problem("replication", f"{one.label} does not serve yet: {status.waiting}", fix)
+        yield problem("replication", f"{one.target} does not serve yet: {status.waiting}", fix)
     connected = [slave for slave in status.connections if slave.away_ms is None]
     required = _to_int(one.settings.get("inSyncReplicas"))
     if one.facts.get("brokerRole") == "SYNC_MASTER" and 1 + len(connected) < required:
-        text = f"{one.label} needs {required} copies including its own; connected slaves: {len(connected)}"
+        text = f"{one.target} needs {required} copies including its own; connected slaves: {len(connected)}"
         fix = "start a slave; until then producers get no SEND_OK"
         yield problem("replication", text, fix)
     for slave in connected:
         if slave.lag_bytes > LAG_BYTES_MAX:
-            text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.label}"
+            text = f"slave {slave.address} is {slave.lag_bytes:,} bytes behind {one.target}"
             yield warning("replication", text, "check with `tandemmq admin haStatus` that it catches up")
         else:
-            yield ok("replication", f"slave {slave.address} follows {one.label}")
+            yield ok("replication", f"slave {slave.address} follows {one.target}")
 
 
 def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
@@ -323,9 +325,9 @@ def _judge_refusals(one: Checkup) -> Iterator[DoctorLine]:
             )
         )
     for text, fix in found:
-        yield warning("clients", f"{one.label} has rejected {text}", fix)
+        yield warning("clients", f"{one.target} has rejected {text}", fix)
     if not found:
-        yield ok("clients", f"{one.label} has rejected no requests since it started")
+        yield ok("clients", f"{one.target} has rejected no requests since it started")
 
 
 def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[DoctorLine]:
@@ -336,9 +338,11 @@ def judge_groups(info: ClusterInfo, checkups: Sequence[Checkup]) -> Iterator[Doc
             yield problem("brokers", f"{name} has no master", fix)
         members = [one for one in checkups if one.target.broker_name == name]
         for key, level in _MUST_BE_EQUAL.items():
-            values = {one.label: one.settings[key] for one in members if key in one.settings}
+            values = {one.target: one.settings[key] for one in members if key in one.settings}
             if len(set(values.values())) > 1:
-                text = f"{key} differs: " + ", ".join(f"{text} at {label}" for label, text in values.items())
+                text = f"{key} differs: " + ", ".join(
+                    f"{text} at {target}" for target, text in values.items()
+                )
                 yield DoctorLine(level, "settings", text, "use the master's value: a slave may become master")
 
 

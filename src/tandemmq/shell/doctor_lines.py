@@ -18,10 +18,6 @@ class Checkup:
     settings: Mapping[str, str]
     replication: HaStatus
 
-    @property
-    def label(self) -> str:
-        return f"{self.target.broker_name} ({self.target.address})"
-
 
 @dataclass(frozen=True, slots=True)
 class DoctorLine:

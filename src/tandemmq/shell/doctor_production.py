@@ -41,10 +41,10 @@ def judge_production(servers: Sequence[str], checkups: Sequence[Checkup]) -> Ite
             yield from _judge_master(one)
         for key, value, text, fix in _SETTINGS:
             if one.settings.get(key, "") == value:
-                yield warning("production", f"{one.label} {text}", fix)
+                yield warning("production", f"{one.target} {text}", fix)
         if _is_off(one.settings, "aclEnable") and _is_off(one.settings, "authenticationEnabled"):
             fix = "turn access control on: docs/operations/hardening.md"
-            yield problem("production", f"{one.label} has no access control: any client may do all", fix)
+            yield problem("production", f"{one.target} has no access control: any client may do all", fix)
     versions = sorted({one.facts.get("brokerVersionDesc", "") for one in checkups} - {""})
     if len(versions) > 1:
         fix = "finish the upgrade, one broker at a time"
@@ -70,13 +70,13 @@ def _judge_master(one: Checkup) -> Iterator[DoctorLine]:
     if one.settings.get("enableControllerMode") == "true":
         controllers = named_controllers(one.settings)
         if len(controllers) < CONTROLLERS_MIN:
-            text = f"{one.label} has {len(controllers)} controllers: without a majority no master is elected"
+            text = f"{one.target} has {len(controllers)} controllers: without a majority no master is elected"
             yield warning("production", text, f"run {CONTROLLERS_MIN}: {_ELECTIONS}")
         return
-    text = f"{one.label} has no failover: if it dies, its queues accept no messages until it is back"
+    text = f"{one.target} has no failover: if it dies, its queues accept no messages until it is back"
     yield warning("production", text, f"let controllers elect the master: {_ELECTIONS}")
     if one.facts.get("brokerRole") == "ASYNC_MASTER":
-        text = f"{one.label} answers sends before a slave has them: if its machine is lost, so are they"
+        text = f"{one.target} answers sends before a slave has them: if its machine is lost, so are they"
         yield warning("production", text, "set brokerRole=SYNC_MASTER and inSyncReplicas=2")
 
 

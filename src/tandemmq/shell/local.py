@@ -134,6 +134,11 @@ class ServerState:
     health: str = ""
 
     @property
+    def label(self) -> str:
+        """The name in lines for people."""
+        return self.name if self.name == self.role else f"{self.name} {self.role}"
+
+    @property
     def is_broker(self) -> bool:
         return self.role not in NOT_BROKERS
 

@@ -38,10 +38,9 @@ class SupervisedServer(RestartedProcess):
     """One server process with its restarts."""
 
     def __init__(self, plan: ServerPlan, folder: Path, on_change: Callable[[], None], say: Say) -> None:
-        label = plan.name if plan.name == plan.role else f"{plan.name} {plan.role}"
-        super().__init__(label, plan.stop_seconds_max)
-        self.plan = plan
         self.state = ServerState(plan.name, plan.role, plan.address, str(plan.log_path), health=plan.health)
+        super().__init__(self.state.label, plan.stop_seconds_max)
+        self.plan = plan
         self._environment = local.server_environment(folder)
         self._on_change = on_change
         self._say = say

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from tandemmq.admin.options import grouped, option
+from tandemmq.admin.options import AsJson, grouped, is_given, option
 from tandemmq.errors import ConfigError, TandemError
 from tandemmq.launcher import ProcessFailed
 from tandemmq.shell import local
@@ -34,7 +34,6 @@ Store = Annotated[
     Path | None,
     option("--store DIR", "The cluster's folder.", show_default="$TANDEMMQ_STORE, else ~/.tandemmq"),
 ]
-AsJson = Annotated[bool, option("--json", "Print one JSON object.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +117,7 @@ class UpOptions:
 def up(context: typer.Context, store: Store = None, options: UpOptions = UpOptions()) -> None:
     """Start a cluster on this machine: name server, controller, master, slave, proxy, web console."""
     folder = _folder(store)
-    given = {name: value for name, value in context.params.items() if _is_given(context, name)}
+    given = {name: value for name, value in context.params.items() if is_given(context, name)}
     if not local.is_own_address(options.host):
         typer.echo(
             f"tandemmq: no interface of this machine has the address --host {options.host}; the servers"
@@ -187,12 +186,6 @@ def _is_parent(folder: Path, given: Mapping[str, object]) -> bool:
     if supervisor:
         _await_ready(folder, supervisor, given, is_ours=running is None)
     return supervisor != 0
-
-
-def _is_given(context: typer.Context, name: str) -> bool:
-    """Returns True for an option on the command line; other values are defaults."""
-    source = context.get_parameter_source(name)
-    return source is not None and source.name == "COMMANDLINE"
 
 
 def _print_line(line: str) -> None:
@@ -277,9 +270,9 @@ def _report_running(folder: Path, given: Mapping[str, object]) -> None:
 
 
 def _print_ready(state: UpState, stop_command: str) -> None:
-    width = max(len(_label(server)) for server in state.servers)
+    width = max(len(server.label) for server in state.servers)
     for server in state.servers:
-        line = f"{_label(server):{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
+        line = f"{server.label:{width}}  {server.address:21}  {server.state:8}  process {server.pid}"
         if server.health:
             line += f"  http://{server.health}/health/ready"
         _print_line(line)
@@ -296,10 +289,6 @@ def _print_ready(state: UpState, stop_command: str) -> None:
         "  tandemmq tail demo --last 10\n"
         "  tandemmq status"
     )
-
-
-def _label(server: ServerState) -> str:
-    return server.name if server.name == server.role else f"{server.name} {server.role}"
 
 
 def _folder(store: Path | None) -> Path:
