@@ -317,6 +317,23 @@ class Resent:
     error: str = ""
 
 
+async def send_part(
+    reader: DeadLetterReader,
+    sender: DeadLetterSender,
+    queue: MessageQueue,
+    letters: Sequence[ReceivedMessage],
+) -> None:
+    """Sends the next letters of a queue, and saves the progress. A letter that cannot be sent does not make
+    the next run repeat those before it.
+    """
+    before = sender.sent_count
+    try:
+        await sender.send(letters)
+    finally:
+        if count := sender.sent_count - before:
+            await reader.save(queue, letters[count - 1])
+
+
 async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Resent:
     """Sends the dead letters that no earlier run has sent, until `count_max` are sent; the next run continues
     behind the last saved one.
@@ -333,14 +350,7 @@ async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Re
     failure = ""
     try:
         async for queue, messages in reader.read():
-            part = messages[: count_max - sender.sent_count]
-            before = sender.sent_count
-            try:
-                await sender.send(part)
-            finally:
-                # A letter that cannot be sent must not make the next run repeat those before it.
-                if count := sender.sent_count - before:
-                    await reader.save(queue, part[count - 1])
+            await send_part(reader, sender, queue, messages[: count_max - sender.sent_count])
             if sender.sent_count >= count_max:
                 break
     except errors.TandemError as error:

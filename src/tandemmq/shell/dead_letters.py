@@ -190,7 +190,7 @@ async def _send(
         chosen = [message for message in messages if wanted.accepts(message)]
         if show is not None:
             show(chosen)
-            continue
-        await sender.send(chosen)
-        if wanted.is_everything and chosen:
-            await reader.save(queue, messages[-1])
+        elif wanted.is_everything:
+            await dead_letters.send_part(reader, sender, queue, chosen)
+        else:
+            await sender.send(chosen)
