@@ -444,16 +444,13 @@ async def _read_queue(
         offset = await reader.search(queue, selection.times.begin_ms)
     if selection.offset is not None:
         offset = max(offset, selection.offset)
-    while offset < end and len(records) <= selection.count_max:
-        pulled, found, _ = await reader.pull(queue, offset)
+    async for _, found in reader.walk(queue, offset, end):
         for one in found:
             if selection.times.end_ms is not None and one.stored_at_ms > selection.times.end_ms:
                 return  # store times increase with the offset
-            if one.queue_offset < end and len(records) <= selection.count_max:
-                records.append(one.record)
-        if pulled.next_offset <= offset:
-            break
-        offset = pulled.next_offset
+            if len(records) > selection.count_max:
+                return
+            records.append(one.record)
 
 
 @asynccontextmanager

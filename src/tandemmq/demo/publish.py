@@ -21,7 +21,6 @@ import pandas
 from tandemmq.api import broker_consume
 from tandemmq.client import Admin, Message, Producer, ProducerOptions, SendResult, SendStatus
 from tandemmq.errors import NoRoute, TandemError
-from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reading import open_queue
 from tandemmq.manage.tools import Target, Tools
 from tandemmq.remoting.client import RemotingClient
@@ -191,7 +190,7 @@ class Publisher:
         for queue_id in range(self.queue_count):
             reader, queue = open_queue(self.tools, target, self.topic, queue_id)
             _, end = await reader.ends(queue)
-            found, _ = await read_range(reader, queue, ends.get(queue_id, 0), end)
+            found, _ = await reader.read_range(queue, ends.get(queue_id, 0), end)
             bodies.update(bytes(message.body) for message in found)
         return bodies
 

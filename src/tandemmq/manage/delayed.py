@@ -20,7 +20,6 @@ from tandemmq.broker.delay.recall import decode_recall_handle, encode_recall_han
 from tandemmq.broker.delay.timers import TIMER_DEL_UNIQKEY, TIMER_OUT_MS, cancel_name
 from tandemmq.broker.transaction.half import number_of
 from tandemmq.errors import BadRequest, ConfigError, NoRoute, RequestRejected, TopicNotFound
-from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.reading import HeldMessage, held_facts, open_queue
 from tandemmq.manage.settings import read_settings_of
@@ -123,7 +122,7 @@ async def _read_levels(tools: Tools, target: Target) -> tuple[list[DelayLevel], 
         if begin >= ends.max_offset:
             continue
         reader, place = open_queue(tools, target, topic_names.SCHEDULE_TOPIC, queue.queue_id)
-        found, _ = await read_range(reader, place, begin, min(ends.max_offset, begin + LEVEL_COUNT_MAX))
+        found, _ = await reader.read_range(place, begin, min(ends.max_offset, begin + LEVEL_COUNT_MAX))
         rows = [
             _describe(
                 one.record, target, topic_names.delivered_at_ms(level, one.stored_at_ms, delays_ms), level
@@ -162,7 +161,7 @@ async def _read_timers(tools: Tools, target: Target, now_ms: int) -> tuple[list[
     cancelled: set[str] = set()
     bytes_read = 0
     while end > first and bytes_read < TIMER_BYTES_MAX:
-        block, size = await read_range(reader, queue, max(first, end - _BLOCK), end)
+        block, size = await reader.read_range(queue, max(first, end - _BLOCK), end)
         end = max(first, end - _BLOCK)
         bytes_read += size
         for message in reversed(block):

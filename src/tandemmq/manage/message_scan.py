@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from tandemmq.api.broker_consume import PullStatus
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.subscription import ALL
 from tandemmq.errors import BadRequest, ClientError, NoRoute
@@ -182,7 +181,7 @@ class MessageScan:
         begin = max(part.begin, part.end - block) if self.newest_first else part.begin
         end = part.end if self.newest_first else min(part.end, part.begin + block)
         try:
-            found, size = await read_range(self.reader, part.queue, begin, end)
+            found, size = await self.reader.read_range(part.queue, begin, end)
         except ClientError:
             self.silent.add(part.queue.broker_name)
             part.begin = part.end
@@ -195,22 +194,6 @@ class MessageScan:
             part.end = begin
         else:
             part.begin = end
-
-
-async def read_range(
-    reader: TopicPuller, queue: MessageQueue, begin: int, end: int
-) -> tuple[list[ReceivedMessage], int]:
-    """Returns the messages of a part of a queue, and the bytes that were transferred."""
-    messages: list[ReceivedMessage] = []
-    size = 0
-    while begin < end:
-        pulled, found, _ = await reader.pull(queue, begin, count_max=min(PULL_COUNT_MAX, end - begin))
-        size += len(pulled.body)
-        messages += (one for one in found if one.queue_offset < end)
-        if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset <= begin:
-            break
-        begin = pulled.next_offset
-    return messages, size
 
 
 def _parse_resume(resume: str, queues: Sequence[MessageQueue]) -> list[_QueueScan]:

@@ -4,7 +4,7 @@ nothing, so that the commands that print messages leave no trace.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -27,6 +27,7 @@ from tandemmq.protocol.topic_names import TOOLS_GROUP
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.units import MASTER_ID
 
+END_OFFSET: Final = 2**63 - 1
 PULL_COUNT_MAX: Final = 32
 """The most messages that RocketMQ's brokers return in one answer from memory, by default."""
 
@@ -133,16 +134,34 @@ class TopicPuller:
         ]
         return pulled, found, replica.broker_id
 
+    async def walk(
+        self, queue: MessageQueue, begin: int, end: int
+    ) -> AsyncIterator[tuple[int, list[ReceivedMessage]]]:
+        """Yields the messages `[begin, end)` of a queue up to its current end, a part at a time, each behind
+        the bytes that were transferred.
+        """
+        while begin < end:
+            pulled, found, _ = await self.pull(queue, begin, count_max=min(PULL_COUNT_MAX, end - begin))
+            yield len(pulled.body), [one for one in found if one.queue_offset < end]
+            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset <= begin:
+                break
+            begin = pulled.next_offset
+
     async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
         """Returns up to `count` messages from the offset on, up to the current end of the queue."""
         messages: list[ReceivedMessage] = []
-        while len(messages) < count:
-            pulled, found, _ = await self.pull(queue, offset)
+        async for _, found in self.walk(queue, offset, END_OFFSET if count else offset):
             messages += found
-            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset == offset:
+            if len(messages) >= count:
                 break
-            offset = pulled.next_offset
         return messages[:count]
+
+    async def read_range(
+        self, queue: MessageQueue, begin: int, end: int
+    ) -> tuple[list[ReceivedMessage], int]:
+        """Returns the messages of a part of a queue, and the bytes that were transferred."""
+        parts = [part async for part in self.walk(queue, begin, end)]
+        return [one for _, found in parts for one in found], sum(size for size, _ in parts)
 
 
 def open_queue(

@@ -21,7 +21,6 @@ from typing import Final
 from tandemmq.api import broker_admin, broker_consume
 from tandemmq.broker.transaction.half import ended_by, number_of, root_of
 from tandemmq.errors import TopicNotFound
-from tandemmq.manage.message_scan import read_range
 from tandemmq.manage.reach import answers_of, ask_each, errors_of
 from tandemmq.manage.reading import HeldMessage, held_facts, open_queue
 from tandemmq.manage.tools import Target, Tools
@@ -130,7 +129,7 @@ async def _read_from(
     try:
         first, end = await reader.ends(queue)
         begin = max(first, begin)
-        found, _ = await read_range(reader, queue, begin, min(end, begin + count_max))
+        found, _ = await reader.read_range(queue, begin, min(end, begin + count_max))
     except TopicNotFound:
         return (), False
     return [one.record for one in found], end - begin > count_max
@@ -141,7 +140,7 @@ async def read_discarded_transactions(tools: Tools, target: Target) -> tuple[Ope
     reader, queue = open_queue(tools, target, DISCARD_TOPIC)
     try:
         begin, end = await reader.ends(queue)
-        found, _ = await read_range(reader, queue, max(begin, end - DISCARDED_MAX), end)
+        found, _ = await reader.read_range(queue, max(begin, end - DISCARDED_MAX), end)
     except TopicNotFound:
         return ()
     return tuple(_describe(one.record, target) for one in reversed(found))

@@ -127,6 +127,6 @@ async def test_a_part_of_a_queue_is_read_whole() -> None:
         reader = message_scan.TopicPuller(tools, "orders")
         (queue,) = await reader.queues()
         assert isinstance(queue, MessageQueue)
-        found, size = await message_scan.read_range(reader, queue, 5, 95)
+        found, size = await reader.read_range(queue, 5, 95)
         assert [one.queue_offset for one in found] == list(range(5, 95))
         assert size > 90
