@@ -41,9 +41,7 @@ if TYPE_CHECKING:
     from tandemmq.client.metrics import ClientMetrics
     from tandemmq.client.options import (
         ClientOptions,
-        Compression,
         ConsumerOptions,
-        MessageModel,
         PopOptions,
         ProducerOptions,
         PushOptions,
@@ -80,6 +78,8 @@ if TYPE_CHECKING:
         TopicNotFound,
     )
     from tandemmq.protocol.bodies import MessageQueue
+    from tandemmq.protocol.bodies.client import MessageModel
+    from tandemmq.protocol.compression import Compression
     from tandemmq.protocol.message import Message, PoppedMessage, ReceivedMessage
     from tandemmq.protocol.topic_names import decode_name, encode_name
     from tandemmq.remoting.options import TlsClientOptions
@@ -189,9 +189,7 @@ __getattr__, __dir__ = names_on_demand(
         "metrics": ("ClientMetrics",),
         "options": (
             "ClientOptions",
-            "Compression",
             "ConsumerOptions",
-            "MessageModel",
             "PopOptions",
             "ProducerOptions",
             "PushOptions",
@@ -225,6 +223,8 @@ __getattr__, __dir__ = names_on_demand(
             "TopicNotFound",
         ),
         "tandemmq.protocol.bodies": ("MessageQueue",),
+        "tandemmq.protocol.bodies.client": ("MessageModel",),
+        "tandemmq.protocol.compression": ("Compression",),
         "tandemmq.protocol.message": ("Message", "PoppedMessage", "ReceivedMessage"),
         "tandemmq.protocol.topic_names": ("decode_name", "encode_name"),
         "tandemmq.remoting.options": ("TlsClientOptions",),

@@ -163,10 +163,8 @@ class BlockingTransactionProducer(ClientFacade[TransactionProducer]):
         check: Callable[[ReceivedMessage], TransactionState],
         options: ProducerOptions | None = None,
     ) -> None:
-        async def check_in_thread(message: ReceivedMessage) -> TransactionState:
-            return await in_worker(check, message)
-
-        super().__init__(lambda: TransactionProducer(group, namesrv, check=check_in_thread, options=options))
+        asked = partial(in_worker, check)
+        super().__init__(lambda: TransactionProducer(group, namesrv, check=asked, options=options))
 
     def send(
         self,

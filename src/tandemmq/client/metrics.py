@@ -67,6 +67,9 @@ class TopicMetrics:
         self.buckets[bisect_left(SECONDS, took_s)] += 1
 
 
+TopicTable = dict[str, TopicMetrics]
+
+
 class Gauge(NamedTuple):
     """A number that is read when a reader asks for it."""
 
@@ -80,9 +83,9 @@ class ClientMetrics:
     """The metrics of the clients that have it in their options."""
 
     def __init__(self) -> None:
-        self.sent: dict[str, TopicMetrics] = {}
+        self.sent: TopicTable = {}
         """The outcomes of sends, by topic."""
-        self.handled: dict[str, TopicMetrics] = {}
+        self.handled: TopicTable = {}
         """The outcomes of handlers, by topic; a failed message is retried or becomes a dead letter."""
         self._producers: WeakSet[SendingClient] = WeakSet()
         self._consumers: WeakSet[HandlingClient] = WeakSet()
@@ -143,7 +146,7 @@ class ClientMetrics:
             seconds = HistogramMetricFamily(
                 f"tandemmq_client_{kind}_seconds", f"Time of {what.lower()}", labels=("topic",)
             )
-            for topic, row in by_topic:
+            for topic, row in list(by_topic.items()):
                 total.add_metric((topic, "success"), row.good_count)
                 total.add_metric((topic, "failure"), row.failed_count)
                 bounds = (*map(str, SECONDS), "+Inf")
@@ -165,27 +168,27 @@ class ClientMetrics:
         except ImportError:
             raise ImportError(f"the metrics need OpenTelemetry: {install_hint('otel')}") from None
 
-        def observe_counts(kind: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe_counts(by_topic: TopicTable) -> Callable[[CallbackOptions], Iterable[Observation]]:
             def read(options: CallbackOptions) -> Iterator[Observation]:
-                for topic, row in self._table(kind):
+                for topic, row in list(by_topic.items()):
                     yield make_observation(row.good_count, {"topic": topic, "outcome": "success"})
                     yield make_observation(row.failed_count, {"topic": topic, "outcome": "failure"})
 
             return read
 
-        def observe_seconds(kind: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def observe_seconds(by_topic: TopicTable) -> Callable[[CallbackOptions], Iterable[Observation]]:
             return lambda options: (
-                make_observation(row.took_s, {"topic": topic}) for topic, row in self._table(kind)
+                make_observation(row.took_s, {"topic": topic}) for topic, row in list(by_topic.items())
             )
 
         def observe_gauge(gauge: Gauge) -> Callable[[CallbackOptions], Iterable[Observation]]:
             return lambda options: [make_observation(gauge.read())]
 
-        for kind, what, _ in self._tables():
+        for kind, what, by_topic in self._tables():
             name = f"tandemmq.client.{kind}"
-            meter.create_observable_counter(f"{name}.messages", [observe_counts(kind)], "{message}", what)
+            meter.create_observable_counter(f"{name}.messages", [observe_counts(by_topic)], "{message}", what)
             meter.create_observable_counter(
-                f"{name}.time", [observe_seconds(kind)], "s", f"Time of {what.lower()}"
+                f"{name}.time", [observe_seconds(by_topic)], "s", f"Time of {what.lower()}"
             )
         for gauge in self._gauges():
             create: Any = (
@@ -193,12 +196,9 @@ class ClientMetrics:
             )
             create(f"tandemmq.client.{gauge.name}", [observe_gauge(gauge)], "", gauge.text)
 
-    def _tables(self) -> Iterator[tuple[str, str, list[tuple[str, TopicMetrics]]]]:
-        yield "sent", "Sends of messages", self._table("sent")
-        yield "handled", "Calls of handlers for messages", self._table("handled")
-
-    def _table(self, kind: str) -> list[tuple[str, TopicMetrics]]:
-        return list((self.sent if kind == "sent" else self.handled).items())
+    def _tables(self) -> Iterator[tuple[str, str, TopicTable]]:
+        yield "sent", "Sends of messages", self.sent
+        yield "handled", "Calls of handlers for messages", self.handled
 
     def _gauges(self) -> tuple[Gauge, ...]:
         return (
@@ -217,7 +217,7 @@ class ClientMetrics:
         )
 
 
-def _of(by_topic: dict[str, TopicMetrics], topic: str) -> TopicMetrics:
+def _of(by_topic: TopicTable, topic: str) -> TopicMetrics:
     found = by_topic.get(topic)
     if found is None:
         if len(by_topic) >= TOPICS_MAX:

@@ -29,20 +29,6 @@ if TYPE_CHECKING:
     from tandemmq.protocol.bodies import MessageQueue
     from tandemmq.protocol.message import Message, ReceivedMessage
 
-__all__ = [
-    "ClientOptions",
-    "Compression",
-    "ConsumerOptions",
-    "MessageModel",
-    "PopOptions",
-    "ProducerOptions",
-    "PushOptions",
-    "ReadFrom",
-    "ServerNames",
-    "StartFrom",
-    "parse_name_servers",
-]
-
 
 def _check(owner: object, *names: str, low: float, high: float) -> None:
     for name in names:

@@ -287,6 +287,7 @@ class KombuSession:
         consumer = await self._consumer(queue, bindings)
         reader = self._tasks.start(f"read-{queue}", self._read(queue, consumer, bindings, credit))
         self._readers[queue] = reader, credit
+        credit.reader_count += 1
 
     async def take_one(self, queue: str, bindings: Collection[Binding]) -> Delivery | None:
         """Returns one message of a queue; None if there is none now."""
@@ -319,15 +320,6 @@ class KombuSession:
         return consumer
 
     async def _read(
-        self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
-    ) -> None:
-        credit.reader_count += 1
-        try:
-            await self._pop(queue, consumer, bindings, credit)
-        finally:
-            credit.reader_count -= 1
-
-    async def _pop(
         self, queue: str, consumer: PopConsumer, bindings: Collection[Binding], credit: Credit
     ) -> None:
         pause_s = 0.0
@@ -389,6 +381,7 @@ class KombuSession:
             await asyncio.wait((reader,))
         left = [one.popped for one in self.arrivals.withdraw(queue) if one.popped is not None]
         if credit is not None:
+            credit.reader_count -= 1
             credit.release(len(left))
         try:
             await self.give_back(queue, *left)

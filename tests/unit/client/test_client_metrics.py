@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from client_fakes import FakeCluster, running_cluster
 from opentelemetry.sdk.metrics import MeterProvider
@@ -9,9 +11,17 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from prometheus_client import CollectorRegistry, generate_latest
 from test_push_consumer import push
 
-from tandemmq.client import ClientMetrics, ConsumeResult, Message, Producer, ProducerOptions, ReceivedMessage
+from tandemmq.client import (
+    ClientMetrics,
+    ConsumeResult,
+    Message,
+    Producer,
+    ProducerOptions,
+    PushOptions,
+    ReceivedMessage,
+)
 from tandemmq.client import metrics as module
-from tandemmq.errors import TandemError
+from tandemmq.errors import ConfigError, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from waits import until
 
@@ -34,6 +44,12 @@ async def use(cluster: FakeCluster, metrics: ClientMetrics) -> None:
             await until(lambda: sum(consumer.positions.values()) == 3)
         assert metrics.in_flight == metrics.unfinished_count == 0
         assert metrics.retried_count == 1
+
+
+@pytest.mark.parametrize("options", [ProducerOptions, PushOptions])
+def test_the_options_need_an_object(options: Any) -> None:
+    with pytest.raises(ConfigError, match=rf"{options.__name__}.metrics .* must be ClientMetrics\(\)"):
+        options(metrics=ClientMetrics)
 
 
 async def test_prometheus_reads_counts_and_times() -> None:

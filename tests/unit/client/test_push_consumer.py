@@ -378,6 +378,27 @@ async def test_a_broker_has_the_handler_called_and_is_told_how_it_goes() -> None
         assert b'"consumeFailedMsgs":1' in info.body
 
 
+async def test_a_plain_handler_that_a_broker_has_called_may_take_too_long() -> None:
+    may_end = threading.Event()
+    may_end.set()
+
+    def handle(message: ReceivedMessage) -> None:
+        assert may_end.wait(PATIENCE_S)
+
+    async with running_cluster(T=1) as cluster:
+        cluster[0].put("T", 0, b"slow")
+        async with push(cluster, handle, consume_timeout_s=0.05) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 1)
+            may_end.clear()
+            asyncio.get_running_loop().call_later(0.1, may_end.set)
+            (channel,) = cluster[0].members["g"].values()
+            header = ConsumeDirectlyRequest(consumer_group="g", broker_name="a", topic="T")
+            ((record, _),) = cluster[0].queue("T", 0).records
+            question = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, body=record)
+            answer = decode_body((await _ask(channel, question)).body, DirectlyConsumed)
+        assert (answer.result, answer.remark) == ("CR_THROW_EXCEPTION", "TimedOut()")
+
+
 async def _ask(channel: Any, question: Command) -> Command:
     answered: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
     channel.start_request(question, answered.set_result, PATIENCE_S)

@@ -115,6 +115,25 @@ async def test_a_second_start_does_not_connect_again(monkeypatch: pytest.MonkeyP
     assert made[1:] == ["closed"]
 
 
+async def test_a_broker_may_be_started_again_after_a_failed_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    errors = [BrokerUnreachable("no name server")]
+
+    class UnreachableProducer(FakeProducer):
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        async def start(self) -> Self:
+            if errors:
+                raise errors.pop()
+            return self
+
+    monkeypatch.setattr(taskiq_broker, "Producer", UnreachableProducer)
+    broker = TandemBroker("127.0.0.1:9876")
+    with pytest.raises(BrokerUnreachable):
+        await broker.startup()
+    await broker.startup()
+    assert isinstance(broker.producer, UnreachableProducer)
+
+
 def test_the_reply_to_a_task_that_came_again_follows_the_route_of_its_topic() -> None:
     """No route leads to the retry topic, which its record is in."""
     host = encode_host("127.0.0.1", 1)

@@ -17,11 +17,10 @@ from tandemmq.client.consumer.queue_reader import QueueReader, ReaderContext, qu
 from tandemmq.client.consumer.rebalance import SERVER_STRATEGIES, plan_change
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.hooks import OnQueues, call_hook
-from tandemmq.client.options import MessageModel
 from tandemmq.client.route_cache import RouteView
 from tandemmq.errors import ClientError, RequestRejected, TandemError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.protocol.bodies.client import POP, AssignmentQuery, LockRequest
+from tandemmq.protocol.bodies.client import POP, AssignmentQuery, LockRequest, MessageModel
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.topic_names import is_retry_topic
 from tandemmq.runtime.tasks import TaskScope

@@ -30,10 +30,11 @@ from tandemmq.client.consumer.offsets import find_offset
 from tandemmq.client.consumer.subscription import ALL, make_subscription
 from tandemmq.client.consumer.typed_bodies import decode_value
 from tandemmq.client.instance import ClientInstance
-from tandemmq.client.options import DELAY_S_MAX, ConsumerOptions, MessageModel, ServerNames, StartFrom
+from tandemmq.client.options import DELAY_S_MAX, ConsumerOptions, ServerNames, StartFrom
 from tandemmq.client.serializers import Serializer
 from tandemmq.errors import ClientError, OffsetOutOfRange, TandemError
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.topic_names import retry_topic
 from tandemmq.runtime.ports import Disk

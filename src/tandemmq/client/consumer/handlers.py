@@ -87,12 +87,13 @@ def _topic_of(delivery: Received) -> str:
 class HandlerSet:
     """The handlers of one push consumer, and their workers."""
 
-    def __init__(self, options: PushOptions) -> None:
+    def __init__(self, options: PushOptions, other: AnyHandler | None) -> None:
+        """Creates the set; `other` is the handler of all topics without their own."""
         self.inbox = SortingInbox(options.cached_bytes_max)
         self._options = options
         self._by_topic: dict[str, Workers] = {}
-        self._inboxes: dict[Workers, Inbox] = {}
-        self._other: Workers | None = None
+        self._other = None if other is None else make_workers(other, options)
+        self._inboxes: dict[Workers, Inbox] = {} if self._other is None else {self._other: self.inbox}
         self._member: Membership | None = None
 
     def has_handler(self, topic: str) -> bool:
@@ -108,15 +109,7 @@ class HandlerSet:
             raise ClientError(f"topic {topic!r} already has a handler: a consumer has one for each topic")
         workers = make_workers(handler, replace(self._options, **changes))
         self._by_topic[topic] = workers
-        self._add(workers, self.inbox.add_part(topic))
-
-    def add_other(self, handler: AnyHandler) -> None:
-        """Adds the handler of all topics without their own."""
-        self._other = make_workers(handler, self._options)
-        self._add(self._other, self.inbox)
-
-    def _add(self, workers: Workers, inbox: Inbox) -> None:
-        self._inboxes[workers] = inbox
+        inbox = self._inboxes[workers] = self.inbox.add_part(topic)
         if self._member is not None:
             workers.start(self._member, inbox)
 

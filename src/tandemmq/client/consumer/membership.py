@@ -31,7 +31,6 @@ from tandemmq.client.consumer.subscription import (
 from tandemmq.client.instance import ClientInstance, InstanceUse
 from tandemmq.client.options import (
     ConsumerOptions,
-    MessageModel,
     ServerNames,
 )
 from tandemmq.client.route_cache import FaultyPeers
@@ -46,6 +45,7 @@ from tandemmq.protocol.bodies.client import (
     ConsumerData,
     ConsumeType,
     DirectlyConsumed,
+    MessageModel,
 )
 from tandemmq.protocol.bodies.codec import encode_body, encode_queue_map
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_reset_offsets, encode_consumer_status

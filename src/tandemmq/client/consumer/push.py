@@ -51,9 +51,7 @@ class PushConsumer(GroupConsumer):
         shares that instance's connections, and `close` leaves the instance open.
         """
         self.options = options or PushOptions()
-        self._handlers = HandlerSet(self.options)
-        if handler is not None:
-            self._handlers.add_other(handler)
+        self._handlers = HandlerSet(self.options, handler)
         super().__init__(
             Membership(
                 group,

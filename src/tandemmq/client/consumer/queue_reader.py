@@ -15,7 +15,7 @@ from tandemmq.client.consumer.replica_choice import ReadPolicy, ReadReplica
 from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.client.instance import ClientInstance
 from tandemmq.client.namespace import Namespace
-from tandemmq.client.options import ConsumerOptions, MessageModel
+from tandemmq.client.options import ConsumerOptions
 from tandemmq.client.route_cache import FaultyPeers
 from tandemmq.errors import (
     BrokerUnreachable,
@@ -27,6 +27,7 @@ from tandemmq.errors import (
 )
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.bodies import MessageQueue
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.message import MessageSettler, ReceivedMessage
 from tandemmq.protocol.record import Record, decode_records

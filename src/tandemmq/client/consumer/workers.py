@@ -21,7 +21,7 @@ from tandemmq.client.consumer.inbox import Inbox, Received
 from tandemmq.client.consumer.membership import DirectResult, Membership, TopicStatus
 from tandemmq.client.consumer.typed_bodies import decoding
 from tandemmq.client.hooks import ConsumeEvent, chained
-from tandemmq.client.options import MessageModel, PushOptions
+from tandemmq.client.options import PushOptions
 from tandemmq.client.tracing import (
     EXCEPTION,
     FAILED,
@@ -31,6 +31,7 @@ from tandemmq.client.tracing import (
     Tracer,
 )
 from tandemmq.errors import ClientError, TandemError
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.remoting.shared_bounds import LineLimit
 from tandemmq.runtime.ports import Clock

@@ -26,11 +26,12 @@ from faststream.specification.schema import SubscriberSpec
 from tandemmq.client.admin import Admin
 from tandemmq.client.consumer.consumer import Consumer
 from tandemmq.client.consumer.subscription import ALL, Tags
-from tandemmq.client.options import ConsumerOptions, MessageModel, StartFrom
+from tandemmq.client.options import ConsumerOptions, StartFrom
 from tandemmq.errors import RemoteProtocolError, TandemError
 from tandemmq.integrations.faststream.config import RocketMQBrokerConfig, TopicChannel, describe_channel
 from tandemmq.integrations.faststream.message import MessageParser, Raw, RocketMQMessage
 from tandemmq.integrations.faststream.publisher import ReplyPublisher
+from tandemmq.protocol.bodies.client import MessageModel
 from tandemmq.protocol.message import ReceivedMessage
 
 if TYPE_CHECKING:
