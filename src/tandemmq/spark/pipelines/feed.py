@@ -32,7 +32,7 @@ from tandemmq.spark.lake.home import find_home, hold_directory
 from tandemmq.spark.lake.sink import LakeSink, LakeWriter, TaskFiles
 from tandemmq.spark.lake.upkeep import compact_lake, expire_lake
 from tandemmq.spark.offsets import StreamOffset, count_behind, decode_offset
-from tandemmq.spark.options import SourceOptions, parse_options
+from tandemmq.spark.options import SourceOptions
 from tandemmq.spark.pipelines.json_bodies import BAD_COLUMN
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import Landing, plan_landing
@@ -190,15 +190,14 @@ class Feed:
 def _open(options: LandingOptions, key: str, *, is_once: bool) -> _Stage:
     landing = plan_landing(options)
     check_checkpoint(options.out, options.checkpoint_dir)
-    source = parse_options(landing.source, is_streaming=True)
     columns = read_columns(landing)
-    reader = TopicStreamReader(source, columns)
+    reader = TopicStreamReader(landing.reading, columns)
     if is_once:
         reader.prepareForTriggerAvailableNow()
     sink = CaseInsensitiveDict({**landing.sink_options(), "path": str(options.out.absolute()), "key": key})
     writer = LakeSink(sink).streamWriter(schema=None, overwrite=False)
     log, meter = BatchLog(options.checkpoint_dir), LakeMeter(options.out)
-    return _Stage(log=log, reader=reader, writer=writer, source=source, columns=columns, meter=meter)
+    return _Stage(log=log, reader=reader, writer=writer, source=landing.reading, columns=columns, meter=meter)
 
 
 def read_columns(landing: Landing) -> Projection:

@@ -1,4 +1,4 @@
-"""Bodies as JSON: the choice of their schema (`choose_schema`), the reason why one does not fit
+"""Bodies as JSON: the choice of their schema (`JsonBodies`), the reason why one does not fit
 (`explain_body`), and the rescue of the parts that do not fit (`add_rescue`).
 
 Spark parses, but reports only that a body is bad. This module then determines the reason, for the bad bodies
@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from itertools import accumulate, chain, islice, repeat
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,7 @@ from tandemmq.spark.documents import replace_file
 from tandemmq.spark.lake.files import CONTROL_DIR, batch_dir, list_batches
 from tandemmq.spark.lake.formats import is_begun
 from tandemmq.spark.lake.home import DataFiles, find_files
-from tandemmq.spark.pipelines.events import Event, ReportTable
+from tandemmq.spark.pipelines.events import Event, Reporter, ReportTable
 from tandemmq.spark.pipelines.options import JsonChanges
 
 INFER = "infer"
@@ -68,42 +70,58 @@ class JsonSchema(Event, frozen=True, kw_only=True):
         return f"JSON bodies are read with {', '.join(self.fields)}{more}"
 
 
-def choose_schema(
-    spark: SparkSession, text: str, out: Path, source: Mapping[str, str], changes: JsonChanges
-) -> tuple[StructType, JsonSchema]:
-    """Returns the schema of the bodies, and the event that reports it.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JsonBodies:
+    """The reading of bodies as JSON by a landing. `text`: their schema, or `infer`; `out`: the lake, which
+    stores the schema; `source`: the options of the topic's source.
 
-    The schema is stored. Once anything has been landed with it, it changes only by the fields that it grows.
-    Raises:  ConfigError for a text that is not a schema, for a schema that differs from the stored one, or a
-             topic without messages from which to infer one.
+    Once anything has been landed with the schema, it changes only by the fields that it grows.
     """
-    path = out / CONTROL_DIR / SCHEMA_FILE
-    kept = parse_schema(path.read_text()) if is_begun(out) and path.exists() else None
-    left_out: tuple[str, ...] = ()
-    if text == INFER:
-        chosen, left_out = (kept, ()) if kept is not None else infer_schema(spark, source)
-    else:
-        chosen = parse_schema(text)
-        if kept is not None and changes is JsonChanges.GROW and _is_growth_of(chosen, kept):
+
+    text: str
+    changes: JsonChanges
+    out: Path
+    source: Mapping[str, str]
+
+    @property
+    def _path(self) -> Path:
+        return self.out / CONTROL_DIR / SCHEMA_FILE
+
+    def parse(self, frame: DataFrame, reporter: Reporter) -> DataFrame:
+        """Returns `frame` as `parse_bodies` does, and reports the schema.
+
+        Raises:  ConfigError for a text that is not a schema, for a schema that differs from the stored one,
+                 or a topic without messages from which to infer one.
+        """
+        kept = parse_schema(self._path.read_text()) if is_begun(self.out) and self._path.exists() else None
+        if self.text == INFER:
+            chosen, left_out = (
+                (kept, ()) if kept is not None else infer_schema(frame.sparkSession, self.source)
+            )
+        else:
+            chosen, left_out = parse_schema(self.text), ()
+        if kept is not None and self.changes is JsonChanges.GROW and merge_schemas(chosen, kept) == kept:
             chosen = kept
         if kept is not None and kept != chosen:
             raise ConfigError(
                 f"the lake was begun with the JSON schema {kept.simpleString()}; land with another one into "
                 "another directory"
             )
-    if kept is None:
-        save_schema(out, chosen)
-    return chosen, JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out)
+        if kept is None:
+            self._save(chosen)
+        reporter.report(JsonSchema(fields=tuple(chosen.fieldNames()), left_out=left_out))
+        return parse_bodies(frame, chosen, is_rescued=self.changes is not JsonChanges.KEEP)
 
+    def grow(self, spark: SparkSession, batch_id: int) -> bool:
+        """Extends the schema by the values that a batch rescued; returns True if it changed."""
+        known = parse_schema(self._path.read_text())
+        grown = grow_schema(spark, known, read_rescued(self.out, batch_id))
+        if grown != known:
+            self._save(grown)
+        return bool(grown != known)
 
-def _is_growth_of(begun: StructType, kept: StructType) -> bool:
-
-    return bool(merge_schemas(begun, kept) == kept)
-
-
-def save_schema(out: Path, schema: StructType) -> None:
-    """Stores the schema of a lake's bodies; it is on disk when this returns."""
-    replace_file(out / CONTROL_DIR / SCHEMA_FILE, schema.json() + "\n")
+    def _save(self, schema: StructType) -> None:
+        replace_file(self._path, schema.json() + "\n")
 
 
 def parse_schema(text: str) -> StructType:
@@ -219,22 +237,28 @@ def parse_bodies(frame: DataFrame, schema: StructType, *, is_rescued: bool = Fal
     )
     parsed = f.from_json("text", read, options)
     is_bad = f.col("parsed").isNull() | f.col(f"parsed.{corrupt}").isNotNull()
-    explain = f.arrow_udf(_explainer(schema), "string")
-    find_more = f.arrow_udf(_find_more, "string")
+    explain = f.arrow_udf(_for_each(partial(explain_body, schema=schema), pa.string()), "string")
+    look_behind = f.arrow_udf(_for_each(find_more, pa.string()), "string")
     bad_body = f.when(is_bad, f.coalesce(f.col("body").cast("binary"), f.lit(b"")))
     # Spark reads the first object of a body and ignores the text behind it.
     doubtful = f.when(~is_bad & f.col("text").rlike(_MAY_BE_MORE), f.col("text"))
     return (
         frame.withColumn("parsed", parsed)
-        .withColumn(BAD_COLUMN, f.coalesce(explain(bad_body), find_more(doubtful)))
+        .withColumn(BAD_COLUMN, f.coalesce(explain(bad_body), look_behind(doubtful)))
         .withColumn(JSON_COLUMN, f.when(f.col(BAD_COLUMN).isNull(), f.col("parsed").dropFields(corrupt)))
         .drop("parsed", "text")
     )
 
 
-def _find_more(texts: pa.Array) -> pa.Array:
-    """Returns the reason for texts with more text behind their first JSON value; else null."""
-    return pa.array([find_more(text) for text in texts.to_pylist()], pa.string())
+def _for_each(read: Callable[[Any], Any], kind: Any) -> Callable[[pa.Array], pa.Array]:
+    """Returns a function that applies `read` to the values of a column; nulls stay nulls."""
+
+    def apply(values: pa.Array) -> pa.Array:
+        if values.null_count == len(values):
+            return pa.nulls(len(values), kind)
+        return pa.array([None if value is None else read(value) for value in values.to_pylist()], kind)
+
+    return apply
 
 
 def find_more(text: str | None) -> str | None:
@@ -248,18 +272,6 @@ def find_more(text: str | None) -> str | None:
     except (ValueError, RecursionError):
         pass
     return None
-
-
-def _explainer(schema: StructType) -> Any:
-    """Returns a function that explains a column of bodies, which is null for good bodies."""
-
-    def explain(bodies: pa.Array) -> pa.Array:
-        if bodies.null_count == len(bodies):
-            return pa.nulls(len(bodies), pa.string())
-        reasons = [None if body is None else explain_body(body, schema) for body in bodies.to_pylist()]
-        return pa.array(reasons, pa.string())
-
-    return explain
 
 
 def explain_body(body: bytes | str | None, schema: StructType) -> str:
@@ -414,7 +426,13 @@ _NOTHING = object()
 
 def add_rescue(frame: DataFrame, schema: StructType) -> DataFrame:
     """Returns `frame` with the columns `text`, the fitting part of the body, and `jsonRescue`."""
-    split = f.arrow_udf(_splitter(schema), "struct<text: string, rescue: string>")
+    kind = pa.struct([("text", pa.string()), ("rescue", pa.string())])
+
+    def split_row(body: bytes) -> dict[str, str | None]:
+        text, rescue = split_body(body, schema)
+        return {"text": text, "rescue": rescue}
+
+    split = f.arrow_udf(_for_each(split_row, kind), "struct<text: string, rescue: string>")
     body = f.col("body").cast("binary")
     return (
         frame.withColumn("split", split(body))
@@ -422,16 +440,6 @@ def add_rescue(frame: DataFrame, schema: StructType) -> DataFrame:
         .withColumn(RESCUE_COLUMN, f.col("split.rescue"))
         .drop("split")
     )
-
-
-def _splitter(schema: StructType) -> Any:
-    kind = pa.struct([("text", pa.string()), ("rescue", pa.string())])
-
-    def split(bodies: pa.Array) -> pa.Array:
-        rows = [split_body(body, schema) for body in bodies.to_pylist()]
-        return pa.array([{"text": text, "rescue": rescue} for text, rescue in rows], kind)
-
-    return split
 
 
 def split_body(body: bytes | None, schema: StructType) -> tuple[str | None, str | None]:

@@ -89,15 +89,15 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
 
     Raises:  ConfigError, because rows would silently be doubled or skipped.
     """
-    query = read_query_id(checkpoint_dir)
-    owner = read_owner(out)
+    query, planned = read_query_id(checkpoint_dir), find_last_batch(checkpoint_dir / "offsets")
+    owner, landed = read_owner(out), list_committed(out)
     if owner is not None and owner != query:
         found = "is empty" if query is None else f"belongs to query {query}"
         raise ConfigError(
             f"{out} was written with another checkpoint (query {owner}); {checkpoint_dir} {found}. Give the"
             " old one with --checkpoint, or another directory with --out."
         )
-    if owner is None and list_committed(out):
+    if owner is None and landed:
         raise ConfigError(f"{out} holds batches but not the record of the query that wrote them")
     foreign = None if owner is not None else next(out.glob("*.parquet"), None)
     if foreign is not None:
@@ -105,11 +105,10 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
             f"{out} holds {foreign.name}, which no landing wrote: readers of the directory would take its"
             " rows for messages. Give a directory of its own with --out."
         )
-    landed = max([*list_committed(out), *list_batches(out / BAD_RECORDS_DIR)], default=-1)
-    planned = find_last_batch(checkpoint_dir / "offsets")
-    if landed > planned:
+    last = max([*landed, *list_batches(out / BAD_RECORDS_DIR)], default=-1)
+    if last > planned:
         raise ConfigError(
-            f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {landed}: the newest files of"
+            f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {last}: the newest files of"
             " the checkpoint are missing. The next batch would get the number of one that the lake has, and"
             " be dropped. Restore the files, or land the topic again in another directory with --out."
         )
