@@ -66,6 +66,11 @@ COLUMNS: tuple[Column, ...] = (
 )
 """The columns of a record: all that a landing stores by default."""
 
+COLUMN_TYPES = {column.name: column.types for column in COLUMNS}
+
+PLACE = ("topic", "brokerName", "queueId", "queueOffset")
+"""The columns that identify a message."""
+
 _ON_REQUEST = ("flag", "sysFlag", "bornHost", "storeHost", "reconsumeTimes", "preparedTransactionOffset")
 DEFAULT_COLUMNS = tuple(column for column in COLUMNS if column.name not in _ON_REQUEST)
 """The columns of a query that names none: those that usually differ from message to message."""

@@ -157,7 +157,7 @@ def encode_offset(offset: StreamOffset) -> dict[str, Any]:
     if offset.filter_hash:
         document["f"] = offset.filter_hash
     if offset.marks:
-        document["m"] = _nest({queue: list(mark) for queue, mark in offset.marks.items()})
+        document["m"] = nest_positions({queue: list(mark) for queue, mark in offset.marks.items()})
     if offset.packing is not None:
         document["plan"] = _encode_packing(offset.packing)
     return document
@@ -280,12 +280,8 @@ def _decode_packing(document: Mapping[str, Any]) -> PackingOptions:
     )
 
 
-def nest_positions(positions: Positions) -> dict[str, dict[str, dict[str, int]]]:
-    """Returns `{topic: {broker: {queue: offset}}}` in sorted order, queues by number."""
-    return _nest(positions)
-
-
-def _nest(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
+def nest_positions(values: Mapping[QueueKey, T]) -> dict[str, dict[str, dict[str, T]]]:
+    """Returns `{topic: {broker: {queue: value}}}` in sorted order, queues by number."""
     nested: dict[str, dict[str, dict[str, T]]] = {}
     for (topic, broker, queue_id), value in sorted(values.items()):
         nested.setdefault(topic, {}).setdefault(broker, {})[str(queue_id)] = value

@@ -256,6 +256,17 @@ class Moment(NamedTuple):
         return max(now_ms - self.ms, 0) if self.is_ago else self.ms
 
 
+def parse_time_ms(text: str) -> int:
+    """Returns the milliseconds since 1970 of a number or an ISO time; a time without a zone is UTC.
+
+    Raises:  ValueError for any other text.
+    """
+    if text.isdecimal():
+        return int(text)
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
 def read_moment(name: str, text: str) -> Moment | None:
     """Returns the moment that `1700000000000`, `2025-01-31T12:00:00+01:00`, `now` or `now-1h30m` names; None
     for no text.
@@ -264,17 +275,14 @@ def read_moment(name: str, text: str) -> Moment | None:
     """
     if not text:
         return None
-    if text.isdecimal():
-        return Moment(int(text))
     match = re.fullmatch(r"now\s*(?:-\s*((?:\d+\s*(?:ms|s|m|h|d)\s*)+))?", text.lower())
     if match:
         parts = re.findall(r"(\d+)\s*(ms|s|m|h|d)", match[1] or "")
         return Moment(sum(int(count) * _UNITS_MS[unit] for count, unit in parts), is_ago=True)
     try:
-        moment = datetime.fromisoformat(text)
+        return Moment(parse_time_ms(text))
     except ValueError:
         raise ConfigError(
             f"option {name}: expected milliseconds, a time such as 2025-01-31T12:00:00+01:00, or now-1h; "
             f"got {text!r}"
         ) from None
-    return Moment(round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000))

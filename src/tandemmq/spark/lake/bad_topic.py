@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tandemmq.protocol.properties import decode_properties
+from tandemmq.spark.columns import PLACE
 from tandemmq.spark.lake.files import StagedFile
 from tandemmq.spark.sink.columns import find_sink_columns
 from tandemmq.spark.sink.options import SinkOptions
@@ -26,7 +27,6 @@ REASON_PROPERTY, ORIGIN_PROPERTY = "badReason", "origin"
 
 REASON_CHARS_MAX = 1000
 ROWS_PER_BATCH = 5000
-_ORIGIN = ("topic", "brokerName", "queueId", "queueOffset")
 _KEPT = ("tags", "keys")
 _TYPES = {"body": "binary", "tags": "string", "keys": "string", "properties": "map<string,string>"}
 
@@ -72,8 +72,8 @@ def _make_messages(batch: Any, reason_column: str) -> Any:
     reasons = batch.column(reason_column).to_pylist()
     own = batch.column("properties").to_pylist() if "properties" in there else [None] * len(reasons)
     places = (
-        zip(*(batch.column(name).to_pylist() for name in _ORIGIN), strict=True)
-        if _has_origin(there)
+        zip(*(batch.column(name).to_pylist() for name in PLACE), strict=True)
+        if set(PLACE) <= set(there)
         else None
     )
     pairs = []
@@ -84,10 +84,6 @@ def _make_messages(batch: Any, reason_column: str) -> Any:
         pairs.append(found)
     columns["properties"] = pa.array(pairs, pa.map_(pa.string(), pa.string()))
     return pa.RecordBatch.from_pydict(columns)
-
-
-def _has_origin(names: Sequence[str]) -> bool:
-    return set(_ORIGIN) <= set(names)
 
 
 def _read_pairs(properties: Any) -> list[tuple[str, str]]:

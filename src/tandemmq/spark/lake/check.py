@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tandemmq.spark.columns import PLACE
 from tandemmq.spark.documents import read_document
 from tandemmq.spark.lake.files import (
     AFTER,
@@ -47,8 +48,7 @@ from tandemmq.units import MIB
 
 SMALL_BYTES = 16 * MIB
 
-_QUEUE = ("topic", "brokerName", "queueId")
-_OFFSET = "queueOffset"
+*_QUEUE, _OFFSET = PLACE
 _INCARNATION = (TIME_COLUMN, "physicalOffset")
 """The columns that differ if a topic was created again."""
 
@@ -218,7 +218,7 @@ def _read_offsets(data: DataFiles, name: str, *more: str) -> Iterator[pa.Table]:
 
 def _split_by_queue(table: pa.Table) -> Iterator[tuple[Any, ...]]:
     """Yields topic, broker, queue id and queue offsets of each queue."""
-    grouped = table.group_by(list(_QUEUE), use_threads=False).aggregate([(_OFFSET, "list")])
+    grouped = table.group_by(_QUEUE, use_threads=False).aggregate([(_OFFSET, "list")])
     columns = [grouped[name].to_pylist() for name in _QUEUE]
     lists = [value.values.to_numpy() for value in grouped[f"{_OFFSET}_list"]]
     yield from zip(*columns, lists, strict=True)

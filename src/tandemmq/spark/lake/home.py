@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 HOME_FILE = "table.json"
 LOCK_FILE = "lock"
+CATALOG_FILE = "catalog.db"
+"""The catalog of an Iceberg table in the lake's directory."""
 DATA_DIR = "data"
 
 _ADDRESS = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -241,7 +243,7 @@ def find_home(root: Path) -> TableHome | None:
         return TableHome(LakeFormat(document.pop("kind")), **document)
     if (root / "_delta_log").is_dir():
         return TableHome(LakeFormat.DELTA)
-    if (root / "catalog.db").exists():
+    if (root / CATALOG_FILE).exists():
         return TableHome(LakeFormat.ICEBERG)
     return TableHome(LakeFormat.PARQUET) if list_batches(root) else None
 

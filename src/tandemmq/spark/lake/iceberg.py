@@ -29,12 +29,18 @@ from sqlalchemy import NullPool, create_engine
 
 from tandemmq.errors import ConfigError
 from tandemmq.spark.lake.files import CommitOutcome, CommittedFile, StagedFile
-from tandemmq.spark.lake.home import DataFiles, Partitions, TableHome, find_files, find_home, s3_settings
+from tandemmq.spark.lake.home import (
+    CATALOG_FILE,
+    DataFiles,
+    Partitions,
+    TableHome,
+    find_files,
+    find_home,
+    s3_settings,
+)
 from tandemmq.spark.lake.merge import merge_files
 from tandemmq.spark.lake.parquet import TIME_COLUMN
 from tandemmq.spark.lake.upsert import DELETED
-
-CATALOG_FILE = "catalog.db"
 
 # pyiceberg warns about every column without bounds, for every file; bodies and maps have none on purpose.
 logging.getLogger("pyiceberg.io.pyarrow").setLevel(logging.ERROR)

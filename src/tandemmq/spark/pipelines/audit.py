@@ -14,12 +14,12 @@ from functools import partial
 from typing import NamedTuple
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.columns import PLACE
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.metadata import Bounds, QueriedCluster, require_named
 from tandemmq.spark.offsets import QueueKey
 from tandemmq.spark.options import SourceOptions, parse_options
 from tandemmq.spark.pipelines.audit_frames import (
-    PLACE,
     Comparison,
     Digest,
     Digests,

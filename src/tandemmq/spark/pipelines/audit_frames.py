@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
-from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.columns import COLUMN_TYPES, PLACE
 from tandemmq.spark.lake.view import view_lake
 from tandemmq.spark.offsets import QueueKey, nest_positions
 from tandemmq.spark.pipelines.lake_job import read_rows
@@ -174,7 +174,6 @@ def _is_same(one: Digest | None, other: Digest | None) -> bool:
 # Every side is converted to one form: the four columns that identify a message, and those of COMPARED that
 # all sides have. Each side is read with the lake's column types, so text is compared with text.
 
-PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 COMPARED = (
     "body",
     "properties",
@@ -192,7 +191,6 @@ _DERIVED = ("tags", "keys", "msgId")
 """Columns derived from `properties`, compared only if a side lacks `properties`."""
 
 ROWS_PER_TASK = 200_000
-_TYPES = {column.name: column.types for column in COLUMNS}
 
 
 class Side(NamedTuple):
@@ -228,7 +226,7 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
 
     Raises:  ConfigError for a lake whose columns do not identify its messages.
     """
-    types = {name: kinds[0] for name, kinds in _TYPES.items()}
+    types = {name: kinds[0] for name, kinds in COLUMN_TYPES.items()}
     compared = [name for name in COMPARED if name not in _DERIVED]
     for lake in lakes:
         schema = read_lake(spark, lake).schema
@@ -238,7 +236,7 @@ def choose_form(spark: SparkSession, lakes: Sequence[Path]) -> Form:
             raise ConfigError(f"the lake {lake} has no column {absent[0]}: so its rows cannot be identified")
         if "properties" not in fields and "properties" in compared:
             compared = [name for name in COMPARED if name != "properties"]
-        compared = [name for name in compared if fields.get(name) in _TYPES[name]]
+        compared = [name for name in compared if fields.get(name) in COLUMN_TYPES[name]]
         types |= {name: fields[name] for name in compared}
     return Form(compared=tuple(compared), types=types)
 

@@ -18,6 +18,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError, TandemError
+from tandemmq.spark.columns import PLACE
 from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.metadata import QueriedCluster
 from tandemmq.spark.options import ALL, parse_options
@@ -32,7 +33,6 @@ from tandemmq.spark.pipelines.events import (
 )
 from tandemmq.spark.pipelines.options import DeadLetterOptions
 from tandemmq.spark.pipelines.replay import (
-    PLACE,
     ReplayState,
     choose_stored,
     load_state,
@@ -85,6 +85,7 @@ AGES = ((1, "under an hour"), (24, "under a day"), (7 * 24, "under a week"), (30
 OLDER = "a month and more"
 ORIGIN_TOPICS = ("DLQ_ORIGIN_TOPIC", "RETRY_TOPIC", "REAL_TOPIC")
 ORIGIN_IDS = ("DLQ_ORIGIN_MESSAGE_ID", "ORIGIN_MESSAGE_ID")
+_PLACE_DDL = "topic string, brokerName string, queueId int, queueOffset bigint"
 GROUPS_SHOWN = 100
 KINDS_MAX = 10_000
 """The maximum number of groups that are counted; errors that contain ids form a group each."""
@@ -195,9 +196,7 @@ class DeadLetters:
         frame = frame.select(*PLACE, "origin")
         done = [_parse_origin(name) for name in self.state.done]
         if done:
-            sent = self.place.spark.createDataFrame(
-                done, "topic string, brokerName string, queueId int, queueOffset bigint"
-            )
+            sent = self.place.spark.createDataFrame(done, _PLACE_DDL)
             frame = frame.join(sent, on=list(PLACE), how="left_anti")
         rows: list[Any] = frame.orderBy(*PLACE).limit(RESEND_ROWS).collect()
         lost = [row for row in rows if not (self.options.to_topic or row["origin"])]
@@ -211,17 +210,15 @@ class DeadLetters:
     def _send(self, frame: DataFrame, rows: list[Any]) -> int:
         """Sends the dead letters at these positions; returns the bytes of their bodies."""
         options = self.options
-        places = self.place.spark.createDataFrame(
-            [tuple(row[name] for name in PLACE) for row in rows],
-            "topic string, brokerName string, queueId int, queueOffset bigint",
-        )
+        wanted = [tuple(row[name] for name in PLACE) for row in rows]
+        places = self.place.spark.createDataFrame(wanted, _PLACE_DDL)
         target = f.lit(options.to_topic) if options.to_topic else f.col("origin")
         messages = (
             frame.join(f.broadcast(places), on=list(PLACE))
             .repartition(1)
             .sortWithinPartitions(*PLACE)
             .select(
-                target.alias("target"),
+                target.alias("topic"),
                 "body",
                 "tags",
                 "keys",
@@ -229,7 +226,6 @@ class DeadLetters:
                 "flag",
                 make_key("dead letter").alias("uniqueKey"),
             )
-            .withColumnRenamed("target", "topic")
         )
         count, size_bytes = send_frame(messages, options.sink_options())
         if count != len(rows):
@@ -305,7 +301,7 @@ def _make_letter(row: Any) -> DeadLetter:
 
 
 def _render_origin(row: Any) -> str:
-    return "/".join(str(row[name]) for name in ("topic", "brokerName", "queueId", "queueOffset"))
+    return "/".join(str(row[name]) for name in PLACE)
 
 
 def _parse_origin(name: str) -> tuple[str, str, int, int]:

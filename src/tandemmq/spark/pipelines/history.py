@@ -23,7 +23,7 @@ from pyspark.sql import functions as f
 
 from tandemmq.errors import BrokerUnreachable, ConfigError, TandemError
 from tandemmq.spark.checkpoint import read_end
-from tandemmq.spark.columns import COLUMNS
+from tandemmq.spark.columns import COLUMN_TYPES
 from tandemmq.spark.lake.files import Totals
 from tandemmq.spark.lake.view import LakeView, view_lake
 from tandemmq.spark.offsets import Positions, StreamOffset, decode_offset, nest_positions, render_queues
@@ -75,8 +75,6 @@ def find_seam(lake: Path, checkpoint: Path | None = None) -> Seam:
 FROM_COLUMN = "landed"
 """True for rows of the lake, False for rows of the brokers."""
 
-_TYPES = {column.name: column.types for column in COLUMNS}
-
 
 def history(
     spark: SparkSession,
@@ -115,9 +113,9 @@ def history(
 
 def _choose_columns(landed: DataFrame | None, columns: Sequence[str], root: Path) -> list[str]:
     if landed is None:
-        return list(columns) or list(_TYPES)
+        return list(columns) or list(COLUMN_TYPES)
     types = {field.name: field.dataType.simpleString() for field in landed.schema.fields}
-    common = [name for name in _TYPES if types.get(name) in _TYPES[name]]
+    common = [name for name in COLUMN_TYPES if types.get(name) in COLUMN_TYPES[name]]
     absent = [name for name in columns if name not in common]
     if absent:
         raise ConfigError(
@@ -161,7 +159,7 @@ def _read_live(
     columns: Sequence[str],
 ) -> DataFrame:
     starts, ends = bound_live(parse_options(source, is_streaming=False), seam)
-    types = dict(landed.dtypes) if landed is not None else {name: _TYPES[name][0] for name in columns}
+    types = dict(landed.dtypes) if landed is not None else {name: COLUMN_TYPES[name][0] for name in columns}
     given = {"startingOffsets": json.dumps(nest_positions(starts))} if starts else {}
     return (
         spark.read.format("tandemmq")

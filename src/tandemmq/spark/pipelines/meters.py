@@ -71,11 +71,6 @@ TOPIC_P99: Final = _gauge(
 )
 TOPIC_FAILING: Final = _gauge("topic_failing", "1 while the topic's last turn failed", _TOPIC)
 
-TABLE: Final[tuple[Metric, ...]] = tuple(
-    value for value in list(globals().values()) if isinstance(value, Metric)
-)
-"""Every metric, for the documentation."""
-
 _TOTALS: Final = {ROWS: "rows_total", BYTES: "bytes_total"}
 _TOPIC_TOTALS: Final = {
     TOPIC_ROWS: "rows_total",

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, NamedTuple
@@ -20,7 +19,7 @@ import typer
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.topic_names import dlq_topic
 from tandemmq.spark.lake.files import CONTROL_DIR, read_owner
-from tandemmq.spark.option_table import list_spellings, parse_list, read_enum
+from tandemmq.spark.option_table import list_spellings, parse_list, parse_time_ms, read_enum
 from tandemmq.spark.options import OPTION_TABLE, ReadPreference
 
 
@@ -86,15 +85,12 @@ def parse_time(flag: str, text: str) -> int:
 
     Raises:  ConfigError if the text is neither a number nor a time.
     """
-    if text.isdecimal():
-        return int(text)
     try:
-        moment = datetime.fromisoformat(text)
+        return parse_time_ms(text)
     except ValueError:
         raise ConfigError(
             f"{flag}: expected milliseconds or a time such as 2025-01-31T12:00:00, got {text!r}"
         ) from None
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 class JsonChanges(Enum):

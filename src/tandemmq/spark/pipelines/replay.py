@@ -19,6 +19,7 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as f
 
 from tandemmq.errors import ConfigError
+from tandemmq.spark.columns import PLACE
 from tandemmq.spark.documents import read_document, write_document
 from tandemmq.spark.lake.files import CONTROL_DIR, Totals
 from tandemmq.spark.lake.view import LakePiece, LakeView, view_lake
@@ -27,8 +28,6 @@ from tandemmq.spark.pipelines.lake_job import read_rows
 from tandemmq.spark.pipelines.options import NAME_SERVERS, TASKS, ReplayOptions, RepublishOptions
 from tandemmq.spark.pipelines.runner import Workplace, attempt, open_workplace
 from tandemmq.spark.sink.options import parse_sink_options
-
-PLACE = ("topic", "brokerName", "queueId", "queueOffset")
 
 
 def run_replay(options: ReplayOptions, reporter: Reporter) -> int:

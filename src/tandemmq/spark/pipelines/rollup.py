@@ -13,6 +13,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import reduce
+from operator import and_
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -303,10 +305,7 @@ def _filter(topic: str | None, begin_ms: int | None, end_ms: int | None) -> Any:
         conditions.append(pc.field("minute") >= _moment(begin_ms // MINUTE_MS * MINUTE_MS))
     if end_ms is not None:
         conditions.append(pc.field("minute") < _moment(end_ms))
-    chosen = None
-    for condition in conditions:
-        chosen = condition if chosen is None else chosen & condition
-    return chosen
+    return reduce(and_, conditions) if conditions else None
 
 
 def _moment(milliseconds: int) -> datetime:
