@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from tandemmq.errors import ConfigError
+
 
 def read_document(path: Path) -> dict[str, Any] | None:
     """Returns the JSON object in the file; None if there is no file."""
@@ -20,6 +22,18 @@ def read_document(path: Path) -> dict[str, Any] | None:
         document: dict[str, Any] = json.loads(path.read_text())
     except FileNotFoundError:
         return None
+    return document
+
+
+def read_versioned(path: Path, version: int) -> dict[str, Any] | None:
+    """Returns the JSON object in the file without its version; None if there is no file.
+
+    Raises:  ConfigError for another version.
+    """
+    document = read_document(path)
+    found = version if document is None else document.pop("version", None)
+    if found != version:
+        raise ConfigError(f"{path} has version {found!r}, not {version}")
     return document
 
 

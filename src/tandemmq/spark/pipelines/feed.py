@@ -15,7 +15,7 @@ import json
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -121,29 +121,27 @@ class _Stage:
     meter: LakeMeter
 
 
+@dataclass(slots=True)
 class Feed:
     """Lands one topic, a batch per call of `run_batch`, and maintains its lake. After an error `close` makes
-    the next turn begin as a new process would. `total`: the rows of the whole lake, as of the last turn.
+    the next turn begin as a new process would.
+
+    `key`, `ttl_days`, `is_compacted`: as in `TopicRule`; `is_once`: it lands no further than the present end;
+    `total`: the rows of the whole lake, as of the last turn.
     """
 
-    def __init__(
-        self,
-        options: LandingOptions,
-        *,
-        key: str = "",
-        ttl_days: int | None = None,
-        is_compacted: bool = False,
-        is_once: bool = False,
-    ) -> None:
-        self.options = options
-        self._key = key
-        self._ttl_days = ttl_days
-        self._is_compacted = is_compacted
-        self._is_once = is_once
-        self._stage: _Stage | None = None
-        self.total = Totals()
+    options: LandingOptions
+    key: str = ""
+    ttl_days: int | None = None
+    is_compacted: bool = False
+    is_once: bool = False
+    total: Totals = field(default=Totals(), init=False)
+    _stage: _Stage | None = field(default=None, init=False)
+    _upkeep_at: float = field(init=False)
+
+    def __post_init__(self) -> None:
         # The topics of a service are due at different times.
-        self._upkeep_at = time.monotonic() + crc32(options.topic.encode()) % UPKEEP_S
+        self._upkeep_at = time.monotonic() + crc32(self.options.topic.encode()) % UPKEEP_S
 
     def close(self) -> None:
         self._stage = None
@@ -156,9 +154,9 @@ class Feed:
         if time.monotonic() < self._upkeep_at or find_home(root) is None:
             return
         self._upkeep_at = time.monotonic() + UPKEEP_S
-        if self._ttl_days is not None:
-            expire_lake(root, self._ttl_days)
-        if self._is_compacted:
+        if self.ttl_days is not None:
+            expire_lake(root, self.ttl_days)
+        if self.is_compacted:
             compact_lake(root)
 
     def run_batch(self, run_tasks: RunTasks) -> TurnResult | None:
@@ -170,7 +168,7 @@ class Feed:
         began = time.monotonic()
         with hold_directory(self.options.out):
             if self._stage is None:
-                self._stage = _open(self.options, self._key, is_once=self._is_once)
+                self._stage = _open(self.options, self.key, is_once=self.is_once)
                 self.total = self._stage.meter.measure_all()
             stage = self._stage
             if not _plan(stage):

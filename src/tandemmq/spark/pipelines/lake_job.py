@@ -89,8 +89,10 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
 
     Raises:  ConfigError, because rows would silently be doubled or skipped.
     """
-    query, planned = read_query_id(checkpoint_dir), find_last_batch(checkpoint_dir / "offsets")
-    owner, landed = read_owner(out), list_committed(out)
+    planned, query = find_last_batch(checkpoint_dir / "offsets"), read_query_id(checkpoint_dir)
+    landed = list_committed(out)
+    last = max([*landed, *list_batches(out / BAD_RECORDS_DIR)], default=-1)
+    owner = read_owner(out)
     if owner is not None and owner != query:
         found = "is empty" if query is None else f"belongs to query {query}"
         raise ConfigError(
@@ -105,7 +107,6 @@ def check_checkpoint(out: Path, checkpoint_dir: Path) -> None:
             f"{out} holds {foreign.name}, which no landing wrote: readers of the directory would take its"
             " rows for messages. Give a directory of its own with --out."
         )
-    last = max([*landed, *list_batches(out / BAD_RECORDS_DIR)], default=-1)
     if last > planned:
         raise ConfigError(
             f"{checkpoint_dir} ends with batch {planned}, and {out} has batch {last}: the newest files of"

@@ -24,7 +24,7 @@ from tandemmq.errors import ConfigError, MessageIllegal
 from tandemmq.protocol import properties as names
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
-from tandemmq.spark.documents import read_document, sync_file, write_document
+from tandemmq.spark.documents import read_versioned, sync_file, write_document
 
 _SCHEMA = pa.schema([("half_offset", pa.int64()), ("log_offset", pa.int64()), ("key", pa.binary())])
 _TOPIC, _BROKER = b"topic", b"broker"
@@ -255,10 +255,5 @@ def read_decided(state_dir: str, name: str = "") -> frozenset[tuple[str, int]]:
 
 
 def _read_decision(path: Path) -> Decision | None:
-    document = read_document(path)
-    if document is None:
-        return None
-    version = document.pop("version", None)
-    if version != VERSION:
-        raise ConfigError(f"{path} has version {version!r}, not {VERSION}")
-    return Decision(**document)
+    document = read_versioned(path, VERSION)
+    return None if document is None else Decision(**document)

@@ -25,7 +25,7 @@ from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowW
 
 from tandemmq.errors import ConfigError
 from tandemmq.protocol.bodies import MessageQueue
-from tandemmq.spark.documents import read_document, write_document
+from tandemmq.spark.documents import read_versioned, write_document
 from tandemmq.spark.sink import transaction
 from tandemmq.spark.sink.columns import SinkColumns, make_prefix
 from tandemmq.spark.sink.encode import BatchEncoder
@@ -50,10 +50,10 @@ def pin_queues(options: SinkOptions) -> Pins:
     Raises:  ConfigError for a file of another version, NoRoute for a topic that accepts no messages.
     """
     path = Path(options.state_dir) / PIN_FILE if options.state_dir else None
-    known = _read_document(path).get("topics", {}) if path else {}
+    stored = read_versioned(path, PIN_VERSION) if path else None
     pins: Pins = {
         topic: tuple(MessageQueue(topic=topic, broker_name=name, queue_id=number) for name, number in places)
-        for topic, places in known.items()
+        for topic, places in (stored or {}).get("topics", {}).items()
     }
     missing = [topic for topic in options.exactly_once_topics if topic not in pins]
     if not missing:
@@ -83,8 +83,8 @@ def require_same_names(options: SinkOptions) -> None:
         del wanted["topic"]
         if not path.parent.parent.is_dir():
             return
-    known = _read_document(path)
-    if not known:
+    known = read_versioned(path, PIN_VERSION)
+    if known is None:
         write_document(path, {"version": PIN_VERSION, **wanted})
         return
     for name, value in wanted.items():
@@ -94,16 +94,6 @@ def require_same_names(options: SinkOptions) -> None:
                 f"batch that is repeated would be stored twice. Use {known.get(name)!r} or a new checkpoint; "
                 f"if the query ended with nothing left to do, remove {path.parent} instead"
             )
-
-
-def _read_document(path: Path) -> dict[str, Any]:
-    """Reads a document of the sink's state; empty if there is no file."""
-    document = read_document(path)
-    if document is None:
-        return {}
-    if document.get("version") != PIN_VERSION:
-        raise ConfigError(f"{path} has version {document.get('version')!r}, not {PIN_VERSION}")
-    return document
 
 
 @dataclass
