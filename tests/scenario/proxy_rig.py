@@ -22,6 +22,7 @@ from tandemmq.proxy.schema import message_class
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
+from unit.proxy.cores import make_core
 
 AckMessageRequest = message_class("AckMessageRequest")
 ChangeInvisibleDurationRequest = message_class("ChangeInvisibleDurationRequest")
@@ -48,18 +49,18 @@ class ConsumerProxy:
         self.brokers = Brokers(self.remoting, names, clock=clock, chance=chance, tasks=self.tasks)
         self.calls = LeaseCalls(self.brokers, clock)
         clients = Everybody(clock=clock, chance=chance)
-        self.renewal = Renewal(self.calls, clients, clock=clock, tasks=self.tasks, options=renewal)
-        self.receiving = ReceiveHandlers(
-            brokers=self.brokers,
-            calls=self.calls,
-            renewal=self.renewal,
+        core = make_core(
+            options=ProxyOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
             clock=clock,
             chance=chance,
             tasks=self.tasks,
+            clients=clients,
+            brokers=self.brokers,
             answers=self.answers,
-            options=ProxyOptions(poll_ms_min=poll_ms, invisible_ms_min=100),
         )
-        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)
+        self.renewal = Renewal(core, self.calls, renewal)
+        self.receiving = ReceiveHandlers(core, self.calls, self.renewal)
+        self.receipts = ReceiptHandlers(core, self.calls, self.renewal)
         self.tasks.start("renewal", self.renewal.run())
 
     async def close(self) -> None:

@@ -6,7 +6,7 @@ import hmac
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import grpc.aio
 import pytest
@@ -32,11 +32,13 @@ from tandemmq.remoting.options import render_address
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import PEER
+from unit.proxy.cores import make_core
 from waits import PATIENCE_S
 
 GUARDED = AccessOptions(
     authentication_enabled=True, authorization_enabled=True, first_user=ADMIN, inner_credentials=None
 )
+
 DATE = "20261127T050000Z"
 
 
@@ -48,13 +50,13 @@ class Proxy:
         self.clock = ManualClock()
         self.tasks = TaskScope("proxy")
         self.remoting = RemotingClient(network=TcpNetwork(), clock=LoopClock(), signer=ADMIN.sign)
-        self.access = AccessControl(
-            cast(Brokers, self),
-            ProxyOptions(authentication_enabled=True, authorization_enabled=True),
+        core = make_core(
+            options=ProxyOptions(authentication_enabled=True, authorization_enabled=True),
+            brokers=self,
             clock=self.clock,
             tasks=self.tasks,
-            audit=AccessLog(self.clock),
         )
+        self.access = AccessControl(core, AccessLog(self.clock))
 
     async def masters(self) -> dict[str, str]:
         return {"broker-a": self.address}

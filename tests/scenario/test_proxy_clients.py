@@ -31,6 +31,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, SeededRandom, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import FakeCall, caller
+from unit.proxy.cores import make_core
 from waits import until
 
 QueryAssignmentRequest = message_class("QueryAssignmentRequest")
@@ -57,10 +58,11 @@ class Proxy:
         self.remoting = self.open()
         names = NameServers(self.remoting, [namesrv])
         self.brokers = Brokers(self.remoting, names, clock=self.clock, chance=chance, tasks=self.tasks)
-        self.registration = BrokerRegistration(
-            self.clients, self.brokers, clock=self.clock, client_id="proxy-1", open_connections=self.open
+        core = make_core(
+            clock=self.clock, chance=chance, tasks=self.tasks, clients=self.clients, brokers=self.brokers
         )
-        self.sessions = SessionHandlers(self.clients, self.brokers, self.tasks)
+        self.registration = BrokerRegistration(core, client_id="proxy-1", open_connections=self.open)
+        self.sessions = SessionHandlers(core)
 
     def open(self) -> RemotingClient:
         return RemotingClient(network=TcpNetwork(), clock=self.clock, routes=self.requests.routes())

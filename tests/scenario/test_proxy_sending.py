@@ -26,6 +26,7 @@ from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.machine import LoopClock, SystemRandom, TcpNetwork
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.testing import Cluster
+from unit.proxy.cores import make_core
 from waits import until
 
 SendMessageRequest = message_class("SendMessageRequest")
@@ -56,8 +57,9 @@ class ProxyHandlers:
             chance=chance,
             tasks=self.tasks,
         )
-        self.sending = ProduceHandlers(brokers, self.clock, chance, options)
-        self.sent = SentMessageHandlers(brokers, self.clock)
+        core = make_core(options=options, clock=self.clock, chance=chance, tasks=self.tasks, brokers=brokers)
+        self.sending = ProduceHandlers(core)
+        self.sent = SentMessageHandlers(core)
 
     async def send(self, *messages: dict[str, Any]) -> Any:
         return await self.sending.handle_send(CALLER, SendMessageRequest(messages=messages))

@@ -35,15 +35,13 @@ from tandemmq.broker.access.needs import (
 )
 from tandemmq.errors import TandemError
 from tandemmq.protocol.bodies.tables import AclInfo, UserInfo
-from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.cache import Cached, CacheLimits
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.rpc import Message
 from tandemmq.proxy.schema import PACKAGE, enum_number
 from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.remoting.audit import AccessLog
-from tandemmq.runtime.ports import Address, Clock
-from tandemmq.runtime.tasks import TaskScope
+from tandemmq.runtime.ports import Address
 
 AUTHORIZATION: Final = "authorization"
 DATE_TIME: Final = "x-mq-date-time"
@@ -273,16 +271,13 @@ def make_user(info: UserInfo, acl: AclInfo | None) -> ProxyUser:
 class AccessControl:
     """Checks requests: `check` is the `CheckAccess` of `Callers`."""
 
-    def __init__(
-        self, brokers: Brokers, options: ProxyOptions, *, clock: Clock, tasks: TaskScope, audit: AccessLog
-    ) -> None:
-        self._brokers = brokers
-        self._options = options
-        self._unauthenticated = _names(options.authentication_white_list)
-        self._unauthorized = _names(options.authorization_white_list)
+    def __init__(self, core: ProxyCore, audit: AccessLog) -> None:
+        self._core = core
+        self._unauthenticated = _names(core.options.authentication_white_list)
+        self._unauthorized = _names(core.options.authorization_white_list)
         self._denials = Denials(audit)
         self.users: Cached[str, ProxyUser] = Cached(
-            "user", self._query_user, clock=clock, tasks=tasks, limits=USER_LIMITS
+            "user", self._query_user, clock=core.clock, tasks=core.tasks, limits=USER_LIMITS
         )
         self._awaited: Counter[str] = Counter()
         self.refused_count = 0
@@ -344,7 +339,7 @@ class AccessControl:
     def _find_denied(self, user: ProxyUser, name: str, request: Message, host: str) -> Need | None:
         """Returns the first need that the user has no right to; None if the request may be served."""
         if (
-            not self._options.authorization_enabled
+            not self._core.options.authorization_enabled
             or user.is_super
             or f"{PACKAGE}.{name}" in self._unauthorized
         ):
@@ -353,7 +348,7 @@ class AccessControl:
         if (host, needs) in user.allowed:
             return None
         for need in needs:
-            if not auth_table.decide(user.policies, of_broker(need, self._options.cluster), host):
+            if not auth_table.decide(user.policies, of_broker(need, self._core.options.cluster), host):
                 return need
         if sum(len(need.name) for need in needs) <= ALLOWED_CHARS_MAX:
             if len(user.allowed) >= ALLOWED_MAX:
@@ -365,15 +360,15 @@ class AccessControl:
         """Returns the user at the first master that knows it; None if none does. Raises as `ask_masters`."""
 
         async def ask(address: str, time_s: float) -> tuple[UserInfo, AclInfo | None] | None:
-            remoting = self._brokers.remoting
+            remoting = self._core.brokers.remoting
             info = await broker_admin.query_user.within(time_s, remoting, address, access_key)
             if info is None:
                 return None
             subject = auth_table.SUBJECT_PREFIX + access_key
             return info, await broker_admin.query_acl.within(time_s, remoting, address, subject)
 
-        masters = await self._brokers.masters()
-        found = await self._brokers.ask_masters(list(masters.values()), ask)
+        masters = await self._core.brokers.masters()
+        found = await self._core.brokers.ask_masters(list(masters.values()), ask)
         return None if found is None else make_user(*found)
 
 

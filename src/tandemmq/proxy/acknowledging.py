@@ -14,9 +14,9 @@ from typing import Final
 
 from tandemmq.errors import TandemError
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.limited_lines import LimitedLines
-from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receive_plan import check_invisible
 from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.rpc import OK, Caller, Message, failed_status
@@ -32,17 +32,17 @@ ENTRIES_MAX: Final = 1_024
 ACKS_AT_ONCE: Final = 64
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ReceiptHandlers:
     """Serves the requests that present a receipt handle."""
 
+    core: ProxyCore
     calls: LeaseCalls
     renewal: Renewal
-    options: ProxyOptions = field(default_factory=ProxyOptions)
     lines: LimitedLines = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lines = LimitedLines(self.calls.clock)
+        self.lines = LimitedLines(self.core.clock)
 
     async def handle_ack(self, caller: Caller, request: Message) -> Message:
         """Handles AckMessage: one status per entry, in the order of the entries."""
@@ -99,7 +99,7 @@ class ReceiptHandlers:
         """
         group, topic = group_name(request.group), topic_name(request.topic)
         invisible_ms = milliseconds(request.invisible_duration)
-        check_invisible(invisible_ms, 0, self.options.invisible_ms_max)
+        check_invisible(invisible_ms, 0, self.core.options.invisible_ms_max)
         async with self.renewal.newest(request.receipt_handle) as receipt:
             self.calls.check_alive(receipt)
             new = await self.calls.change(group, topic, receipt, invisible_ms, is_suspended=request.suspend)

@@ -17,14 +17,12 @@ from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.client.route_cache import NameServers
 from tandemmq.errors import TandemError
 from tandemmq.proxy.access import AccessControl
-from tandemmq.proxy.answer_budget import AnswerBudget
-from tandemmq.proxy.brokers import Brokers
 from tandemmq.proxy.cache import Cached
 from tandemmq.proxy.clients import Clients
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.grpc_server import GrpcServer
-from tandemmq.proxy.meters import CallMeter, Limit, Traffic, ending_label
+from tandemmq.proxy.meters import CallMeter, Limit, ending_label
 from tandemmq.proxy.offsets import PullConsumerHandlers
-from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal
 from tandemmq.proxy.sending import ProduceHandlers
@@ -43,22 +41,18 @@ _UNASKED: Final = Condition("routes", "no name server has answered yet")
 class ProxySources:
     """The parts of one proxy. `access` is None without access control."""
 
-    options: ProxyOptions
+    core: ProxyCore
     server: GrpcServer
-    clients: Clients
-    brokers: Brokers
     renewal: Renewal
     sends: ProduceHandlers
     receives: ReceiveHandlers
     pulls: PullConsumerHandlers
-    traffic: Traffic
-    answers: AnswerBudget
     access: AccessControl | None
 
 
 def read_all(sources: ProxySources) -> Iterator[Sample]:
     """Yields every reading of a proxy."""
-    options = sources.options
+    options = sources.core.options
     node = (options.cluster_label, "proxy", options.name)
     yield Sample(metrics.PROXY_UP, 1, (*node, "cluster"))
     yield Sample(metrics.PROXY_INFO, 1, (options.cluster_label, options.name, __version__))
@@ -67,7 +61,7 @@ def read_all(sources: ProxySources) -> Iterator[Sample]:
     for limit, count in refusals(sources).items():
         yield Sample(metrics.REFUSED, count, (limit.value,))
     yield from _read_messages(sources)
-    yield from _read_clients(sources.clients)
+    yield from _read_clients(sources.core.clients)
     renewal = sources.renewal
     yield Sample(metrics.RENEWED_MESSAGES, len(renewal))
     yield Sample(metrics.RENEWALS, renewal.renewed_count)
@@ -118,22 +112,22 @@ def refusals(sources: ProxySources) -> Mapping[Limit, int]:
     """Returns the refusals by limit, also of limits that were never reached."""
     counts: Counter[Limit] = Counter(dict.fromkeys(Limit, 0))
     counts.update(sources.server.shared.refusals)
-    counts.update(sources.traffic.refusals)
+    counts.update(sources.core.traffic.refusals)
     counts[Limit.CONNECTIONS] = sources.server.refused_count
-    counts[Limit.CLIENTS] = sources.clients.refused_count
+    counts[Limit.CLIENTS] = sources.core.clients.refused_count
     counts[Limit.RENEWALS] = sources.renewal.unwatched_count
     counts[Limit.USERS] = 0 if sources.access is None else sources.access.refused_count
     return counts
 
 
 def _read_messages(sources: ProxySources) -> Iterator[Sample]:
-    traffic = sources.traffic
+    traffic = sources.core.traffic
     yield Sample(metrics.MESSAGES_IN, traffic.messages_in)
     yield Sample(metrics.BYTES_IN, traffic.bytes_in)
     yield Sample(metrics.MESSAGES_OUT, traffic.messages_out)
     yield Sample(metrics.BYTES_OUT, traffic.bytes_out)
     yield Sample(metrics.SEND_BYTES, sources.sends.bytes_in_flight)
-    yield Sample(metrics.ANSWER_BYTES, sources.answers.byte_count)
+    yield Sample(metrics.ANSWER_BYTES, sources.core.answers.byte_count)
     yield Sample(metrics.HELD_RECEIVES, sources.receives.held_count)
     yield Sample(metrics.HELD_PULLS, sources.pulls.held_count)
 
@@ -146,7 +140,7 @@ def _read_clients(clients: Clients) -> Iterator[Sample]:
 
 
 def _read_caches(sources: ProxySources) -> Iterator[Sample]:
-    brokers = sources.brokers
+    brokers = sources.core.brokers
     caches: dict[str, Cached[str, Any]] = {
         "routes": brokers.topics,
         "topics": brokers.kinds,

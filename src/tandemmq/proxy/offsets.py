@@ -19,18 +19,17 @@ from tandemmq.client.consumer.subscription import Subscription
 from tandemmq.protocol.record import Record, decode_records
 from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.protocol.sys_flag import PULL_SUBSCRIPTION, PULL_SUSPEND
-from tandemmq.proxy.answer_budget import AnswerBudget, size_of
-from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.answer_budget import size_of
+from tandemmq.proxy.brokers import CALL_S
 from tandemmq.proxy.callers import group_name, topic_name
-from tandemmq.proxy.meters import Limit, Traffic
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.core import ProxyCore
+from tandemmq.proxy.meters import Limit
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import ANSWER_MS, make_subscription
 from tandemmq.proxy.rpc import OK, Caller, Message, Send
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.values import TIME_MS_MAX, milliseconds
-from tandemmq.runtime.ports import Clock
 
 PullMessageResponse = message_class("PullMessageResponse")
 UpdateOffsetResponse = message_class("UpdateOffsetResponse")
@@ -64,16 +63,12 @@ def queue_of(message_queue: Message) -> AskedQueue:
     return queue
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class PullConsumerHandlers:
     """Serves pulls and offsets."""
 
-    brokers: Brokers
-    clock: Clock
-    answers: AnswerBudget
-    options: ProxyOptions = field(default_factory=ProxyOptions)
+    core: ProxyCore
     held_count_max: int = 20_000
-    traffic: Traffic = field(default_factory=Traffic)
     held_count: int = field(default=0, init=False)
 
     async def handle_pull(self, caller: Caller, request: Message, send: Send) -> None:
@@ -83,30 +78,30 @@ class PullConsumerHandlers:
             raise RpcRefused(Code.ILLEGAL_OFFSET, f"offset {request.offset} must not be negative")
         if request.batch_size <= 0:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
-        subscription = make_subscription(queue.topic, request.filter_expression, self.clock.now_ms())
+        subscription = make_subscription(queue.topic, request.filter_expression, self.core.clock.now_ms())
         if self.held_count >= self.held_count_max:
-            raise self.traffic.refuse(Limit.PULLS, f"this proxy holds {self.held_count} pulls, its most")
-        self.answers.check_room()
+            raise self.core.traffic.refuse(Limit.PULLS, f"this proxy holds {self.held_count} pulls, its most")
+        self.core.answers.check_room()
         self.held_count += 1
         try:
             pulled = await self._pull(caller, request, group, queue, subscription)
         finally:
             self.held_count -= 1
         records = _wanted(pulled, request.offset, subscription)
-        async with self.answers.hold(size_of(records), send) as answer:
+        async with self.core.answers.hold(size_of(records), send) as answer:
             await answer(_elements(request.message_queue.topic, pulled, records))
-        self.traffic.count_out(records)
+        self.core.traffic.count_out(records)
 
     async def _pull(
         self, caller: Caller, request: Message, group: str, queue: AskedQueue, subscription: Subscription
     ) -> Pulled:
-        now_s = self.clock.monotonic()
-        asked_s = min(milliseconds(request.long_polling_timeout), self.options.poll_ms_max) / 1000
+        now_s = self.core.clock.monotonic()
+        asked_s = min(milliseconds(request.long_polling_timeout), self.core.options.poll_ms_max) / 1000
         hold_s = max(0.0, min(asked_s, caller.deadline_s - now_s - ANSWER_MS / 1000))
-        count = min(request.batch_size, self.options.batch_max)
+        count = min(request.batch_size, self.core.options.batch_max)
 
         def ask(address: str, remaining_s: float) -> Awaitable[Pulled]:
-            hold_ms = max(0, round((now_s + hold_s - self.clock.monotonic()) * 1000))
+            hold_ms = max(0, round((now_s + hold_s - self.core.clock.monotonic()) * 1000))
             header = PullRequest(
                 consumer_group=group,
                 topic=queue.topic,
@@ -121,17 +116,17 @@ class PullConsumerHandlers:
                 expression_type=subscription.expression_type,
                 broker_name=queue.broker_name,
             )
-            return broker_consume.pull(self.brokers.remoting, address, header, timeout_s=remaining_s)
+            return broker_consume.pull(self.core.brokers.remoting, address, header, timeout_s=remaining_s)
 
         timeout_s = hold_s + CALL_S
-        return await self.brokers.call_master(queue.topic, queue.broker_name, ask, timeout_s=timeout_s)
+        return await self.core.brokers.call_master(queue.topic, queue.broker_name, ask, timeout_s=timeout_s)
 
     async def handle_update(self, caller: Caller, request: Message) -> Message:
         """Handles UpdateOffset."""
         group, queue = group_name(request.group), queue_of(request.message_queue)
         if request.offset < 0:
             raise RpcRefused(Code.ILLEGAL_OFFSET, f"offset {request.offset} must not be negative")
-        await self.brokers.ask_master(
+        await self.core.brokers.ask_master(
             broker_consume.commit_offset,
             queue.topic,
             queue.broker_name,
@@ -146,7 +141,7 @@ class PullConsumerHandlers:
     async def handle_get(self, caller: Caller, request: Message) -> Message:
         """Handles GetOffset: the committed offset of the group."""
         group, queue = group_name(request.group), queue_of(request.message_queue)
-        offset = await self.brokers.ask_master(
+        offset = await self.core.brokers.ask_master(
             broker_consume.query_committed_offset,
             queue.topic,
             queue.broker_name,
@@ -169,7 +164,7 @@ class PullConsumerHandlers:
         if policy not in (_BEGINNING, _END, _TIMESTAMP):
             raise RpcRefused(Code.BAD_REQUEST, f"unknown policy {policy} of an offset")
 
-        ask, (topic, name, queue_id) = self.brokers.ask_master, queue
+        ask, (topic, name, queue_id) = self.core.brokers.ask_master, queue
         if policy == _BEGINNING:
             offset = await ask(broker_consume.query_min_offset, topic, name, topic, queue_id, name)
         elif policy == _END:

@@ -18,6 +18,7 @@ from tandemmq.proxy.brokers import CALL_S, Brokers
 from tandemmq.proxy.callers import Callers
 from tandemmq.proxy.certificate import ensure_tls
 from tandemmq.proxy.clients import ClientLimits, Clients
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.grpc_limits import GrpcLimits
 from tandemmq.proxy.grpc_server import ALPN, GrpcServer
 from tandemmq.proxy.lease_calls import LeaseCalls
@@ -69,9 +70,7 @@ class Proxy:
         self._machine = machine
         self._options = options = config.options
         clock, chance = machine.clock, machine.chance
-        self._tasks = tasks = TaskScope(
-            "proxy", None if on_fatal is None else lambda _, error: on_fatal(error)
-        )
+        self._tasks = TaskScope("proxy", None if on_fatal is None else lambda _, error: on_fatal(error))
         self.clients = Clients(
             clock=clock,
             chance=chance,
@@ -82,33 +81,23 @@ class Proxy:
             self._credentials = read_tools_credentials(options.acl_directory, machine.disk)
         routes = RelayedRequests(self.clients, clock).routes()
         self._remoting = self._connect(routes)
-        addresses = parse_name_servers(options.name_servers)
-        name_servers = NameServers(self._remoting, addresses, first=chance.below(len(addresses)))
-        self.brokers = Brokers(self._remoting, name_servers, clock=clock, chance=chance, tasks=tasks)
+        self._core = core = self._make_core()
+        self.brokers = core.brokers
         self._registration = BrokerRegistration(
-            self.clients,
-            self.brokers,
-            clock=clock,
+            core,
             client_id=f"tandemmq-proxy@{chance.token_bytes(CLIENT_ID_BYTES).hex()}",
             open_connections=lambda: self._connect(routes),
         )
-        self._traffic = Traffic()
-        self._answers = AnswerBudget(clock, self._traffic)
-        self._lease_calls = LeaseCalls(self.brokers, clock)
-        self._renewal = Renewal(
-            self._lease_calls,
-            self.clients,
-            clock=clock,
-            tasks=tasks,
-            options=RenewalOptions(invisible_ms=options.invisible_ms, life_ms=options.renew_ms_max),
-        )
-        self._receives = self._make_receives()
+        self._lease_calls = LeaseCalls(core.brokers, clock)
+        times = RenewalOptions(invisible_ms=options.invisible_ms, life_ms=options.renew_ms_max)
+        self._renewal = Renewal(core, self._lease_calls, times)
+        self._receives = receiving.ReceiveHandlers(core, self._lease_calls, self._renewal)
         self._health = Health()
         tls = ensure_tls(config, disk=machine.disk, clock=clock)
         self._tls = TlsAcceptor(tls, disk=machine.disk, clock=clock, protocols=ALPN)
         self._plain, self._access = self._make_access()
-        self._sends = self._make_sends()
-        self._pulls = self._make_pulls()
+        self._sends = sending.ProduceHandlers(core)
+        self._pulls = offsets.PullConsumerHandlers(core)
         limits = GrpcLimits(
             message_bytes_max=options.message_bytes_max,
             connections_max=connections_max,
@@ -192,51 +181,31 @@ class Proxy:
             tls=make_client_tls(self._config.tls.dialling),
         )
 
-    def _make_sends(self) -> sending.ProduceHandlers:
+    def _make_core(self) -> ProxyCore:
         machine = self._machine
-        return sending.ProduceHandlers(
-            self.brokers,
-            machine.clock,
-            machine.chance,
-            self._options,
-            note_transaction=self.clients.note_transaction,
-            traffic=self._traffic,
-        )
-
-    def _make_receives(self) -> receiving.ReceiveHandlers:
-        machine = self._machine
-        return receiving.ReceiveHandlers(
-            brokers=self.brokers,
-            calls=self._lease_calls,
-            renewal=self._renewal,
-            clock=machine.clock,
-            chance=machine.chance,
+        clock, chance, traffic = machine.clock, machine.chance, Traffic()
+        addresses = parse_name_servers(self._options.name_servers)
+        name_servers = NameServers(self._remoting, addresses, first=chance.below(len(addresses)))
+        return ProxyCore(
+            options=self._options,
+            clock=clock,
+            chance=chance,
             tasks=self._tasks,
-            answers=self._answers,
-            options=self._options,
-            traffic=self._traffic,
-        )
-
-    def _make_pulls(self) -> offsets.PullConsumerHandlers:
-        return offsets.PullConsumerHandlers(
-            brokers=self.brokers,
-            clock=self._machine.clock,
-            answers=self._answers,
-            options=self._options,
-            traffic=self._traffic,
+            clients=self.clients,
+            brokers=Brokers(self._remoting, name_servers, clock=clock, chance=chance, tasks=self._tasks),
+            traffic=traffic,
+            answers=AnswerBudget(clock, traffic),
         )
 
     def _methods(self) -> list[Method]:
         """Builds the handlers; returns every rpc of the service, and those about it."""
-        options, brokers, clock = self._options, self.brokers, self._machine.clock
+        core = self._core
         checks = [one.check for one in (self._plain, self._access) if one is not None]
         admit = Callers(checks).admit
-        routes = routing.RoutingHandlers(brokers, self._advertised, options)
-        ends = sent_messages.SentMessageHandlers(brokers, clock, options)
-        receipts = acknowledging.ReceiptHandlers(
-            calls=self._lease_calls, renewal=self._renewal, options=options
-        )
-        session = sessions.SessionHandlers(self.clients, brokers, self._tasks, options)
+        routes = routing.RoutingHandlers(self.brokers, self._advertised, core.options)
+        ends = sent_messages.SentMessageHandlers(core)
+        receipts = acknowledging.ReceiptHandlers(core, self._lease_calls, self._renewal)
+        session = sessions.SessionHandlers(core)
         return [
             unary("QueryRoute", admit, routes.handle_query_route),
             unary("QueryAssignment", admit, routes.handle_query_assignment),
@@ -270,7 +239,7 @@ class Proxy:
             )
         if not options.authentication_enabled:
             return plain, None
-        return plain, AccessControl(self.brokers, options, clock=clock, tasks=self._tasks, audit=audit)
+        return plain, AccessControl(self._core, audit)
 
     async def _start_metrics(self) -> None:
         options = self._options
@@ -281,16 +250,12 @@ class Proxy:
         from tandemmq.remoting.metrics_service import MetricsSource, start_metrics
 
         sources = ProxySources(
-            options=options,
+            core=self._core,
             server=self._server,
-            clients=self.clients,
-            brokers=self.brokers,
             renewal=self._renewal,
             sends=self._sends,
             receives=self._receives,
             pulls=self._pulls,
-            traffic=self._traffic,
-            answers=self._answers,
             access=self._access,
         )
         machine = self._machine

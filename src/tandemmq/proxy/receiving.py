@@ -27,14 +27,14 @@ from tandemmq.errors import TandemError
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.pop_receipts import parse_handle
 from tandemmq.protocol.requests.consume import ANY_QUEUE, INIT_MAX, PopRequest
-from tandemmq.proxy.answer_budget import AnswerBudget, size_of
-from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.answer_budget import size_of
+from tandemmq.proxy.brokers import CALL_S
 from tandemmq.proxy.callers import group_name, topic_name
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.handles import Receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.limited_lines import LimitedLines
-from tandemmq.proxy.meters import Limit, Traffic
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.meters import Limit
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.receive_plan import (
     ATTEMPT_ID_CHARS_MAX,
@@ -50,8 +50,6 @@ from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import attempts_of
 from tandemmq.proxy.statuses import Code, RpcRefused, check_bound
 from tandemmq.proxy.values import milliseconds, timestamp
-from tandemmq.runtime.ports import Clock, Random
-from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -78,20 +76,14 @@ class _Delivery(NamedTuple):
     receipt: Receipt
 
 
-@dataclass(slots=True, kw_only=True)
+@dataclass(slots=True)
 class ReceiveHandlers:
     """Serves ReceiveMessage."""
 
-    brokers: Brokers
+    core: ProxyCore
     calls: LeaseCalls
     renewal: Renewal
-    clock: Clock
-    chance: Random
-    tasks: TaskScope
-    answers: AnswerBudget
-    options: ProxyOptions = field(default_factory=ProxyOptions)
     held_count_max: int = 20_000
-    traffic: Traffic = field(default_factory=Traffic)
     held_count: int = field(default=0, init=False)
     _poll_count: int = field(default=0, init=False)
     _is_stopped: bool = field(default=False, init=False)
@@ -100,7 +92,7 @@ class ReceiveHandlers:
     _lines: LimitedLines = field(init=False)
 
     def __post_init__(self) -> None:
-        self._lines = LimitedLines(self.clock)
+        self._lines = LimitedLines(self.core.clock)
 
     async def handle_receive(self, caller: Caller, request: Message, send: Send) -> None:
         """Handles ReceiveMessage."""
@@ -110,11 +102,11 @@ class ReceiveHandlers:
             return
         if self.held_count >= self.held_count_max:
             held = f"this proxy holds {self.held_count} receives, at most {self.held_count_max}"
-            raise self.traffic.refuse(Limit.RECEIVES, held)
-        self.answers.check_room()
+            raise self.core.traffic.refuse(Limit.RECEIVES, held)
+        self.core.answers.check_room()
         self._poll_count += 1
         poll = _Poll(f"{self._poll_count}")
-        pop = self.tasks.start("pop", self._pop(plan, poll))
+        pop = self.core.tasks.start("pop", self._pop(plan, poll))
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.held_count += 1
         self._waiters[waiter] = None
@@ -154,9 +146,9 @@ class ReceiveHandlers:
 
     async def _plan(self, caller: Caller, request: Message) -> ReceivePlan:
         """Checks the request in the order of spec proxy 5.9."""
-        options = self.options
+        options = self.core.options
         group, topic = group_name(request.group), topic_name(request.message_queue.topic)
-        remaining_ms = (caller.deadline_s - self.clock.monotonic()) * 1000
+        remaining_ms = (caller.deadline_s - self.core.clock.monotonic()) * 1000
         poll_ms = poll_time_ms(request, remaining_ms, options)
         is_renewed = request.auto_renew and options.renews_leases
         invisible_ms = milliseconds(request.invisible_duration)
@@ -168,13 +160,13 @@ class ReceiveHandlers:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
         id_size = len(request.attempt_id)
         check_bound(Code.BAD_REQUEST, "attempt_id", id_size, ATTEMPT_ID_CHARS_MAX, "characters")
-        subscription = make_subscription(topic, request.filter_expression, self.clock.now_ms())
-        access = await self.brokers.topic(topic)
-        config = await self.brokers.group(group)
+        subscription = make_subscription(topic, request.filter_expression, self.core.clock.now_ms())
+        access = await self.core.brokers.topic(topic)
+        config = await self.core.brokers.group(group)
         return ReceivePlan(
             owner=LeaseOwner(caller.client_id, group, topic),
             namespace=request.message_queue.topic.resource_namespace,
-            broker_name=pick_broker(request.message_queue.broker.name, access, self.chance),
+            broker_name=pick_broker(request.message_queue.broker.name, access, self.core.chance),
             subscription=subscription,
             batch_size=min(request.batch_size, options.batch_max),
             invisible_ms=invisible_ms,
@@ -189,7 +181,7 @@ class ReceiveHandlers:
         """Pops at the master of the broker, which may change meanwhile. Returns an error instead of raising
         it: an error of a task would end the scope.
         """
-        until_s = self.clock.monotonic() + plan.poll_ms / 1000
+        until_s = self.core.clock.monotonic() + plan.poll_ms / 1000
         _, group, topic = plan.owner
 
         async def ask(address: str, remaining_s: float) -> PopOutcome:
@@ -202,7 +194,7 @@ class ReceiveHandlers:
                 queue_id=ANY_QUEUE,
                 count_max=plan.batch_size,
                 invisible_ms=plan.invisible_ms,
-                poll_ms=max(0, round((until_s - self.clock.monotonic()) * 1000)),
+                poll_ms=max(0, round((until_s - self.core.clock.monotonic()) * 1000)),
                 init_mode=INIT_MAX,
                 expression_type=plan.subscription.expression_type,
                 expression=plan.subscription.expression,
@@ -212,12 +204,12 @@ class ReceiveHandlers:
                 poll_id=poll.poll_id,
             )
             return await broker_consume.pop_outcome(
-                self.brokers.remoting, address, plan.broker_name, header, timeout_s=remaining_s
+                self.core.brokers.remoting, address, plan.broker_name, header, timeout_s=remaining_s
             )
 
         timeout_s = plan.poll_ms / 1000 + CALL_S
         try:
-            return await self.brokers.call_master(topic, plan.broker_name, ask, timeout_s=timeout_s)
+            return await self.core.brokers.call_master(topic, plan.broker_name, ask, timeout_s=timeout_s)
         except Exception as error:  # noqa: BLE001  # it is raised to the call, whose fault it may be
             return error
 
@@ -230,10 +222,12 @@ class ReceiveHandlers:
             self.renewal.watch(plan.owner, [one.receipt for one in deliveries])
         is_complete = False
         try:
-            async with self.answers.hold(size_of(one.message.record for one in deliveries), send) as answer:
+            async with self.core.answers.hold(
+                size_of(one.message.record for one in deliveries), send
+            ) as answer:
                 await answer(self._elements(plan, outcome, deliveries))
             is_complete = True
-            self.traffic.count_out(one.message.record for one in deliveries)
+            self.core.traffic.count_out(one.message.record for one in deliveries)
         finally:
             if not is_complete:
                 self._hand_back(plan, [one.receipt for one in deliveries])
@@ -245,7 +239,7 @@ class ReceiveHandlers:
         yield ReceiveMessageResponse(status=_status(outcome, len(deliveries)))
         for one in deliveries:
             yield ReceiveMessageResponse(message=self._render(plan, one))
-        yield ReceiveMessageResponse(delivery_timestamp=timestamp(self.clock.now_ms()))
+        yield ReceiveMessageResponse(delivery_timestamp=timestamp(self.core.clock.now_ms()))
 
     def _select(self, plan: ReceivePlan, outcome: PopOutcome) -> list[_Delivery]:
         """Returns the messages for the client. Others end here: those that only share the hash of a tag are
@@ -280,7 +274,7 @@ class ReceiveHandlers:
     # Ends of messages that are not delivered. Each is a task of the scope: the call may be over.
 
     def _follow_up(self, name: str, coro: Coroutine[Any, Any, None]) -> None:
-        task = self.tasks.start(name, coro)
+        task = self.core.tasks.start(name, coro)
         self._follow_ups[task] = None
         task.add_done_callback(lambda _: self._follow_ups.pop(task, None))
 
@@ -313,7 +307,7 @@ class ReceiveHandlers:
         try:
             await broker_consume.end_poll.within(
                 CALL_S,
-                self.brokers.remoting,
+                self.core.brokers.remoting,
                 poll.address,
                 consumer_group=group,
                 topic=topic,

@@ -32,11 +32,11 @@ from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import OUR_VERSION, LanguageCode, RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests.route import UnregisterClientRequest
-from tandemmq.proxy.brokers import CALL_S, Brokers
-from tandemmq.proxy.clients import Clients, GrpcClient, version_numbers
+from tandemmq.proxy.brokers import CALL_S
+from tandemmq.proxy.clients import GrpcClient, version_numbers
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.settings import ClientRole, Profile
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.runtime.ports import Clock
 from tandemmq.telemetry import events
 from tandemmq.telemetry.log_lines import Outages
 
@@ -140,9 +140,7 @@ class BrokerRegistration:
     `open_connections` makes a further set of connections to brokers, with the routes of `RelayedRequests`.
     """
 
-    clients: Clients
-    brokers: Brokers
-    clock: Clock
+    core: ProxyCore
     client_id: str
     open_connections: Callable[[], RemotingClient]
     connections_max: int = 16
@@ -154,16 +152,16 @@ class BrokerRegistration:
     _outages: Outages = field(default_factory=Outages, init=False)
 
     def __post_init__(self) -> None:
-        self.seats, self._connections = Seats(self.connections_max), [self.brokers.remoting]
-        self.clients.on_change.append(self._requested.set)
+        self.seats, self._connections = Seats(self.connections_max), [self.core.brokers.remoting]
+        self.core.clients.on_change.append(self._requested.set)
 
     async def run(self) -> None:
         """Sends a heartbeat now, every BEAT_S, and soon after a change of the clients."""
         while True:
             self._requested.clear()
             await self.beat()
-            await self.clock.sleep(BEAT_PAUSE_S)
-            timer = self.clock.call_later(BEAT_S - BEAT_PAUSE_S, self._requested.set)
+            await self.core.clock.sleep(BEAT_PAUSE_S)
+            timer = self.core.clock.call_later(BEAT_S - BEAT_PAUSE_S, self._requested.set)
             try:
                 await self._requested.wait()
             finally:
@@ -179,7 +177,7 @@ class BrokerRegistration:
         heartbeat tries again.
         """
         try:
-            masters = list((await self.brokers.masters()).values())
+            masters = list((await self.core.brokers.masters()).values())
         except TandemError as error:
             self._log_failure("name servers", error)
             return
@@ -211,16 +209,16 @@ class BrokerRegistration:
         return requests
 
     def _registered_topics(self) -> frozenset[str]:
-        topics = self.clients.produced_topics
+        topics = self.core.clients.produced_topics
         if len(topics) > GROUPS_MAX:
-            checked = {topic for client in self.clients for topic in client.transaction_topics}
+            checked = {topic for client in self.core.clients for topic in client.transaction_topics}
             topics = sorted(topics, key=lambda topic: topic not in checked)[:GROUPS_MAX]
         return frozenset(topics)
 
     async def _consumer_requests(self, masters: list[str]) -> list[_Request]:
         consumers = {
             client.client_id: (client, client.profile)
-            for client in self.clients
+            for client in self.core.clients
             if client.profile is not None and client.profile.group
         }
         freed = self.seats.update({key: profile.group for key, (_, profile) in consumers.items()})
@@ -254,7 +252,7 @@ class BrokerRegistration:
         found: dict[str, None] = {}
         for subscribed in profile.subscriptions:
             try:
-                access = await self.brokers.topic(subscribed.topic)
+                access = await self.core.brokers.topic(subscribed.topic)
             except TandemError:
                 continue
             found.update(dict.fromkeys(access.route.masters))

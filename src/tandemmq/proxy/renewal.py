@@ -27,13 +27,12 @@ from typing import Final, NamedTuple
 
 from tandemmq.api import broker_consume
 from tandemmq.errors import TandemError
-from tandemmq.proxy.clients import Clients
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.handles import Receipt, parse_receipt
 from tandemmq.proxy.lease_calls import LeaseCalls
 from tandemmq.proxy.limited_lines import LimitedLines
 from tandemmq.proxy.statuses import Code, RpcRefused
-from tandemmq.runtime.ports import Clock
-from tandemmq.runtime.tasks import TaskScope, TimedEvent
+from tandemmq.runtime.tasks import TimedEvent
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -97,10 +96,8 @@ class RenewedLease:
 class Renewal:
     """The messages that this proxy renews."""
 
+    core: ProxyCore
     calls: LeaseCalls
-    clients: Clients
-    clock: Clock
-    tasks: TaskScope
     options: RenewalOptions = field(default_factory=RenewalOptions)
     renewed_count: int = field(default=0, init=False)
     failed_count: int = field(default=0, init=False)
@@ -118,8 +115,8 @@ class Renewal:
 
     def __post_init__(self) -> None:
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
-        self._wake, self._lines = TimedEvent(self.clock), LimitedLines(self.clock)
-        self.clients.on_gone(self._on_gone)
+        self._wake, self._lines = TimedEvent(self.core.clock), LimitedLines(self.core.clock)
+        self.core.clients.on_gone(self._on_gone)
 
     def __len__(self) -> int:
         """Returns the number of messages that are renewed."""
@@ -132,7 +129,7 @@ class Renewal:
             facts = {"client_id": owner.client_id, "group": owner.group, "count": len(receipts)}
             self._lines.write(log, events.PROXY_RENEWAL_FULL, facts)
             return
-        now_s = self.clock.monotonic()
+        now_s = self.core.clock.monotonic()
         until_s = now_s + self.options.life_ms / 1000
         shared: dict[tuple[object, ...], RenewedLease] = {}
         for receipt in receipts:
@@ -172,12 +169,12 @@ class Renewal:
         """Renews leases when they are due, until it is cancelled."""
         while True:
             self._wake.clear()
-            now_s = self.clock.monotonic()
+            now_s = self.core.clock.monotonic()
             while self._due and self._due[0][0] <= now_s and self._in_flight < IN_FLIGHT_MAX:
                 _, number, renewed = heapq.heappop(self._due)
                 if renewed.receipts and renewed.number == number:
                     self._in_flight += 1
-                    self.tasks.start("renew", self._renew_counted(renewed))
+                    self.core.tasks.start("renew", self._renew_counted(renewed))
             is_idle = not self._due or self._in_flight >= IN_FLIGHT_MAX
             await self._wake.wait(None if is_idle else self._due[0][0] - now_s)
 
@@ -192,13 +189,13 @@ class Renewal:
         if not renewed.receipts:
             return
         owner = renewed.owner
-        now_s = self.clock.monotonic()
+        now_s = self.core.clock.monotonic()
         remaining_ms = round((renewed.until_s - now_s) * 1000)
         if remaining_ms <= 0:
             self._log_end(renewed, "it was held too long")
             self._drop(renewed)
             return
-        if not self.clients.is_alive(owner.client_id):
+        if not self.core.clients.is_alive(owner.client_id):
             if not await self._is_elsewhere(renewed):
                 await self._release(renewed)
                 return
@@ -220,7 +217,7 @@ class Renewal:
                     self._log_end(renewed, str(error))
                 self._drop(renewed)
             else:
-                self._schedule(renewed, self.clock.monotonic() + RETRY_S)
+                self._schedule(renewed, self.core.clock.monotonic() + RETRY_S)
             return
         self.renewed_count += 1
         renewed.failure_count = 0
@@ -241,7 +238,7 @@ class Renewal:
         client_id, group, topic = renewed.owner
         _, receipt = next(iter(renewed.receipts.items()))
         try:
-            members = await self.calls.brokers.ask_master(
+            members = await self.core.brokers.ask_master(
                 broker_consume.query_consumer_ids, topic, receipt.handle.broker_name, group
             )
         except TandemError:
@@ -250,14 +247,14 @@ class Renewal:
 
     def _on_gone(self, client_id: str) -> None:
         for renewed in list(self._by_client.get(client_id, ())):
-            self.tasks.start("release", self._release_if_gone(renewed))
+            self.core.tasks.start("release", self._release_if_gone(renewed))
 
     async def _release_if_gone(self, renewed: RenewedLease) -> None:
         async with self._releases:
             if not renewed.receipts:
                 return
             if await self._is_elsewhere(renewed):
-                self._schedule(renewed, self.clock.monotonic() + RETRY_S)
+                self._schedule(renewed, self.core.clock.monotonic() + RETRY_S)
             else:
                 await self._release(renewed)
 

@@ -11,7 +11,7 @@ Source:     spec proxy 5.2, 5.5, 5.6, 5.8, 7.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -25,17 +25,16 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message_id import decode_message_id
 from tandemmq.protocol.requests.send import SendRequestV2
 from tandemmq.protocol.topic_names import AUTO_CREATE_TOPIC, is_retry_topic
-from tandemmq.proxy.brokers import OUTAGES, SEND_S, Brokers, NoMaster
+from tandemmq.proxy.brokers import OUTAGES, SEND_S, NoMaster
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.incoming import IncomingMessage, read_messages
 from tandemmq.proxy.kinds import MessageKind, check_kind
-from tandemmq.proxy.meters import Limit, Traffic
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.meters import Limit
 from tandemmq.proxy.queue_choice import NoWritableQueue, QueueChooser
 from tandemmq.proxy.rpc import OK, Caller, Message
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.transaction_ids import TransactionId, render_transaction_id
-from tandemmq.runtime.ports import Clock, Random
 from tandemmq.units import MIB, Buffer
 
 SendMessageResponse = message_class("SendMessageResponse")
@@ -59,62 +58,50 @@ _SINGLE_KINDS: Final = (MessageKind.TRANSACTION, MessageKind.DELAY, MessageKind.
 """The kinds that brokers refuse in a batch, or whose property they ignore there."""
 
 
-def ignore_transaction(topic: str, client_id: str) -> None:
-    """Does nothing with the topic and the client of a transaction."""
-
-
 @dataclass(slots=True)
 class ProduceHandlers:
-    """Handles SendMessage.
+    """Handles SendMessage."""
 
-    `note_transaction(topic, client_id)` is called before each transactional send: brokers send the checks of
-    its transactions to registered producers only.
-    """
-
-    brokers: Brokers
-    clock: Clock
-    chance: Random
-    options: ProxyOptions = field(default_factory=ProxyOptions)
+    core: ProxyCore
     bytes_in_flight_max: int = BYTES_IN_FLIGHT_MAX
-    note_transaction: Callable[[str, str], None] = ignore_transaction
-    traffic: Traffic = field(default_factory=Traffic)
     bytes_in_flight: int = field(init=False, default=0)
     _chooser: QueueChooser = field(init=False)
 
     def __post_init__(self) -> None:
-        self._chooser = QueueChooser(self.clock, self.chance)
+        self._chooser = QueueChooser(self.core.clock, self.core.chance)
 
     async def handle_send(self, caller: Caller, request: Message) -> Message:
         """Returns one entry per message, in order."""
-        now_ms = self.clock.now_ms()
-        topic, messages = read_messages(request, caller=caller, options=self.options, now_ms=now_ms)
+        now_ms = self.core.clock.now_ms()
+        topic, messages = read_messages(request, caller=caller, options=self.core.options, now_ms=now_ms)
         if len(messages) > 1:
             _check_batch(messages)
         await self._check_kinds(topic, messages)
         size = sum(len(message.body) + len(message.properties) for message in messages)
         if self.bytes_in_flight + size > self.bytes_in_flight_max:
-            raise self.traffic.refuse(
+            raise self.core.traffic.refuse(
                 Limit.SEND_BYTES,
                 f"{self.bytes_in_flight} bytes of messages are in flight at this proxy, at most"
                 f" {self.bytes_in_flight_max} are allowed: retry later",
             )
         if messages[0].kind is MessageKind.TRANSACTION:
-            self.note_transaction(topic, caller.client_id)
+            # Brokers send the checks of its transactions to registered producers only.
+            self.core.clients.note_transaction(topic, caller.client_id)
         self.bytes_in_flight += size
         try:
             queue, answer = await self._send(topic, messages, caller)
         finally:
             self.bytes_in_flight -= size
-        self.traffic.messages_in += len(messages)
-        self.traffic.bytes_in += sum(len(message.body) for message in messages)
+        self.core.traffic.messages_in += len(messages)
+        self.core.traffic.bytes_in += sum(len(message.body) for message in messages)
         return _response(messages, queue, answer)
 
     async def _check_kinds(self, topic: str, messages: Sequence[IncomingMessage]) -> None:
-        await self.brokers.topic(topic)
-        if not self.options.checks_message_type:
+        await self.core.brokers.topic(topic)
+        if not self.core.options.checks_message_type:
             return
         try:
-            accepted = await self.brokers.known_kind(topic)
+            accepted = await self.core.brokers.known_kind(topic)
         except NoMaster:
             return  # the send itself waits for a master
         for message in messages:
@@ -127,23 +114,23 @@ class ProduceHandlers:
 
         Raises:  the error of the last attempt.
         """
-        deadline_s = min(self.clock.monotonic() + SEND_S, caller.deadline_s)
+        deadline_s = min(self.core.clock.monotonic() + SEND_S, caller.deadline_s)
         group, body = messages[0].group, _body_of(messages)
         failed: set[str] = set()
         last: TandemError = RequestTimeout(f"the deadline of the send to topic {topic} has passed")
         is_refreshed = False
         while True:
-            view = (await self.brokers.topic(topic)).view
+            view = (await self.core.brokers.topic(topic)).view
             try:
                 queue = self._chooser.choose(view, group, failed)
                 if queue.broker_name not in failed:
                     return queue, await self._ask(
-                        view, queue, messages, body, deadline_s - self.clock.monotonic()
+                        view, queue, messages, body, deadline_s - self.core.clock.monotonic()
                     )
             except MOVED as error:
                 last = error
                 failed.add(queue.broker_name)
-                self.brokers.topics.refresh_soon(topic)
+                self.core.brokers.topics.refresh_soon(topic)
                 continue
             except NoWritableQueue as error:
                 if not error.is_outage:
@@ -152,9 +139,9 @@ class ProduceHandlers:
             # Every broker that may get the messages has failed.
             if is_refreshed and isinstance(last, STALE):
                 raise last
-            await self.brokers.pause(last, deadline_s)
+            await self.core.brokers.pause(last, deadline_s)
             with suppress(*OUTAGES, RequestTimeout):  # the old route stays in use
-                await self.brokers.topics.refresh(topic)
+                await self.core.brokers.topics.refresh(topic)
             is_refreshed = True
             failed.clear()
 
@@ -172,7 +159,9 @@ class ProduceHandlers:
             raise RequestTimeout(f"the deadline of the send to topic {queue.topic} has passed")
         header = _header(messages, queue)
         try:
-            answer = await broker_send.send(self.brokers.remoting, address, header, body, timeout_s=timeout_s)
+            answer = await broker_send.send(
+                self.core.brokers.remoting, address, header, body, timeout_s=timeout_s
+            )
         except TandemError as error:
             if timeout_s >= SILENT_S_MIN or not isinstance(error, RequestTimeout):
                 self._chooser.record_failure(queue.broker_name, error)

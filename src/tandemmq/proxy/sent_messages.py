@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from tandemmq.api import broker_send
@@ -18,15 +18,14 @@ from tandemmq.errors import ClientError, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.send import EndTransactionRequest
 from tandemmq.protocol.sys_flag import TRANSACTION_COMMIT, TRANSACTION_ROLLBACK
-from tandemmq.proxy.brokers import CALL_S, Brokers
+from tandemmq.proxy.brokers import CALL_S
 from tandemmq.proxy.callers import topic_name
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.kinds import MessageKind, check_kind
-from tandemmq.proxy.options import ProxyOptions
 from tandemmq.proxy.rpc import OK, Caller, Message
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.proxy.transaction_ids import parse_transaction_id
-from tandemmq.runtime.ports import Clock
 
 T = TypeVar("T")
 
@@ -48,9 +47,7 @@ HANDLE_CHARS_MAX: Final = 65_536
 class SentMessageHandlers:
     """Handles EndTransaction and RecallMessage."""
 
-    brokers: Brokers
-    clock: Clock
-    options: ProxyOptions = field(default_factory=ProxyOptions)
+    core: ProxyCore
 
     async def handle_end_transaction(self, caller: Caller, request: Message) -> Message:
         """Forwards the outcome to the broker of the half message. OK means that it was handed over; the
@@ -79,15 +76,15 @@ class SentMessageHandlers:
             topic,
             transaction.broker_name,
             Code.INVALID_TRANSACTION_ID,
-            lambda address, _: broker_send.end_transaction(self.brokers.remoting, address, header),
+            lambda address, _: broker_send.end_transaction(self.core.brokers.remoting, address, header),
         )
         return EndTransactionResponse(status=OK)
 
     async def handle_recall(self, caller: Caller, request: Message) -> Message:
         """Recalls a timed message; returns its id."""
         topic, handle = topic_name(request.topic), request.recall_handle
-        if self.options.checks_message_type:
-            check_kind(topic, await self.brokers.known_kind(topic), MessageKind.DELAY)
+        if self.core.options.checks_message_type:
+            check_kind(topic, await self.core.brokers.known_kind(topic), MessageKind.DELAY)
         broker_name = _broker_of(handle)
         try:
             message_id = await self._call(
@@ -97,7 +94,7 @@ class SentMessageHandlers:
                 Code.BAD_REQUEST,
                 lambda address, left_s: broker_send.recall.within(
                     left_s,
-                    self.brokers.remoting,
+                    self.core.brokers.remoting,
                     address,
                     topic=topic,
                     recall_handle=handle,
@@ -119,10 +116,10 @@ class SentMessageHandlers:
         ask: Callable[[str, float], Awaitable[T]],
     ) -> T:
         """Calls the master. Raises RpcRefused `unknown` if no broker of the name has the topic."""
-        if not await self.brokers.has_broker(topic, broker_name):
+        if not await self.core.brokers.has_broker(topic, broker_name):
             raise RpcRefused(unknown, f"no broker {broker_name[:64]!r} has topic {topic}")
-        timeout_s = min(CALL_S, max(0.0, caller.deadline_s - self.clock.monotonic()))
-        return await self.brokers.call_master(topic, broker_name, ask, timeout_s=timeout_s)
+        timeout_s = min(CALL_S, max(0.0, caller.deadline_s - self.core.clock.monotonic()))
+        return await self.core.brokers.call_master(topic, broker_name, ask, timeout_s=timeout_s)
 
 
 def _broker_of(recall_handle: str) -> str:

@@ -16,14 +16,12 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from tandemmq.errors import TandemError
-from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.clients import Clients, CommandStream, GrpcClient, TelemetryCommand
-from tandemmq.proxy.options import ProxyOptions
+from tandemmq.proxy.clients import CommandStream, GrpcClient, TelemetryCommand
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.rpc import OK, Admit, Caller, GrpcCall, GrpcFailure, Message, grpc_status_of, parse
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.settings import ClientRole, Profile, merge_settings, profile_of
 from tandemmq.proxy.statuses import Code, RpcRefused, code_of
-from tandemmq.runtime.tasks import TaskScope
 from tandemmq.telemetry import events
 
 log = logging.getLogger(__name__)
@@ -39,10 +37,7 @@ _OPENING: Final = TelemetryCommand()
 class SessionHandlers:
     """The rpcs by which clients come, stay and leave."""
 
-    clients: Clients
-    brokers: Brokers
-    tasks: TaskScope
-    options: ProxyOptions = field(default_factory=ProxyOptions)
+    core: ProxyCore
     _refused: dict[str, None] = field(default_factory=dict, init=False)
 
     async def handle_heartbeat(self, caller: Caller, _request: Message) -> Message:
@@ -54,7 +49,7 @@ class SessionHandlers:
         """Removes the client, with its settings and registrations."""
         if self._refresh(caller).access_key != caller.access_key:
             raise RpcRefused(Code.UNAUTHORIZED, f"another user has sent the settings of {caller.client_id}")
-        self.clients.remove(caller.client_id)
+        self.core.clients.remove(caller.client_id)
         return NotifyClientTerminationResponse(status=OK)
 
     async def serve_telemetry(self, call: GrpcCall, admit: Admit) -> None:
@@ -66,8 +61,8 @@ class SessionHandlers:
         # Some clients wait for the headers of the response before they read.
         await call.start()
         stream = CommandStream(call)
-        self.clients.stream_began(stream)
-        writer = self.tasks.start("telemetry", stream.write())
+        self.core.clients.stream_began(stream)
+        writer = self.core.tasks.start("telemetry", stream.write())
         client_id = ""
         try:
             async with stream.reading():
@@ -84,14 +79,14 @@ class SessionHandlers:
         finally:
             writer.cancel()
             stream.is_ended = True
-            self.clients.stream_ended(stream, client_id)
+            self.core.clients.stream_ended(stream, client_id)
 
     async def _handle_command(self, caller: Caller, command: Message, stream: CommandStream) -> None:
         match command.WhichOneof("command"):
             case "settings":
                 await self._handle_settings(caller, command.settings, stream)
             case "thread_stack_trace" | "verify_message_result" as kind:
-                self.clients.answer(caller.client_id, getattr(command, kind).nonce, command)
+                self.core.clients.answer(caller.client_id, getattr(command, kind).nonce, command)
             case _:
                 pass  # a command of a newer protocol, or one that clients do not send
 
@@ -99,7 +94,7 @@ class SessionHandlers:
         """Registers the client and answers the merged settings. Clients repeat their settings every 5 min."""
         profile = profile_of(settings)
         merged = await self._merge(caller.client_id, settings, profile)
-        self.clients.register(caller, profile, merged, stream)
+        self.core.clients.register(caller, profile, merged, stream)
         self._refused.pop(caller.client_id, None)
         self._refused.pop(caller.peer[0], None)
         if not stream.put(settings=merged):
@@ -111,18 +106,18 @@ class SessionHandlers:
         for a new one a guess could break the order of its messages, so it tries again.
         """
         if profile.role is ClientRole.PRODUCER:
-            return merge_settings(settings, self.options)
+            return merge_settings(settings, self.core.options)
         try:
-            group = await self.brokers.group(profile.group)
+            group = await self.core.brokers.group(profile.group)
         except TandemError:
-            known = self.clients.get(client_id)
+            known = self.core.clients.get(client_id)
             if known is None or known.settings is None or known.profile != profile:
                 raise
             return known.settings
-        return merge_settings(settings, self.options, group)
+        return merge_settings(settings, self.core.options, group)
 
     def _refresh(self, caller: Caller) -> GrpcClient:
-        client = self.clients.refresh(caller.client_id)
+        client = self.core.clients.refresh(caller.client_id)
         if client is None:
             raise RpcRefused(
                 Code.UNRECOGNIZED_CLIENT_TYPE, f"the settings of client {caller.client_id} are not known here"

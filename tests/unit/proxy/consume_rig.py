@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 from sim.manual_clock import ManualClock
 from tandemmq.errors import BrokerUnreachable, TopicNotFound
@@ -29,6 +29,7 @@ from tandemmq.proxy.receiving import ReceiveHandlers
 from tandemmq.proxy.renewal import Renewal, RenewalOptions
 from tandemmq.proxy.rpc import Caller
 from tandemmq.runtime.tasks import TaskScope
+from unit.proxy.cores import make_core
 
 TOPIC, GROUP, BROKER = "T", "G", "broker-a"
 
@@ -285,20 +286,18 @@ class Proxy:
         self.clients = Clients("c1")
         self.tasks = TaskScope("proxy")
         self.answers = AnswerBudget(clock, Traffic(), bytes_max=self.answer_bytes_max)
-        self.calls = LeaseCalls(cast(Brokers, self.brokers), self.clock)
-        self.renewal = Renewal(self.calls, cast(Any, self.clients), clock, self.tasks, self.renewal_options)
-        chance = SimpleNamespace(below=lambda end: 0)
-        self.receiving = ReceiveHandlers(
-            brokers=cast(Brokers, self.brokers),
-            calls=self.calls,
-            renewal=self.renewal,
+        core = make_core(
+            brokers=self.brokers,
+            clients=self.clients,
             clock=clock,
-            chance=cast(Any, chance),
+            chance=SimpleNamespace(below=lambda end: 0),
             tasks=self.tasks,
             answers=self.answers,
-            held_count_max=self.held_receives_max,
         )
-        self.receipts = ReceiptHandlers(calls=self.calls, renewal=self.renewal)
+        self.calls = LeaseCalls(core.brokers, clock)
+        self.renewal = Renewal(core, self.calls, self.renewal_options)
+        self.receiving = ReceiveHandlers(core, self.calls, self.renewal, self.held_receives_max)
+        self.receipts = ReceiptHandlers(core, self.calls, self.renewal)
 
     def caller(self, remaining_s: float = 23.0, client_id: str = "c1") -> Caller:
         deadline_s = self.clock.monotonic() + remaining_s

@@ -20,12 +20,14 @@ from tandemmq.protocol.message_id import encode_host, encode_message_id
 from tandemmq.protocol.requests.route import RouteRequest
 from tandemmq.protocol.requests.send import RecallResponse, SendRequestV2, SendResponse
 from tandemmq.proxy.brokers import Brokers
+from tandemmq.proxy.core import ProxyCore
 from tandemmq.proxy.rpc import Caller
 from tandemmq.proxy.schema import enum_number, message_class
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import ConnectionOptions
 from tandemmq.runtime.machine import SeededRandom
 from tandemmq.runtime.tasks import TaskScope
+from unit.proxy.cores import make_core
 
 READ_WRITE = 6
 LOG_OFFSET = 7_000
@@ -146,6 +148,10 @@ class SendRig:
     clock: EagerClock
     chance: SeededRandom
     brokers: Brokers
+
+    def core(self, **parts: Any) -> ProxyCore:
+        """Returns the core of a proxy in front of the table."""
+        return make_core(**{"brokers": self.brokers, "clock": self.clock, "chance": self.chance, **parts})
 
 
 @asynccontextmanager

@@ -37,6 +37,7 @@ from tandemmq.remoting.audit import AccessLog
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import PEER
+from unit.proxy.cores import make_core
 from unit.proxy.known_brokers import KnownBrokers
 
 DATE = "20261127T050000Z"
@@ -111,13 +112,15 @@ class Proxy:
         self.known = MasterOf(self.broker)
         self.clock = ManualClock()
         self.tasks = TaskScope("proxy")
-        self.access = AccessControl(
-            self.known.brokers,
-            ProxyOptions(**{"authentication_enabled": True, "authorization_enabled": True, **options}),
+        core = make_core(
+            brokers=self.known.brokers,
+            options=ProxyOptions(
+                **{"authentication_enabled": True, "authorization_enabled": True, **options}
+            ),
             clock=self.clock,
             tasks=self.tasks,
-            audit=AccessLog(self.clock),
         )
+        self.access = AccessControl(core, AccessLog(self.clock))
 
     async def check(self, metadata: Mapping[str, str], name: str = "QueryRouteRequest", **fields: Any) -> str:
         return await self.access.check(metadata, PEER, request(name, **(fields or {"topic": {"name": "T"}})))

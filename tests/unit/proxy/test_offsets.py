@@ -12,12 +12,10 @@ from sim.manual_clock import ManualClock
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.requests import consume as headers
-from tandemmq.proxy.answer_budget import AnswerBudget
-from tandemmq.proxy.brokers import Brokers
-from tandemmq.proxy.meters import Traffic
 from tandemmq.proxy.offsets import PullConsumerHandlers
 from tandemmq.proxy.schema import message_class
 from tandemmq.proxy.statuses import Code, RpcRefused
+from unit.proxy.cores import make_core
 
 PullMessageRequest = message_class("PullMessageRequest")
 
@@ -56,14 +54,12 @@ class PullBroker(PopBroker):
 def make(*bodies: str, **options: Any) -> tuple[PullBroker, PullConsumerHandlers]:
     broker = PullBroker()
     broker.messages = [Held(body.encode(), "t") for body in bodies]
-    brokers = cast(Brokers, OneBroker(broker, broker.clock))
-    return broker, PullConsumerHandlers(
-        brokers=brokers, clock=broker.clock, answers=AnswerBudget(broker.clock, Traffic()), **options
-    )
+    core = make_core(brokers=OneBroker(broker, broker.clock), clock=broker.clock)
+    return broker, PullConsumerHandlers(core, **options)
 
 
 async def pull(handlers: PullConsumerHandlers, **changes: Any) -> list[Any]:
-    caller = Proxy(cast(PullBroker, handlers.brokers.remoting)).caller(changes.pop("remaining_s", 23.0))
+    caller = Proxy(cast(PullBroker, handlers.core.brokers.remoting)).caller(changes.pop("remaining_s", 23.0))
     asked = PullMessageRequest(
         **{
             "group": {"name": GROUP},
@@ -150,7 +146,7 @@ async def ask(handlers: PullConsumerHandlers, name: str, **fields: Any) -> Any:
         "QueryOffset": handlers.handle_query,
         "SyncLiteSubscription": handlers.handle_lite,
     }[name]
-    caller = Proxy(cast(PullBroker, handlers.brokers.remoting)).caller()
+    caller = Proxy(cast(PullBroker, handlers.core.brokers.remoting)).caller()
     return await handle(caller, message_class(f"{name}Request")(**fields))
 
 

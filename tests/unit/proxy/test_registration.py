@@ -26,6 +26,7 @@ from tandemmq.proxy.settings import ClientRole, Profile, Subscribed
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import FakeCall, caller
+from unit.proxy.cores import make_core
 from unit.proxy.known_brokers import KnownBrokers, route
 
 MASTERS = {"a": "10.0.0.1:10911", "b": "10.0.0.2:10911"}
@@ -86,9 +87,7 @@ class Proxy:
         self.known = KnownMasters(self.opened[0])
         self.clients = Clients(clock=self.clock, chance=Dice(1))
         self.registration = BrokerRegistration(
-            self.clients,
-            self.known.brokers,
-            clock=self.clock,
+            make_core(clients=self.clients, brokers=self.known.brokers, clock=self.clock),
             client_id="proxy-1",
             open_connections=self.open,
             connections_max=connections_max,

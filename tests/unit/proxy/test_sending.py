@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -48,11 +49,16 @@ async def rig() -> AsyncIterator[SendRig]:
 
 
 def handlers(rig: SendRig, **arguments: Any) -> ProduceHandlers:
-    return ProduceHandlers(rig.brokers, rig.clock, rig.chance, **arguments)
+    return ProduceHandlers(rig.core(**arguments))
 
 
 async def send(rig: SendRig, *messages: dict[str, Any], **arguments: Any) -> Any:
     return await handlers(rig, **arguments).handle_send(CALLER, request(*messages))
+
+
+def noting(seen: list[tuple[str, str]]) -> Any:
+    """Returns a table of clients that only lists the noted transactions."""
+    return SimpleNamespace(note_transaction=lambda *both: seen.append(both))
 
 
 def at(rig: SendRig, offset_s: int) -> dict[str, int]:
@@ -111,7 +117,9 @@ async def test_delayed_message_has_a_recall_handle(rig: SendRig):
 async def test_transaction_has_an_id_with_its_position(rig: SendRig):
     seen: list[tuple[str, str]] = []
     answer = await send(
-        rig, message("Half", kind="TRANSACTION"), note_transaction=lambda *both: seen.append(both)
+        rig,
+        message("Half", kind="TRANSACTION"),
+        clients=noting(seen),
     )
     [(broker, header, _)] = rig.table.sends
     assert header.sys_flag == 0x4
@@ -122,7 +130,7 @@ async def test_transaction_has_an_id_with_its_position(rig: SendRig):
 
 async def test_other_messages_register_no_producer(rig: SendRig):
     seen: list[tuple[str, str]] = []
-    await send(rig, message(), note_transaction=lambda *both: seen.append(both))
+    await send(rig, message(), clients=noting(seen))
     assert seen == []
 
 
@@ -399,7 +407,7 @@ async def test_lost_name_server_does_not_stop_a_retry(rig: SendRig):
 
 async def test_bytes_in_flight_are_bounded(rig: SendRig):
     """Each send starts while the one before is in flight, until there is no room for another."""
-    service = handlers(rig, bytes_in_flight_max=2_000)
+    service = ProduceHandlers(rig.core(), bytes_in_flight_max=2_000)
     inside: list[int] = []
     refused: list[TandemError] = []
     real = rig.table.request

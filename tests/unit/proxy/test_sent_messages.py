@@ -37,7 +37,7 @@ async def rig() -> AsyncIterator[SendRig]:
 
 
 def handlers(rig: SendRig, **arguments: Any) -> SentMessageHandlers:
-    return SentMessageHandlers(rig.brokers, rig.clock, **arguments)
+    return SentMessageHandlers(rig.core(**arguments))
 
 
 def end(
@@ -96,7 +96,7 @@ async def test_outcome_goes_to_the_broker_of_the_id(
 
 
 async def test_id_of_one_proxy_works_at_another(rig: SendRig):
-    sender = ProduceHandlers(rig.brokers, rig.clock, rig.chance)
+    sender = ProduceHandlers(rig.core())
     sent = await sender.handle_send(CALLER, request(message("Half", kind="TRANSACTION")))
     async with send_rig(Half=TopicRow({"a": 4, "b": 4}, "TRANSACTION")) as other:
         await handlers(other).handle_end_transaction(

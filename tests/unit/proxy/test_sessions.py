@@ -18,6 +18,7 @@ from tandemmq.proxy.sessions import HeartbeatResponse, NotifyClientTerminationRe
 from tandemmq.proxy.statuses import Code, RpcRefused
 from tandemmq.runtime.tasks import TaskScope
 from unit.proxy.calls import FakeCall, caller
+from unit.proxy.cores import make_core
 from unit.proxy.known_brokers import KnownBrokers
 from waits import until
 
@@ -35,7 +36,8 @@ class Proxy:
         self.gone: list[str] = []
         self.clients.on_gone(self.gone.append)
         self.tasks = TaskScope("proxy")
-        self.handlers = SessionHandlers(self.clients, self.known.brokers, self.tasks)
+        core = make_core(clients=self.clients, brokers=self.known.brokers, clock=self.clock, tasks=self.tasks)
+        self.handlers = SessionHandlers(core)
         self.refusal: RpcRefused | None = None
         self.access_key = ""
 
