@@ -15,14 +15,8 @@ from typing import Final
 
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 from opentelemetry.proto.common.v1.common_pb2 import InstrumentationScope, KeyValue
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
-    AggregationTemporality,
-    HistogramDataPoint,
-    NumberDataPoint,
-)
-from opentelemetry.proto.metrics.v1.metrics_pb2 import (
-    Metric as OtlpMetric,
-)
+from opentelemetry.proto.metrics.v1.metrics_pb2 import AggregationTemporality
+from opentelemetry.proto.metrics.v1.metrics_pb2 import Metric as OtlpMetric
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 
 from tandemmq.telemetry.metrics import Histogram, Metric, MetricKind, Sample
@@ -56,17 +50,15 @@ def instrument_of(metric: Metric) -> tuple[str, str]:
 class OtlpEncoder:
     """Encodes the exports of one process, whose first moment is `began_ns`."""
 
-    def __init__(
-        self,
-        *,
-        resource: Mapping[str, str],
-        scope: str,
-        is_delta: bool,
-        began_ns: int,
-    ) -> None:
+    def __init__(self, *, resource: Mapping[str, str], scope: str, is_delta: bool, began_ns: int) -> None:
         self._resource = Resource(attributes=[_text(name, value) for name, value in resource.items()])
         self._scope = InstrumentationScope(name=scope)
         self._is_delta = is_delta
+        self._temporality = (
+            AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
+            if is_delta
+            else AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
+        )
         self._labels = [_text("aggregation", "delta")] if is_delta else []
         self._kept: dict[tuple[Metric, tuple[str, ...]], Values] = {}
         self._kept_ns = self._began_ns = began_ns
@@ -93,16 +85,11 @@ class OtlpEncoder:
         name, unit = instrument_of(metric)
         of_scope = request.resource_metrics[0].scope_metrics[0]
         found: OtlpMetric = of_scope.metrics.add(name=name, unit=unit, description=metric.text)
-        temporality = (
-            AggregationTemporality.AGGREGATION_TEMPORALITY_DELTA
-            if self._is_delta
-            else AggregationTemporality.AGGREGATION_TEMPORALITY_CUMULATIVE
-        )
         if metric.kind is MetricKind.COUNTER:
-            found.sum.aggregation_temporality = temporality
+            found.sum.aggregation_temporality = self._temporality
             found.sum.is_monotonic = True
         elif metric.kind is MetricKind.HISTOGRAM:
-            found.histogram.aggregation_temporality = temporality
+            found.histogram.aggregation_temporality = self._temporality
         return found
 
     def attributes(self, sample: Sample) -> list[KeyValue]:
@@ -143,30 +130,28 @@ class OtlpExport:
             self._add(metric, sample)
 
     def _add(self, metric: OtlpMetric, sample: Sample) -> None:
-        value = sample.value
+        value, attributes = sample.value, self._encoder.attributes(sample)
         if isinstance(value, Histogram):
-            self._add_histogram(metric.histogram.data_points.add(), sample, value)
-            return
-        if sample.metric.kind is MetricKind.GAUGE:
-            metric.gauge.data_points.add(
-                time_unix_nano=self.now_ns, as_double=value, attributes=self._encoder.attributes(sample)
+            *counts, total = self._difference(sample, (*map(float, value.counts), value.total))
+            metric.histogram.data_points.add(
+                start_time_unix_nano=self._since_ns,
+                time_unix_nano=self.now_ns,
+                explicit_bounds=value.bounds,
+                bucket_counts=map(int, counts),
+                count=int(sum(counts)),
+                sum=total,
+                attributes=attributes,
             )
-            return
-        self._fill_counter(metric.sum.data_points.add(), sample, float(value))
-
-    def _fill_counter(self, point: NumberDataPoint, sample: Sample, value: float) -> None:
-        (added,) = self._difference(sample, (value,))
-        point.start_time_unix_nano, point.time_unix_nano = self._since_ns, self.now_ns
-        point.as_double = added
-        point.attributes.extend(self._encoder.attributes(sample))
-
-    def _add_histogram(self, point: HistogramDataPoint, sample: Sample, histogram: Histogram) -> None:
-        *counts, total = self._difference(sample, (*map(float, histogram.counts), histogram.total))
-        point.start_time_unix_nano, point.time_unix_nano = self._since_ns, self.now_ns
-        point.explicit_bounds.extend(histogram.bounds)
-        point.bucket_counts.extend(map(int, counts))
-        point.count, point.sum = int(sum(counts)), total
-        point.attributes.extend(self._encoder.attributes(sample))
+        elif sample.metric.kind is MetricKind.GAUGE:
+            metric.gauge.data_points.add(time_unix_nano=self.now_ns, as_double=value, attributes=attributes)
+        else:
+            (added,) = self._difference(sample, (float(value),))
+            metric.sum.data_points.add(
+                start_time_unix_nano=self._since_ns,
+                time_unix_nano=self.now_ns,
+                as_double=added,
+                attributes=attributes,
+            )
 
     def _difference(self, sample: Sample, values: Values) -> Values:
         self.read[sample.metric, sample.labels] = values
