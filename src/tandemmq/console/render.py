@@ -138,15 +138,13 @@ class DrawnChart:
         return f"{self.label}: now {last}; highest {show_number(self.top)}{self.unit}"
 
 
-def draw_lines(
-    label: str, lines: Sequence[ChartLine], *, unit: str = "", span_ms_max: int = HOUR_MS
-) -> DrawnChart:
-    """Returns a chart of the points up to the newest one, of five minutes at least and `span_ms_max` at most.
+def draw_lines(label: str, lines: Sequence[ChartLine], *, unit: str = "") -> DrawnChart:
+    """Returns a chart of the points up to the newest one, of five minutes at least and an hour at most.
     Values below zero are drawn as zero.
     """
     end = max((line.points[-1][0] for line in lines if line.points), default=0)
     first = min((line.points[0][0] for line in lines if line.points), default=0)
-    span_ms = min(max(end - first, 5 * MINUTE_MS), span_ms_max)
+    span_ms = min(max(end - first, 5 * MINUTE_MS), HOUR_MS)
     begin = end - span_ms
     shown = [(line.name, [one for one in line.points if one[0] >= begin]) for line in lines]
     top = max((value for _, points in shown for _, value in points), default=0.0)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 _BODY_SCHEMA = "carrier string, hour int, dep_delay double"
+_CARRIERS_MAX = 8
 
 
 def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
@@ -36,7 +37,7 @@ def delays_by_carrier_and_hour(landed: DataFrame) -> DataFrame:
     )
 
 
-def plot_delays(table: pd.DataFrame, path: Path, *, carriers_max: int = 8) -> None:
+def plot_delays(table: pd.DataFrame, path: Path) -> None:
     """Writes a PNG: mean departure delay over the day for the busiest carriers, above the number of
     flights.
     """
@@ -45,7 +46,7 @@ def plot_delays(table: pd.DataFrame, path: Path, *, carriers_max: int = 8) -> No
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    busiest = table.groupby("carrier")["flights"].sum().nlargest(carriers_max).index
+    busiest = table.groupby("carrier")["flights"].sum().nlargest(_CARRIERS_MAX).index
     figure, (delays, counts) = plt.subplots(
         2, 1, figsize=(9, 6), sharex=True, height_ratios=[3, 1], layout="constrained"
     )

@@ -74,8 +74,8 @@ def _per_proxy(title: str, unit: str, metric: str) -> Panel:
     return _one(title, unit, _of_proxies(metric), "{{proxy}} {{instance}}")
 
 
-def _per_topic(title: str, unit: str, expression: str, text: str = "") -> Panel:
-    return _one(title, unit, f"sum by (topic) ({expression})", "{{topic}}", text)
+def _per_topic(title: str, unit: str, expression: str) -> Panel:
+    return _one(title, unit, f"sum by (topic) ({expression})", "{{topic}}")
 
 
 def _per_group(title: str, unit: str, metric: str, text: str = "", *, combine: str = "sum") -> Panel:
