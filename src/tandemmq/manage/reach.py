@@ -55,14 +55,22 @@ async def ask_each(
 async def map_each(
     items: Iterable[T], work: Callable[[T], Awaitable[A]], *, at_once: int = WORKS_AT_ONCE_MAX
 ) -> list[A]:
-    """Returns the result of `work` for each item, in the order of the items. Raises the first error."""
+    """Returns the result of `work` for each item, in the order of the items.
+
+    Raises:  the first error; the work for the other items is cancelled then.
+    """
     places = asyncio.Semaphore(at_once)
 
     async def run(item: T) -> A:
         async with places:
             return await work(item)
 
-    return await asyncio.gather(*map(run, items))
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(run(item)) for item in items]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from None
+    return [task.result() for task in tasks]
 
 
 async def if_supported(work: Awaitable[A]) -> A | None:

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from tandemmq.errors import BrokerUnreachable, NotPermitted, RequestRejected, RequestTimeout
-from tandemmq.manage.reach import READS_AT_ONCE_MAX, ask_each, if_supported
+from tandemmq.manage.reach import READS_AT_ONCE_MAX, WORKS_AT_ONCE_MAX, ask_each, if_supported, map_each
 from tandemmq.protocol.codes import ResponseCode
 
 
@@ -43,6 +43,23 @@ async def test_reads_at_once_are_bounded() -> None:
 
     await ask_each(range(3 * READS_AT_ONCE_MAX), read)
     assert most == READS_AT_ONCE_MAX
+
+
+async def test_no_further_work_begins_after_an_error() -> None:
+    begun: list[int] = []
+
+    async def work(item: int) -> None:
+        begun.append(item)
+        await asyncio.sleep(0)
+        if item == 0:
+            raise BrokerUnreachable("no connection")
+
+    with pytest.raises(BrokerUnreachable):
+        await map_each(range(10 * WORKS_AT_ONCE_MAX), work)
+    count = len(begun)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert len(begun) == count < 10 * WORKS_AT_ONCE_MAX
 
 
 async def unsupported() -> str:
