@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from sim.memory import ManualClock
+from tandemmq.api import broker_consume
+from tandemmq.client.consumer.assignment import QueueLockKeeper
 from tandemmq.client.consumer.inbox import LOCK_VALID_S, Inbox, OrderlyGate, Received
+from tandemmq.errors import RequestTimeout, TandemError
+from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.message import ReceivedMessage
 from tandemmq.protocol.record import Record
+from tandemmq.telemetry.log_lines import Outages
 
 
 class Source:
@@ -141,3 +149,27 @@ def test_a_pause_ends_with_what_it_is_for(is_forgotten: bool) -> None:
         subject.gate.forget()
     subject.clock.advance(1.0)
     assert subject.take() == ([] if is_forgotten else [0])
+
+
+async def test_an_outage_of_locks_is_one_warning(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = MessageQueue("T", "a", 0)
+    outcomes: list[frozenset[MessageQueue] | TandemError] = []
+
+    async def lock(*_: object) -> frozenset[MessageQueue]:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, TandemError):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(broker_consume, "lock_queues", SimpleNamespace(within=lock))
+    routes = SimpleNamespace(master_address=lambda *_: "127.0.0.1:1", refresh_soon=lambda _: None)
+    instance = SimpleNamespace(routes=routes, outages=Outages(), client_id="c", remoting=None)
+    context: Any = SimpleNamespace(instance=instance, group="g")
+    keeper, warnings = QueueLockKeeper(context), []
+    error, granted = RequestTimeout("silent"), frozenset({queue})
+    for outcomes[:] in ([error], [error], [granted], [error]):
+        await keeper.lock([queue])
+        warnings.append(sum(one.levelname == "WARNING" for one in caplog.records))
+    assert warnings == [1, 1, 1, 2]

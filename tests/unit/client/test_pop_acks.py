@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 from client_fakes import FakeBroker, FakeCluster, running_cluster
 
-from tandemmq.client import PopConsumer
-from tandemmq.errors import RequestRejected
+from tandemmq.client import ClientOptions, PopConsumer, PopOptions
+from tandemmq.errors import RequestRejected, TandemError
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.progress import BatchAck, decode_bits
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message import PoppedMessage
 from tandemmq.protocol.record import decode_records
-from tandemmq.protocol.requests.consume import AckRequest
+from tandemmq.protocol.requests.consume import AckRequest, ChangeInvisibleRequest, ChangeInvisibleResponse
 from tandemmq.remoting.channel import Channel
+from waits import PATIENCE_S
 
 
 def popped(cluster: FakeCluster, start: int, offset: int, *, revive_queue_id: int = 3) -> PoppedMessage:
@@ -97,3 +100,35 @@ async def test_a_broker_without_batches_gets_single_acks_and_the_first_error_is_
                 await consumer.ack(*(popped(cluster, 12, offset) for offset in (12, 13, 14)))
         assert sorted(single) == [12, 12, 13, 13, 14, 14], "all were tried"
         assert len(batched) == 1, "the broker is not asked for a batch again"
+
+
+@pytest.mark.parametrize("name", ["ack", "nack"])
+async def test_a_silent_broker_is_waited_for_as_long_as_a_call_may_take(name: str) -> None:
+    options = PopOptions(client=ClientOptions(call_timeout_s=0.2))
+    async with (
+        running_cluster(T=1) as cluster,
+        PopConsumer("g", cluster.namesrv, options=options) as consumer,
+    ):
+        for code in (RequestCode.ACK_MESSAGE, RequestCode.CHANGE_MESSAGE_INVISIBLETIME):
+            cluster[0].handlers[code] = lambda *_: None
+        with pytest.raises(TandemError):
+            async with asyncio.timeout(PATIENCE_S):
+                await getattr(consumer, name)(popped(cluster, 5, 5))
+
+
+async def test_a_message_given_back_counts_as_an_attempt_unless_it_was_none() -> None:
+    changes: list[ChangeInvisibleRequest] = []
+
+    def change(_: Channel, command: Command) -> Command:
+        changes.append(command.decode(ChangeInvisibleRequest))
+        return command.reply(
+            0, ChangeInvisibleResponse(pop_time_ms=1800, invisible_ms=5000, revive_queue_id=4)
+        )
+
+    async with running_cluster(T=1) as cluster, PopConsumer("g", cluster.namesrv) as consumer:
+        cluster[0].handlers[RequestCode.CHANGE_MESSAGE_INVISIBLETIME] = change
+        message = popped(cluster, 5, 7)
+        await consumer.nack(message, delay_s=5)
+        await consumer.nack(message, delay_s=6, counts=False)
+        assert [(one.invisible_ms, one.is_suspended) for one in changes] == [(5000, False), (6000, True)]
+        assert message.handle == "7 1800 5000 4 0 a 0 7"

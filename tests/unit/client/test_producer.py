@@ -17,8 +17,11 @@ from tandemmq.client import (
     Message,
     Producer,
     ProducerOptions,
+    ReceivedMessage,
     SendResult,
     SendStatus,
+    TransactionProducer,
+    TransactionState,
 )
 from tandemmq.client.producer import request_reply, sender
 from tandemmq.errors import (
@@ -38,6 +41,7 @@ from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.codes import VERSION_TIMERS
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
+from tandemmq.protocol.sys_flag import TRANSACTION_PREPARED
 from tandemmq.remoting.channel import Channel
 from waits import PATIENCE_S, until
 
@@ -744,3 +748,19 @@ async def test_a_waiting_request_connects_again(monkeypatch: pytest.MonkeyPatch)
         broker.senders[0].close()
         await until(lambda: broker.introduced[-1] is not broker.senders[0], "the client is known again")
         asking.cancel()
+
+
+async def test_a_half_message_is_never_part_of_a_batch() -> None:
+    async def check(message: ReceivedMessage) -> TransactionState:
+        return TransactionState.COMMIT
+
+    batched = options(batch_linger_ms=1)
+    async with (
+        running_cluster(T=1) as cluster,
+        TransactionProducer("g", cluster.namesrv, check=check, options=batched) as producer,
+    ):
+        await producer.send_half(MESSAGE)
+        ((raw, _),) = cluster[0].queue("T", 0).records
+        record = decode_record(raw)
+        assert record.sys_flag & TRANSACTION_PREPARED
+        assert record.properties["TRAN_MSG"] == "true"

@@ -350,21 +350,18 @@ async def test_paused_queues_are_not_read() -> None:
 
 
 async def test_a_broker_has_the_handler_called_and_is_told_how_it_goes() -> None:
-    async def handle(message: ReceivedMessage) -> None:
+    async def handle(message: ReceivedMessage) -> ConsumeResult | None:
         if message.body == b"bad":
             raise ValueError("bad")
+        return ConsumeResult.RETRY if message.body == b"later" else None
 
     async with running_cluster(T=1) as cluster:
-        cluster[0].put("T", 0, b"good")
-        cluster[0].put("T", 0, b"bad")
-        answers: list[DirectlyConsumed] = []
+        for body in (b"good", b"bad", b"later"):
+            cluster[0].put("T", 0, body)
         async with push(cluster, handle) as consumer:
-            await until(lambda: consumer.positions.get(QUEUE) == 2)
+            await until(lambda: consumer.positions.get(QUEUE) == 3)
             (channel,) = cluster[0].members["g"].values()
-            for record, _ in cluster[0].queue("T", 0).records:
-                header = ConsumeDirectlyRequest(consumer_group="g", broker_name="a", topic="T")
-                question = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, body=record)
-                answers.append(decode_body((await _ask(channel, question)).body, DirectlyConsumed))
+            answers = await _consume_directly(cluster)
             info = await _ask(
                 channel,
                 Command.request(
@@ -372,10 +369,38 @@ async def test_a_broker_has_the_handler_called_and_is_told_how_it_goes() -> None
                     RunningInfoRequest(consumer_group="g", client_id=""),
                 ),
             )
-        assert [answer.result for answer in answers] == ["CR_SUCCESS", "CR_THROW_EXCEPTION"]
+        assert [answer.result for answer in answers] == ["CR_SUCCESS", "CR_THROW_EXCEPTION", "CR_LATER"]
         assert "bad" in answers[1].remark
         assert b'"PROP_THREADPOOL_CORE_SIZE":"20"' in info.body
-        assert b'"consumeFailedMsgs":1' in info.body
+        assert b'"consumeFailedMsgs":2' in info.body
+
+
+async def test_a_handler_of_batches_gets_a_brokers_message_alone() -> None:
+    seen: list[list[bytes]] = []
+
+    async def handle(messages: list[ReceivedMessage]) -> None:
+        seen.append([message.body for message in messages])
+
+    async with running_cluster(T=1) as cluster:
+        fill(cluster[0], 2)
+        async with push(cluster, handle, batch_count_max=2) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 2)
+            seen.clear()
+            answers = await _consume_directly(cluster)
+        assert [answer.result for answer in answers] == ["CR_SUCCESS", "CR_SUCCESS"]
+        assert seen == [[b"0"], [b"1"]]
+
+
+async def test_a_message_that_a_broker_has_sent_may_be_settled_as_any_other() -> None:
+    async def handle(message: ReceivedMessage) -> None:
+        await message.ack()
+
+    async with running_cluster(T=1) as cluster:
+        fill(cluster[0], 1)
+        async with push(cluster, handle) as consumer:
+            await until(lambda: consumer.positions.get(QUEUE) == 1)
+            (answer,) = await _consume_directly(cluster)
+        assert (answer.result, answer.remark) == ("CR_SUCCESS", "")
 
 
 async def test_a_plain_handler_that_a_broker_has_called_may_take_too_long() -> None:
@@ -391,12 +416,19 @@ async def test_a_plain_handler_that_a_broker_has_called_may_take_too_long() -> N
             await until(lambda: consumer.positions.get(QUEUE) == 1)
             may_end.clear()
             asyncio.get_running_loop().call_later(0.1, may_end.set)
-            (channel,) = cluster[0].members["g"].values()
-            header = ConsumeDirectlyRequest(consumer_group="g", broker_name="a", topic="T")
-            ((record, _),) = cluster[0].queue("T", 0).records
-            question = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, body=record)
-            answer = decode_body((await _ask(channel, question)).body, DirectlyConsumed)
+            (answer,) = await _consume_directly(cluster)
         assert (answer.result, answer.remark) == ("CR_THROW_EXCEPTION", "TimedOut()")
+
+
+async def _consume_directly(cluster: FakeCluster) -> list[DirectlyConsumed]:
+    """Has the group's member call its handler for each message of the queue; returns its answers."""
+    (channel,) = cluster[0].members["g"].values()
+    header = ConsumeDirectlyRequest(consumer_group="g", broker_name="a", topic="T")
+    answers: list[DirectlyConsumed] = []
+    for record, _ in cluster[0].queue("T", 0).records:
+        question = Command.request(RequestCode.CONSUME_MESSAGE_DIRECTLY, header, body=record)
+        answers.append(decode_body((await _ask(channel, question)).body, DirectlyConsumed))
+    return answers
 
 
 async def _ask(channel: Any, question: Command) -> Command:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from tandemmq.api import nameserver
+from tandemmq.client.consumer.offsets import serving_address
 from tandemmq.client.route_cache import NameServers, RouteCache
+from tandemmq.errors import NoRoute
+from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.bodies.route import BrokerData, QueueData, TopicRoute
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.runtime.tasks import TaskScope
+from waits import until
 
 
 def route_to(master: str) -> TopicRoute:
@@ -39,4 +44,25 @@ async def test_the_newest_answer_names_the_master(asked_first: str, monkeypatch:
     assert cache.broker_addresses() == {"b": {0: "127.0.0.1:2"}}
     await cache.refresh("Old")
     assert cache.broker_addresses() == {"b": {0: "127.0.0.1:1"}}, "an answer that changes no view is newer"
+    await tasks.close()
+
+
+async def test_a_missing_address_is_looked_up_soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    async def answer(client: object, address: str, topic: str, **options: Any) -> None:
+        asked.append(topic)
+
+    monkeypatch.setattr(nameserver, "query_route", answer)
+    client: Any = None
+    tasks = TaskScope("routes")
+    servers = NameServers(client, ["127.0.0.1:9876"])
+    cache = RouteCache(servers, clock=LoopClock(), tasks=tasks, refresh_s=30)
+    instance: Any = SimpleNamespace(routes=cache)
+    with pytest.raises(NoRoute, match="has no master"):
+        cache.require_master("Sent", "b")
+    with pytest.raises(NoRoute, match="no address"):
+        serving_address(instance, MessageQueue("Read", "b", 0), ())
+    await until(lambda: len(asked) == 2)
+    assert sorted(asked) == ["Read", "Sent"]
     await tasks.close()
