@@ -24,7 +24,9 @@ from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from waits import until
 
 SELDOM = {"register_period_ms": 60_000}
-"""The period is as long as the patience of a test: a decisive registration must have another cause."""
+"""The longest period: a decisive registration must have another cause."""
+PATIENCE_S = 30.0
+"""Less than a period, so that the next one cannot make up for a registration that did not happen."""
 
 
 @asynccontextmanager
@@ -84,7 +86,7 @@ async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields
 
         await until(is_second_alone, "the routes lead to the second")
         is_second_known.set()
-        await until(lambda: second._claim.yielded_to, "the later one has found the first")
+        await until(lambda: second._claim.yielded_to, "the later one has found the first", PATIENCE_S)
         assert second._claim.yielded_to == render_address(first.address)
         refused = await to_second.send("T", b"refused")
         assert refused.code == ResponseCode.SERVICE_NOT_AVAILABLE
@@ -94,7 +96,7 @@ async def test_of_two_masters_that_met_an_empty_name_server_the_later_one_yields
         async def is_first_alone() -> bool:
             return await members() == {0: render_address(first.address)}
 
-        await until(is_first_alone, "the routes lead to the first")
+        await until(is_first_alone, "the routes lead to the first", PATIENCE_S)
         assert not first._claim.yielded_to
         await to_first.send_ok("T", b"goes on")
         assert await first._claim.other_master([render_address(second.address)]) is None
