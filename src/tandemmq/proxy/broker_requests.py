@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from tandemmq.errors import RemoteProtocolError, RequestRejected
 from tandemmq.protocol import properties as names
-from tandemmq.protocol.bodies.client import DirectlyConsumed, SubscriptionData
+from tandemmq.protocol.bodies.client import DirectlyConsumed
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
@@ -27,7 +27,6 @@ from tandemmq.proxy.clients import Clients, GrpcClient
 from tandemmq.proxy.outgoing import render_message
 from tandemmq.proxy.registration import describe_consumer
 from tandemmq.proxy.rpc import Message
-from tandemmq.proxy.settings import ClientRole
 from tandemmq.proxy.statuses import Code
 from tandemmq.proxy.transaction_ids import TransactionId, render_transaction_id
 from tandemmq.remoting.channel import Channel
@@ -145,20 +144,17 @@ def _is_orderly(settings: Message | None) -> bool:
 def _running_info(client: GrpcClient, stack: str) -> bytes:
     """Returns a ConsumerRunningInfo: this proxy knows no queues of a consumer, because pops have none."""
     assert client.profile is not None
-    is_simple = client.profile.role is ClientRole.SIMPLE_CONSUMER
-    subscriptions: tuple[SubscriptionData, ...] = describe_consumer(
-        client.profile, client.changed_at_ms
-    ).subscriptions
+    consumer = describe_consumer(client.profile, client.changed_at_ms)
     info: dict[str, Any] = {
         "mqPopTable": {},
         "mqTable": {},
         "properties": {
-            "PROP_CONSUME_TYPE": "CONSUME_ACTIVELY" if is_simple else "CONSUME_PASSIVELY",
+            "PROP_CONSUME_TYPE": consumer.consume_type.value,
             "PROP_CLIENT_VERSION": client.version,
             "PROP_CONSUMEORDERLY": "true" if _is_orderly(client.settings) else "false",
         },
         "statusTable": {},
-        "subscriptionSet": subscriptions,
+        "subscriptionSet": consumer.subscriptions,
     }
     if stack:
         info["jstack"] = stack

@@ -191,7 +191,7 @@ class Clients:
     """The table of clients.
 
     `on_change` holds callbacks for each new or removed client, and each change of a profile or of the topics
-    of transactions.
+    of transactions; `on_gone` those that get the id of each client that is removed.
     """
 
     def __init__(self, *, clock: Clock, chance: Random, limits: ClientLimits | None = None) -> None:
@@ -204,7 +204,7 @@ class Clients:
         self._streams: dict[CommandStream, None] = {}
         self._is_closing = False
         self.on_change: list[Callable[[], None]] = []
-        self._on_gone: list[Callable[[str], None]] = []
+        self.on_gone: list[Callable[[str], None]] = []
         self._lines = LimitedLines(clock)
         self.dropped_count = 0
         """Commands that were dropped because a client did not read them."""
@@ -225,10 +225,6 @@ class Clients:
     def is_alive(self, client_id: str) -> bool:
         """Returns True for a client of this proxy, False for one that is connected to another proxy."""
         return client_id in self._clients
-
-    def on_gone(self, callback: Callable[[str], None]) -> None:
-        """Registers a callback that gets the id of each client that is removed."""
-        self._on_gone.append(callback)
 
     @property
     def produced_topics(self) -> list[str]:
@@ -324,7 +320,7 @@ class Clients:
         for relay in [relay for relay in self._relays.values() if relay.client_id == client_id]:
             relay.answer.cancel()
         self._after_change()
-        for callback in self._on_gone:
+        for callback in self.on_gone:
             callback(client_id)
 
     def expire(self) -> None:

@@ -117,10 +117,10 @@ def describe_consumer(profile: Profile, version: int) -> bodies.ConsumerData:
             described.append(parse(topic, expression, version).describe())
         except BadRequest:
             continue  # each receive names its own filter, and reports the fault
-    kind_of = {ClientRole.SIMPLE_CONSUMER: bodies.ConsumeType.ACTIVELY}
+    is_simple = profile.role is ClientRole.SIMPLE_CONSUMER
     return bodies.ConsumerData(
         group=profile.group,
-        consume_type=kind_of.get(profile.role, bodies.ConsumeType.PASSIVELY),
+        consume_type=bodies.ConsumeType.ACTIVELY if is_simple else bodies.ConsumeType.PASSIVELY,
         subscriptions=tuple(described),
     )
 

@@ -116,7 +116,7 @@ class Renewal:
     def __post_init__(self) -> None:
         self._releases = asyncio.Semaphore(IN_FLIGHT_MAX)
         self._wake, self._lines = TimedEvent(self.core.clock), LimitedLines(self.core.clock)
-        self.core.clients.on_gone(self._on_gone)
+        self.core.clients.on_gone.append(self._on_gone)
 
     def __len__(self) -> int:
         """Returns the number of messages that are renewed."""

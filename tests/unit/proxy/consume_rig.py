@@ -255,17 +255,14 @@ class Clients:
 
     def __init__(self, *alive: str) -> None:
         self.alive = set(alive)
-        self.callbacks: list[Callable[[str], None]] = []
+        self.on_gone: list[Callable[[str], None]] = []
 
     def is_alive(self, client_id: str) -> bool:
         return client_id in self.alive
 
-    def on_gone(self, callback: Callable[[str], None]) -> None:
-        self.callbacks.append(callback)
-
     def lose(self, client_id: str) -> None:
         self.alive.discard(client_id)
-        for callback in self.callbacks:
+        for callback in self.on_gone:
             callback(client_id)
 
 

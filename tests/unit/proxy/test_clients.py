@@ -48,7 +48,7 @@ def stream() -> CommandStream:
 def test_the_index_of_producers_is_that_of_the_clients(steps: list[tuple[str, str, list[str]]]) -> None:
     clock, clients = make_clients()
     gone: list[str] = []
-    clients.on_gone(gone.append)
+    clients.on_gone.append(gone.append)
     known: set[str] = set()
     for step, name, topics in steps:
         match step:

@@ -34,7 +34,7 @@ class Proxy:
         self.known = KnownBrokers(groups={"G": SubscriptionGroupConfig(name="G", retry_count_max=2)})
         self.clients = Clients(clock=self.clock, chance=Dice(1), limits=limits)
         self.gone: list[str] = []
-        self.clients.on_gone(self.gone.append)
+        self.clients.on_gone.append(self.gone.append)
         self.tasks = TaskScope("proxy")
         core = make_core(clients=self.clients, brokers=self.known.brokers, clock=self.clock, tasks=self.tasks)
         self.handlers = SessionHandlers(core)
