@@ -321,17 +321,17 @@ async def send_part(
     reader: DeadLetterReader,
     sender: DeadLetterSender,
     queue: MessageQueue,
-    letters: Sequence[ReceivedMessage],
+    part: Sequence[ReceivedMessage],
 ) -> None:
-    """Sends the next letters of a queue, and saves the progress. A letter that cannot be sent does not make
-    the next run repeat those before it.
+    """Sends the next part of a queue's letters, and saves the progress. A letter that cannot be sent does not
+    make the next run repeat those before it.
     """
     before = sender.sent_count
     try:
-        await sender.send(letters)
+        await sender.send(part)
     finally:
         if count := sender.sent_count - before:
-            await reader.save(queue, letters[count - 1])
+            await reader.save(queue, part[count - 1])
 
 
 async def resend_all(tools: Tools, group: str, to: str, *, count_max: int) -> Resent:

@@ -13,7 +13,6 @@ from typing import Final
 from tandemmq.api.broker_admin import END_OF_TIME_MS
 from tandemmq.client.tracing import split_records
 from tandemmq.errors import TopicNotFound
-from tandemmq.manage.cluster import count_of
 from tandemmq.manage.tools import Tools
 from tandemmq.protocol.record import Record
 from tandemmq.protocol.topic_names import TRACE_TOPIC
@@ -23,6 +22,8 @@ OUTCOMES: Final = {"0": "success", "1": "time-out", "2": "exception", "3": "retu
 """The numbers in a trace, by meaning."""
 RECORDS_MAX: Final = 64
 """The most trace messages of one message that are read."""
+DIGITS_MAX: Final = 18
+"""The most digits of a number in a trace; any number of 18 digits fits into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,4 +151,4 @@ def parse_trace(unique_key: str, found: Iterable[Record]) -> MessageTrace:
 
 def _number(text: str) -> int:
     """Returns the number, or 0 for a text that is not a number of 64 bits: any client may write traces."""
-    return count_of(text) or 0
+    return int(text) if text.isdecimal() and len(text) <= DIGITS_MAX else 0
