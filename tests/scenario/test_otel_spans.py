@@ -41,7 +41,8 @@ from tandemmq.client import (
 )
 from tandemmq.client.blocking import in_worker
 from tandemmq.client.otel_instrumentor import TandemMQInstrumentor
-from tandemmq.errors import TandemError
+from tandemmq.errors import MessageIllegal, TandemError
+from tandemmq.units import MIB
 from waits import until
 
 
@@ -165,6 +166,18 @@ async def test_batches_one_way_sends_and_messages_with_a_context(rig: Rig, recor
     assert [link.context.span_id for link in sent.links] == [created.get_span_context().span_id]
     assert (sent.attributes or {})["messaging.rocketmq.message.type"] == "delay"
     assert (sent.attributes or {})["messaging.rocketmq.message.delay_time_level"] == 1
+
+
+async def test_a_send_that_is_refused_here_has_a_span_with_the_error(rig: Rig, recorded: Recorded) -> None:
+    async with Producer("PG", rig.namesrv) as producer:
+        message = Message(topic="T", body=bytes(5 * MIB))
+        for send in (producer.send, producer.send_oneway, lambda one: producer.send_batch([one, one])):
+            with pytest.raises(MessageIllegal):
+                await send(message)
+            span = await recorded.span("send T")
+            assert (span.attributes or {})["error.type"] == "MessageIllegal"
+            assert span.status.status_code is StatusCode.ERROR
+            recorded.exporter.clear()
 
 
 async def test_received_messages_are_linked_and_settled(rig: Rig, recorded: Recorded) -> None:

@@ -78,7 +78,7 @@ def poll_time_ms(request: Message, remaining_ms: float, options: ProxyOptions) -
     if poll_ms > remaining_ms and remaining_ms < options.poll_ms_min:
         raise RpcRefused(
             Code.ILLEGAL_POLLING_TIME,
-            f"the call ends in {remaining_ms:.0f} ms; the shortest poll is {options.poll_ms_min} ms",
+            f"the call ends in {int(remaining_ms)} ms; the shortest poll is {options.poll_ms_min} ms",
         )
     return round(min(poll_ms, remaining_ms - ANSWER_MS))
 

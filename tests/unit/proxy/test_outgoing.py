@@ -95,6 +95,8 @@ def test_properties_become_fields():
                 "KEYS": "k1 k2  k3",
                 "UNIQ_KEY": "01AB",
                 "TRACE_CONTEXT": "00-1",
+                "__SHARDINGKEY": "g",
+                "__LITE_TOPIC": "l",
                 "__BORNHOST": "producer-1",
                 "DLQ_ORIGIN_TOPIC": "Origin",
                 "DLQ_ORIGIN_MESSAGE_ID": "9F",
@@ -108,6 +110,7 @@ def test_properties_become_fields():
     assert dict(found.user_properties) == {"colour": "red"}
     assert (system.tag, list(system.keys), system.message_id) == ("t", ["k1", "k2", "k3"], "01AB")
     assert (system.trace_context, system.born_host) == ("00-1", "producer-1")
+    assert (system.message_group, system.lite_topic) == ("g", "l")
     assert (system.dead_letter_queue.topic, system.dead_letter_queue.message_id) == ("Origin", "9F")
     assert system.delivery_attempt == 5
 

@@ -42,7 +42,13 @@ def test_the_poll_time_follows_from_the_request_and_its_deadline(
             poll_time_ms(asked, remaining_ms, ProxyOptions())
         assert refused.value.code == Code.ILLEGAL_POLLING_TIME
     else:
-        assert poll_time_ms(asked, remaining_ms, ProxyOptions()) == expected
+        found = poll_time_ms(asked, remaining_ms, ProxyOptions())
+        assert (found, type(found)) == (expected, int)
+
+
+def test_a_deadline_just_too_near_is_not_rounded_up_to_the_shortest_poll() -> None:
+    with pytest.raises(RpcRefused, match="the call ends in 4999 ms; the shortest poll is 5000 ms"):
+        poll_time_ms(request(), 4_999.9, ProxyOptions())
 
 
 def test_any_readable_broker_serves_a_request_for_an_unknown_one() -> None:
