@@ -246,6 +246,7 @@ def test_failure_of_the_last_measurement_keeps_the_page(
 
     pairs = [reading(SENDS[0], side, us=10.0) for side in (OURS, JAVA)]
     others = Others([reading(SENDS[0], KAFKA)])
+    monkeypatch.setattr("bench.__main__.prepare_java", lambda *_: None)
     monkeypatch.setattr("bench.java.measure.measure_pairs", lambda *_, **__: pairs)
     monkeypatch.setattr("bench.others.measure_others", lambda **_: others)
     monkeypatch.setattr("bench.__main__.measure_around", fail)

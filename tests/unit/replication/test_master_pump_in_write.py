@@ -38,7 +38,13 @@ class Rig:
         self.network = MemoryNetwork(self.clock)
         self.faults: list[BaseException] = []
         self.store = await MessageStore.open(
-            StoreOptions(root=Path("/store"), role=BrokerRole.SYNC_MASTER, in_sync_replicas=2),
+            StoreOptions(
+                root=Path("/store"),
+                role=BrokerRole.SYNC_MASTER,
+                in_sync_replicas=2,
+                commit_log_file_bytes=1 << 16,
+                key_index_enable=False,
+            ),
             disk=MemoryDisk(),
             clock=self.clock,
             on_fatal=self.faults.append,
