@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import os
@@ -10,7 +11,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer.main
 from hypothesis import HealthCheck, settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 import late_sockets
 from tandemmq.protocol import speedups
@@ -36,6 +40,10 @@ settings.register_profile(
     "explore", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
 )
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+# Typer reads the signatures of all commands of a group before it runs one. A process of a user does that
+# once, a test that runs a dozen commands a dozen times.
+typer.main.get_params_from_function = functools.cache(typer.main.get_params_from_function)
 
 if _seed := os.environ.get("TANDEMMQ_LATE_SOCKETS"):
     late_sockets.install(int(_seed))
@@ -79,6 +87,22 @@ tests of other files have the mark themselves.
 """
 
 
+class SparkTogether(LoadFileScheduling):
+    """A schedule by files that gives those of `tests/spark` to one process, because each process that runs
+    one of them starts Spark and a cluster. The long ones stay apart: they take longer than a start.
+    """
+
+    def _split_scope(self, nodeid: str) -> str:
+        name = super()._split_scope(nodeid)
+        folder = "tests/spark"
+        return folder if name.startswith(f"{folder}/") and name.removeprefix("tests/") not in LONG else name
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkTogether | None:
+    return SparkTogether(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_finish() -> None:
     """Spares the garbage collector the imported modules and the collected tests: they live until the end."""
     gc.collect()
@@ -88,8 +112,9 @@ def pytest_collection_finish() -> None:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """`make test` leaves out what is marked here, `make test-long` runs it."""
     tests = Path(__file__).parent
+    long = {str(tests / name) for name in LONG}
     for item in items:
-        if item.path.is_relative_to(tests) and item.path.relative_to(tests).as_posix() in LONG:
+        if str(item.path) in long:
             item.add_marker(pytest.mark.long)
 
 

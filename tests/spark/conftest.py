@@ -7,6 +7,7 @@ topics and directories.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,9 @@ def pytest_collection_modifyitems(items: Sequence[pytest.Item]) -> None:
         reason = ""
     except ConfigError as error:
         reason = str(error)
+    folder = f"{Path(__file__).parent}{os.sep}"
     for item in items:
-        if Path(__file__).parent not in item.path.parents:
+        if not str(item.path).startswith(folder):
             continue
         item.add_marker(pytest.mark.spark)
         item.add_marker(pytest.mark.timeout(SECONDS_MAX))
