@@ -103,10 +103,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> SparkTo
     return SparkTogether(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
+gc.disable()  # what is imported and collected lives until the end
+
+
 def pytest_collection_finish() -> None:
-    """Spares the garbage collector the imported modules and the collected tests: they live until the end."""
+    """Spares the garbage collector the imported modules and the collected tests."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
