@@ -1,4 +1,6 @@
-"""The commands for messages as a user types them, in separate processes, with real pipes."""
+"""The commands for messages as a user types them, in separate processes, with real pipes. A command whose
+input and output are not the subject runs in this process.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from typing import IO, Any
 
 import pytest
 from client_rig import send_raw
+from typer.testing import CliRunner
 
+from tandemmq.cli import app
 from tandemmq.client import (
     BlockingConsumer,
     BlockingProducer,
@@ -55,12 +59,20 @@ class Shell:
         assert done.returncode == code, text + done.stderr.decode()
         return text
 
+    def run_here(self, *arguments: str, code: int = 0) -> str:
+        """Returns the same of a command that runs in this process, without input."""
+        environment = {local.FOLDER_VARIABLE: str(self.folder), "COLUMNS": "200"}
+        done = CliRunner().invoke(app, arguments, env=environment)
+        text = (done.stdout_bytes + (done.stderr_bytes if code else b"")).decode("utf-8", "surrogateescape")
+        assert done.exit_code == code, done.output
+        return text
+
     def start(self, *arguments: str, **options: Any) -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", "tandemmq", *arguments]
         return subprocess.Popen(command, stdout=subprocess.PIPE, env=self.environment, **options)
 
     def rows(self, *arguments: str) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in self.run(*arguments, "--json").splitlines()]
+        return [json.loads(line) for line in self.run_here(*arguments, "--json").splitlines()]
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +155,7 @@ def test_a_new_group_starts_where_it_is_told(shell: Shell) -> None:
         ("at-end", "latest", ()),
         ("at-time", "1h", range(10)),
     ):
-        found = shell.run("consume", "Started", "--group", group, "--from", start, *ends).split()
+        found = shell.run_here("consume", "Started", "--group", group, "--from", start, *ends).split()
         assert found == [f"{queue}@{offset}" for offset in offsets]
     with shell.start(
         "consume", "Started", "-g", "at-offset", "--from", "earliest", *ends, stderr=subprocess.PIPE
@@ -153,17 +165,17 @@ def test_a_new_group_starts_where_it_is_told(shell: Shell) -> None:
 
 
 def test_a_delayed_message_comes_later(shell: Shell) -> None:
-    shell.run("produce", "Later", "sooner")
-    shell.run("produce", "Later", "late", "--delay", "1s")
+    shell.run_here("produce", "Later", "sooner")
+    shell.run_here("produce", "Later", "late", "--delay", "1s")
     found = shell.rows("consume", "Later", "--group", "later", "--count", "2")
     times = {row["body"]: row for row in found}
     assert times["late"]["stored_at"] >= times["late"]["born_at"] + 900 > times["sooner"]["stored_at"]
 
 
 def test_a_request_has_its_reply(shell: Shell) -> None:
-    assert "TEXT" in shell.run("reply", "Ask", "--group", "g", code=2)
-    shell.run("topics", "create", "Ask", "--queues", "1")
-    text = shell.run("request", "Ask", "who", "--timeout", "500ms", code=1)
+    assert "TEXT" in shell.run_here("reply", "Ask", "--group", "g", code=2)
+    shell.run_here("topics", "create", "Ask", "--queues", "1")
+    text = shell.run_here("request", "Ask", "who", "--timeout", "500ms", code=1)
     assert "`tandemmq reply`" in text
     options = ("--exec", "test $(cat) = who && echo me")
     with shell.start("reply", "Ask", "--group", "oracle", *options, stderr=subprocess.PIPE) as replier:
@@ -178,7 +190,7 @@ def test_a_request_has_its_reply(shell: Shell) -> None:
             return done.stdout == b"me\n\n"
 
         until_blocking(asked)
-        shell.run("request", "Ask", "what", "--timeout", "500ms", code=1)
+        shell.run_here("request", "Ask", "what", "--timeout", "500ms", code=1)
         replier.send_signal(signal.SIGINT)
         assert replier.wait(PATIENCE_S) == 0
         assert replier.stderr is not None
@@ -210,15 +222,17 @@ def read_all(process: subprocess.Popen[bytes]) -> bytes:
 
 def test_a_group_goes_on_where_it_was(shell: Shell) -> None:
     shell.run("produce", "Work", data=b"".join(b"%d\n" % number for number in range(20)))
-    first = shell.run("consume", "Work", "--group", "crew", "--count", "5").split()
+    first = shell.run_here("consume", "Work", "--group", "crew", "--count", "5").split()
     assert len(first) == 5
-    (answer,) = [json.loads(shell.run("lag", "--group", "crew", "--json"))]
+    (answer,) = [json.loads(shell.run_here("lag", "--group", "crew", "--json"))]
     assert sum(row["lag"] for row in answer["queues"]) == 15
-    rest = shell.run("consume", "Work", "--group", "crew", "--wait", "1").split()
+    rest = shell.run_here("consume", "Work", "--group", "crew", "--wait", "1").split()
     assert sorted(map(int, first + rest)) == list(range(20))
-    listed = json.loads(shell.run("groups", "--json"))["groups"]
+    listed = json.loads(shell.run_here("groups", "--json"))["groups"]
     assert {"group": "crew", "members": 0, "lag": 0} in listed
-    (topic,) = [one for one in json.loads(shell.run("topics", "--json"))["topics"] if one["topic"] == "Work"]
+    (topic,) = [
+        one for one in json.loads(shell.run_here("topics", "--json"))["topics"] if one["topic"] == "Work"
+    ]
     assert topic["messages"] == 20
     with shell.start("lag", "--group", "crew", "--watch", "--json") as watching:
         assert watching.stdout is not None
@@ -241,17 +255,17 @@ def test_dead_letters_are_sent_once_more(shell: Shell) -> None:
 
         for message in take():
             consumer.retry_later(message, delay_level=-1)
-        told = shell.run("resend", "--group", "reader")
+        told = shell.run_here("resend", "--group", "reader")
         assert told == "3 dead letters of reader sent to %RETRY%reader\n"
         messages = take()
         assert [(one.body, one.topic, one.tags, one.keys) for one in messages] == [
             (b"%d" % number, "Letters", "red", ("k1",)) for number in range(3)
         ]
         consumer.ack(*messages)
-    assert json.loads(shell.run("resend", "--group", "reader", "--json"))["sent"] == 0
-    assert len(shell.run("resend", "--group", "reader", "--again", "--dry-run").splitlines()) == 3
+    assert json.loads(shell.run_here("resend", "--group", "reader", "--json"))["sent"] == 0
+    assert len(shell.run_here("resend", "--group", "reader", "--again", "--dry-run").splitlines()) == 3
     one = ("--group", "reader", "--id", messages[2].message_id, "--to", "Letters")
-    assert shell.run("resend", *one) == "1 dead letters of reader sent to Letters\n"
+    assert shell.run_here("resend", *one) == "1 dead letters of reader sent to Letters\n"
     assert len(shell.rows("tail", "Letters", "--last", "10", "--no-follow")) == 4
 
 
@@ -272,7 +286,7 @@ def test_dead_letters_at_the_limit_of_properties_are_sent_once_more(shell: Shell
 
         for message in take():
             consumer.retry_later(message, delay_level=-1)
-        shell.run("resend", "--group", "full")
+        shell.run_here("resend", "--group", "full")
         again = take()
     assert sorted(len(one.properties["big"]) for one in again) == sizes
 
@@ -300,7 +314,7 @@ def test_a_body_that_does_not_decode_stops_no_command(shell: Shell) -> None:
         until_blocking(lambda: messages.extend(consumer.poll(6, 0.5)) or len(messages) >= 6)
         [bad, *_] = [one for one in messages if one.body_fault]
         consumer.retry_later(bad, delay_level=-1)
-    shell.run("resend", "--group", "odd-letters", "--to", "Odd")
+    shell.run_here("resend", "--group", "odd-letters", "--to", "Odd")
     rows = [row for row in shell.rows("tail", "Odd", "--last", "20", "--no-follow") if " " in row["body"]]
     assert len(rows) == 5
     assert all(row["body_fault"] for row in rows), "the flag went with it: who can decode it still does"
@@ -326,7 +340,7 @@ def test_tail_outlives_a_broker_and_leaves_no_group(shell: Shell) -> None:
 
 def group_names(shell: Shell) -> list[str]:
     """Returns the group names, without their progress: the broker's death loses its last seconds."""
-    return sorted(group["group"] for group in json.loads(shell.run("groups", "--json"))["groups"])
+    return sorted(group["group"] for group in json.loads(shell.run_here("groups", "--json"))["groups"])
 
 
 def is_back(shell: Shell, old_pid: int) -> bool:
@@ -354,21 +368,21 @@ def test_errors_name_the_next_step(shell: Shell, tmp_path: Path) -> None:
         ("consume", "None", "--group", "g"),
         ("browse", "None"),
     ):
-        text = shell.run(*arguments, code=1)
+        text = shell.run_here(*arguments, code=1)
         assert "'None'" in text
         assert "`tandemmq topics`" in text
-    assert "`tandemmq groups`" in shell.run("lag", "--group", "nobody", code=1)
-    assert "`tandemmq up`" in shell.run("topics", "--namesrv", "127.0.0.1:1", code=1)
-    assert "with spaces" in shell.run("produce", "with spaces", code=2)
-    assert "NAME=VALUE" in shell.run("produce", "T", "--property", "x", code=2)
-    assert "does not exist" in shell.run("produce", "T", "--file", str(tmp_path / "none"), code=2)
-    assert "is a directory" in shell.run("produce", "T", "--file", str(tmp_path), code=2)
-    assert "without '|'" in shell.run("produce", "T", "x", "--tag", "a||b", code=2)
-    assert "'KEYS' is reserved" in shell.run("produce", "T", "x", "--property", "KEYS=x", code=2)
-    assert "exclude each other" in shell.run("produce", "T", "x", "--size", "5", code=2)
-    assert "separate tags by ||" in shell.run("tail", "T", "--tag", "a|b", code=2)
-    assert "exclude each other" in shell.run("tail", "T", "--json", "--format", "x", code=2)
-    assert "TEXT is empty" in shell.run("produce", "T", "x", "", code=2)
+    assert "`tandemmq groups`" in shell.run_here("lag", "--group", "nobody", code=1)
+    assert "`tandemmq up`" in shell.run_here("topics", "--namesrv", "127.0.0.1:1", code=1)
+    assert "with spaces" in shell.run_here("produce", "with spaces", code=2)
+    assert "NAME=VALUE" in shell.run_here("produce", "T", "--property", "x", code=2)
+    assert "does not exist" in shell.run_here("produce", "T", "--file", str(tmp_path / "none"), code=2)
+    assert "is a directory" in shell.run_here("produce", "T", "--file", str(tmp_path), code=2)
+    assert "without '|'" in shell.run_here("produce", "T", "x", "--tag", "a||b", code=2)
+    assert "'KEYS' is reserved" in shell.run_here("produce", "T", "x", "--property", "KEYS=x", code=2)
+    assert "exclude each other" in shell.run_here("produce", "T", "x", "--size", "5", code=2)
+    assert "separate tags by ||" in shell.run_here("tail", "T", "--tag", "a|b", code=2)
+    assert "exclude each other" in shell.run_here("tail", "T", "--json", "--format", "x", code=2)
+    assert "TEXT is empty" in shell.run_here("produce", "T", "x", "", code=2)
     for arguments in (
         ("consume", "T", "--group", "a b"),
         ("lag", "--group", "a b"),
@@ -376,12 +390,12 @@ def test_errors_name_the_next_step(shell: Shell, tmp_path: Path) -> None:
         ("groups", "describe", "a b"),
         ("dlq", "show", "a b"),
     ):
-        assert "the group 'a b'" in shell.run(*arguments, code=2)
+        assert "the group 'a b'" in shell.run_here(*arguments, code=2)
     for arguments in (("topics", "create", "a b"), ("request", "a b", "x"), ("topics", "describe", "a b")):
-        assert "the topic 'a b'" in shell.run(*arguments, code=2)
-    assert "needs the group" in shell.run("lag", "--topic", "T", code=2)
-    assert "need --listen" in shell.run("mcp", "--host-name", "x", code=2)
-    assert "`tandemmq up`" in Shell(tmp_path).run("topics", code=1)
+        assert "the topic 'a b'" in shell.run_here(*arguments, code=2)
+    assert "needs the group" in shell.run_here("lag", "--topic", "T", code=2)
+    assert "need --listen" in shell.run_here("mcp", "--host-name", "x", code=2)
+    assert "`tandemmq up`" in Shell(tmp_path).run_here("topics", code=1)
 
 
 def test_times_are_read() -> None:
