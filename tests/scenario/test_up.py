@@ -19,7 +19,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from tandemmq.cli import app
 from tandemmq.errors import ConfigError
@@ -55,14 +55,19 @@ def run_with_input(folder: Path, text: str, *arguments: str) -> None:
     )
 
 
+def run_here(folder: Path, *arguments: str) -> Result:
+    """Runs a command that only looks, in this process, which spares an interpreter."""
+    return CliRunner().invoke(app, arguments, env={local.FOLDER_VARIABLE: str(folder)})
+
+
 def servers(folder: Path) -> dict[str, dict[str, Any]]:
     """Returns role -> the process in the output of `status`."""
-    shown = run(folder, "status", "--json")
+    shown = run_here(folder, "status", "--json")
     return {one["role"]: one for one in json.loads(shown.stdout)["processes"]}
 
 
 def is_well(folder: Path) -> bool:
-    return run(folder, "status", "--json").returncode == 0
+    return run_here(folder, "status", "--json").exit_code == 0
 
 
 @contextmanager
@@ -78,7 +83,7 @@ def findings(folder: Path) -> list[dict[str, str]]:
     """Returns the doctor's findings, except the fill level of the machine's disk, which is not the
     cluster's.
     """
-    told = json.loads(run(folder, "doctor", "--json").stdout)["findings"]
+    told = json.loads(run_here(folder, "doctor", "--json").stdout)["findings"]
     return [one for one in told if one["area"] != "disk"]
 
 
@@ -215,8 +220,8 @@ def test_an_elected_master_that_dies_is_replaced_and_readers_go_on(folder: Path)
 
     # The operators' queries to the controllers.
     def ask(*arguments: str, exit_code: int = 0) -> dict[str, list[dict[str, Any]]]:
-        done = run(folder, "admin", *arguments, "--json")
-        assert done.returncode == exit_code, done.stderr
+        done = run_here(folder, "admin", *arguments, "--json")
+        assert done.exit_code == exit_code, done.output
         tables: dict[str, list[dict[str, Any]]] = json.loads(done.stdout or "{}")
         return tables
 
