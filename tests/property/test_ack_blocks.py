@@ -539,8 +539,8 @@ async def test_a_changed_header_costs_no_other_ack_of_its_block(seed: int) -> No
 
 
 async def test_blocks_are_taken() -> None:
-    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(30)]
-    assert sum(counts, Counter())[RequestCode.ACK_MESSAGE] > 100, counts
+    counts = [(await run(seed, takes_blocks=True))[1] for seed in range(10)]
+    assert sum(counts, Counter())[RequestCode.ACK_MESSAGE] > 33, counts
 
 
 @pytest.mark.parametrize("place", range(5))

@@ -14,11 +14,11 @@ from sim.bit_flips import run_flips
 from sim.crash import Summary, main
 from sim.run import SeedResult, run_seed
 
-OK = re.compile(r"CRASH OK seeds=8 acknowledged=(\d+) lost=0 phantom=0 divergent=0")
+OK = re.compile(r"CRASH OK seeds=4 acknowledged=(\d+) lost=0 phantom=0 divergent=0")
 
 
 def test_a_clean_run_ends_with_its_verdict(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--seeds", "8"]) == 0
+    assert main(["--seeds", "4"]) == 0
     found = OK.fullmatch(capsys.readouterr().out.splitlines()[-1])
     assert found is not None
     assert int(found[1]) > 100
