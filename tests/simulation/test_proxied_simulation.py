@@ -43,7 +43,7 @@ def test_seeds_break_no_promise(names: tuple[str, ...], wanted: tuple[str, ...])
     counts: Counter[str] = Counter()
     for is_elected in (False, True):
         seed = next(seed for seed in range(SEED, SEED + 50) if has_controllers(seed) == is_elected)
-        result = run_seed(seed, lambda settings: replace(settings, work=names), kind=PROXIED)
+        result = run_seed(seed, lambda settings: replace(settings, work=names, load_s=15.0), kind=PROXIED)
         assert not result.findings, (seed, result.findings.lines())
         counts.update(result.counts)
     for name in names:

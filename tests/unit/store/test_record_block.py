@@ -88,9 +88,13 @@ class Tables:
 
     def _paths(self, directory: Path) -> list[Path]:
         found = []
-        for name in self.disk.list(directory):
-            below = self._paths(directory / name)
-            found += below or [directory / name]
+        for path in (directory / name for name in self.disk.list(directory)):
+            try:
+                self.disk.size(path)
+            except FileNotFoundError:
+                found += self._paths(path)  # a directory
+            else:
+                found.append(path)
         return found
 
 
