@@ -287,6 +287,15 @@ async def test_mistakes_and_an_unreachable_cluster_are_named(broker: RocketMQBro
         await lonely.start()
 
 
+async def test_a_stopped_broker_has_no_connection_and_may_be_started_again(broker: RocketMQBroker) -> None:
+    instance = await broker.connect()
+    assert instance.is_connected
+    await broker.stop()
+    assert not instance.is_connected
+    await broker.start()
+    assert await broker.ping(timeout=PATIENCE_S)
+
+
 async def test_requests_are_signed(tmp_path: Path) -> None:
     access = AccessOptions(authentication_enabled=True, first_user=Credentials("root", "password"))
     async with running_rig(tmp_path) as rig:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from tandemmq.errors import ConfigError, RemoteProtocolError
 from tandemmq.protocol.message_id import encode_host
 from tandemmq.protocol.properties import encode_properties
 from tandemmq.protocol.record import NewRecord, encode_blank, encode_record
-from tandemmq.spark.columns import select_columns
+from tandemmq.spark.columns import project_schema, select_columns
 from tandemmq.spark.commitlog import (
     LOG_COLUMNS,
     LOG_OPTION_TABLE,
@@ -126,6 +127,21 @@ def test_a_missing_file_is_a_row(tmp_path: Path) -> None:
     assert (bad["physicalOffset"], bad["body"]) == (FILE_BYTES, None)
     assert "in no file" in bad["damage"]
     assert len(rows) - 1 == sum(1 for at in places if not FILE_BYTES <= at < 2 * FILE_BYTES)
+
+
+def test_a_missing_range_has_no_value_for_a_column_declared_not_null(tmp_path: Path) -> None:
+    write_log(tmp_path, 200)
+    (tmp_path / "commitlog" / f"{FILE_BYTES:020d}").unlink()
+    options = parse_log_options({"path": str(tmp_path)})
+    strict = project_schema([("body", "binary", False)], LOG_COLUMNS)
+    batches = chain(
+        *(
+            read_piece(one, options, strict)
+            for one in cut_pieces(find_files(options.path), options.piece_bytes)
+        )
+    )
+    with pytest.raises(ConfigError, match="column body: the schema says NOT NULL, but 1 of 1 rows"):
+        list(batches)
 
 
 def test_a_path_without_a_log_is_refused(tmp_path: Path) -> None:

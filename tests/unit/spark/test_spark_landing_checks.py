@@ -27,9 +27,10 @@ from tandemmq.spark.options import parse_options
 from tandemmq.spark.pipelines.audit import run_audit
 from tandemmq.spark.pipelines.events import JsonReporter
 from tandemmq.spark.pipelines.feed import Feed
+from tandemmq.spark.pipelines.history import run_history
 from tandemmq.spark.pipelines.lake_job import LakeMeter, check_checkpoint
 from tandemmq.spark.pipelines.landing import plan_landing, run_landing
-from tandemmq.spark.pipelines.options import AuditOptions, LandingOptions
+from tandemmq.spark.pipelines.options import AuditOptions, HistoryOptions, LandingOptions
 from tandemmq.spark.session import hush_pandas, share_python_path
 
 
@@ -173,6 +174,13 @@ def test_an_audit_chooses_columns_and_replicas_itself(name: str) -> None:
     options = AuditOptions(topic="T", name_servers="ns:1", source=((name, "1"),))
     with pytest.raises(ConfigError, match=f"option {name}: this pipeline sets it itself"):
         run_audit(options, JsonReporter(io.StringIO(), io.StringIO()))
+
+
+def test_a_history_has_the_columns_of_its_flag_only(tmp_path: Path) -> None:
+    source = (("columns", "body"),)
+    options = HistoryOptions(name_servers="ns:1", lake=tmp_path, out=tmp_path / "new", source=source)
+    with pytest.raises(ConfigError, match="option columns: --columns sets the same"):
+        run_history(options, JsonReporter(io.StringIO(), io.StringIO()))
 
 
 def test_the_meter_counts_each_batch_once(tmp_path: Path) -> None:
