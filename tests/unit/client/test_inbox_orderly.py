@@ -166,10 +166,12 @@ async def test_an_outage_of_locks_is_one_warning(
     monkeypatch.setattr(broker_consume, "lock_queues", SimpleNamespace(within=lock))
     routes = SimpleNamespace(master_address=lambda *_: "127.0.0.1:1", refresh_soon=lambda _: None)
     instance = SimpleNamespace(routes=routes, outages=Outages(), client_id="c", remoting=None)
-    context: Any = SimpleNamespace(instance=instance, group="g")
-    keeper, warnings = QueueLockKeeper(context), []
+    contexts: list[Any] = [SimpleNamespace(instance=instance, group=group) for group in ("g", "h")]
+    keeper, other = map(QueueLockKeeper, contexts)
+    warnings = []
     error, granted = RequestTimeout("silent"), frozenset({queue})
-    for outcomes[:] in ([error], [error], [granted], [error]):
+    for outcomes[:] in ([error, granted], [error, granted], [granted, granted], [error, granted]):
         await keeper.lock([queue])
+        await other.lock([queue])
         warnings.append(sum(one.levelname == "WARNING" for one in caplog.records))
     assert warnings == [1, 1, 1, 2]

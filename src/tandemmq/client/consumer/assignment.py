@@ -578,7 +578,8 @@ class QueueLockKeeper:
                 self._context.instance.routes.refresh_soon(requested[0].topic)
                 continue
             if held is not None:
-                self._context.instance.outages.record_success(events.QUEUE_LOCK_FAILED, broker_name)
+                key = (self._context.group, broker_name)
+                self._context.instance.outages.record_success(events.QUEUE_LOCK_FAILED, key)
                 granted |= {queue: queue in held for queue in requested}
                 self.held.difference_update(queue for queue in requested if queue not in held)
         return granted
@@ -620,7 +621,8 @@ class QueueLockKeeper:
 
     def _report_failure(self, broker_name: str, error: TandemError) -> None:
         facts = {"broker": broker_name, "error": str(error)}
-        self._context.instance.outages.record_failure(log, events.QUEUE_LOCK_FAILED, broker_name, facts)
+        key = (self._context.group, broker_name)  # consumers of several groups may share the instance
+        self._context.instance.outages.record_failure(log, events.QUEUE_LOCK_FAILED, key, facts)
 
 
 def _by_broker(queues: Iterable[MessageQueue]) -> dict[str, list[MessageQueue]]:
