@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from tandemmq.api import broker_consume
-from tandemmq.api.broker_consume import Pulled, PullStatus
+from tandemmq.api.broker_consume import Pulled
 from tandemmq.client import MessageQueue, ReceivedMessage
 from tandemmq.client.consumer.replica_choice import ReadReplica, choose_replica
 from tandemmq.client.consumer.subscription import ALL, Subscription, parse_subscription
@@ -143,9 +143,9 @@ class TopicPuller:
         while begin < end:
             pulled, found, _ = await self.pull(queue, begin, count_max=min(PULL_COUNT_MAX, end - begin))
             yield len(pulled.body), [one for one in found if one.queue_offset < end]
-            if pulled.status is PullStatus.NOTHING_NEW or pulled.next_offset <= begin:
+            if pulled.next_offset <= begin:
                 break
-            begin = pulled.next_offset
+            begin = pulled.next_offset  # behind a hole in the queue, too
 
     async def read(self, queue: MessageQueue, offset: int, count: int) -> list[ReceivedMessage]:
         """Returns up to `count` messages from the offset on, up to the current end of the queue."""

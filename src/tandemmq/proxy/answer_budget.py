@@ -58,7 +58,7 @@ class AnswerBudget:
             return
         self._end_stalled()
         if not self._has_room(size):
-            raise self.traffic.refuse(
+            raise self.traffic.refusal(
                 Limit.ANSWER_BYTES,
                 f"{self.byte_count} bytes of answers wait for clients to read them, at most"
                 f" {self.bytes_max} are kept: try later",

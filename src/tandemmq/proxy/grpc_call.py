@@ -116,7 +116,7 @@ class StreamOwner(Protocol):
         """Checks the time limits of the stream."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class GrpcStream:
     """A `GrpcCall` of a connection. After the end of the call `send` and `receive` raise GrpcFailure.
 

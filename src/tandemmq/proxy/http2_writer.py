@@ -123,7 +123,7 @@ class OutgoingStream(Protocol):
         """Called when `unsent` was sent by the writer itself, outside of `transmit`."""
 
 
-@dataclass(eq=False, slots=True)
+@dataclass(eq=False, repr=False, slots=True)
 class Http2Writer:
     """The frames that one connection sends; none before `attach`, nor after `close` or `abandon`.
 

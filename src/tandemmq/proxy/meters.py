@@ -99,8 +99,8 @@ class Traffic:
     bytes_out: int = 0
     refusals: Counter[Limit] = field(default_factory=Counter)
 
-    def refuse(self, limit: Limit, text: str) -> RpcRefused:
-        """Counts a refusal because of a limit; returns the error that answers it."""
+    def refusal(self, limit: Limit, text: str) -> RpcRefused:
+        """Returns the error that answers a refusal because of a limit, and counts it."""
         self.refusals[limit] += 1
         return RpcRefused(Code.TOO_MANY_REQUESTS, text)
 

@@ -80,7 +80,9 @@ class PullConsumerHandlers:
             raise RpcRefused(Code.BAD_REQUEST, f"batch_size {request.batch_size} must be at least 1")
         subscription = make_subscription(queue.topic, request.filter_expression, self.core.clock.now_ms())
         if self.held_count >= self.held_count_max:
-            raise self.core.traffic.refuse(Limit.PULLS, f"this proxy holds {self.held_count} pulls, its most")
+            raise self.core.traffic.refusal(
+                Limit.PULLS, f"this proxy holds {self.held_count} pulls, its most"
+            )
         self.core.answers.check_room()
         self.held_count += 1
         try:

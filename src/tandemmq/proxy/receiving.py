@@ -102,7 +102,7 @@ class ReceiveHandlers:
             return
         if self.held_count >= self.held_count_max:
             held = f"this proxy holds {self.held_count} receives, at most {self.held_count_max}"
-            raise self.core.traffic.refuse(Limit.RECEIVES, held)
+            raise self.core.traffic.refusal(Limit.RECEIVES, held)
         self.core.answers.check_room()
         self._poll_count += 1
         poll = _Poll(f"{self._poll_count}")

@@ -79,7 +79,7 @@ class ProduceHandlers:
         await self._check_kinds(topic, messages)
         size = sum(len(message.body) + len(message.properties) for message in messages)
         if self.bytes_in_flight + size > self.bytes_in_flight_max:
-            raise self.core.traffic.refuse(
+            raise self.core.traffic.refusal(
                 Limit.SEND_BYTES,
                 f"{self.bytes_in_flight} bytes of messages are in flight at this proxy, at most"
                 f" {self.bytes_in_flight_max} are allowed: retry later",

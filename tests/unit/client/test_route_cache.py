@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from tandemmq.api import nameserver
-from tandemmq.client.consumer.offsets import serving_address
+from tandemmq.api import broker_consume, nameserver
+from tandemmq.client.consumer.offsets import find_offset, serving_address
+from tandemmq.client.options import StartFrom
 from tandemmq.client.route_cache import NameServers, RouteCache
 from tandemmq.errors import NoRoute
 from tandemmq.protocol.bodies import MessageQueue
@@ -65,4 +66,24 @@ async def test_a_missing_address_is_looked_up_soon(monkeypatch: pytest.MonkeyPat
         serving_address(instance, MessageQueue("Read", "b", 0), ())
     await until(lambda: len(asked) == 2)
     assert sorted(asked) == ["Read", "Sent"]
+    await tasks.close()
+
+
+async def test_an_offset_is_looked_up_at_the_newest_route(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def answer(client: object, address: str, topic: str, **options: Any) -> TopicRoute:
+        return route_to("127.0.0.1:1")
+
+    async def query(client: object, address: str, topic: str, queue_id: int) -> int:
+        assert address == "127.0.0.1:1"
+        return 7
+
+    monkeypatch.setattr(nameserver, "query_route", answer)
+    monkeypatch.setattr(broker_consume, "query_max_offset", query)
+    client: Any = None
+    tasks = TaskScope("routes")
+    cache = RouteCache(NameServers(client, ["127.0.0.1:9876"]), clock=LoopClock(), tasks=tasks, refresh_s=30)
+    instance: Any = SimpleNamespace(routes=cache, remoting=None)
+    assert await find_offset(MessageQueue("T", "b", 0), StartFrom.LAST, None, instance) == 7
+    with pytest.raises(NoRoute, match="no address"):
+        await find_offset(MessageQueue("T", "gone", 0), StartFrom.LAST, None, instance)
     await tasks.close()

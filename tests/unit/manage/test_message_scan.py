@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import NoReturn
+from typing import Any, NoReturn
 
+import msgspec
 import pytest
 
 from managed_cluster import managed_cluster
+from tandemmq.api import broker_consume
+from tandemmq.api.broker_consume import Pulled, PullStatus
 from tandemmq.client import Message, MessageQueue
 from tandemmq.errors import BadRequest, BrokerUnreachable, NoRoute
 from tandemmq.manage import message_scan
 from tandemmq.manage.message_scan import MessageFilter, scan_messages
 from tandemmq.manage.tools import Tools
+from tandemmq.protocol.requests.consume import PullRequest
 from tandemmq.testing import Cluster
 
 
@@ -130,3 +134,22 @@ async def test_a_part_of_a_queue_is_read_whole() -> None:
         found, size = await reader.read_range(queue, 5, 95)
         assert [one.queue_offset for one in found] == list(range(5, 95))
         assert size > 90
+
+
+async def test_a_part_with_a_hole_is_read_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Java's brokers answer as at the end of a queue there, but with a later offset."""
+    async with managed_cluster() as managed:
+        cluster, tools = managed.cluster, managed.tools
+        await fill(cluster, 20, queue_count=1)
+        pull = broker_consume.pull
+
+        async def with_hole(client: Any, address: str, header: PullRequest) -> Pulled:
+            if 5 <= header.queue_offset < 10:
+                return Pulled(PullStatus.NOTHING_NEW, 10, 0, 20, 0, b"")
+            return await pull(client, address, msgspec.structs.replace(header, count_max=5))
+
+        monkeypatch.setattr(broker_consume, "pull", with_hole)
+        reader = message_scan.TopicPuller(tools, "orders")
+        (queue,) = await reader.queues()
+        found, _ = await reader.read_range(queue, 0, 20)
+        assert [one.queue_offset for one in found] == [*range(5), *range(10, 20)]

@@ -316,10 +316,12 @@ async def find_offset(
     avoided: frozenset[str] = frozenset(),
 ) -> int:
     """Returns the first or the last offset of a queue now, or that of a time, from a replica that is not
-    avoided.
+    avoided. The route is read again first if it names no address.
 
     Raises:  any TandemError of the query; NoRoute without an address.
     """
+    if not instance.routes.replicas(queue.topic, queue.broker_name):
+        await instance.routes.refresh(queue.topic)
     remoting, address = instance.remoting, serving_address(instance, queue, avoided)
     match start_from:
         case StartFrom.FIRST:
