@@ -175,8 +175,10 @@ class MemoryDisk:
 
     def list(self, directory: Path) -> list[str]:
         depth = len(directory.parts)
-        below = (path for path in (*self._nodes, *self._directories) if directory in path.parents)
-        return sorted({path.parts[depth] for path in below})
+        found = (path.parts for path in (*self._nodes, *self._directories))
+        return sorted(
+            {parts[depth] for parts in found if len(parts) > depth and parts[:depth] == directory.parts}
+        )
 
     def exists(self, path: Path) -> bool:
         return path in self._nodes or path in self._directories

@@ -40,29 +40,13 @@ HandleMiddleware = Callable[[Any, CallHandler], Awaitable[object]]
 CallSend = Callable[[Sequence[Message]], Awaitable[list[SendResult]]]
 SendMiddleware = Callable[[Sequence[Message], CallSend], Awaitable[list[SendResult]]]
 """An async function of the messages of one request, and of the next one to call."""
-A = TypeVar("A")
-R = TypeVar("R")
-
-
-def chained(
-    middleware: Sequence[Callable[[A, Callable[[A], R]], R]], call: Callable[[A], R]
-) -> Callable[[A], R]:
-    """Returns the call as the middleware surrounds it, the first one outermost."""
-    for one in reversed(middleware):
-        call = _bind(one, call)
-    return call
-
-
-def _bind(middleware: Callable[[A, Callable[[A], R]], R], call_next: Callable[[A], R]) -> Callable[[A], R]:
-    return lambda argument: middleware(argument, call_next)
-
-
 OnSend = Callable[[SendEvent], object]
 OnConsume = Callable[[ConsumeEvent], object]
-
-
 OnQueues = Callable[[tuple[MessageQueue, ...]], object]
 OnAddress = Callable[[str], object]
+
+A = TypeVar("A")
+R = TypeVar("R")
 
 
 def call_hook(hook: Callable[[Any], object], event: object) -> None:
@@ -93,3 +77,16 @@ class ConnectionEvents:
         if self._on_reconnected is not None and address in self._lost:
             self._lost.discard(address)
             call_hook(self._on_reconnected, address)
+
+
+def chained(
+    middleware: Sequence[Callable[[A, Callable[[A], R]], R]], call: Callable[[A], R]
+) -> Callable[[A], R]:
+    """Returns the call as the middleware surrounds it, the first one outermost."""
+    for one in reversed(middleware):
+        call = _bind(one, call)
+    return call
+
+
+def _bind(middleware: Callable[[A, Callable[[A], R]], R], call_next: Callable[[A], R]) -> Callable[[A], R]:
+    return lambda argument: middleware(argument, call_next)

@@ -26,11 +26,11 @@ _TOPICS: Final = "topics, `metricsOtelCardinalityLimit`"
 _GROUPS: Final = "topics and groups, `metricsOtelCardinalityLimit`"
 
 _LABELS: Final = ("cluster", "node_type", "node_id")
-_RETRIES: Final = (*_LABELS, "topic", "consumer_group", "is_retry", "is_system")
+_CONSUMPTION: Final = (*_LABELS, "topic", "consumer_group", "is_retry", "is_system")
 _NODE = MetricNamespace("rocketmq_", _LABELS, bound="1")
 _OF_TOPIC = MetricNamespace("rocketmq_", (*_LABELS, "topic", "message_type", "is_system"), _TOPICS)
-_OF_GROUP = MetricNamespace("rocketmq_", _RETRIES, _GROUPS)
-_OF_PAIR = MetricNamespace("rocketmq_consumer_", _RETRIES, _PAIRS)
+_OF_GROUP = MetricNamespace("rocketmq_", _CONSUMPTION, _GROUPS)
+_OF_PAIR = MetricNamespace("rocketmq_consumer_", _CONSUMPTION, _PAIRS)
 _MEDIUM = MetricNamespace("rocketmq_", (*_LABELS, "storage_type", "storage_medium"), bound="1")
 _OURS = MetricNamespace("tandemmq_")
 

@@ -37,7 +37,7 @@ from tandemmq.units import MASTER_ID
 P = ParamSpec("P")
 A = TypeVar("A")
 QueueCall = Callable[Concatenate[RemotingClient, str, str, str, int, P], Awaitable[A]]
-"""A call to the broker at an address, about a group, a topic, a queue id, and what follows."""
+"""A call to a broker: the address, the group, the topic, the queue id, then the further arguments."""
 
 
 class OffsetStore(Protocol):
