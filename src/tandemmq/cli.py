@@ -13,9 +13,9 @@ import asyncio
 import gc
 import os
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, NoReturn
 
@@ -116,7 +116,10 @@ def namesrv(
     log_format: LogFormat = "text",
 ) -> None:
     """Run a name server until SIGTERM or SIGINT."""
-    _run(lambda servers: servers.run_name_server(config, override or []), LogForm(log_level, log_format))
+    _prepare(LogForm(log_level, log_format))
+    from tandemmq.shell.servers import run_name_server
+
+    _run(run_name_server(config, override or []))
 
 
 @app.command(rich_help_panel="Servers")
@@ -127,7 +130,10 @@ def controller(
     log_format: LogFormat = "text",
 ) -> None:
     """Run a controller, which elects the masters of broker groups, until SIGTERM or SIGINT."""
-    _run(lambda servers: servers.run_controller(config, override or []), LogForm(log_level, log_format))
+    _prepare(LogForm(log_level, log_format))
+    from tandemmq.shell.servers import run_controller
+
+    _run(run_controller(config, override or []))
 
 
 NameServersOption = Annotated[
@@ -156,13 +162,15 @@ def proxy(
     given = {"namesrvAddr": name_servers, "grpcServerPort": port, "proxyWorkers": workers}
     overrides = [f"{key}={value}" for key, value in given.items() if value is not None]
     overrides += override or []
-    form = LogForm(log_level, log_format)
+    number, _, pair = worker.partition(":")
+    form = LogForm(log_level, log_format, {"worker": int(number)} if worker else None)
+    _prepare(form)
+    from tandemmq.shell.servers import run_proxy, run_proxy_worker
+
     if worker:
-        number, _, pair = worker.partition(":")
-        form = replace(form, facts={"worker": int(number)})
-        _run(lambda servers: servers.run_proxy_worker(config, overrides, int(number), int(pair)), form)
+        _run(run_proxy_worker(config, overrides, int(number), int(pair)))
     else:
-        _run(lambda servers: servers.run_proxy(config, overrides, form.options), form)
+        _run(run_proxy(config, overrides, form.options))
 
 
 @app.command(rich_help_panel="Servers")
@@ -199,8 +207,11 @@ def broker(
     overrides += override or []
     if check_config:
         _check_broker_config(config, overrides)
-    else:
-        _run(lambda servers: servers.run_broker(config, overrides), LogForm(log_level, log_format))
+        return
+    _prepare(LogForm(log_level, log_format))
+    from tandemmq.shell.servers import run_broker
+
+    _run(run_broker(config, overrides))
 
 
 def _check_broker_config(config: Path | None, overrides: list[str]) -> None:
@@ -243,22 +254,25 @@ class LogForm:
         configure_logging(self.level.upper(), self.facts, self.format.lower())
 
 
-def _run(main: Callable[[Any], Coroutine[Any, Any, int]], form: LogForm) -> NoReturn:
-    """Runs a server of the module `shell.servers` until its end."""
+def _prepare(form: LogForm) -> None:
+    """Prepares this process for a server, before the server's modules are imported."""
     form.apply()
     # A start consists mostly of imports, and none of the objects that they create is garbage. numpy's threads
     # for linear algebra are useless in a server.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     gc.disable()
+
+
+def _run(serving: Coroutine[Any, Any, int]) -> NoReturn:
+    """Runs a server until its end, and exits with its code."""
     import uvloop
 
     from tandemmq.runtime.machine import keep_freed_memory
-    from tandemmq.shell import servers
 
     keep_freed_memory()
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            code = runner.run(main(servers))
+            code = runner.run(serving)
     except TandemError as error:
         _fail(str(error))
     except OSError as error:
