@@ -51,7 +51,6 @@ from tandemmq.runtime.shared_port import WorkerNetwork
 from tandemmq.runtime.speedups import load_speedups
 from tandemmq.shell.machine import this_machine
 from tandemmq.telemetry import events
-from tandemmq.telemetry.log_lines import event_logger
 
 if TYPE_CHECKING:
     from tandemmq.broker.autoswitch.elected import ElectedBroker
@@ -329,11 +328,12 @@ class ServerEnd:
 
 def _log_build() -> None:
     """Logs warnings: this Python was built without optimisation, the installed kernel does not fit."""
+    log = logging.getLogger("tandemmq.runtime")
     if not is_optimized_python():
         facts = {"python": sys.version.split()[0], "fix": "use a Python built with --enable-optimizations"}
-        event_logger(__name__).warning(events.PYTHON_UNOPTIMIZED, extra=facts)
+        log.warning(events.PYTHON_UNOPTIMIZED, extra=facts)
     if speedups.state.startswith("refused"):
-        event_logger(__name__).warning(events.SPEEDUPS_REFUSED, extra={"reason": speedups.state})
+        log.warning(events.SPEEDUPS_REFUSED, extra={"reason": speedups.state})
 
 
 async def serve(
