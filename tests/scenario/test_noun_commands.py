@@ -15,6 +15,7 @@ from dead_letter_rig import make_letters
 from managed_cluster import ManagedCluster, managed_cluster
 from tandemmq.cli import app
 from tandemmq.manage.dead_letters import DeadLetterReader, read_dead_letter_count, resend_all
+from tandemmq.manage.tools import Target
 from tandemmq.protocol.topic_names import dlq_topic
 from waits import until
 
@@ -71,6 +72,13 @@ async def test_topics_are_created_described_altered_and_deleted(nouns: Nouns) ->
     assert "not registered" in await nouns.run("topics", "describe", "Paid", code=1)
 
 
+async def test_no_topic_is_created_while_a_broker_has_no_master(nouns: Nouns) -> None:
+    await nouns.managed.register(Target("DefaultCluster", "broker-b", 1, "127.0.0.1:1"))
+    refused = await nouns.run("topics", "create", "Paid", code=1)
+    assert "nothing is changed: broker-b has no master now" in refused
+    assert "Paid" not in await nouns.managed.tools.cluster_admin.topics()
+
+
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
@@ -84,6 +92,8 @@ async def test_topics_are_created_described_altered_and_deleted(nouns: Nouns) ->
         (("groups", "reset", "g", "--to", "latest", "--topic", "T", "--queue", "0"), "a broker and a queue"),
         (("lag", "-g", "g", "--watch", "--max-lag", "1"), "exclude each other"),
         (("lag", "--topic", "T"), "also needs the group"),
+        (("tail", "T", "--tag", "||"), "separate tags by ||"),
+        (("browse", "T", "--tag", " || || "), "separate tags by ||"),
     ],
 )
 def test_mistakes_name_what_is_allowed(words: tuple[str, ...], reason: str) -> None:

@@ -24,7 +24,7 @@ from tandemmq.manage.tools import Place, Target, Tools, serving, targets_of
 from tandemmq.protocol import topic_names
 from tandemmq.protocol.bodies.route import ClusterInfo
 from tandemmq.protocol.bodies.stats import BrokerStatsAnswer
-from tandemmq.protocol.bodies.tables import Permission, TopicConfig
+from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT, Permission, TopicConfig
 
 MESSAGE_TYPE: Final = "message.type"
 MESSAGE_TYPES: Final = ("NORMAL", "FIFO", "DELAY", "TRANSACTION", "PRIORITY", "MIXED")
@@ -244,6 +244,32 @@ async def read_series(tools: Tools, addresses: Iterable[str], name: str, key: st
 
 
 # Changes
+
+
+async def create_topic(
+    tools: Tools,
+    topic: str,
+    *,
+    cluster: str = "",
+    queue_count: int = admin_topics.NEW_QUEUE_COUNT,
+    permission: int = PERMISSION_DEFAULT,
+    attributes: Mapping[str, str] | None = None,
+    exist_ok: bool = False,
+) -> bool:
+    """Creates a topic at each master of a cluster, as `Admin.create_topic` does; the name may be empty if
+    there is only one. Returns True if a master lacked it.
+
+    Raises:  BrokersAway before anything is created; the errors of `Admin.create_topic`.
+    """
+    await answering_masters(tools, Place(cluster=cluster))
+    return await tools.cluster_admin.create_topic(
+        topic,
+        queue_count=queue_count,
+        permission=permission,
+        cluster=cluster or None,
+        attributes=attributes,
+        exist_ok=exist_ok,
+    )
 
 
 async def change_topic(

@@ -51,13 +51,12 @@ class ClusterChanges:
         confirmation_token: Token = "",
     ) -> Facts:
         """Creates a topic on every master of a cluster. Needs a confirmation."""
-        admin = self.cluster.cluster_admin
         arguments = {"topic": topic, "queues": queues, "cluster": cluster}
 
         async def preview() -> Facts:
             check_topic(topic)
             masters = [one.address for one in await answering_masters(self.cluster, Place(cluster=cluster))]
-            known = topic in await admin.topics()
+            known = topic in await self.cluster.cluster_admin.topics()
             return {
                 "creates": topic,
                 "queues_per_broker": queues,
@@ -66,8 +65,7 @@ class ClusterChanges:
             }
 
         async def act() -> Facts:
-            await answering_masters(self.cluster, Place(cluster=cluster))
-            is_new = await admin.create_topic(topic, queue_count=queues, cluster=cluster or None)
+            is_new = await topics.create_topic(self.cluster, topic, cluster=cluster, queue_count=queues)
             return {"created": is_new}
 
         return await self._confirmed("create_topic", arguments, confirmation_token, preview, act)

@@ -41,7 +41,7 @@ _SINGLE_BAR: Final = re.compile(r"(?<!\|)\|(?!\|)")
 
 
 def _tags(text: str, option: str) -> str:
-    if _SINGLE_BAR.search(text):
+    if _SINGLE_BAR.search(text) or (text.strip() and not text.replace("||", "").strip()):
         raise typer.BadParameter(f"{option} {text}: separate tags by ||")
     return text
 

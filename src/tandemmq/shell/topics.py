@@ -112,11 +112,12 @@ def create_topic(
     attributes = _signed(attribute, kind)
 
     async def work(tools: Tools) -> CommandAnswer:
-        is_new = await tools.cluster_admin.create_topic(
+        is_new = await topics.create_topic(
+            tools,
             topic,
+            cluster=cluster,
             queue_count=queues,
             permission=PERMISSION_DEFAULT if permission is None else permission,
-            cluster=cluster or None,
             attributes=attributes,
             exist_ok=exist_ok,
         )

@@ -13,7 +13,7 @@ from tandemmq.manage.groups import change_group, delete_group, find_group_master
 from tandemmq.manage.resets import clone_offsets
 from tandemmq.manage.settings import change_setting
 from tandemmq.manage.tools import Place, Target
-from tandemmq.manage.topics import change_topic, delete_in_clusters
+from tandemmq.manage.topics import change_topic, create_topic, delete_in_clusters
 
 AWAY = Target("DefaultCluster", "broker-b", 0, "127.0.0.1:1")
 
@@ -28,18 +28,21 @@ async def test_the_masters_answer(managed: ManagedCluster) -> None:
 
 async def test_nothing_is_changed_while_a_master_is_silent(managed: ManagedCluster) -> None:
     (master,) = await answering_masters(managed.tools)
-    await managed.cluster.create_topic("Orders", queue_count=1)
+    assert await create_topic(managed.tools, "Orders", queue_count=1)
     await change_group(managed.tools, [master], "billing", {})
     await managed.register(AWAY)
     changes: tuple[Callable[[], Awaitable[object]], ...] = (
         lambda: answering_masters(managed.tools),
+        lambda: create_topic(managed.tools, "Paid"),
         lambda: find_group_masters(managed.tools, "billing"),
         lambda: delete_in_clusters(managed.tools, "Orders", ["DefaultCluster"]),
     )
     for change in changes:
         with pytest.raises(BrokersAway, match=r"nothing is changed: broker-b \(127.0.0.1:1\)"):
             await change()
-    assert "Orders" in await managed.tools.cluster_admin.topics()
+    known = await managed.tools.cluster_admin.topics()
+    assert "Orders" in known
+    assert "Paid" not in known
 
 
 async def test_nothing_is_changed_while_a_broker_has_no_master(managed: ManagedCluster) -> None:

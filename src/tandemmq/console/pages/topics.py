@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from tandemmq.client.admin_topics import NEW_QUEUE_COUNT
 from tandemmq.console.render import quote_part
 from tandemmq.console.view import Action, Answer, Page, PageError, View
 from tandemmq.manage import topics
-from tandemmq.manage.changes import answering_masters
 from tandemmq.manage.reach import list_silent
-from tandemmq.manage.tools import Place, serving
+from tandemmq.manage.tools import serving
 from tandemmq.protocol.bodies.tables import PERMISSION_DEFAULT
 
 KINDS: Final = ("all", *(kind.value for kind in topics.TopicKind))
@@ -74,12 +74,12 @@ async def create(view: View) -> Answer:
     """Creates a topic at all masters of a cluster."""
     name, message_type = view.form.get("name", "").strip(), view.form.get("type", "")
     permission = _permission(view.form)
-    await answering_masters(view.tools, Place(cluster=view.form.get("cluster", "")))
-    await view.tools.cluster_admin.create_topic(
+    await topics.create_topic(
+        view.tools,
         name,
-        queue_count=read_number(view.form, "queues", 1, QUEUES_MAX) or 8,
+        cluster=view.form.get("cluster", ""),
+        queue_count=read_number(view.form, "queues", 1, QUEUES_MAX) or NEW_QUEUE_COUNT,
         permission=PERMISSION_DEFAULT if permission is None else permission,
-        cluster=view.form.get("cluster") or None,
         attributes={topics.MESSAGE_TYPE: message_type} if message_type in topics.MESSAGE_TYPES else None,
     )
     return view.redirect(_path_of(name), f"Topic {name} is created.")
