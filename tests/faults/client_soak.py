@@ -144,16 +144,16 @@ def publish(name_server: str) -> None:
     with BlockingProducer("soak-publisher", name_server, options=options) as producer:
         for line in sys.stdin:
             first, end = map(int, line.split())
-            todo = [Message(topic=TOPIC, body=b"%d" % number) for number in range(first, end)]
-            while todo:
+            unsent = [Message(topic=TOPIC, body=b"%d" % number) for number in range(first, end)]
+            while unsent:
                 failed: list[Message] = []
 
                 def note(message: Message, outcome: Outcome, failed: list[Message] = failed) -> None:
                     if isinstance(outcome, TandemError):
                         failed.append(message)
 
-                producer.send_many(todo, on_result=note, stop_on_error=False)
-                todo = failed
+                producer.send_many(unsent, on_result=note, stop_on_error=False)
+                unsent = failed
 
 
 @dataclass

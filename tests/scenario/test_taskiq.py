@@ -18,7 +18,7 @@ import pytest
 from taskiq import TaskiqMessage
 from taskiq.exceptions import ResultGetError, SendTaskError
 
-from tandemmq.client import Admin
+from tandemmq.client import Admin, Producer
 from tandemmq.client.consumer.pop import PopConsumer
 from tandemmq.errors import BadRequest, BrokerUnreachable, NotPermitted, RequestRejected
 from tandemmq.integrations import taskiq_broker
@@ -129,6 +129,23 @@ async def test_tasks_that_were_sent_before_the_first_worker_are_read() -> None:
         async with aclosing(broker.listen()) as tasks:
             found = [broker.formatter.loads((await anext(tasks)).data).task_id for _ in range(3)]
         assert found == ["0", "1", "2"]
+        await broker.shutdown()
+
+
+async def test_startups_at_the_same_time_share_a_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The worker and a scheduler of one process may both start the broker."""
+    started: list[Producer] = []
+
+    async def start(producer: Producer) -> Producer:
+        started.append(producer)
+        return await real_start(producer)
+
+    real_start = Producer.start
+    monkeypatch.setattr(Producer, "start", start)
+    async with Cluster() as cluster, asyncio.timeout(PATIENCE_S):
+        broker = TandemBroker(cluster.name_servers)
+        await asyncio.gather(broker.startup(), broker.startup())
+        assert started == [broker.producer]
         await broker.shutdown()
 
 

@@ -91,6 +91,8 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         self._options = client or ClientOptions()
         self._pop = PopOptions(client=self._options, start_from=StartFrom.FIRST, invisible_s=invisible_s)
         self._producer: Producer | None = None
+        self._starting = asyncio.Lock()
+        """Held while the producer starts: a call of `startup` meanwhile waits for the same one."""
         self._replies: ReplyResults[Any] | None = None
         self.open_messages: OrderedDict[str, PoppedMessage] = OrderedDict()
         """The messages of tasks that this worker has begun and not ended, by the task's id."""
@@ -108,11 +110,11 @@ class TandemBroker(AsyncBroker):  # type: ignore[misc]  # skipped by mypy
         Raises:  BrokerUnreachable when no name server accepts a connection.
         """
         await super().startup()
-        if self._producer is not None:
-            return
-        options = ProducerOptions(client=self._options, timeout_s=SEND_S)
-        producer = Producer(f"{self.group}-tasks", self._name_servers, options=options)
-        self._producer = await producer.start()
+        async with self._starting:
+            if self._producer is None:
+                options = ProducerOptions(client=self._options, timeout_s=SEND_S)
+                producer = Producer(f"{self.group}-tasks", self._name_servers, options=options)
+                self._producer = await producer.start()
 
     async def shutdown(self) -> None:
         """Ends the connections; results that have not come are lost."""

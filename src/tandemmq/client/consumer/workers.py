@@ -103,7 +103,7 @@ class Share:
         *,
         is_orderly: bool,
     ):
-        self.todo = deque(deliveries)
+        self.not_begun = deque(deliveries)
         self.done: deque[tuple[Received, HandlerOutcome]] = deque()
         self.current: Received | None = None
         self.began_s = 0.0
@@ -112,11 +112,11 @@ class Share:
         self._is_orderly = is_orderly
 
     def run(self) -> None:
-        """Handles the messages; called in the thread. Messages left in `todo` were not begun."""
+        """Handles the messages; called in the thread. Messages left in `not_begun` were not handled."""
         began_s = now_s = self._clock.monotonic()
         while self._is_orderly or now_s - began_s < SHARE_S:
             try:
-                delivery = self.todo.popleft()
+                delivery = self.not_begun.popleft()
             except IndexError:
                 return
             self.began_s, self.current = now_s, delivery
@@ -249,7 +249,7 @@ class Workers:
                 continue
             if self._clock.monotonic() - share.began_s >= limit_s:
                 timed_out = stuck
-                self._inbox.put_back(_drain(share.todo))
+                self._inbox.put_back(_drain(share.not_begun))
                 call_id = self._begin(stuck.message, limit_s)
                 await self._settle(stuck, HandlerOutcome(None, TimedOut(), limit_s), call_id)
         await run
@@ -259,8 +259,8 @@ class Workers:
                 call_id = self._begin(delivery.message, outcome.took_s)
                 must_wait = not await self._settle(delivery, await self._complete(outcome), call_id)
         if self._options.orderly:
-            return [] if must_wait else list(share.todo)
-        self._inbox.put_back(share.todo)
+            return [] if must_wait else list(share.not_begun)
+        self._inbox.put_back(share.not_begun)
         return []
 
     async def _take(self, count_max: int) -> list[Received]:
