@@ -16,7 +16,7 @@ from typing import Any, Final
 from tandemmq.errors import RemoteProtocolError, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
-from tandemmq.protocol.frame import Frame
+from tandemmq.protocol.frame import Frame, decode_frames
 from tandemmq.remoting.channel import Channel, OnBlock
 from tandemmq.runtime.tasks import OnFatal, TaskScope
 from tandemmq.telemetry import events
@@ -99,22 +99,24 @@ class RequestDispatcher:
         """Handles requests that arrived together, if the route of the first one takes them all as a block.
 
         Returns False, and does nothing, if they must be dispatched one by one. With a guard they always are.
+        An error of the route answers each of them.
+        Raises:  RemoteProtocolError after such an error if a header is invalid.
         """
         if self._guard is not None:
             return False
-        code = _leading_code(frames[0][0])
-        route = self._routes.get(code)
+        route = self._routes.get(_leading_code(frames[0][0]))
         if type(route) is not BlockRoute:
             return False
         try:
             return route.take(channel, frames)
-        except Exception as error:  # as below
+        except Exception as error:  # noqa: BLE001  # as in `dispatch`
             if _is_fatal(error):
                 self._fail(error)
                 return True
-            # Which of the requests took effect is unknown, so the peer gets no answer to any of them.
-            log.error(events.REQUEST_FAILED, extra={"code": code, "peer": channel.peer}, exc_info=error)
-            channel.abort(f"{len(frames)} requests {code} that arrived together failed: see the log")
+            # A failed request may have taken effect, here as there.
+            for command in decode_frames(frames):
+                if not command.is_response:
+                    self._on_error(channel, command, error, None)
             return True
 
     def switch(self, routes: Mapping[int, Handler], scope: TaskScope, *, guard: Guard | None = None) -> None:

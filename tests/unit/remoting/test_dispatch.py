@@ -7,7 +7,7 @@ from typing import Any, cast
 import pytest
 
 from tandemmq.errors import RequestRejected
-from tandemmq.protocol.codes import ResponseCode
+from tandemmq.protocol.codes import FLAG_ONEWAY, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.frame import Frame
 from tandemmq.protocol.header_json import encode_header_json
@@ -25,13 +25,8 @@ class OneChannel:
         self.tasks_running = tasks_running
         self.sent: list[Command] = []
 
-        self.aborted = ""
-
     def send(self, command: Command) -> None:
         self.sent.append(command)
-
-    def abort(self, reason: str) -> None:
-        self.aborted = reason
 
 
 def _fails(_channel: Channel, _command: Command) -> Command:
@@ -124,17 +119,33 @@ def test_no_block_passes_a_guard() -> None:
     assert not dispatcher.dispatch_block(cast(Channel, OneChannel()), _frames(310))
 
 
-def test_a_block_that_fails_closes_its_connection_and_is_not_tried_again(
+def test_each_request_of_a_block_that_fails_is_answered_as_if_it_came_alone(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     def breaks(_channel: Channel, _frames: Any) -> bool:
         raise KeyError("a bug")
 
+    oneway = Command(code=310, opaque=2, flag=FLAG_ONEWAY)
+    commands = [Command(code=310, opaque=1), oneway, Command(code=11, opaque=3), Command(0, opaque=4).reply()]
+    frames: list[Frame] = [(encode_header_json(command), b"", 0) for command in commands]
     channel = OneChannel()
-    assert _dispatcher(breaks).dispatch_block(cast(Channel, channel), _frames(310))
-    assert channel.aborted == "1 requests 310 that arrived together failed: see the log"
-    assert channel.sent == []
-    assert vars(caplog.records[-1])["code"] == 310
+    assert _dispatcher(breaks).dispatch_block(cast(Channel, channel), frames)
+    assert [(answer.opaque, answer.code, answer.remark) for answer in channel.sent] == [
+        (1, ResponseCode.SYSTEM_ERROR, "the request 310 failed: see the log"),
+        (3, ResponseCode.SYSTEM_ERROR, "the request 11 failed: see the log"),
+    ]
+    assert [vars(record)["code"] for record in caplog.records] == [310, 310, 11]
+
+
+def test_a_rejection_of_a_block_answers_each_of_its_requests() -> None:
+    def rejects(_channel: Channel, _frames: Any) -> bool:
+        raise RequestRejected("the disk is full", code=ResponseCode.SYSTEM_BUSY)
+
+    channel = OneChannel()
+    assert _dispatcher(rejects).dispatch_block(cast(Channel, channel), _frames(310, 310))
+    assert [(answer.code, answer.remark) for answer in channel.sent] == [
+        (ResponseCode.SYSTEM_BUSY, "the disk is full")
+    ] * 2
 
 
 def test_a_failed_assertion_in_a_block_goes_to_the_owner() -> None:
