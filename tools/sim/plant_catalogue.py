@@ -1154,9 +1154,9 @@ _TABLES: Final = (
     ),
     Plant(
         name="a slave is told the address that its master advertises to clients",
-        path="nameserver/route_table.py",
-        sound="MasterAddresses(master, live.ha_address)",
-        bug="MasterAddresses(next(iter(live.advertised.values()), master), live.ha_address)",
+        path="nameserver/registration.py",
+        sound="master_address=master.address if master else None",
+        bug="master_address=next(iter(master.advertised.values()), master.address) if master else None",
         proofs=("sim",),
     ),
     Plant(

@@ -25,7 +25,7 @@ from tandemmq.nameserver.options import FIXED_KEYS, NameServerOptions
 from tandemmq.nameserver.registration import MinIdNotices, RegistrationHandlers
 from tandemmq.nameserver.route_table import RouteTable, select_zone
 from tandemmq.protocol.bodies.route import encode_cluster_info, encode_member_group, encode_topic_route
-from tandemmq.protocol.bodies.tables import encode_topic_list
+from tandemmq.protocol.bodies.tables import TOPIC_UNIT, TOPIC_UNIT_SUBSCRIPTION, encode_topic_list
 from tandemmq.protocol.codes import VERSION_STANDARD_JSON, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.networks import INTERNAL
@@ -54,8 +54,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-FLAG_UNIT = 1
-FLAG_UNIT_SUB = 2
 FIRST_SCAN_S = 5.0
 REGISTRATION_S = 30.0
 """The period of brokers' registrations (their registerNameServerPeriod): every running broker has registered
@@ -139,18 +137,14 @@ class RouteHandlers:
         names, broker_address = self.table.system_topics()
         return command.reply(body=encode_topic_list(names, broker_address))
 
-    def handle_unit_topics(self, channel: Channel, command: Command) -> Command:
-        """Handles GET_UNIT_TOPIC_LIST (311)."""
-        return self._topic_list(command, self.table.topics_with_flag(set_bits=FLAG_UNIT))
+    def list_by_flag(self, set_bits: int, clear_bits: int = 0) -> Handler:
+        """Returns the handler of a list of the topics with these bits in their sys flag."""
 
-    def handle_unit_sub_topics(self, channel: Channel, command: Command) -> Command:
-        """Handles GET_HAS_UNIT_SUB_TOPIC_LIST (312)."""
-        return self._topic_list(command, self.table.topics_with_flag(set_bits=FLAG_UNIT_SUB))
+        def handle(_: Channel, command: Command) -> Command:
+            topics = self.table.topics_with_flag(set_bits=set_bits, clear_bits=clear_bits)
+            return self._topic_list(command, topics)
 
-    def handle_unit_sub_topics_outside_units(self, channel: Channel, command: Command) -> Command:
-        """Handles GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST (313)."""
-        topics = self.table.topics_with_flag(set_bits=FLAG_UNIT_SUB, clear_bits=FLAG_UNIT)
-        return self._topic_list(command, topics)
+        return handle
 
     def handle_delete_topic(self, channel: Channel, command: Command) -> Command:
         """Handles DELETE_TOPIC_IN_NAMESRV (216): deletes from one cluster, or from all when none is named."""
@@ -203,9 +197,11 @@ def build_routes(
         RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: queries.handle_all_topics,
         RequestCode.GET_TOPICS_BY_CLUSTER: queries.handle_topics_of_cluster,
         RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: queries.handle_system_topics,
-        RequestCode.GET_UNIT_TOPIC_LIST: queries.handle_unit_topics,
-        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: queries.handle_unit_sub_topics,
-        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: queries.handle_unit_sub_topics_outside_units,
+        RequestCode.GET_UNIT_TOPIC_LIST: queries.list_by_flag(TOPIC_UNIT),
+        RequestCode.GET_HAS_UNIT_SUB_TOPIC_LIST: queries.list_by_flag(TOPIC_UNIT_SUBSCRIPTION),
+        RequestCode.GET_HAS_UNIT_SUB_UNUNIT_TOPIC_LIST: queries.list_by_flag(
+            TOPIC_UNIT_SUBSCRIPTION, clear_bits=TOPIC_UNIT
+        ),
         RequestCode.DELETE_TOPIC_IN_NAMESRV: queries.handle_delete_topic,
         RequestCode.WIPE_WRITE_PERM_OF_BROKER: queries.handle_wipe_write_permission,
         RequestCode.ADD_WRITE_PERM_OF_BROKER: queries.handle_add_write_permission,

@@ -25,7 +25,7 @@ from msgspec.structs import replace
 from tandemmq.errors import ConfigError, RequestRejected
 from tandemmq.nameserver.kv_config import KvTable
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.nameserver.route_table import BrokerKey, RoutedBroker, RouteTable
+from tandemmq.nameserver.route_table import BrokerKey, RoutedBroker, RouteTable, keep_brokers
 from tandemmq.protocol.bodies.route import BrokerData, ClusterInfo, TopicRoute
 from tandemmq.protocol.networks import (
     INTERNAL,
@@ -139,15 +139,9 @@ class Networks:
             return route
         view = self._view(network)
         brokers = tuple(self._map(broker, view) for broker in route.brokers)
-        kept = tuple(broker for broker in brokers if broker.addresses)
-        names = {broker.broker_name for broker in brokers} - {broker.broker_name for broker in kept}
         self.answer_counts[network] += 1
-        return replace(
-            route,
-            brokers=kept,
-            filter_servers={},
-            queues=tuple(queues for queues in route.queues if queues.broker_name not in names),
-        )
+        kept = tuple(broker for broker in brokers if broker.addresses)
+        return replace(keep_brokers(route, kept), filter_servers={})
 
     def map_cluster(self, info: ClusterInfo, network: str) -> ClusterInfo:
         """Returns the brokers with the addresses of the network, without those that have none."""

@@ -76,17 +76,9 @@ class RoutedBroker:
         return self.cluster, self.address
 
 
-@dataclass(frozen=True, slots=True)
-class MasterAddresses:
-    """The addresses of a master for its slaves: `host:port` for requests and for replication."""
-
-    address: str
-    ha_address: str
-
-
 @dataclass(slots=True)
 class LiveBroker:
-    """One live broker."""
+    """One live broker. A slave needs two addresses of its master: for requests and for replication."""
 
     cluster: str
     address: str
@@ -97,26 +89,6 @@ class LiveBroker:
     timeout_s: float
     updated_at_s: float
     advertised: Mapping[str, str]
-
-
-@dataclass(slots=True)
-class ReplicaSet:
-    """The brokers of one name: id -> address."""
-
-    cluster: str
-    name: str
-    addresses: dict[int, str] = field(default_factory=dict)
-    is_acting_master_enabled: bool = False
-    zone_name: str | None = None
-
-    def to_broker_data(self) -> BrokerData:
-        return BrokerData(
-            addresses=dict(self.addresses),
-            broker_name=self.name,
-            cluster=self.cluster,
-            is_acting_master_enabled=self.is_acting_master_enabled,
-            zone_name=self.zone_name,
-        )
 
 
 def with_acting_master(broker: BrokerData, queues: QueueData) -> BrokerData:
@@ -143,9 +115,19 @@ def select_zone(route: TopicRoute, zone_name: str) -> TopicRoute:
         for broker in route.brokers
         if MASTER_ID not in broker.addresses or (broker.zone_name or "").lower() == zone_name.lower()
     )
+    return keep_brokers(route, kept)
+
+
+def keep_brokers(route: TopicRoute, kept: tuple[BrokerData, ...]) -> TopicRoute:
+    """Returns the route with these of its brokers, and without the queues of the others."""
     dropped = {broker.broker_name for broker in route.brokers} - {broker.broker_name for broker in kept}
     queues = tuple(data for data in route.queues if data.broker_name not in dropped)
     return replace(route, brokers=kept, queues=queues)
+
+
+def _copy_of(replica_set: BrokerData) -> BrokerData:
+    """Returns the replica set with addresses that a caller may change."""
+    return replace(replica_set, addresses=dict(replica_set.addresses))
 
 
 class Smallest(NamedTuple):
@@ -166,7 +148,7 @@ class RouteTable:
         self._brokers_max = brokers_max
         self._topics_max = topics_max
         self._clusters: dict[str, dict[str, None]] = {}
-        self._replica_sets: dict[str, ReplicaSet] = {}
+        self._replica_sets: dict[str, BrokerData] = {}  # by broker name; addresses are in the order of ids
         self._queues: dict[str, dict[str, QueueData]] = {}  # topic -> broker name -> queues
         self._topics_of: dict[str, dict[str, None]] = {}  # broker name -> topics, the other way round
         self._live: dict[BrokerKey, LiveBroker] = {}
@@ -178,8 +160,8 @@ class RouteTable:
 
     def register(
         self, registration: RegisteredBroker, now_s: float, *, drops_missing_topics: bool = False
-    ) -> MasterAddresses | None:
-        """Applies the registration; returns the master's addresses to a slave if the master is live.
+    ) -> LiveBroker | None:
+        """Applies the registration; returns the master to a slave if the master is live.
 
         Raises:  RequestRejected at a bound, and when the first registration of an id has exactly one topic:
                  it is an incremental one whose full one has not arrived.
@@ -208,17 +190,19 @@ class RouteTable:
             self.unregister(previous.cluster, previous.broker_name, address)
         is_first = holder is None
         addresses[broker_id] = address
-        replica_set = known or ReplicaSet(registration.cluster, registration.broker_name)
+        replica_set = known or BrokerData(broker_name=registration.broker_name, cluster=registration.cluster)
         if (
             replica_set.addresses != addresses
             or previous is None
             or (previous.advertised != registration.advertised)
         ):
             self.members_version += 1
-        replica_set.addresses = dict(sorted(addresses.items()))
-        replica_set.is_acting_master_enabled = bool(registration.is_acting_master_enabled)
-        replica_set.zone_name = registration.zone_name
-        self._replica_sets[registration.broker_name] = replica_set
+        self._replica_sets[registration.broker_name] = replica_set = replace(
+            replica_set,
+            addresses=dict(sorted(addresses.items())),
+            is_acting_master_enabled=bool(registration.is_acting_master_enabled),
+            zone_name=registration.zone_name,
+        )
         self._clusters.setdefault(registration.cluster, {})[registration.broker_name] = None
         if self._provides_topics(registration, replica_set):
             if drops_missing_topics:
@@ -243,7 +227,7 @@ class RouteTable:
         live = self._live.get((registration.cluster, holder))
         return live is not None and live.data_version.state_version > registration.data_version.state_version
 
-    def _provides_topics(self, registration: RegisteredBroker, replica_set: ReplicaSet) -> bool:
+    def _provides_topics(self, registration: RegisteredBroker, replica_set: BrokerData) -> bool:
         """Returns True for the master, and for the smallest slave of a set that supports acting masters: only
         these provide topics.
         """
@@ -292,12 +276,11 @@ class RouteTable:
         elif registration.filter_servers is not None:
             self._filter_servers.pop(registration.key, None)
 
-    def _master_of(self, replica_set: ReplicaSet, registration: RegisteredBroker) -> MasterAddresses | None:
+    def _master_of(self, replica_set: BrokerData, registration: RegisteredBroker) -> LiveBroker | None:
         master = replica_set.addresses.get(MASTER_ID)
         if registration.broker_id == MASTER_ID or master is None:
             return None
-        live = self._live.get((registration.cluster, master))
-        return None if live is None else MasterAddresses(master, live.ha_address)
+        return self._live.get((registration.cluster, master))
 
     def register_topic(self, topic: str, queues: Iterable[QueueData]) -> None:
         """Replaces single brokers' queues of a topic; entries from the first unknown broker on are ignored.
@@ -363,24 +346,24 @@ class RouteTable:
         if replica_set is None or address not in replica_set.addresses.values():
             return True
         self.members_version += 1
-        replica_set.addresses = {
-            number: other for number, other in replica_set.addresses.items() if other != address
-        }
-        if not replica_set.addresses:
-            self._drop_replica_set(replica_set)
-        elif replica_set.is_acting_master_enabled and MASTER_ID not in replica_set.addresses:
+        left = {number: other for number, other in replica_set.addresses.items() if other != address}
+        if not left:
+            self._drop_replica_set(broker_name)
+            return True
+        self._replica_sets[broker_name] = replace(replica_set, addresses=left)
+        if replica_set.is_acting_master_enabled and MASTER_ID not in left:
             self._change_permissions(broker_name, lambda permission: permission & ~Permission.WRITE)
         return True
 
-    def _drop_replica_set(self, replica_set: ReplicaSet) -> None:
-        del self._replica_sets[replica_set.name]
-        for cluster in [cluster for cluster, names in self._clusters.items() if replica_set.name in names]:
-            del self._clusters[cluster][replica_set.name]
+    def _drop_replica_set(self, name: str) -> None:
+        del self._replica_sets[name]
+        for cluster in [cluster for cluster, names in self._clusters.items() if name in names]:
+            del self._clusters[cluster][name]
             if not self._clusters[cluster]:
                 del self._clusters[cluster]
-        for topic in list(self._topics_of.get(replica_set.name, ())):
-            self._drop_queues(topic, replica_set.name)
-        self._topics_of.pop(replica_set.name, None)
+        for topic in list(self._topics_of.get(name, ())):
+            self._drop_queues(topic, name)
+        self._topics_of.pop(name, None)
 
     def _drop_queues(self, topic: str, broker_name: str) -> None:
         """Removes the queues of a topic that the broker has."""
@@ -445,7 +428,7 @@ class RouteTable:
         Queues of an unknown broker stay in the list (spec nameserver 6).
         """
         queues = self._queues.get(topic, {})
-        found = [self._replica_sets[name] for name in queues if name in self._replica_sets]
+        found = [_copy_of(self._replica_sets[name]) for name in queues if name in self._replica_sets]
         if not queues or not found:
             return None
         filter_servers = {
@@ -454,12 +437,9 @@ class RouteTable:
             for address in replica_set.addresses.values()
             if (replica_set.cluster, address) in self._filter_servers
         }
-        brokers = [replica_set.to_broker_data() for replica_set in found]
         if shows_acting_master and not topic.startswith(SYNC_MEMBER_TOPIC_PREFIX):
-            brokers = [with_acting_master(broker, queues[broker.broker_name]) for broker in brokers]
-        return TopicRoute(
-            brokers=tuple(brokers), filter_servers=filter_servers, queues=tuple(queues.values())
-        )
+            found = [with_acting_master(broker, queues[broker.broker_name]) for broker in found]
+        return TopicRoute(brokers=tuple(found), filter_servers=filter_servers, queues=tuple(queues.values()))
 
     def members(self) -> list[RoutedBroker]:
         """Returns all brokers that routes show, in order of first registration and id."""
@@ -470,7 +450,7 @@ class RouteTable:
                 found.append(
                     RoutedBroker(
                         cluster=replica_set.cluster,
-                        broker_name=replica_set.name,
+                        broker_name=replica_set.broker_name,
                         broker_id=broker_id,
                         address=address,
                         advertised={} if live is None else live.advertised,
@@ -480,7 +460,7 @@ class RouteTable:
 
     def cluster_info(self) -> ClusterInfo:
         return ClusterInfo(
-            brokers={name: replica_set.to_broker_data() for name, replica_set in self._replica_sets.items()},
+            brokers={name: _copy_of(replica_set) for name, replica_set in self._replica_sets.items()},
             clusters={cluster: tuple(names) for cluster, names in self._clusters.items()},
         )
 
