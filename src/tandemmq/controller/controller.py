@@ -36,9 +36,10 @@ from tandemmq.remoting.channel import Channel
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.health import Condition
-from tandemmq.remoting.options import ServerOptions, is_open_to_everybody, parse_address
+from tandemmq.remoting.options import is_open_to_everybody, parse_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.settings import Settings
+from tandemmq.remoting.shared_bounds import SharedBounds
 from tandemmq.remoting.tls import TlsAcceptor, make_client_tls
 from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address, Clock, Disk, Network, Random
@@ -141,7 +142,7 @@ class Controller:
             routes,
             network=network,
             clock=self._clock,
-            options=ServerOptions(connections_max=connections_max),
+            shared=SharedBounds(self._clock, connections_max=connections_max),
             on_fatal=on_fatal,
             tls=self._tls,
             guard=self.history.meter.guard(self._guard.check),

@@ -264,20 +264,14 @@ class NameServer:
         )
         self._queries = RouteHandlers(table, kv, clock=clock, options=lambda: live.options, networks=networks)
         self.served_codes = frozenset(self._routes(self._queries))
-        server_options = ServerOptions(connections_max=connections_max, idle_close_s=options.idle_close_s)
-        shared = SharedBounds(
-            clock,
-            connections_max=server_options.connections_max,
-            frame_bytes_held_max=server_options.frame_bytes_held_max,
-        )
         self._make_server = partial(
             RemotingServer,
             network=network,
             clock=clock,
-            options=server_options,
+            options=ServerOptions(idle_close_s=options.idle_close_s),
             on_fatal=on_fatal,
             tls=self._tls,
-            shared=shared,
+            shared=SharedBounds(clock, connections_max=connections_max),
         )
         self._server = self._make_server(self._routes(self._queries))
         self._network_servers: list[tuple[str, RemotingServer]] = []

@@ -97,11 +97,6 @@ def signature_fault(command: Command, secret_key: bytes, *, admits_weak: bool = 
     return "the signature is wrong"
 
 
-def is_signed_with(command: Command, secret_key: bytes) -> bool:
-    """Returns True if the request, in either form, proves knowledge of the secret key."""
-    return signature_fault(command, secret_key) is None
-
-
 def _is_weakly_signed(signature: str, fields: Mapping[str, str], body: Buffer, secret_key: bytes) -> bool:
     text = signed_text(fields, body)
     # A text with this beginning was signed with a digest; with other names it would be another request.

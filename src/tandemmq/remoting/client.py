@@ -110,11 +110,6 @@ class RemotingClient:
         """Queues a request without answer; it may be lost without notice. Raises BrokerUnreachable."""
         (await self.channel(address)).send(command)
 
-    def close_channel(self, address: str, reason: str = "closed by us") -> None:
-        channel = self._channels.get(address)
-        if channel is not None:
-            channel.close(reason)
-
     async def close(self) -> None:
         """Ends running handlers and connection attempts, sends queued bytes, closes every connection."""
         self._is_closed = True

@@ -2,8 +2,8 @@
 
 `h11` parses and writes HTTP/1.1. This file adds a server of pages: one request per connection, no body is
 read, the answer closes the connection.
-At a bound: a head that has not ended after `head_bytes_max` is answered 431. An excess connection is closed
-            at once. A connection that is not done within `connection_s_max` is cut off, whether it sends its
+At a bound: a head that has not ended after HEAD_BYTES_MAX is answered 431. A connection above CONNECTIONS_MAX
+            is closed at once. One that is not done within CONNECTION_S_MAX is cut off, whether it sends its
             request or reads its answer slowly.
 Strategy:   a page that takes long is an iterator. Each of its steps runs in another turn of the loop; the
             last one is the answer.
@@ -15,14 +15,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
 from typing import Final, NamedTuple, cast
 
 import h11
 
-from tandemmq.errors import ConfigError
 from tandemmq.runtime.ports import Address, Clock, Listener, Network, TimerHandle
 from tandemmq.telemetry import events
 from tandemmq.units import KIB
@@ -30,6 +28,9 @@ from tandemmq.units import KIB
 log = logging.getLogger(__name__)
 
 PLAIN_TEXT: Final = "text/plain; charset=utf-8"
+CONNECTIONS_MAX: Final = 32
+HEAD_BYTES_MAX: Final = 8 * KIB
+CONNECTION_S_MAX: Final = 10.0
 _METHODS: Final = ("GET", "HEAD")
 
 
@@ -47,20 +48,6 @@ PageSteps = Iterator[HttpAnswer | None]
 Page = Callable[[], HttpAnswer | PageSteps]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HttpOptions:
-    """Bounds of an HTTP server."""
-
-    connections_max: int = 32
-    head_bytes_max: int = 8 * KIB
-    connection_s_max: float = 10.0
-
-    def __post_init__(self) -> None:
-        for name in self.__slots__:
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)}")
-
-
 class HttpServer:
     """Serves `pages` by path on one port."""
 
@@ -70,10 +57,12 @@ class HttpServer:
         *,
         network: Network,
         clock: Clock,
-        options: HttpOptions | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        connection_s_max: float = CONNECTION_S_MAX,
     ) -> None:
-        self.options = options or HttpOptions()
         self.clock = clock
+        self.connection_s_max = connection_s_max
+        self._connections_max = connections_max
         self._pages = pages
         self._network = network
         self._listener: Listener | None = None
@@ -103,7 +92,7 @@ class HttpServer:
 
     def on_connected(self, connection: HttpConnection) -> bool:
         """Registers a connection; returns False if it exceeds the limit."""
-        if self._listener is None or len(self._connections) >= self.options.connections_max:
+        if self._listener is None or len(self._connections) >= self._connections_max:
             return False
         self._connections[connection] = None
         return True
@@ -130,7 +119,7 @@ class HttpConnection(asyncio.Protocol):
     def __init__(self, server: HttpServer) -> None:
         self._server = server
         self._http: h11.Connection | None = h11.Connection(
-            h11.SERVER, max_incomplete_event_size=server.options.head_bytes_max
+            h11.SERVER, max_incomplete_event_size=HEAD_BYTES_MAX
         )  # None once it was answered
         self._transport: asyncio.Transport | None = None
         self._timer: TimerHandle | None = None
@@ -140,7 +129,7 @@ class HttpConnection(asyncio.Protocol):
         if not self._server.on_connected(self):
             self._transport.abort()
             return
-        self._timer = self._server.clock.call_later(self._server.options.connection_s_max, self.cut_off)
+        self._timer = self._server.clock.call_later(self._server.connection_s_max, self.cut_off)
 
     def data_received(self, data: bytes) -> None:
         http = self._http

@@ -15,7 +15,7 @@ from typing import Final
 
 from tandemmq.errors import ConfigError
 from tandemmq.remoting.health import Conditions, live_page, ready_page
-from tandemmq.remoting.http import HttpAnswer, HttpServer, Page, PageSteps
+from tandemmq.remoting.http import CONNECTION_S_MAX, HttpAnswer, HttpServer, Page, PageSteps
 from tandemmq.runtime.ports import Address, Clock, Network
 from tandemmq.telemetry import events
 from tandemmq.telemetry.metrics import Sample
@@ -26,9 +26,6 @@ log = logging.getLogger(__name__)
 RENDER_S_MIN = 1.0
 
 SLICE_S: Final = 0.001
-ROUND_S_MAX: Final = 10.0
-"""The age at which a round that no scraper waits for any more is not continued: the time of a connection."""
-
 ReadPieces = Callable[[], Iterator[Iterable[Sample]]]
 
 
@@ -92,7 +89,8 @@ class MetricsPort:
         """Continues the round for `SLICE_S`; begins one if none is in progress."""
         began_at = self._clock.monotonic()
         current = self._round
-        if current is None or began_at - self._round_began_at >= ROUND_S_MAX:
+        # No scraper waits any more for a round that is older than a connection can be.
+        if current is None or began_at - self._round_began_at >= CONNECTION_S_MAX:
             current = self._round = self._render()
             self._round_began_at = began_at
         try:

@@ -10,7 +10,6 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
-from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Address
 from tandemmq.units import MIB
 
@@ -47,12 +46,6 @@ class ServerOptions:
     """Bounds of a listening server."""
 
     limits: ChannelLimits = field(default_factory=ChannelLimits)
-    connections_max: int = CONNECTIONS_MAX
-    """The most connections; one more is closed at once."""
-    frame_bytes_held_max: int = 256 * MIB
-    """The most bytes of unfinished frames of all connections; one that needs more is closed. On a server with
-    a guard, unauthenticated peers share a quarter of it.
-    """
     idle_close_s: float = 120.0
     """The time after which a connection without a byte in either direction is closed (spec remoting 5), as is
     one with a single frame that takes longer.

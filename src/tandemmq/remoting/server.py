@@ -70,11 +70,7 @@ class RemotingServer:
         `shared` bounds. A `guard` marks the channels of authenticated peers as known.
         """
         self.options = options or ServerOptions()
-        self._shared = shared or SharedBounds(
-            clock,
-            connections_max=self.options.connections_max,
-            frame_bytes_held_max=self.options.frame_bytes_held_max,
-        )
+        self._shared = shared or SharedBounds(clock)
         self._has_guard = guard is not None
         self.times: RpcTimes | None = None
         """Set before `start` to measure every request."""

@@ -12,8 +12,9 @@ from collections import deque
 from collections.abc import Callable
 from typing import Final, Protocol
 
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.ports import Clock, TimerHandle
-from tandemmq.units import KIB
+from tandemmq.units import KIB, MIB
 
 PIECE_BYTES: Final = 4 * KIB
 """The size in which an unknown peer's bytes are decoded and handled: a few milliseconds of requests each."""
@@ -31,8 +32,12 @@ class Closable(Protocol):
     def abort(self, reason: str) -> None: ...
 
 
+FRAME_BYTES_HELD_MAX: Final = 256 * MIB
+
+
 class SharedBounds:
-    """The bounds of one process.
+    """The bounds of one process: `connections_max`, above which one more is closed at once, and the bytes of
+    unfinished frames.
 
     The servers count `connection_count`, and add connections of unknown peers to `unknown_channels`, the
     oldest first. A channel is removed from there when its peer becomes known.
@@ -40,7 +45,13 @@ class SharedBounds:
 
     __slots__ = ("connection_count", "connections_max", "frames", "lines", "unknown", "unknown_channels")
 
-    def __init__(self, clock: Clock, *, connections_max: int, frame_bytes_held_max: int) -> None:
+    def __init__(
+        self,
+        clock: Clock,
+        *,
+        connections_max: int = CONNECTIONS_MAX,
+        frame_bytes_held_max: int = FRAME_BYTES_HELD_MAX,
+    ) -> None:
         assert connections_max > 0, connections_max
         self.connections_max = connections_max
         self.connection_count = 0

@@ -122,8 +122,8 @@ class TlsConnection(asyncio.Protocol):
             for at in range(0, len(view), WRITE_BYTES):
                 self._ssl.write(view[at : at + WRITE_BYTES])
                 self._send_encrypted()
-        except ssl.SSLError as error:
-            self._break(error)
+        except ssl.SSLError:
+            self._break()
 
     def close(self) -> None:
         """Notifies the peer of the end, sends queued bytes and closes."""
@@ -160,7 +160,7 @@ class TlsConnection(asyncio.Protocol):
             if self.upper is None:
                 self._fail(error)
             else:
-                self._break(error)
+                self._break()
 
     def _begin(self) -> None:
         self._stop_timer()
@@ -197,7 +197,7 @@ class TlsConnection(asyncio.Protocol):
         if self._outgoing.pending:
             self.wire.write(self._outgoing.read())
 
-    def _break(self, error: ssl.SSLError) -> None:
+    def _break(self) -> None:
         """Ends a stream that can no longer be trusted; the protocol above is notified by
         `connection_lost`.
         """

@@ -12,7 +12,7 @@ from tandemmq.client.namespace import Namespace, find_namespace, request_mark
 from tandemmq.errors import BadRequest, ConfigError, MessageIllegal
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.record import decode_record
-from tandemmq.protocol.signature import is_signed_with
+from tandemmq.protocol.signature import signature_fault
 from waits import PATIENCE_S
 
 WRAPPED = [
@@ -82,7 +82,7 @@ def test_requests_name_the_newer_namespace_below_the_signature() -> None:
     mark(command)
     assert command.fields["ns"] == "shop"
     assert command.fields["nsd"] == "true"
-    assert is_signed_with(command, b"secret")
+    assert signature_fault(command, b"secret") is None
 
 
 @pytest.mark.parametrize("linger_ms", [None, 0, 5])

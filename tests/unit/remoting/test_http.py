@@ -12,11 +12,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from sim.memory import ManualClock, MemoryNetwork
-from tandemmq.errors import ConfigError
 from tandemmq.remoting.http import (
     HttpAnswer,
     HttpConnection,
-    HttpOptions,
     HttpServer,
 )
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
@@ -92,20 +90,12 @@ def test_any_bytes_are_answered_once_or_waited_for(pieces: list[bytes]) -> None:
         feed(b"".join(pieces))
 
 
-@pytest.mark.parametrize("name", ["connections_max", "head_bytes_max", "connection_s_max"])
-def test_bounds_must_be_positive(name: str) -> None:
-    with pytest.raises(ConfigError, match=name):
-        HttpOptions(**{name: 0})
-
-
 # Over sockets.
 
 
 @pytest.fixture
 async def server() -> AsyncIterator[HttpServer]:
-    server = HttpServer(
-        PAGES, network=TcpNetwork(), clock=LoopClock(), options=HttpOptions(connections_max=2)
-    )
+    server = HttpServer(PAGES, network=TcpNetwork(), clock=LoopClock(), connections_max=2)
     yield server
     await server.stop()
     await until_count(server, 0)
@@ -296,8 +286,7 @@ async def test_slow_loris_is_cut_off() -> None:
 
 async def test_reader_of_nothing_is_cut_off() -> None:
     """A real socket: bytes that the kernel does not accept stay in our buffer until the time is over."""
-    options = HttpOptions(connection_s_max=0.3)
-    server = HttpServer(PAGES, network=TcpNetwork(), clock=LoopClock(), options=options)
+    server = HttpServer(PAGES, network=TcpNetwork(), clock=LoopClock(), connection_s_max=0.3)
     address = await server.start("127.0.0.1", 0)
     with socket.socket() as peer:
         peer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 from prometheus_client.parser import text_string_to_metric_families
 
 from sim.memory import ManualClock, MemoryNetwork
-from tandemmq.remoting.http import HttpAnswer
-from tandemmq.remoting.metrics_port import RENDER_S_MIN, ROUND_S_MAX, SLICE_S, MetricsPort
+from tandemmq.remoting.http import CONNECTION_S_MAX, HttpAnswer
+from tandemmq.remoting.metrics_port import RENDER_S_MIN, SLICE_S, MetricsPort
 from tandemmq.telemetry import metrics
 from tandemmq.telemetry.metrics import Sample
 
@@ -96,7 +96,7 @@ async def test_round_that_nobody_waited_for_is_begun_anew() -> None:
     rig = Rig()
     assert next(rig.port._serve_metrics()) is None
     assert rig.read == [0, 1]
-    rig.clock.spend(ROUND_S_MAX)
+    rig.clock.spend(CONNECTION_S_MAX)
     answers = list(rig.port._serve_metrics())
     assert rig.read == [0, 1, *range(PIECES)]
     assert answers[-1] is not None

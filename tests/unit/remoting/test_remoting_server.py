@@ -30,7 +30,8 @@ from tandemmq.remoting.dispatch import BlockRoute, Guard, Handler
 from tandemmq.remoting.options import ChannelLimits, ConnectionOptions, ServerOptions
 from tandemmq.remoting.rpc_times import RpcTimes
 from tandemmq.remoting.server import RemotingServer
-from tandemmq.remoting.shared_bounds import LINES_MAX
+from tandemmq.remoting.shared_bounds import FRAME_BYTES_HELD_MAX, LINES_MAX, SharedBounds
+from tandemmq.runtime.descriptors import CONNECTIONS_MAX
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
 from tandemmq.telemetry import events
@@ -54,6 +55,8 @@ class Peers:
         client_routes: Mapping[int, Handler] | None = None,
         server_routes: Mapping[int, Handler] | None = None,
         guard: Guard | None = None,
+        connections_max: int = CONNECTIONS_MAX,
+        frame_bytes_held_max: int = FRAME_BYTES_HELD_MAX,
     ) -> None:
         self.network = network
         self.clock = clock
@@ -77,6 +80,9 @@ class Peers:
             options=server_options,
             on_fatal=self.fatal.append,
             guard=guard,
+            shared=SharedBounds(
+                clock, connections_max=connections_max, frame_bytes_held_max=frame_bytes_held_max
+            ),
         )
         self.client = RemotingClient(
             network=network, clock=clock, options=client_options, routes=client_routes
@@ -278,7 +284,7 @@ async def test_server_calls_the_client_over_its_own_connection(make: MakePeers) 
 
 
 async def test_connection_over_the_bound_is_refused(make: MakePeers) -> None:
-    peers = await make(server_options=ServerOptions(connections_max=1)).start()
+    peers = await make(connections_max=1).start()
     await peers.call(ECHO)
     other = RemotingClient(network=peers.client._network, clock=peers.clock)
     with pytest.raises(BrokerUnreachable):
@@ -314,7 +320,7 @@ async def test_requests_of_one_read_are_taken_as_a_block(make: MakePeers, *, is_
 
 async def test_unfinished_frames_are_held_up_to_a_bound_in_all(make: MakePeers) -> None:
     """The connection that needs more is closed, and its share is free again."""
-    peers = await make(server_options=ServerOptions(frame_bytes_held_max=100_000)).start()
+    peers = await make(frame_bytes_held_max=100_000).start()
     begun = struct.pack(">iI", 1 << 20, 10)
     holding = [await peers.open_raw() for _ in range(2)]
     for wire in holding:
@@ -339,7 +345,7 @@ async def test_peers_that_nobody_knows_have_a_quarter(make: MakePeers) -> None:
         if command.body == b"password":
             channel.make_known()
 
-    peers = await make(server_options=ServerOptions(frame_bytes_held_max=100_000), guard=guard).start()
+    peers = await make(frame_bytes_held_max=100_000, guard=guard).start()
     begun = struct.pack(">iI", 1 << 20, 10)
     stranger = await peers.open_raw()
     stranger.write(begun + bytes(26_000))
@@ -417,7 +423,7 @@ async def test_a_flood_of_bad_frames_is_told_in_few_lines(
 
 
 async def test_ports_of_one_process_share_their_connections(make: MakePeers) -> None:
-    peers = await make(server_options=ServerOptions(connections_max=2)).start()
+    peers = await make(connections_max=2).start()
     other = RemotingServer({}, network=peers.network, clock=peers.clock, shared=peers.server._shared)
     address = await other.start("127.0.0.1", 0)
     await peers.call(ECHO)
@@ -431,7 +437,7 @@ async def test_ports_of_one_process_share_their_connections(make: MakePeers) -> 
 
 
 async def test_at_the_bound_a_new_connection_takes_the_place_of_an_unknown_peer(make: MakePeers) -> None:
-    peers = await make(server_options=ServerOptions(connections_max=3), guard=only_with_a_password).start()
+    peers = await make(connections_max=3, guard=only_with_a_password).start()
     assert (await peers.call(ECHO, body=b"password")).code == 0
     unknown_channels = [await peers.open_raw() for _ in range(2)]
     await until(lambda: len(peers.server.channels) == 3)
