@@ -16,7 +16,6 @@ from tandemmq.protocol.catalogue import (
     ELECTED,
     NOT_OURS,
     RELAYED,
-    UNSUPPORTED,
     RequestRow,
     ServingRole,
 )
@@ -638,8 +637,6 @@ def _table(title: str, entries: Iterable[RequestRow]) -> Iterator[str]:
     yield "| code | name | request fields | request body | answer fields | answer body | notes | source |"
     yield "|---|---|---|---|---|---|---|---|"
     for entry in sorted(entries, key=lambda entry: entry.code):
-        if entry.code in UNSUPPORTED:
-            continue
         asked, answered = BODIES.get(entry.code, ("", ""))
         cells = (
             str(int(entry.code)),
@@ -686,8 +683,7 @@ def _not_served() -> Iterator[str]:
     yield ""
     yield "| code | name | reason |"
     yield "|---|---|---|"
-    rows = {**NOT_OURS, **{int(code): (Code(code).name, why) for code, why in UNSUPPORTED.items()}}
-    for code, (name, why) in sorted(rows.items()):
+    for code, (name, why) in sorted(NOT_OURS.items()):
         yield f"| {code} | {name} | {why} |"
 
 

@@ -17,13 +17,14 @@ from pop_rig import ack, change, pop_all
 from tandemmq.broker.broker import Broker
 from tandemmq.nameserver.nameserver import NameServer
 from tandemmq.nameserver.options import NameServerOptions
-from tandemmq.protocol.bodies.codec import MessageQueue, decode_body, decode_plain
+from tandemmq.protocol.bodies.codec import MessageQueue, decode_body
 from tandemmq.protocol.bodies.progress import ConsumerStatus, decode_consumer_status, encode_consumer_status
 from tandemmq.protocol.bodies.tables import TopicConfig
-from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, UNSUPPORTED, ServingRole
+from tandemmq.protocol.catalogue import CATALOGUE, ELECTED, RELAYED, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
+from tandemmq.protocol.loose_json import parse
 from tandemmq.protocol.requests import admin as headers
 from tandemmq.protocol.requests.admin import DeleteTopicRequest, TopicConfigRequest
 from tandemmq.protocol.requests.consume import QueryOffsetRequest, UpdateOffsetRequest
@@ -63,7 +64,7 @@ async def broker(tmp_path: Path) -> AsyncIterator[Broker]:
 async def ask_json(peer: Peer, code: int, header: object = None, body: bytes = b"") -> Any:
     answer = await peer.ask(code, header, body=body)
     assert answer.code == ResponseCode.SUCCESS, answer.remark
-    return decode_plain(answer.body)
+    return parse(answer.body)
 
 
 async def commit(peer: Peer, group: str, offset: int, topic: str = "T", queue_id: int = 0) -> None:
@@ -83,11 +84,11 @@ async def committed(peer: Peer, group: str, topic: str = "T") -> int:
 
 async def test_routes_are_those_of_the_catalogue(broker: Broker, tmp_path: Path) -> None:
     of_broker = {code for code, entry in CATALOGUE.items() if entry.served_by is ServingRole.BROKER}
-    assert broker.served_codes == (of_broker | RELAYED) - UNSUPPORTED.keys() - ELECTED
+    assert broker.served_codes == (of_broker | RELAYED) - ELECTED
     options = NameServerOptions(kv_config_path=tmp_path / "kv.json", config_store_path=tmp_path / "ns.conf")
     server = NameServer(options, network=TcpNetwork(), disk=RealDisk(), clock=LoopClock())
     of_server = {code for code, entry in CATALOGUE.items() if entry.served_by is ServingRole.NAME_SERVER}
-    assert server.served_codes == of_server - UNSUPPORTED.keys()
+    assert server.served_codes == of_server
 
 
 async def test_statistics_of_topics_and_groups(broker: Broker, peer: Peer) -> None:
@@ -419,7 +420,7 @@ async def test_hostile_topic_touches_nothing_outside_the_store(tmp_path: Path, p
     await until(lambda: all(path.is_dir() for path in made_late), "the store has all directories of its own")
     before = _outside_store(tmp_path)
     for code, entry in CATALOGUE.items():
-        if entry.served_by is not ServingRole.BROKER or code in UNSUPPORTED or entry.request is None:
+        if entry.served_by is not ServingRole.BROKER or entry.request is None:
             continue
         fields = _fields(entry.request, name)
         if not {"topic", "b", "group", "groupName", "consumerGroup"} & fields.keys():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from tandemmq.errors import ConfigError, RemoteProtocolError, RequestRejected, TandemError
-from tandemmq.protocol.bodies.codec import decode_plain, encode_body, encode_kv_table
+from tandemmq.protocol.bodies.codec import decode_object, encode_body, encode_kv_table
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.loose_json import LARGE_TEXT, text_map
@@ -60,8 +60,7 @@ def decode_kv_file(data: Buffer) -> KvTable:
 
     Raises:  RemoteProtocolError for other content.
     """
-    value = decode_plain(data, LARGE_TEXT)
-    tables = value.get("configTable") if isinstance(value, dict) else None
+    tables = decode_object(data, LARGE_TEXT).get("configTable")
     if not isinstance(tables, dict) or not all(isinstance(table, dict) for table in tables.values()):
         raise RemoteProtocolError("there is no configTable of namespaces")
     return KvTable({namespace: text_map(table) for namespace, table in tables.items()})

@@ -1,8 +1,7 @@
 """The headers and the serving role of every request code; for a code that is not served, the reason.
 
-`CATALOGUE` states the protocol, `UNSUPPORTED` our gaps: a capability that adds handlers removes its codes
-from `UNSUPPORTED`. A header of None means that none exists, or that only extra fields travel. A test requires
-every RequestCode in one of the two.
+`CATALOGUE` has the codes that are served, which tests compare with the routes of each server; `NOT_OURS` has
+the others of RocketMQ. A header of None means that none exists, or that only extra fields travel.
 
 Source:  spec remoting 8 and 9; spec nameserver 3 to 9; spec decisions 6.
 """
@@ -296,9 +295,6 @@ ELECTED = frozenset(
 )
 """The codes served only by brokers whose role is decided by controllers (enableControllerMode)."""
 
-UNSUPPORTED: dict[int, str] = {}
-"""The codes answered with REQUEST_CODE_NOT_SUPPORTED, and the reasons."""
-
 _FILTERS = "class filters: code of clients is not run in brokers; SQL92 filters are served"
 _STATIC = "static topics: the queues of a topic belong to its brokers"
 _ROCKSDB = "RocksDB: queues and tables are files, in RocketMQ's default format"
@@ -346,4 +342,4 @@ NOT_OURS: dict[int, tuple[str, str]] = {
     200078: ("GET_LITE_GROUP_INFO", _LITE),
     200079: ("TRIGGER_LITE_DISPATCH", _LITE),
 }
-"""The codes of RocketMQ without a name here, answered the same way."""
+"""The codes of RocketMQ that are answered with REQUEST_CODE_NOT_SUPPORTED: names and reasons."""

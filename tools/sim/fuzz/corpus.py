@@ -23,7 +23,7 @@ from tandemmq.protocol.bodies.client import (
 from tandemmq.protocol.bodies.codec import encode_body
 from tandemmq.protocol.bodies.register import RegisterBrokerBody, body_crc32, encode_register_broker_body
 from tandemmq.protocol.bodies.tables import TopicConfig, TopicConfigTable
-from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, RequestRow, ServingRole
+from tandemmq.protocol.catalogue import CATALOGUE, RequestRow, ServingRole
 from tandemmq.protocol.codes import SERIALIZE_JSON, SERIALIZE_ROCKETMQ, RequestCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.header_codec import Header, codec_of
@@ -99,15 +99,13 @@ _NUMBERS = {
 @cache
 def requests_of(role: ServingRole) -> list[Command]:
     """Returns valid requests for every code that a server of the role answers, in both header forms."""
-    codes = {code: entry for code, entry in CATALOGUE.items() if entry.served_by is role}
-    found: list[Command] = []
-    for entry in codes.values():
-        if entry.code in UNSUPPORTED:
-            continue
-        for body in _bodies(entry):
-            for form in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ):
-                found.append(_request(entry, body, form))
-    return found
+    return [
+        _request(entry, body, form)
+        for entry in CATALOGUE.values()
+        if entry.served_by is role
+        for body in _bodies(entry)
+        for form in (SERIALIZE_JSON, SERIALIZE_ROCKETMQ)
+    ]
 
 
 @cache

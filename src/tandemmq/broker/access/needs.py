@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from tandemmq.errors import ConfigError, RemoteProtocolError
-from tandemmq.protocol.bodies.codec import decode_plain
+from tandemmq.protocol.bodies.codec import decode_object
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.message_id import decode_message_id
@@ -205,7 +205,7 @@ def _unregister(fields: Mapping[str, str], _command: Command, cluster: str) -> N
 
 def _heartbeat(_fields: Mapping[str, str], command: Command, cluster: str) -> Needs:
     needs: dict[Need, None] = {}
-    for consumer in _list_of(_body(command), "consumerDataSet"):
+    for consumer in _list_of(decode_object(command.body), "consumerDataSet"):
         group = _text_of(consumer, "groupName")
         needs[Need(GROUP, group, SUB)] = None
         for subscription in _list_of(consumer, "subscriptionDataSet"):
@@ -215,7 +215,7 @@ def _heartbeat(_fields: Mapping[str, str], command: Command, cluster: str) -> Ne
 
 
 def _queue_locks(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-    body = _body(command)
+    body = decode_object(command.body)
     group = _text_of(body, "consumerGroup")
     topics = dict.fromkeys(_text_of(queue, "topic") for queue in _list_of(body, "mqSet"))
     return (
@@ -225,7 +225,7 @@ def _queue_locks(_fields: Mapping[str, str], command: Command, _cluster: str) ->
 
 
 def _check_config(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-    body = _body(command)
+    body = decode_object(command.body)
     subscription = body.get("subscriptionData")
     topic = _text_of(subscription, "topic") if isinstance(subscription, dict) else ""
     return (Need(GROUP, _text_of(body, "group"), SUB), topic_need(topic, SUB))
@@ -233,7 +233,7 @@ def _check_config(_fields: Mapping[str, str], command: Command, _cluster: str) -
 
 def _body_group_and_topic(group_key: str, actions: int) -> Rule:
     def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-        body = _body(command)
+        body = decode_object(command.body)
         return (
             Need(GROUP, _text_of(body, group_key), actions),
             topic_need(_text_of(body, "topic"), actions),
@@ -245,7 +245,7 @@ def _body_group_and_topic(group_key: str, actions: int) -> Rule:
 def _batch_ack(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
     """Returns the needs of all entries; each entry names its own group."""
     needs: dict[Need, None] = {}
-    for ack in _list_of(_body(command), "acks"):
+    for ack in _list_of(decode_object(command.body), "acks"):
         group = _text_of(ack, "c")
         needs[Need(GROUP, group, SUB)] = None
         needs.update(dict.fromkeys(needs_beside_group(group, _text_of(ack, "t"), SUB)))
@@ -256,21 +256,17 @@ def _listed(kind: str, list_key: str, name_key: str, actions: int) -> Rule:
     """Returns a rule for each entry of a body's list; an empty list needs a right on the name ""."""
 
     def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
-        names = [_text_of(item, name_key) for item in _list_of(_body(command), list_key)]
+        names = [_text_of(item, name_key) for item in _list_of(decode_object(command.body), list_key)]
         return tuple(Need(kind, name, actions) for name in names) or (Need(kind, "", actions),)
 
     return rule
 
 
 def _body_group(actions: int) -> Rule:
-    return lambda _fields, command, _cluster: (Need(GROUP, _text_of(_body(command), "groupName"), actions),)
+    def rule(_fields: Mapping[str, str], command: Command, _cluster: str) -> Needs:
+        return (Need(GROUP, _text_of(decode_object(command.body), "groupName"), actions),)
 
-
-def _body(command: Command) -> dict[str, Any]:
-    body = decode_plain(command.body)
-    if not isinstance(body, dict):
-        raise RemoteProtocolError("the body is not a JSON object")
-    return body
+    return rule
 
 
 def _list_of(value: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:

@@ -92,9 +92,18 @@ def decode_body(data: Buffer | str, shape: type[T], bound: TextBound | None = No
     return convert(loose_json.parse(raw, limit), shape)
 
 
-def decode_plain(data: Buffer, bound: TextBound = REQUEST_TEXT) -> Any:
-    """Returns the untyped value of a JSON text, like `decode_body`; nulls are kept."""
-    return loose_json.parse(data, bound)
+def decode_object(data: Buffer, bound: TextBound = REQUEST_TEXT) -> dict[str, Any]:
+    """Returns the untyped object of a JSON text, like `decode_body`; nulls are kept. Raises
+    RemoteProtocolError.
+    """
+    return require_object(loose_json.parse(data, bound))
+
+
+def require_object(value: Any) -> dict[str, Any]:
+    """Returns a parsed value that must be an object. Raises RemoteProtocolError for another one."""
+    if not isinstance(value, dict):
+        raise RemoteProtocolError("the body is not a JSON object")
+    return value
 
 
 def convert(value: Any, shape: type[T]) -> T:
@@ -261,9 +270,8 @@ def decode_kv_table(data: Buffer) -> dict[str, str]:
 
     Raises:  RemoteProtocolError.
     """
-    value = decode_plain(data, LARGE_TEXT)
-    table = value.get("table") if isinstance(value, dict) else None
-    if table is None and isinstance(value, dict):
+    table = decode_object(data, LARGE_TEXT).get("table")
+    if table is None:
         return {}
     if not isinstance(table, dict):
         raise RemoteProtocolError("a KV table is not a JSON object")

@@ -9,7 +9,6 @@ from __future__ import annotations
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Mapping
-from typing import Any
 
 from msgspec import UNSET, UnsetType, field
 
@@ -20,7 +19,7 @@ from tandemmq.protocol.bodies.codec import (
     MessageQueue,
     convert,
     convert_queue_map,
-    decode_plain,
+    decode_object,
     encode_body,
     encode_queue_map,
 )
@@ -91,7 +90,7 @@ def decode_reset_offsets(data: Buffer) -> dict[MessageQueue, int]:
 
     Raises:  RemoteProtocolError.
     """
-    value = _table(data).get("offsetTable")
+    value = decode_object(data, LARGE_TEXT).get("offsetTable")
     if not isinstance(value, list):
         return convert_queue_map(value, int)
     offsets: dict[MessageQueue, int] = {}
@@ -116,7 +115,7 @@ def encode_consumer_status(status: ConsumerStatus) -> bytes:
 
 
 def decode_consumer_status(data: Buffer) -> ConsumerStatus:
-    value = _table(data)
+    value = decode_object(data, LARGE_TEXT)
     clients = value.get("consumerTable") or {}
     if not isinstance(clients, dict):
         raise RemoteProtocolError("consumerTable is not a JSON object")
@@ -124,13 +123,6 @@ def decode_consumer_status(data: Buffer) -> ConsumerStatus:
         clients={name: convert_queue_map(queues, int) for name, queues in clients.items()},
         queues=convert_queue_map(value.get("messageQueueTable"), int),
     )
-
-
-def _table(data: Buffer) -> dict[str, Any]:
-    value = decode_plain(data, LARGE_TEXT)
-    if not isinstance(value, dict):
-        raise RemoteProtocolError("the body is not a JSON object")
-    return value
 
 
 # Pop consumption: check points and acks in the revive topic, batch acks, ordered progress. The one-letter

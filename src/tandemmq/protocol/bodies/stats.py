@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 from msgspec import field
 from msgspec.structs import replace
 
-from tandemmq.errors import RemoteProtocolError
 from tandemmq.protocol.bodies.client import SubscriptionData
 from tandemmq.protocol.bodies.codec import (
     Body,
     MessageQueue,
     convert,
     convert_queue_map,
-    decode_plain,
+    decode_object,
     encode_body,
     encode_queue_map,
+    require_object,
 )
 from tandemmq.protocol.loose_json import LARGE_TEXT
 from tandemmq.units import Buffer
@@ -144,7 +144,7 @@ class RunningInfo(Body, frozen=True, kw_only=True):
 
 
 def decode_running_info(data: Buffer) -> RunningInfo:
-    value = _object(decode_plain(data, LARGE_TEXT))
+    value = decode_object(data, LARGE_TEXT)
     queues = convert_queue_map(value.get("mqTable"), RunningQueue)
     plain = {key: one for key, one in value.items() if key not in ("mqTable", "mqPopTable", "statusTable")}
     return replace(convert(plain, RunningInfo), queues=queues)
@@ -156,7 +156,7 @@ def encode_consume_stats(stats: ConsumeStats) -> bytes:
 
 
 def decode_consume_stats(data: Buffer) -> ConsumeStats:
-    return _convert_consume_stats(decode_plain(data, LARGE_TEXT))
+    return _convert_consume_stats(decode_object(data, LARGE_TEXT))
 
 
 def encode_consume_stats_list(
@@ -183,10 +183,11 @@ def encode_consume_stats_list(
 def decode_consume_stats_list(data: Buffer) -> dict[str, ConsumeStats]:
     """Returns the progress of each group; a RocketMQ broker may split a group's topics into several parts."""
     groups: dict[str, dict[MessageQueue, QueueProgress]] = {}
-    for row in _object(decode_plain(data, LARGE_TEXT)).get("consumeStatsList") or ():
-        for group, parts in _object(row).items():
+    for row in decode_object(data, LARGE_TEXT).get("consumeStatsList") or ():
+        for group, parts in require_object(row).items():
             for part in parts or ():
-                groups.setdefault(group, {}).update(_convert_consume_stats(part).queues)
+                stats = _convert_consume_stats(require_object(part))
+                groups.setdefault(group, {}).update(stats.queues)
     return {group: ConsumeStats(queues=queues) for group, queues in groups.items()}
 
 
@@ -196,7 +197,7 @@ def encode_topic_stats(stats: TopicStats) -> bytes:
 
 
 def decode_topic_stats(data: Buffer) -> TopicStats:
-    value = _object(decode_plain(data, LARGE_TEXT))
+    value = decode_object(data, LARGE_TEXT)
     return TopicStats(
         queues=convert_queue_map(value.get("offsetTable"), TopicOffset),
         put_tps=convert(value.get("topicPutTps") or 0.0, float),
@@ -233,18 +234,11 @@ def decode_queue_offsets(data: Buffer) -> dict[int, QueueOffsets]:
     }
 
 
-def _convert_consume_stats(value: Any) -> ConsumeStats:
-    value = _object(value)
+def _convert_consume_stats(value: Mapping[str, Any]) -> ConsumeStats:
     return ConsumeStats(
         consume_tps=convert(value.get("consumeTps") or 0.0, float),
         queues=convert_queue_map(value.get("offsetTable"), QueueProgress),
     )
-
-
-def _object(value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise RemoteProtocolError("the body is not a JSON object")
-    return value
 
 
 class GroupColdReads(Body, frozen=True, kw_only=True):

@@ -21,7 +21,7 @@ from tandemmq.broker.access.needs import (
     of_broker,
 )
 from tandemmq.errors import RemoteProtocolError
-from tandemmq.protocol.catalogue import CATALOGUE, UNSUPPORTED, ServingRole
+from tandemmq.protocol.catalogue import CATALOGUE, ServingRole
 from tandemmq.protocol.codes import RequestCode as Code
 from tandemmq.protocol.command import Command
 
@@ -30,7 +30,7 @@ from tandemmq.protocol.command import Command
 def test_every_code_that_a_broker_may_be_asked_has_a_row(code: Code) -> None:
     entry = CATALOGUE.get(code)
     others = (ServingRole.NAME_SERVER, ServingRole.CONTROLLER)
-    is_of_others = code in UNSUPPORTED or (entry is not None and entry.served_by in others)
+    is_of_others = entry is not None and entry.served_by in others
     is_push = entry is not None and entry.served_by is ServingRole.CLIENT
     relayed = (Code.GET_CONSUMER_RUNNING_INFO, Code.CONSUME_MESSAGE_DIRECTLY)
     if is_of_others or (is_push and code not in relayed):
