@@ -13,6 +13,7 @@ from tandemmq.replication.core.options import SetOptions
 from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
+from tandemmq.runtime.ports import Network
 from tandemmq.store import BrokerRole, MessageStore, PutStatus, StoreOptions
 
 
@@ -27,6 +28,7 @@ class Node:
         self.copy_count_min = 1
         self.replication = FAST
         self.disk = RealDisk()
+        self.network: Network = TcpNetwork()
         self.proposals: list[frozenset[int]] = []
 
     async def start(self) -> None:
@@ -44,7 +46,7 @@ class Node:
             self.id,
             self.replication,
             SetOptions(lag_ms_max=15_000, copy_count_min=self.copy_count_min),
-            network=TcpNetwork(),
+            network=self.network,
             clock=clock,
         )
         self.channel.on_propose = self._on_propose

@@ -12,10 +12,12 @@ import pytest
 from replica_pair import FAST, SEGMENT, log_bytes
 from term_nodes import Node
 
+from sim.memory import MemoryNetwork
 from tandemmq.broker.durable import DurableWriter
 from tandemmq.errors import FlushFailed, RequestRejected, StaleTerm
 from tandemmq.replication.core.epochs import Handshake, encode_handshake, encode_term_report
 from tandemmq.replication.core.progress import LogRange, SlaveState
+from tandemmq.replication.core.verifier import TailVerdict
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole, FlushMode, GetStatus, PutStatus
@@ -445,3 +447,32 @@ async def test_no_term_begins_over_a_log_that_cannot_be_synced(tmp_path: Path) -
     assert (two.store.terms.epochs.last_epoch, two.channel.required) == (1, None)
     for node in nodes:
         await node.stop()
+
+
+async def test_a_history_that_arrives_without_its_connection_is_dropped(tmp_path: Path) -> None:
+    """A broker in no term closes each connection at once, before the slave has begun to ask it. The slave
+    must dial again.
+    """
+    asked: list[None] = []
+
+    class Comparer:
+        group_id = None
+
+        async def ask(self) -> None:
+            asked.append(None)
+
+        async def compare(self, point: int, confirm_offset: int) -> TailVerdict:
+            raise AssertionError("nothing is compared before the handshake")
+
+    pair = Node(tmp_path / "1", 1), Node(tmp_path / "2", 2)
+    network = MemoryNetwork(LoopClock())
+    for node in pair:
+        node.network = network
+        await node.start()
+    try:
+        pair[1].channel.comparer = Comparer()
+        await pair[1].follow(pair[0], 1)
+        await until(lambda: len(asked) > 1, "it dials again")
+    finally:
+        for node in pair:
+            await node.stop()

@@ -14,13 +14,13 @@ from typing import Any
 import pytest
 from broker_rig import pull_header
 from controller_rig import GROUP, Rig
-from elected_rig import Copier, Elected
+from elected_rig import Elected
 from replica_pair import new_record
 
 from sim.memory import MemoryDisk
 from tandemmq.api.broker_admin import create_topic
 from tandemmq.api.broker_consume import commit_offset
-from tandemmq.api.controller import ControllerHeartbeat, hand_over, hand_over_group
+from tandemmq.api.controller import ControllerHeartbeat, MasterFacts, hand_over, hand_over_group
 from tandemmq.api.nameserver import query_cluster_info
 from tandemmq.api.replica import FetchedTable, HeldTable, MasterHaInfo
 from tandemmq.broker.autoswitch import elected, membership
@@ -52,6 +52,7 @@ from tandemmq.protocol.requests.send import SendResponse
 from tandemmq.protocol.sys_flag import PULL_COMMIT_OFFSET
 from tandemmq.remoting.client import RemotingClient
 from tandemmq.remoting.options import render_address
+from tandemmq.replication.shell import AutoSwitchReplication
 from tandemmq.runtime.machine import LoopClock
 from tandemmq.store import BrokerRole
 from tandemmq.telemetry import events
@@ -75,9 +76,9 @@ async def group(rig: Rig) -> AsyncIterator[Elected]:
     await one.stop()
 
 
-def copier(group: Elected, number: int) -> Copier:
+def copier(group: Elected, number: int) -> AutoSwitchReplication:
     found = group.brokers[number].replication
-    assert isinstance(found, Copier)
+    assert isinstance(found, AutoSwitchReplication)
     return found
 
 
@@ -243,8 +244,10 @@ async def test_controllers_that_forgot_a_broker_are_told_again(group: Elected, r
         lambda: any("2010" in reason for reason in broker._membership.logged_refusals),
         "it is refused, and says so",
     )
+    assert broker.store is not None
+    terms, end = broker.store.terms, broker.store.max_log_offset
+    await terms.save_epochs(terms.epochs.append(7, end))  # terms of the lost controllers
     await group.stop(1)
-    group.lists[1][1] = group.lists[1][1].append(7, 0)  # terms of the lost controllers
     broker = await group.start(1, reapplies_id=True)
     await until(lambda: broker._membership.is_registered, "it is known again")
     await until(lambda: broker.epoch > 7, "a term above all that it has had")
@@ -311,12 +314,12 @@ async def test_only_the_newest_term_counts(group: Elected, rig: Rig) -> None:
     answer = await rig.client.request(group.address(1), command, 5)
     assert answer.code == ResponseCode.SUCCESS
     assert (await group.send(1, b"still")).code == ResponseCode.SUCCESS
-    assert copier(group, 1).calls == ["master of 1"]
+    assert copier(group, 1).epochs.last_epoch == 1
     # After a restart it continues in a new epoch.
     await group.stop(1)
     await group.start(1)
     await group.master()
-    epoch = copier(group, 1).epoch
+    epoch = copier(group, 1).epochs.last_epoch
     assert epoch is not None
     assert epoch > 1
     told = await rig.client.request(
@@ -407,7 +410,7 @@ async def test_a_lease_is_of_one_term_and_counts_from_when_it_was_asked_for(grou
     broker.on_heartbeat_answer(ControllerHeartbeat(epoch, own_id, 60_000), now_s)
     assert broker._assigned is not None
     broker.on_master(replace(broker._assigned, master_epoch=epoch + 1, set_epoch=99))
-    await until(lambda: copier(group, 1).epoch == epoch + 1, "its next term")
+    await until(lambda: copier(group, 1).epochs.last_epoch == epoch + 1, "its next term")
     assert not broker._lease.is_valid(now_s)
 
 
@@ -444,7 +447,7 @@ async def test_master_replaced_while_its_disk_stalls_does_not_become_active(
     broker.on_master(other)
     may_go_on.set()
     await until(lambda: broker.broker.options.is_slave, "it is a slave of the next term")
-    assert (composed, trusted, broker.is_master, copy.epoch) == ([BrokerRole.SLAVE], [], False, None)
+    assert (composed, trusted, broker.is_master, copy.required) == ([BrokerRole.SLAVE], [], False, None)
     assert broker.epoch == epoch + 2
 
 
@@ -506,7 +509,7 @@ async def test_a_slave_follows_a_master_only_in_the_term_that_it_was_told(
 
     monkeypatch.setattr(elected.fetch_master_ha_info, "within", find_older)
     await group.start(2)
-    await until(lambda: copier(group, 2).calls == ["slave in 1"])
+    await until(lambda: copier(group, 2).slave_status() is not None)
     assert asked == 3
 
 
@@ -531,7 +534,7 @@ async def test_a_proposal_whose_answer_was_lost_is_looked_up(group: Elected, rig
 
     controllers.alter_set = lose_answer  # type: ignore[method-assign]
     await group.start(2)
-    await until(lambda: len(copy.members) == 2, "the set is known")
+    await until(lambda: copy.set_epoch == 2, "the set is known")
     assert lost
     assert refused == []
 
@@ -583,7 +586,7 @@ async def test_a_master_hands_over_at_once_and_only_when_the_others_hold_all(
             await hand_on(target)
     with monkeypatch.context() as patched:
         patched.setattr(elected, "COPY_S_MAX", 0.05)
-        patched.setattr(Copier, "confirm_offset", -1)
+        patched.setattr(AutoSwitchReplication, "confirm_offset", -1)
         asked = asyncio.create_task(hand_on(2))
         await until(lambda: not group.brokers[1].may_write(), "it accepts nothing")
         meanwhile = asyncio.create_task(group.send(1, b"meanwhile"))
@@ -709,19 +712,26 @@ async def test_a_master_that_retires_forwards_sends_for_the_time_that_was_set(
 
 
 async def test_a_broker_that_retires_while_it_hands_over_answers_the_sends_that_it_has_accepted(
-    group: Elected, rig: Rig
+    group: Elected, rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, _ = await group.start_pair()
     first._config = replace(first._config, election=replace(first._config.election, stop_linger_ms=200))
     sender = StaleSender(group, 1)
     await sender.more()
     target = group.brokers[2].broker_id
+    elect, may_elect = first._membership.controllers.elect_successor, asyncio.Event()
+
+    async def elect_later(*args: Any) -> MasterFacts:
+        await may_elect.wait()
+        return await elect(*args)
+
+    monkeypatch.setattr(first._membership.controllers, "elect_successor", elect_later)
     asked = hand_over_group(rig.client, rig.address("n0"), GROUP, target, clock=rig.clock)
     handing = asyncio.create_task(asked)
-    await until(
-        lambda: first.state in (RoleState.DRAINING, RoleState.DRAINED), "an operator's hand-over has begun"
-    )
-    await first.retire()
+    await until(lambda: first.state is RoleState.DRAINED, "an operator's hand-over has begun")
+    retiring = asyncio.create_task(first.retire())
+    may_elect.set()
+    await retiring
     await handing
     assert group.masters() == [2]
     assert (first._forwarding.is_open, first._forwarding._unanswered) == (False, 0)
@@ -903,11 +913,11 @@ async def test_a_log_that_may_lack_its_end_is_reported_so_until_it_is_level(
     """
     _, slave = await group.start_pair()
     assert slave.store is not None
-    monkeypatch.setattr(Copier, "is_caught_up", False)
+    monkeypatch.setattr(AutoSwitchReplication, "is_caught_up", False)
     slave.store.terms.may_lack_tail = True
     told = [slave.make_heartbeat().is_incomplete for _ in range(3)]
     assert (told, slave.make_registration().is_incomplete) == ([True] * 3, True)
-    monkeypatch.setattr(Copier, "is_caught_up", True)
+    monkeypatch.setattr(AutoSwitchReplication, "is_caught_up", True)
     assert (slave.make_heartbeat().is_incomplete, slave.store.terms.may_lack_tail) == (None, False)
 
 

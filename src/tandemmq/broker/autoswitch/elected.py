@@ -55,7 +55,7 @@ from tandemmq.remoting.dispatch import Handler
 from tandemmq.remoting.options import render_address
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.remoting.tls import make_client_tls
-from tandemmq.replication.shell.autoswitch import AutoSwitch, AutoSwitchReplication
+from tandemmq.replication.shell.autoswitch import AutoSwitchReplication
 from tandemmq.runtime.ports import Address, Clock, Disk, Machine, Network, Random
 from tandemmq.runtime.tasks import TaskScope
 from tandemmq.store.message_store import MessageStore
@@ -78,9 +78,6 @@ parked meanwhile.
 COPY_POLL_S: Final = 0.005
 OPEN_END: Final = 2**63 - 1
 
-MakeReplication = Callable[[MessageStore, int], AutoSwitch]
-"""Creates the log replication of the broker with this id."""
-
 
 class _TermNotKept(Exception):
     """The start of a term could not be written to disk."""
@@ -102,7 +99,7 @@ class ElectedBroker:
     state = RoleState.UNASSIGNED
     _is_retiring = False
     _assigned: MasterFacts | None = None
-    _replication: AutoSwitch | None = None
+    _replication: AutoSwitchReplication | None = None
     _broker: Broker | None = None
     _following: asyncio.Task[None] | None = None
 
@@ -115,14 +112,12 @@ class ElectedBroker:
         clock: Clock,
         chance: Random,
         on_fatal: Callable[[BaseException], None],
-        make_replication: MakeReplication | None = None,
     ) -> None:
         options = config.broker
         if not options.listen_port:
             raise ConfigError("listenPort must be set in controller mode, because the controllers store it")
         store_options = replace(config.store, role=BrokerRole.SLAVE, transient_pool_enable=False)
         self._config = replace(config, store=store_options)
-        self._make_replication = make_replication or self._make_autoswitch
         self._network = network
         self._disk = disk
         self._clock = clock
@@ -202,7 +197,7 @@ class ElectedBroker:
         return self.state in MASTER_STATES
 
     @property
-    def replication(self) -> AutoSwitch:
+    def replication(self) -> AutoSwitchReplication:
         assert self._replication is not None
         return self._replication
 
@@ -232,7 +227,15 @@ class ElectedBroker:
             epoch_file=config.election.epoch_path,
         )
         self.broker_id = await self._membership.obtain_id(files)
-        replication = self._replication = self._make_replication(self.store, self.broker_id)
+        replication = self._replication = AutoSwitchReplication(
+            self.store,
+            self.broker_id,
+            config.replication,
+            config.election,
+            network=self._network,
+            clock=self._clock,
+            on_fatal=self._on_fatal,
+        )
         replication.on_propose = self._membership.propose
         replication.may_join = self._may_join
         self._history_check = replication.comparer = HistoryCheck(
@@ -282,17 +285,6 @@ class ElectedBroker:
         await self._client.close()
         if self.store is not None:
             await self.store.close()
-
-    def _make_autoswitch(self, store: MessageStore, broker_id: int) -> AutoSwitch:
-        return AutoSwitchReplication(
-            store,
-            broker_id,
-            self._config.replication,
-            self._config.election,
-            network=self._network,
-            clock=self._clock,
-            on_fatal=self._on_fatal,
-        )
 
     async def _compose(self, role: BrokerRole) -> None:
         """Builds and starts the `Broker` for this role over the open store, which already has the role."""

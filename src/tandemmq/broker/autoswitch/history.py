@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from tandemmq.api.controller import MasterFacts
 from tandemmq.protocol.requests.controller import HistoryFacts
 from tandemmq.replication.core.epochs import UNKNOWN_ID
-from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.replication.shell.autoswitch import AutoSwitchReplication
 from tandemmq.store.message_store import MessageStore
 from tandemmq.telemetry import events
 
@@ -48,7 +48,7 @@ def newest_term(store: MessageStore, accepted: MasterFacts | None) -> KnownTerm:
 
 def report_history(
     store: MessageStore,
-    replication: AutoSwitch,
+    replication: AutoSwitchReplication,
     *,
     group_id: str | None,
     broker_id: int,

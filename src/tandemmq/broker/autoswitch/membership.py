@@ -25,7 +25,7 @@ from tandemmq.errors import ClientError, NotLeader, RequestRejected, TandemError
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.requests.controller import RegisterReplicaRequest
 from tandemmq.remoting.client import RemotingClient
-from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.replication.shell.autoswitch import AutoSwitchReplication
 from tandemmq.runtime.ports import Clock, Random
 from tandemmq.runtime.tasks import TaskScope, TimedEvent
 from tandemmq.telemetry import events
@@ -83,7 +83,7 @@ class MemberBroker(HeartbeatSender, Protocol):
     """The broker, its cluster and its address, for the log."""
 
     @property
-    def replication(self) -> AutoSwitch: ...
+    def replication(self) -> AutoSwitchReplication: ...
 
     @property
     def epoch(self) -> int:

@@ -32,7 +32,7 @@ from tandemmq.remoting.dispatch import BlockRoute, Handler, Waiting
 from tandemmq.remoting.server import RemotingServer
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.replication.shell import MasterStatus, ReplicationSlaveStatus
-from tandemmq.replication.shell.autoswitch import AutoSwitch
+from tandemmq.replication.shell.autoswitch import AutoSwitchReplication
 from tandemmq.runtime.ports import Address
 from tandemmq.store.message_store import MessageStore
 
@@ -119,7 +119,7 @@ class Term:
     may_write: Callable[[], bool]
     role_fault: Callable[[], str]
     routes: dict[int, Handler]
-    copying: AutoSwitch
+    copying: AutoSwitchReplication
     mismatch: Callable[[], str]
     foreign: Callable[[], str]
     unsaved_tables: Mapping[Path, bytes]

@@ -60,92 +60,8 @@ class HistoryComparer(Protocol):
         """Compares the bytes of both logs below `point`. Never raises for anything that a peer can cause."""
 
 
-class AutoSwitch(Protocol):
-    """The replication of one broker, in any role."""
-
-    on_propose: OnPropose
-    may_join: Callable[[int], bool]
-    """Returns True if a slave that holds the log also has everything else that an electable member needs."""
-    comparer: HistoryComparer | None
-    """None: masters are followed, and slaves served, by their terms alone."""
-    history_differed_count: int
-    """The number of times that a master's log had a different history under equal terms."""
-    on_halted: Callable[[], None]
-    """Called when an operator must act; `halt_reason` holds the reason."""
-    on_following: Callable[[], None]
-    """Called when a master's bytes are to follow the end of this log. State reported for the old log may then
-    be invalid.
-    """
-
-    async def start(self, host: str, port: int) -> Address:
-        """Listens for slaves and returns the HA address. Slaves are served only while this broker is
-        master.
-        """
-
-    async def stop(self) -> None: ...
-
-    async def begin_term(
-        self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
-    ) -> None:
-        """Makes this broker the master of `epoch`; also if it was the master of an earlier one.
-
-        When `begin_term` returns, the slave side has ended, and the entry of the term is on disk, and with
-        SYNC_FLUSH the log before it too. Only then may the store become a master's (`store.become`).
-        Raises:  StaleTerm for an epoch that is not above all that the log knows: refuse the promotion.
-                 OSError if the entry cannot be written. FlushFailed: the store has failed.
-        """
-
-    async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
-        """Makes this broker a slave in `master_epoch`, as the store is. Repeating the same arguments changes
-        nothing.
-        """
-
-    async def end_term(self) -> None:
-        """Handles the state without a known master: closes every connection and acknowledges nothing."""
-
-    def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
-        """Handles a set that the controllers have, from one of their answers or a poll."""
-
-    def set_refused(self, set_epoch: int) -> None:
-        """Handles the definite refusal of the proposal against `set_epoch`; a time-out is not a refusal."""
-
-    @property
-    def required(self) -> frozenset[int] | None:
-        """The other members of the set, or of its union with open proposals; None if this broker is not the
-        master.
-        """
-
-    @property
-    def set_epoch(self) -> int | None:
-        """The epoch of the set that the controllers have, as far as known; None if this broker is not the
-        master.
-        """
-
-    def master_status(self) -> MasterStatus | None:
-        """Returns the state of a master's slaves; None if this broker is not the master."""
-
-    def slave_status(self) -> ReplicationSlaveStatus | None:
-        """Returns the state of a slave's copy; None if it follows no master."""
-
-    @property
-    def epochs(self) -> EpochList:
-        """The terms of the log, for elections and for GET_BROKER_EPOCH_CACHE."""
-
-    @property
-    def confirm_offset(self) -> int:
-        """The offset below which every member of the set holds all bytes."""
-
-    @property
-    def halt_reason(self) -> str:
-        """The reason why the copy is halted until an operator acts; empty if it is not."""
-
-    @property
-    def is_caught_up(self) -> bool:
-        """True if a slave holds everything that its master held when the copy began."""
-
-
 class AutoSwitchReplication(SlaveServer):
-    """The AutoSwitch channel of one broker, over real connections and a real store.
+    """The AutoSwitch channel of one broker, in any role.
 
     Invariants: an acknowledgement of a slave counts while its connection lasts, which is within one term; the
                 store identifies slaves by the ids that the controllers assigned, so a slave counts once.
@@ -179,12 +95,21 @@ class AutoSwitchReplication(SlaveServer):
         self._confirm_timer: TimerHandle | None = None
         self.on_propose: OnPropose = lambda _members, _set_epoch: None
         self.may_join: Callable[[int], bool] = lambda _broker_id: True
+        """Returns True if a slave that holds the log also has everything else that an electable member needs.
+        """
         self.comparer: HistoryComparer | None = None
+        """None: masters are followed, and slaves served, by their terms alone."""
         self.history_differed_count = 0
-        self.on_halted: Callable[[], None] = lambda: None
+        """The number of times that a master's log had a different history under equal terms."""
         self.on_following: Callable[[], None] = lambda: None
+        """Called when a master's bytes are to follow the end of this log. State reported for the old log may
+        then be invalid.
+        """
 
     async def start(self, host: str, port: int) -> Address:
+        """Listens for slaves and returns the HA address. Slaves are served only while this broker is
+        master.
+        """
         self._store.terms.limit_reads()
         return await super().start(host, port)
 
@@ -196,6 +121,13 @@ class AutoSwitchReplication(SlaveServer):
     async def begin_term(
         self, epoch: int, members: frozenset[int], set_epoch: int, term_id: int = UNKNOWN_ID
     ) -> None:
+        """Makes this broker the master of `epoch`; also if it was the master of an earlier one.
+
+        When `begin_term` returns, the slave side has ended, and the entry of the term is on disk, and with
+        SYNC_FLUSH the log before it too. Only then may the store become a master's (`store.become`).
+        Raises:  StaleTerm for an epoch that is not above all that the log knows: refuse the promotion.
+                 OSError if the entry cannot be written. FlushFailed: the store has failed.
+        """
         store = self._store
         self._require_newer(epoch)
         await self.end_term()
@@ -227,6 +159,9 @@ class AutoSwitchReplication(SlaveServer):
         self._check_set()
 
     async def follow(self, master_ha_address: str, master_epoch: int, master_id: int) -> None:
+        """Makes this broker a slave in `master_epoch`, as the store is. Repeating the same arguments changes
+        nothing.
+        """
         followed = master_ha_address, master_epoch, master_id
         if self._followed == followed:
             return
@@ -261,7 +196,6 @@ class AutoSwitchReplication(SlaveServer):
             request_history=None if comparer is None else comparer.ask,
         )
         self._slave.on_history_differs = self._count_difference
-        self._slave.on_halted = lambda: self.on_halted()
         self._slave.on_following = self._begin_copy
         self._slave.set_master(master_ha_address)
         await self._slave.start()
@@ -274,6 +208,7 @@ class AutoSwitchReplication(SlaveServer):
         self.on_following()
 
     async def end_term(self) -> None:
+        """Handles the state without a known master: closes every connection and acknowledges nothing."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -301,6 +236,7 @@ class AutoSwitchReplication(SlaveServer):
             await slave.stop()
 
     def set_committed(self, members: frozenset[int], set_epoch: int) -> None:
+        """Handles a set that the controllers have, from one of their answers or a poll."""
         if self._set is not None and self._set.is_reverted(members, set_epoch):
             facts = {
                 "sync_set": sorted(self._set.members),
@@ -314,19 +250,27 @@ class AutoSwitchReplication(SlaveServer):
             self._propose()
 
     def set_refused(self, set_epoch: int) -> None:
+        """Handles the definite refusal of the proposal against `set_epoch`; a time-out is not a refusal."""
         if self._set is not None:
             self._set.on_refused(set_epoch)
             self._on_set_changed()
 
     @property
     def required(self) -> frozenset[int] | None:
+        """The other members of the set, or of its union with open proposals; None if this broker is not the
+        master.
+        """
         return None if self._set is None else self._set.required
 
     @property
     def set_epoch(self) -> int | None:
+        """The epoch of the set that the controllers have, as far as known; None if this broker is not the
+        master.
+        """
         return None if self._set is None else self._set.epoch
 
     def master_status(self) -> MasterStatus | None:
+        """Returns the state of a master's slaves; None if this broker is not the master."""
         if self._set is None:
             return None
         end, members = self._store.max_log_offset, self._set.members
@@ -347,19 +291,24 @@ class AutoSwitchReplication(SlaveServer):
         )
 
     def slave_status(self) -> ReplicationSlaveStatus | None:
+        """Returns the state of a slave's copy; None if it follows no master."""
         return None if self._slave is None else self._slave.status()
 
     @property
     def epochs(self) -> EpochList:
-        # Without terms of which a copy has the entries but no byte yet: an election must not see them.
+        """The terms of the log, for elections and for GET_BROKER_EPOCH_CACHE. Terms of which a copy has the
+        entries but no byte yet are left out: an election must not see them.
+        """
         return self._store.terms.epochs.cut_suffix(self._store.max_log_offset + 1)
 
     @property
     def confirm_offset(self) -> int:
+        """The offset below which every member of the set holds all bytes."""
         return self._store.terms.confirm_offset
 
     @property
     def is_caught_up(self) -> bool:
+        """True if a slave holds everything that its master held when the copy began."""
         status = self.slave_status()
         return (
             status is not None
@@ -370,6 +319,7 @@ class AutoSwitchReplication(SlaveServer):
 
     @property
     def halt_reason(self) -> str:
+        """The reason why the copy is halted until an operator acts; empty if it is not."""
         halt = None if self._slave is None else self._slave.status().halt
         return "" if halt is None else f"{halt.reason.value}: {halt.detail}"
 

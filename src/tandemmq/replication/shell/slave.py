@@ -308,11 +308,11 @@ class ReplicationSlave:
                     assert self._tail_task is not None
                     self._tail_task.begin(log_end)
                 case RequestHistory():
-                    self._tasks.start("meet", self._fetch_history())
+                    self._tasks.start("meet", self._fetch_history(self._connection))
                 case HistoryDiffers():
                     self._report_difference(effect)
                 case Align():
-                    self._tasks.start("align", self._align(effect))
+                    self._tasks.start("align", self._align(effect, self._connection))
                 case Disconnect(reason):
                     self._disconnect(reason)
                 case RejectedBytes():
@@ -336,9 +336,10 @@ class ReplicationSlave:
             self._store.terms.raise_confirm_offset(self._term.confirm_offset)
         self._arm()
 
-    async def _fetch_history(self) -> None:
-        """Asks the master for its history. The answer is dropped if the connection has ended meanwhile."""
-        connection, session, ask = self._connection, self._term, self._request_history
+    async def _fetch_history(self, connection: MasterConnection | None) -> None:
+        """Asks the master for its history. The answer is dropped if `connection` has ended meanwhile."""
+        session, ask = self._term, self._request_history
+        assert connection is not None, "a history is requested over a connection"
         assert session is not None
         assert ask is not None
         try:
@@ -362,11 +363,12 @@ class ReplicationSlave:
         if self.on_history_differs is not None:
             self.on_history_differs()
 
-    async def _align(self, align: Align) -> None:
-        """Truncates what the master does not have. The result is dropped if the connection has ended
+    async def _align(self, align: Align, connection: MasterConnection | None) -> None:
+        """Truncates what the master does not have. The result is dropped if `connection` has ended
         meanwhile.
         """
-        connection, session, store = self._connection, self._term, self._store
+        session, store = self._term, self._store
+        assert connection is not None, "logs are aligned over a connection"
         assert session is not None
         reason = ""
         try:
@@ -378,7 +380,7 @@ class ReplicationSlave:
             if isinstance(error, StoreError) and error.fatal:
                 raise
             reason = f"{type(error).__name__}: {error}"
-        if self._connection is not connection or connection is None:
+        if self._connection is not connection:
             return
         if reason:
             self._perform(session.on_failed(reason, self._now_ms()))
