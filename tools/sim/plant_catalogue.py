@@ -2384,13 +2384,6 @@ _CONSENSUS: Final = (
         proofs=("raft",),
     ),
     Plant(
-        name="a read is answered without asking a majority",
-        path="consensus/core/node.py",
-        sound="self._reads.append(_Read(token, self._number + 1))",
-        bug="self._reads.append(_Read(token, 0))",
-        proofs=("raft",),
-    ),
-    Plant(
         name="a restarted server votes at once, also if it answered a leader just now",
         path="consensus/core/node.py",
         sound="self._leader_contact_ms = now_ms  #",

@@ -18,7 +18,6 @@ from tandemmq.consensus.core.messages import (
     Message,
     Persist,
     RaftRole,
-    ReadReady,
     Restore,
     Saved,
     SendToServer,
@@ -166,19 +165,6 @@ def test_a_leader_without_a_majority_goes_and_grants_nothing_before_it_has_one()
     assert node.role is RaftRole.FOLLOWER
 
 
-def test_a_read_waits_for_answers_to_what_was_sent_after_it() -> None:
-    node = make()
-    elect(node)
-    assert node.read(1, LATE) == (ProposalRefusal.UNSETTLED, [])
-    node.on_message(accept("b", 1, 1, number=1, sent_ms=LATE), LATE)
-    refusal, effects = node.read(2, LATE)
-    assert refusal is None
-    numbers = [message.number for _, message in sent(effects) if isinstance(message, AppendRequest)]
-    late = node.on_message(accept("b", 1, 1, number=min(numbers) - 1, sent_ms=LATE), LATE)
-    assert ReadReady(2) not in late
-    assert ReadReady(2) in node.on_message(accept("b", 1, 1, number=max(numbers), sent_ms=LATE), LATE)
-
-
 def test_another_history_is_cut_and_what_is_confirmed_is_not() -> None:
     node = make("b", THREE, 1, 1, 2, 2)
     effects = node.on_message(AppendRequest("a", 3, 4, 3, (), 0, 1, 0), LATE)
@@ -259,8 +245,8 @@ def test_members_change_one_at_a_time_and_first_as_learners() -> None:
     assert node.role is RaftRole.FOLLOWER, "it was taken out"
 
 
-def test_raft_proposals_and_reads_are_bounded() -> None:
-    options = RaftOptions(unconfirmed_entries_max=3, command_bytes_max=4, waiting_reads_max=1)
+def test_raft_proposals_are_bounded() -> None:
+    options = RaftOptions(unconfirmed_entries_max=3, command_bytes_max=4)
     first = new_group(Members(dict(THREE)))
     node = RaftNode("a", first, options=options, now_ms=0, below=lambda _: 0)
     for other in ("b", "c"):
@@ -268,9 +254,6 @@ def test_raft_proposals_and_reads_are_bounded() -> None:
     elect(node)
     assert node.propose(b"12345", LATE)[0] is ProposalRefusal.TOO_LARGE
     assert [node.propose(b"x", LATE)[0] for _ in range(3)] == [2, 3, ProposalRefusal.BUSY]
-    node.on_message(accept("b", 1, 3, number=1, sent_ms=LATE), LATE)
-    assert node.read(1, LATE)[0] is None
-    assert node.read(2, LATE)[0] is ProposalRefusal.BUSY
 
 
 def test_who_alone_has_its_own_removal_stands_and_confirms_it() -> None:

@@ -4,11 +4,11 @@ Strategy:   a queue of events in virtual time. Each server has the real core and
             disk; its shell is simulated: one step at a time, persisting takes time, and events that arrive
             meanwhile wait. At the end all faults are removed and the group has to agree again.
 Checked:    one leader per term; a vote is not changed; equal indexes and terms mean equal entries; every
-            leader has all confirmed entries; all servers apply the same entries; a read shows every write
-            that was answered before it began; a server that grants leases is not outdated; the healed group
-            makes progress; no server is contradicted by another one. All of this also holds if the disk of
-            one server is restored from an earlier moment or lost, if the others run until that server has
-            caught up. Its own votes are then the only promise that it may forget.
+            leader has all confirmed entries; all servers apply the same entries; a server that grants leases
+            is not outdated; the healed group makes progress; no server is contradicted by another one. All of
+            this also holds if the disk of one server is restored from an earlier moment or lost, if the
+            others run until that server has caught up. Its own votes are then the only promise that it may
+            forget.
 """
 
 from __future__ import annotations
@@ -37,8 +37,6 @@ from tandemmq.consensus.core.messages import (
     Message,
     Persist,
     RaftRole,
-    ReadReady,
-    ReadRefused,
     Restore,
     RoleChanged,
     Saved,
@@ -111,8 +109,6 @@ class Server:
         self.disk_ms_max = 4
         self.writes: dict[int, tuple[int, int]] = {}
         """Index -> (term, number of the write) of waiting clients."""
-        self.reads: dict[int, int] = {}
-        """Token -> the index that the read must show at least."""
         self._world = world
         self._first = first
         self._image = Image()
@@ -200,7 +196,6 @@ class Server:
         self._disk = self._files = self.node = None
         self._start_count += 1
         self.writes.clear()
-        self.reads.clear()
         self._world.note(f"{self.name} is down")
         self._world.later(back_in_ms or self._world.dice.between(5, 1500), self._start_again)
 
@@ -279,10 +274,6 @@ class Server:
                 world.on_restored(self)
             elif isinstance(effect, Contradicted):
                 raise Broken(f"{self.name}: contradicted by {effect.by}: {effect.reason}")
-            elif isinstance(effect, ReadReady):
-                world.on_read(self, effect.token)
-            elif isinstance(effect, ReadRefused):
-                self.reads.pop(effect.token, None)
             elif isinstance(effect, RoleChanged):
                 world.on_role(self, effect)
         if self.node is not None and self.state.index - self.node.log.snapshot.index >= world.compact_every:
@@ -330,7 +321,6 @@ class World:
         self._links: dict[tuple[str, str], _Link] = {}
         self._client_ms_max = self.dice.pick((120, 120, 2500))
         self._writes_sent = 0
-        self._reads_sent = 0
         self._acknowledged_index = 0  # the highest index that any client was answered
         self._confirmed: list[tuple[int, int]] = [(0, 0)]  # by index: term, checksum so far
         self._confirmed_in: list[int] = [0]  # by index: a term in which it was known to be confirmed
@@ -551,7 +541,7 @@ class World:
             self._hand_over(old)
             self._later_fault(self.dice.between(1, 12), partial(self._cut_off, old, to_it_only=True))
             for at_ms in range(20, 700, 40):
-                self.later(at_ms, partial(self._read, old))
+                self.later(at_ms, partial(self._write, old))
 
     def _cut_off(self, server: Server, *, to_it_only: bool) -> None:
         self.note(f"cut off: {server.name}{', inbound only' if to_it_only else ''}")
@@ -657,11 +647,7 @@ class World:
 
     def _client(self) -> None:
         """Sends requests to a server, which need not be the leader."""
-        server = self._pick_server()
-        if self.dice.happens(60):
-            self._write(server)
-        else:
-            self._read(server)
+        self._write(self._pick_server())
         self.later(self.dice.between(1, self._client_ms_max), self._client)
 
     def _write(self, server: Server) -> None:
@@ -672,19 +658,6 @@ class World:
             index, effects = node.propose(b"%d" % number, server.local_ms())
             if isinstance(index, int):
                 server.writes[index] = node.term, number
-            return effects
-
-        server.do(step)
-
-    def _read(self, server: Server) -> None:
-        self._reads_sent += 1
-        token, at_least = self._reads_sent, self._acknowledged_index
-
-        def step(node: RaftNode) -> list[Effect]:
-            server.reads[token] = at_least
-            refusal, effects = node.read(token, server.local_ms())
-            if refusal is not None:
-                del server.reads[token]
             return effects
 
         server.do(step)
@@ -765,15 +738,6 @@ class World:
         state = server.state
         if state.index >= len(self._confirmed) or self._confirmed[state.index][1] != state.checksum:
             raise Broken(f"{server.name} took a snapshot of another history: {state}")
-
-    def on_read(self, server: Server, token: int) -> None:
-        at_least = server.reads.pop(token, None)
-        if at_least is None:
-            return
-        self.counts["reads"] += 1
-        if server.state.index < at_least:
-            raise Broken(f"{server.name} shows {server.state.index}, {at_least} was shown or answered before")
-        self._acknowledged_index = max(self._acknowledged_index, server.state.index)
 
 
 _FAULTS: tuple[Callable[[World], None], ...] = (

@@ -271,20 +271,6 @@ class Apply:
 
 
 @dataclass(frozen=True, slots=True)
-class ReadReady:
-    """Reports that the machine's state is at least as new as it was when the read was requested."""
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
-class ReadRefused:
-    """Reports that this server no longer leads; the caller must ask the next leader."""
-
-    token: int
-
-
-@dataclass(frozen=True, slots=True)
 class RoleChanged:
     """Reports the role of this server and the leader that it knows."""
 
@@ -307,6 +293,4 @@ class Contradicted:
     is_reset: bool
 
 
-Effect: TypeAlias = (
-    Persist | SendToServer | Restore | Apply | ReadReady | ReadRefused | RoleChanged | Contradicted
-)
+Effect: TypeAlias = Persist | SendToServer | Restore | Apply | RoleChanged | Contradicted

@@ -23,11 +23,9 @@ Source:     Ongaro, Consensus: Bridging Theory and Practice (2014), with pre-vot
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 from zlib import crc32
 
 from tandemmq.consensus.core.log import RaftLog
@@ -44,8 +42,6 @@ from tandemmq.consensus.core.messages import (
     Message,
     Persist,
     RaftRole,
-    ReadReady,
-    ReadRefused,
     Restore,
     RoleChanged,
     Saved,
@@ -92,7 +88,6 @@ class _Progress:
     awaited_number: int | None = None
     """The number of the outstanding request with content; meanwhile only heartbeats are sent."""
     is_snapshot_awaited: bool = False
-    answered_number: int = 0
     waited_since_ms: int = 0
     run_id: int | None = None
     """The `run_id` of the server; None until the first answer."""
@@ -107,12 +102,6 @@ class _Proof:
     ends_ms: int
     due_ms: int
     answers: dict[str, VoteAnswer]
-
-
-class _Read(NamedTuple):
-    token: int
-    number: int
-    """The read is ready once a majority has answered this request or a later one."""
 
 
 class RaftNode:
@@ -142,7 +131,6 @@ class RaftNode:
         "_peers",
         "_proof",
         "_published_role",
-        "_reads",
         "_reason",
         "_run_id",
         "_successor",
@@ -189,7 +177,6 @@ class RaftNode:
         self._own_first_index = 0
         self._leads_since_ms = now_ms
         self._number = 0
-        self._reads: deque[_Read] = deque()
         self._successor: str | None = None
         self._handover_until_ms = 0
         self._effects: list[Effect] = []
@@ -293,20 +280,6 @@ class RaftNode:
             return ProposalRefusal.BUSY, []
         index = self._add_entry(EntryKind.COMMAND, data)
         return index, self._finish()
-
-    def read(self, token: int, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
-        """Asks a majority whether this server still leads. `ReadReady` or `ReadRefused` follows."""
-        self._now_ms = now_ms
-        if self.role is not RaftRole.LEADER:
-            return ProposalRefusal.NOT_LEADER, []
-        if not self.is_settled:
-            return ProposalRefusal.UNSETTLED, []
-        if len(self._reads) >= self._options.waiting_reads_max:
-            return ProposalRefusal.BUSY, []
-        self._reads.append(_Read(token, self._number + 1))
-        self._broadcast()
-        self._release_reads()
-        return None, self._finish()
 
     def hand_over(self, to: str, now_ms: int) -> tuple[ProposalRefusal | None, list[Effect]]:
         """Hands the leadership over to another voter once that voter has the whole log.
@@ -575,8 +548,6 @@ class RaftNode:
 
     def _leave_leadership(self) -> None:
         if self.role is RaftRole.LEADER:
-            self._effects += [ReadRefused(read.token) for read in self._reads]
-            self._reads.clear()
             self._peers.clear()
             self._successor = None
             self._handover_until_ms = 0
@@ -829,7 +800,6 @@ class RaftNode:
         if answer.number <= peer.earlier_number:
             return
         peer.answered_ms = max(peer.answered_ms, answer.sent_ms)
-        peer.answered_number = max(peer.answered_number, answer.number)
         is_overtaken = answer.number > (peer.awaited_number or 0) and not peer.is_snapshot_awaited
         if answer.number == peer.awaited_number or is_overtaken:
             peer.awaited_number = None
@@ -839,7 +809,6 @@ class RaftNode:
         elif peer.matched_index < answer.previous_index < peer.next_index:
             peer.next_index = max(peer.matched_index, min(answer.index, answer.previous_index - 1)) + 1
         self._advance_commit()
-        self._release_reads()
         if self.role is RaftRole.LEADER and answer.sender in self._peers:
             self._send_entries(answer.sender)
             self._prompt_successor()
@@ -869,14 +838,6 @@ class RaftNode:
             self.commit = index
             self._effects.append(Apply(self.log.between(self.applied + 1, index)))
             self.applied = index
-
-    def _release_reads(self) -> None:
-        while self._reads:
-            number = self._reads[0].number
-            answered = {name for name, peer in self._peers.items() if peer.answered_number >= number}
-            if not self.members.is_majority(answered | {self.name}):
-                break
-            self._effects.append(ReadReady(self._reads.popleft().token))
 
     def _prompt_successor(self) -> None:
         """Orders the successor to stand once it has everything. The order is repeated with each heartbeat,

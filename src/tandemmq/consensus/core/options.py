@@ -30,7 +30,6 @@ class RaftOptions:
     unconfirmed_entries_max: int = 1_024
     """The number of proposals that may wait for a majority; further ones are refused."""
     command_bytes_max: int = 1 * MIB
-    waiting_reads_max: int = 4_096
 
     @property
     def proof_wait_ms(self) -> int:

@@ -27,8 +27,6 @@ from tandemmq.consensus.core.messages import (
     Message,
     Persist,
     RaftRole,
-    ReadReady,
-    ReadRefused,
     Restore,
     RoleChanged,
     SendToServer,
@@ -107,8 +105,6 @@ class RaftServer:
         """The core's `is_settled`, delayed until the confirmed entries are applied here."""
         self._timer: TimerHandle | None = None
         self._proposals: dict[int, tuple[int, asyncio.Future[Any]]] = {}
-        self._reads: dict[int, asyncio.Future[Any]] = {}
-        self._read_count = 0
         self._known_leader: str | None = None
         self._contradictions: set[str] = set()
 
@@ -207,28 +203,6 @@ class RaftServer:
 
         return await self._wait(step, future, timeout_s)
 
-    async def read(self, timeout_s: float) -> None:
-        """Returns once the machine's state includes everything that was answered before the call.
-
-        Raises:  NotLeader, Busy, OutcomeUnknown.
-        """
-        self._read_count += 1
-        token = self._read_count
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-
-        def step(node: RaftNode, now_ms: int) -> list[Effect]:
-            refusal, effects = node.read(token, now_ms)
-            if refusal is not None:
-                future.set_exception(_to_error(refusal))
-            else:
-                self._reads[token] = future
-            return effects
-
-        try:
-            await self._wait(step, future, timeout_s)
-        finally:
-            self._reads.pop(token, None)
-
     async def submit(
         self,
         request: Callable[[RaftNode, int], tuple[ProposalRefusal | None, list[Effect]]],
@@ -269,10 +243,6 @@ class RaftServer:
                     self._apply(entry)
             elif isinstance(effect, Restore):
                 self.machine.restore(effect.snapshot.data)
-            elif isinstance(effect, ReadReady):
-                _resolve(self._reads.pop(effect.token, None), None)
-            elif isinstance(effect, ReadRefused):
-                _fail(self._reads.pop(effect.token, None), _to_error(ProposalRefusal.NOT_LEADER))
             elif isinstance(effect, RoleChanged):
                 self._report_role(effect)
             elif isinstance(effect, Contradicted):
@@ -289,10 +259,10 @@ class RaftServer:
         if waiting is None:
             return
         term, future = waiting
-        if term == entry.term:
-            _resolve(future, answer)
-        else:  # another leader's entry has this index
+        if term != entry.term:  # another leader's entry has this index
             _fail(future, _to_error(ProposalRefusal.NOT_LEADER))
+        elif not future.done():
+            future.set_result(answer)
 
     def _report_role(self, change: RoleChanged) -> None:
         facts = {"server": self.name, "term": change.term, "leader": change.leader, "reason": change.reason}
@@ -347,15 +317,7 @@ class RaftServer:
     def _fail_all(self) -> None:
         for _, future in self._proposals.values():
             _fail(future, OutcomeUnknown("the controller stops"))
-        for future in self._reads.values():
-            _fail(future, OutcomeUnknown("the controller stops"))
         self._proposals.clear()
-        self._reads.clear()
-
-
-def _resolve(future: asyncio.Future[Any] | None, result: Any) -> None:
-    if future is not None and not future.done():
-        future.set_result(result)
 
 
 def _fail(future: asyncio.Future[Any] | None, error: Exception) -> None:
