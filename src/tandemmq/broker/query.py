@@ -89,6 +89,8 @@ class QueryHandlers:
             if not is_complete:
                 reason += f", among the newest {TAG_SCAN_COUNT_MAX} messages: ask for an earlier end"
             raise RequestRejected(reason, code=ResponseCode.QUERY_NOT_FOUND)
+        # 0 means unknown: keys of healed records are not in the index. A client that trusts another time, as
+        # the Spark source does, would not look for those records in the queues.
         response = QueryMessageResponse(
             index_updated_at_ms=0, index_log_offset=self.core.store.max_log_offset
         )
