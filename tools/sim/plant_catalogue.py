@@ -3006,8 +3006,9 @@ _ELECTED: Final = (
     Plant(
         name="the entries of a batch have the first message's tag",
         path="store/dispatcher.py",
-        sound="_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run",
-        bug="_pack(unit[1], unit[2], run[0][3].tag_hash) for unit in run",
+        sound="entries = map(_pack, record.log_offsets, record.sizes, record.tag_hashes)",
+        bug="entries = [_pack(*place, record.tag_hashes[0])"
+        " for place in zip(record.log_offsets, record.sizes, strict=True)]",
         proofs=("unit/store/test_appender.py",),
     ),
     Plant(

@@ -18,8 +18,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import groupby
-from operator import itemgetter
 
 import numpy as np
 
@@ -58,12 +56,7 @@ messages.
 BLOCK_BYTES_MIN = 96 * KIB
 """The size in bytes from which reading all records at once is faster than one by one (approximate)."""
 BLOCK_COUNT_MAX = 32_768
-_RUN_MIN = 8
-"""The number of records of one queue from which appending their entries as a block is faster
-(approximate).
-"""
 _pack = UNIT.pack
-_queue_of: Callable[[Unit], ConsumeQueue | None] = itemgetter(0)
 
 DispatchListener = Callable[[Mapping[QueueKey, int]], None]
 
@@ -142,28 +135,6 @@ class Dispatcher:
             self._scan(confirmed)  # records that this store copied while it was a slave
 
     def _put(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
-        # Records appended together mostly belong to one queue, so their entries are put as a block. Single
-        # sends alternate between queues: searching for runs would cost more than appending each entry.
-        if len(units) < _RUN_MIN or not units[0][0] is units[1][0] is units[_RUN_MIN - 1][0]:
-            self._put_each(units, touched)
-            return
-        for queue, group in groupby(units, _queue_of):
-            run = list(group)
-            has_batch = any(isinstance(unit[3], PlacedBatch) for unit in run)
-            if queue is None or queue.is_schedule or len(run) < _RUN_MIN or has_batch:
-                self._put_each(run, touched)
-                continue
-            touched[queue] = None
-            last = run[-1]
-            entries = b"".join(
-                [_pack(unit[1], unit[2], unit[3].tag_hash) for unit in run]  # type: ignore[union-attr]
-            )
-            try:
-                queue.put_many(entries, last[1] + last[2])
-            except OSError as error:
-                self.block(queue, error)
-
-    def _put_each(self, units: list[Unit], touched: dict[ConsumeQueue, None]) -> None:
         for queue, log_offset, size, record, stored_at_ms in units:
             if queue is None:
                 if isinstance(record, PlacedBatch):
@@ -350,9 +321,7 @@ class Dispatcher:
         """Appends the entry of the record at byte `at` of `view`, at the queue offset stored in the
         record.
         """
-        tag = checked.tag_hash
-        if queue.is_schedule and self._has_own_delays:
-            tag = self._own_due_at(view, at, tag)
+        tag = self._tag_of(queue, checked, view, at)
         try:
             self._queues.put_at(queue, checked.queue_offset, checked.log_offset, checked.size, tag)
         except OSError as error:
@@ -372,9 +341,7 @@ class Dispatcher:
                 continue
             assert 0 <= checked.log_offset - base <= len(view) - checked.size, (checked.log_offset, base)
             queue = self._queues.get_or_create((checked.topic, checked.queue_id))
-            tag = checked.tag_hash
-            if queue.is_schedule and self._has_own_delays:
-                tag = self._own_due_at(view, checked.log_offset - base, tag)
+            tag = self._tag_of(queue, checked, view, checked.log_offset - base)
             try:
                 place = checked.queue_offset, checked.log_offset, checked.size, tag
                 queue.restore(*place, replaces=replaces)
@@ -421,8 +388,13 @@ class Dispatcher:
         is_same = place == (checked.topic, checked.queue_id, checked.queue_offset)
         return other.outcome is RecordOutcome.OK and is_same
 
-    def _own_due_at(self, view: memoryview, at: int, tag: int) -> int:
-        """Returns the due time of the delayed message at `at`, by the configured delay levels."""
+    def _tag_of(self, queue: ConsumeQueue, checked: RecordCheck, view: memoryview, at: int) -> int:
+        """Returns the last field of the entry of the record at byte `at` of `view`: of a delayed message, the
+        due time by the configured delay levels.
+        """
+        tag = checked.tag_hash
+        if not (queue.is_schedule and self._has_own_delays):
+            return tag
         record = decode_record(view, at, check_crc=False)
         level = find_property(record.raw_properties, b"DELAY")
         return tag if level is None else self._level_due_at(level, record.stored_at_ms, tag)

@@ -140,11 +140,9 @@ class SendHandlers:
         if send.claim:
             if command.flag & FLAG_ONEWAY:
                 raise MessageIllegal("a numbered send needs an answer, it cannot be oneway")
-            single = records.records() if isinstance(records, NewBatch) else records
-            reply = SendReply(
-                self.form, channel, command.opaque, command.serialize_type, queue_id, single[0].unique_key
-            )
-            if not self.numbered.append(parse_claim(send.claim), topic, queue_id, single, reply):
+            key = records.unique_keys[0] if isinstance(records, NewBatch) else records[0].unique_key
+            reply = SendReply(self.form, channel, command.opaque, command.serialize_type, queue_id, key)
+            if not self.numbered.append(parse_claim(send.claim), topic, queue_id, records, reply):
                 return None
             self.core.stats.put_bytes += len(command.body)
             return reply.appended

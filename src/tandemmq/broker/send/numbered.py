@@ -23,7 +23,7 @@ Source: decision 010.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from tandemmq.broker.send.reply import SendReply
 from tandemmq.errors import Busy, MessageIllegal, NotPermitted, RequestRejected
 from tandemmq.protocol.codes import ResponseCode
 from tandemmq.protocol.properties import CLAIM_VERSION, NO_PREDECESSOR, PREFIX_DIGITS
-from tandemmq.protocol.record import NewRecord, Record
+from tandemmq.protocol.record import NewBatch, NewRecord, Record
 from tandemmq.protocol.topic_names import SCHEDULE_TOPIC
 from tandemmq.store.message_store import MessageStore
 from tandemmq.store.outcomes import NOT_STORED, Appended, PutStatus
@@ -99,6 +99,7 @@ _CANDIDATES_MAX = 64
 _NO_END_MS = 2**63 - 1
 _DELAY_TOPICS = (SCHEDULE_TOPIC, TIMER_TOPIC)
 
+NewRecords = NewBatch | Sequence[NewRecord]
 ProducerQueue = tuple[str, str, int]
 """Producer, topic, queue."""
 
@@ -126,9 +127,7 @@ class NumberedSends:
     def __len__(self) -> int:
         return len(self._last)
 
-    def append(
-        self, claim: Claim, topic: str, queue_id: int, records: Sequence[NewRecord], reply: SendReply
-    ) -> bool:
+    def append(self, claim: Claim, topic: str, queue_id: int, records: NewRecords, reply: SendReply) -> bool:
         """Appends the messages that are not yet stored. Returns True if any were appended. `reply` is
         answered in every case, now or later.
 
@@ -144,7 +143,7 @@ class NumberedSends:
                 "this broker has no key index (messageIndexEnable=false, or the disk refused it): it cannot"
                 " tell whether a numbered send is stored"
             )
-        keys = [record.unique_key for record in records]
+        keys = records.unique_keys if isinstance(records, NewBatch) else [one.unique_key for one in records]
         check_keys(keys)
         queue = (claim.producer, topic, queue_id)
         # Only single messages can be delayed; a repeat may arrive before or after the first one was
@@ -161,7 +160,7 @@ class NumberedSends:
             count = bisect_right(keys, last.key) if keys[0][:20] == last.key[:20] else 0
             _check_continuation(last.key, claim.after, keys, count)
         if count == 0:
-            self._append(queue, claim.epoch, records, reply, reply.done)
+            self._append(queue, claim.epoch, records, keys[-1], reply, reply.done)
             return True
         stored = self._find_stored(topics, keys[0])
         confirm = partial(self._confirm, stored, reply)
@@ -170,7 +169,8 @@ class NumberedSends:
             confirm(PutStatus.PUT_OK)
             return False
         # Both parts must be confirmed: a replica that holds the new messages may lack the repeated ones.
-        self._append(queue, claim.epoch, records[count:], reply, confirm)
+        rest = (records.records() if isinstance(records, NewBatch) else records)[count:]
+        self._append(queue, claim.epoch, rest, keys[-1], reply, confirm)
         return True
 
     def _confirm(self, stored: Appended, reply: SendReply, status: PutStatus) -> None:
@@ -207,14 +207,20 @@ class NumberedSends:
         self,
         queue: ProducerQueue,
         epoch: int,
-        records: Sequence[NewRecord],
+        records: NewRecords,
+        key: str,
         reply: SendReply,
         on_done: Callable[[PutStatus], None],
     ) -> None:
+        """Appends records, the last of which has the unique key `key`."""
         self._make_room(queue)
-        key = records[-1].unique_key
         done = partial(self._done, queue, self._last.get(queue), on_done)
-        appended = reply.appended = self._store.appender.append(records, done)
+        appender = self._store.appender
+        if isinstance(records, NewBatch):
+            appended = appender.append_batch(records, done)
+        else:
+            appended = appender.append(records, done)
+        reply.appended = appended
         self._last.pop(queue, None)  # newest last
         self._last[queue] = _Last(epoch, key, appended.end_offset, is_in_flight=True)
 
@@ -246,14 +252,7 @@ class NumberedSends:
         """Returns how many of the first messages are in the log; a crash may have lost the end of a batch."""
         if self._find(topics, keys[-1]) is not None:
             return len(keys)
-        low, high = 0, len(keys) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._find(topics, keys[middle]) is None:
-                high = middle
-            else:
-                low = middle + 1
-        return low
+        return bisect_left(keys, True, hi=len(keys) - 1, key=lambda key: self._find(topics, key) is None)
 
     def _find_stored(self, topics: Sequence[str], key: str) -> Appended:
         """Returns the location of a repeated send's first message; queue offset -1 if its record no longer
