@@ -8,6 +8,7 @@ per message. Queues that alternate in the log yield one slice per message, so sl
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -17,7 +18,7 @@ from tandemmq.protocol.record_scan import Ints
 from tandemmq.store.commit_log import CommitLog
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, ConsumeQueue
 from tandemmq.store.options import QUEUE_UNIT_BYTES
-from tandemmq.store.outcomes import RecordFilter
+from tandemmq.store.outcomes import Packed, RecordFilter
 from tandemmq.units import MIB
 
 BULK_COUNT_MAX = 32_768
@@ -29,19 +30,30 @@ assert BULK_SLICES_MAX <= BULK_COUNT_MAX
 assert BULK_COLD_BYTES_MAX <= BULK_BYTES_MAX
 
 
-class Bulk(NamedTuple):
-    """The collected records: `record_count` records in `ranges` of the log.
+class WrongEntry(NamedTuple):
+    """An entry that does not name its record; `is_record`: it names a record of another queue offset."""
+
+    queue_offset: int
+    is_record: bool
+
+
+@dataclass(slots=True)
+class Batch:
+    """The records that a read has collected: `count` records in `ranges` of the log.
 
     A range is [begin, end, queue offset of its first record, begin of its last one, queue offset of that].
+    `sizes`: of a bulk read, the size of each record, four bytes, big-endian.
     """
 
     next_offset: int
-    ranges: list[list[int]]
-    record_count: int
-    size_bytes: int
-    last_log_offset: int
-    sizes: bytes
-    """The size of each record, four bytes, big-endian."""
+    ranges: list[list[int]] = field(default_factory=list)
+    count: int = 0
+    bytes: int = 0
+    last_log_offset: int = 0
+    was_removing: bool = False
+    rejected_bytes: int = 0
+    sizes: Packed = b""
+    wrong: WrongEntry | None = None
 
 
 class ReadRequest(NamedTuple):
@@ -69,7 +81,7 @@ def collect_bulk(
     until: int,
     lost: Set[int],
     on_wrong_entry: Callable[[ConsumeQueue, int], bool],
-) -> Bulk | None:
+) -> Batch | None:
     """Collects records below queue offset `until`; None without entries.
 
     `near`: the log offset where warm data begins. `lost`: entries to skip. `on_wrong_entry`: as in `Reader`.
@@ -109,12 +121,13 @@ def collect_bulk(
     assert 0 < reached <= len(entries), (reached, len(entries))
     ranges = _join(begins[rows], sizes[rows], rows + offset, log.segment_bytes)
     assert len(ranges) <= min(len(rows), BULK_SLICES_MAX), (len(ranges), len(rows))
-    return Bulk(
-        next_offset=offset + reached,
-        ranges=ranges,
-        record_count=len(rows),
-        size_bytes=int(sizes[rows].sum()),
-        last_log_offset=int(begins[reached - 1]),
+    return Batch(
+        offset + reached,
+        ranges,
+        len(rows),
+        int(sizes[rows].sum()),
+        int(begins[reached - 1]),
+        was_removing=request.tag_hashes is None and not len(rows),
         sizes=sizes[rows].astype(">i4").tobytes(),
     )
 

@@ -15,7 +15,6 @@ Source:     spec store 13.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence, Set
-from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import chain, compress, repeat
 from struct import Struct
@@ -35,12 +34,12 @@ from tandemmq.protocol.record_layout import (
 )
 from tandemmq.protocol.record_scan import Bools, Ints
 from tandemmq.protocol.sys_flag import HOSTS_V6_MASK
-from tandemmq.store.bulk_read import BULK_COUNT_MAX, ReadRequest, collect_bulk
+from tandemmq.store.bulk_read import BULK_COUNT_MAX, Batch, ReadRequest, WrongEntry, collect_bulk
 from tandemmq.store.commit_log import CommitLog, LogWindow
 from tandemmq.store.consume_queue import ENTRY, FILLER_SIZE, UNIT, ConsumeQueue
 from tandemmq.store.core import StoreCore
 from tandemmq.store.options import QUEUE_UNIT_BYTES, BrokerRole
-from tandemmq.store.outcomes import GetResult, GetStatus, Packed, RecordFilter
+from tandemmq.store.outcomes import GetResult, GetStatus, RecordFilter
 
 GET_BYTES_MAX = 134_217_728
 GET_BYTES_MIN = 100
@@ -79,13 +78,6 @@ _unpack_facts: Final = _FACTS.unpack_from
 _MAGICS: Final = (MAGIC_V1, MAGIC_V2)
 
 
-class _Wrong(NamedTuple):
-    """An entry that does not name its record; `is_record`: it names a record of another queue offset."""
-
-    queue_offset: int
-    is_record: bool
-
-
 class _Limits(NamedTuple):
     """RocketMQ's limits of a get, and the filters as the scan compares them.
 
@@ -118,27 +110,9 @@ class _Stretch(NamedTuple):
     bytes_max: int
 
 
-@dataclass(slots=True)
-class _Batch:
-    """The records collected by a get.
-
-    A range is [begin, end, queue offset of its first record, begin of its last one, queue offset of that].
-    """
-
-    next_offset: int
-    ranges: list[list[int]] = field(default_factory=list)
-    count: int = 0
-    bytes: int = 0
-    last_log_offset: int = 0
-    was_removing: bool = False
-    rejected_bytes: int = 0
-    sizes: Packed = b""
-    wrong: _Wrong | None = None
-
-
 def _first_wrong(
-    queue: ConsumeQueue, batch: _Batch, views: list[memoryview], kept: Set[int]
-) -> _Wrong | None:
+    queue: ConsumeQueue, batch: Batch, views: list[memoryview], kept: Set[int]
+) -> WrongEntry | None:
     """Returns the first entry of the batch that does not name its record, except those in `kept`."""
     queue_id = queue.key[1]
     for (begin, end, first, last_begin, last), view in zip(batch.ranges, views, strict=True):
@@ -162,20 +136,20 @@ def _wrong(
     size: int | None,
     view: memoryview,
     kept: Set[int] = frozenset(),
-) -> _Wrong | None:
+) -> WrongEntry | None:
     """Returns the fault of an entry whose record should begin `view`; None without one.
 
     `size` is None if the next entry confirms it. `kept`: entries that may name a record of another queue
     offset.
     """
     if len(view) < _HEAD_BYTES:
-        return _Wrong(queue_offset, is_record=False)
+        return WrongEntry(queue_offset, is_record=False)
     own_size, magic, own_id, own_offset, own_begin = _HEAD.unpack_from(view)
     if own_begin != log_offset or magic not in _MAGICS or own_size != (size or own_size):
-        return _Wrong(queue_offset, is_record=False)
+        return WrongEntry(queue_offset, is_record=False)
     topic, queue_id = queue.key
     is_own = (own_offset, own_id) == (queue_offset, queue_id) or topic.startswith(SHARED_PREFIX)
-    return None if is_own or queue_offset in kept else _Wrong(queue_offset, is_record=True)
+    return None if is_own or queue_offset in kept else WrongEntry(queue_offset, is_record=True)
 
 
 def names_record(log: CommitLog, queue: ConsumeQueue, queue_offset: int) -> bool:
@@ -221,7 +195,7 @@ def _candidates(tags: Ints, limits: _Limits) -> Ints:
 def _join(
     begins: Sequence[int], ends: Sequence[int], offsets: Sequence[int], segment_bytes: int
 ) -> list[list[int]]:
-    """Returns the ranges of the collected records, in the form of `_Batch`."""
+    """Returns the ranges of the collected records, in the form of `Batch`."""
     if begins and begins[0] // segment_bytes == (ends[-1] - 1) // segment_bytes and begins[1:] == ends[:-1]:
         return [[begins[0], ends[-1], offsets[0], begins[-1], offsets[-1]]]
     ranges: list[list[int]] = []
@@ -323,7 +297,10 @@ class Reader:
         wrong_count = 0
         while True:
             if limits is None:
-                batch = self._collect_bulk(request, until, lost)
+                near = self._log.end - self._memory_window_bytes
+                batch = collect_bulk(
+                    request, self._log, near=near, until=until, lost=lost, on_wrong_entry=self._on_wrong_entry
+                )
             else:
                 batch = self._collect(request, limits, until, lost, kept)
             if batch is None and (until < high or queue.entry(offset) is not None):  # an entry is unverified
@@ -394,7 +371,7 @@ class Reader:
 
     def _collect(
         self, request: ReadRequest, limits: _Limits, until: int, lost: Set[int], kept: Set[int]
-    ) -> _Batch | None:
+    ) -> Batch | None:
         """Collects records from the entries of one queue file below `until`, without those in `lost`.
 
         Returns None without entries.
@@ -405,7 +382,7 @@ class Reader:
             batch = self._collect_by_columns(request, limits, until)
             if batch is not None:
                 return batch if batch.next_offset > request.offset else None
-        batch = _Batch(request.offset)
+        batch = Batch(request.offset)
         rows = self._scan(batch, request, limits, until, lost, kept)
         if rows:
             begins, ends, offsets = zip(*rows, strict=True)
@@ -414,7 +391,7 @@ class Reader:
         return batch if batch.next_offset > request.offset else None
 
     def _scan(
-        self, batch: _Batch, request: ReadRequest, limits: _Limits, until: int, lost: Set[int], kept: Set[int]
+        self, batch: Batch, request: ReadRequest, limits: _Limits, until: int, lost: Set[int], kept: Set[int]
     ) -> list[tuple[int, int, int]]:
         """Returns begin, end and queue offset of the records to deliver; `batch` gets all other facts."""
         queue, queue_id, record_filter = request.queue, request.queue.key[1], request.record_filter
@@ -474,7 +451,7 @@ class Reader:
         batch.next_offset, batch.count, batch.bytes = next_offset, count, size_bytes
         return rows
 
-    def _collect_by_columns(self, request: ReadRequest, limits: _Limits, until: int) -> _Batch | None:
+    def _collect_by_columns(self, request: ReadRequest, limits: _Limits, until: int) -> Batch | None:
         """Like `_collect`, without examining each entry; None unless all are ordinary."""
         queue, offset, record_filter = request.queue, request.offset, request.record_filter
         begins: list[int] = []
@@ -520,7 +497,7 @@ class Reader:
             entry_count *= 2
         assert next_offset <= until, (queue, next_offset, until)
         ranges = _join(begins, ends, offsets, self._log.segment_bytes)
-        return _Batch(next_offset, ranges, len(begins), size_bytes, last_begin, rejected_bytes=rejected_bytes)
+        return Batch(next_offset, ranges, len(begins), size_bytes, last_begin, rejected_bytes=rejected_bytes)
 
     def _select(
         self,
@@ -634,25 +611,7 @@ class Reader:
         tags = entries["tag_hash"].astype(np.int64)
         return _Stretch(begins, sizes, ends, tags, last, size_max, count_max, bytes_max)
 
-    def _collect_bulk(self, request: ReadRequest, until: int, lost: Set[int]) -> _Batch | None:
-        """Like `_collect`, for thousands of messages."""
-        near = self._log.end - self._memory_window_bytes
-        bulk = collect_bulk(
-            request, self._log, near=near, until=until, lost=lost, on_wrong_entry=self._on_wrong_entry
-        )
-        if bulk is None:
-            return None
-        return _Batch(
-            bulk.next_offset,
-            bulk.ranges,
-            bulk.record_count,
-            bulk.size_bytes,
-            bulk.last_log_offset,
-            was_removing=request.tag_hashes is None and not bulk.record_count,
-            sizes=bulk.sizes,
-        )
-
-    def _result(self, batch: _Batch, views: list[memoryview], low: int, high: int) -> GetResult:
+    def _result(self, batch: Batch, views: list[memoryview], low: int, high: int) -> GetResult:
         if batch.count:
             status = GetStatus.FOUND
         elif batch.was_removing:
