@@ -12,6 +12,7 @@ import errno
 import fcntl
 import mmap
 import os
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -57,16 +58,9 @@ class OffsetFiles:
     def find(self, offset: int) -> OffsetFile | None:
         """Returns the file that holds byte `offset`; None without one."""
         assert offset >= 0, offset
-        low, high = 0, len(self.files)
-        while low < high:
-            middle = (low + high) // 2
-            if self.files[middle].end <= offset:
-                low = middle + 1
-            else:
-                high = middle
-        if low < len(self.files) and self.files[low].base <= offset:
-            assert offset < self.files[low].end, (offset, self.files[low])
-            return self.files[low]
+        index = bisect_right(self.files, offset, key=lambda file: file.end)
+        if index < len(self.files) and self.files[index].base <= offset:
+            return self.files[index]
         return None
 
 
