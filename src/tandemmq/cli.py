@@ -23,7 +23,6 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from tandemmq.errors import TandemError, install_hint
-from tandemmq.remoting.options import render_address
 
 
 class _Commands(TyperGroup):
@@ -292,6 +291,8 @@ def _sentence(error: OSError) -> str:
     reason = error.strerror or str(error)
     unbound = _UNBOUND.search(reason)
     if unbound is not None:
+        from tandemmq.remoting.options import render_address
+
         return f"cannot listen on {render_address((unbound[1], int(unbound[2])))}: {unbound[3]}"
     return f"{error.filename}: {reason}" if error.filename else reason
 

@@ -16,9 +16,9 @@ from tandemmq.broker.options import AccessOptions, BrokerOptions, ElectionOption
 from tandemmq.controller.options import ControllerOptions
 from tandemmq.nameserver.options import NameServerOptions
 from tandemmq.protocol import setting_kinds as kinds
-from tandemmq.protocol.setting_kinds import FLAG, ValueKind, choice, option_keys
+from tandemmq.protocol.setting_kinds import ValueKind, option_keys
 from tandemmq.proxy.options import ProxyOptions
-from tandemmq.remoting.options import ClientAuth, TlsMode
+from tandemmq.remoting.options import TlsOptions
 from tandemmq.replication.core.options import ReplicationOptions
 from tandemmq.store.options import StoreOptions
 
@@ -31,26 +31,6 @@ class Key:
     fields: tuple[str, ...]
 
 
-def _key(kind: ValueKind, *fields: str) -> Key:
-    return Key(kind, fields)
-
-
-TLS_KEYS: Final[dict[str, Key]] = {
-    "tls.server.mode": _key(choice(TlsMode), "tls.mode"),
-    "tls.server.certPath": _key(kinds.OPTIONAL_FILE, "tls.cert_path"),
-    "tls.server.keyPath": _key(kinds.OPTIONAL_FILE, "tls.key_path"),
-    "tls.server.keyPassword": _key(kinds.PASSWORD, "tls.key_password"),
-    "tls.server.trustCertPath": _key(kinds.OPTIONAL_FILE, "tls.trust_path"),
-    "tls.server.need.client.auth": _key(choice(ClientAuth), "tls.client_auth"),
-    "useTLS": _key(FLAG, "tls.dials_tls"),
-    "tls.client.certPath": _key(kinds.OPTIONAL_FILE, "tls.client_cert_path"),
-    "tls.client.keyPath": _key(kinds.OPTIONAL_FILE, "tls.client_key_path"),
-    "tls.client.keyPassword": _key(kinds.PASSWORD, "tls.client_key_password"),
-    "tls.client.trustCertPath": _key(kinds.OPTIONAL_FILE, "tls.client_trust_path"),
-    "tls.client.authServer": _key(FLAG, "tls.verifies_server"),
-}
-"""Keys of brokers and name servers; in RocketMQ they are system properties or are in tls.config.file."""
-
 TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 """The keys of a properties file with more TLS settings; directly given settings win."""
 
@@ -58,9 +38,13 @@ TLS_FILE_KEYS: Final = ("tls.config.file", "tlsConfigFile")
 def _keys_of(part: str, options: type[Any]) -> dict[str, Key]:
     """Returns the keys of these options."""
     return {
-        name: _key(option.metadata["kind"], f"{part}.{option.name}")
+        name: Key(option.metadata["kind"], (f"{part}.{option.name}",))
         for name, option in option_keys(options).items()
     }
+
+
+TLS_KEYS: Final = _keys_of("tls", TlsOptions)
+"""Keys of all servers; in RocketMQ they are system properties or are in tls.config.file."""
 
 
 def _broker_keys() -> dict[str, Key]:
@@ -82,14 +66,14 @@ def _broker_keys() -> dict[str, Key]:
 
 BROKER_KEYS: Final = _broker_keys()
 CREDENTIALS_KEYS: Final = {
-    "innerClientAuthenticationCredentials": _key(kinds.CREDENTIALS, "caller.credentials")
+    "innerClientAuthenticationCredentials": Key(kinds.CREDENTIALS, ("caller.credentials",))
 }
 """The same key as the brokers', of the other servers; ours."""
 
 NAMESERVER_KEYS: Final[dict[str, Key]] = {
     **TLS_KEYS,
     **_keys_of("nameserver", NameServerOptions),
-    "enableControllerInNamesrv": _key(FLAG, "caller.has_controller"),
+    "enableControllerInNamesrv": Key(kinds.FLAG, ("caller.has_controller",)),
     **CREDENTIALS_KEYS,
 }
 

@@ -10,6 +10,8 @@ from ipaddress import ip_address
 from pathlib import Path
 
 from tandemmq.errors import ConfigError
+from tandemmq.protocol import setting_kinds as kinds
+from tandemmq.protocol.setting_kinds import setting
 from tandemmq.runtime.ports import Address
 from tandemmq.units import MIB
 
@@ -112,19 +114,20 @@ class TlsOptions:
     Without a certificate the permissive mode cannot offer TLS: connections stay plain.
     """
 
-    mode: TlsMode = TlsMode.PERMISSIVE  # tls.server.mode
-    cert_path: Path | None = None  # tls.server.certPath
-    key_path: Path | None = None  # tls.server.keyPath
-    key_password: str = field(default="", repr=False)  # tls.server.keyPassword
-    trust_path: Path | None = None  # tls.server.trustCertPath
-    client_auth: ClientAuth = ClientAuth.NONE  # tls.server.need.client.auth
+    mode: TlsMode = setting("tls.server.mode", TlsMode.PERMISSIVE)
+    cert_path: Path | None = setting("tls.server.certPath", None, kinds.OPTIONAL_FILE)
+    key_path: Path | None = setting("tls.server.keyPath", None, kinds.OPTIONAL_FILE)
+    key_password: str = setting("tls.server.keyPassword", "", kinds.PASSWORD)
+    trust_path: Path | None = setting("tls.server.trustCertPath", None, kinds.OPTIONAL_FILE)
+    client_auth: ClientAuth = setting("tls.server.need.client.auth", ClientAuth.NONE)
 
-    dials_tls: bool | None = None  # tls.enable, useTLS; None: True in enforcing mode
-    client_cert_path: Path | None = None  # tls.client.certPath
-    client_key_path: Path | None = None  # tls.client.keyPath
-    client_key_password: str = field(default="", repr=False)  # tls.client.keyPassword
-    client_trust_path: Path | None = None  # tls.client.trustCertPath
-    verifies_server: bool = False  # tls.client.authServer
+    dials_tls: bool | None = setting("useTLS", None, kinds.FLAG)
+    """None: True in enforcing mode."""
+    client_cert_path: Path | None = setting("tls.client.certPath", None, kinds.OPTIONAL_FILE)
+    client_key_path: Path | None = setting("tls.client.keyPath", None, kinds.OPTIONAL_FILE)
+    client_key_password: str = setting("tls.client.keyPassword", "", kinds.PASSWORD)
+    client_trust_path: Path | None = setting("tls.client.trustCertPath", None, kinds.OPTIONAL_FILE)
+    verifies_server: bool = setting("tls.client.authServer", False)
 
     def __post_init__(self) -> None:
         if (self.cert_path is None) != (self.key_path is None):
