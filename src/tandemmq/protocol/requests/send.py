@@ -11,8 +11,8 @@ from msgspec import field
 from tandemmq.protocol.header_codec import Header, Int32, Int64
 
 
-class SendRequest(Header, frozen=True, kw_only=True):
-    """SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324). A negative queue_id lets the broker choose."""
+class SentFields(Header, frozen=True, kw_only=True):
+    """The first fields of a message that is sent or, as a reply, pushed on."""
 
     producer_group: str = field(name="producerGroup")
     topic: str
@@ -22,6 +22,11 @@ class SendRequest(Header, frozen=True, kw_only=True):
     sys_flag: Int32 = field(name="sysFlag")
     born_at_ms: Int64 = field(name="bornTimestamp")
     flag: Int32
+
+
+class SendRequest(SentFields, frozen=True, kw_only=True):
+    """SEND_MESSAGE (10) and SEND_REPLY_MESSAGE (324). A negative queue_id lets the broker choose."""
+
     properties: str | None = None
     retry_count: Int32 | None = field(name="reconsumeTimes", default=None)
     is_unit_mode: bool = field(name="unitMode", default=False)
@@ -105,17 +110,9 @@ class CheckTransactionRequest(Header, frozen=True, kw_only=True):
     broker_name: str | None = field(name="bname", default=None)
 
 
-class PushReplyRequest(Header, frozen=True, kw_only=True):
+class PushReplyRequest(SentFields, frozen=True, kw_only=True):
     """PUSH_REPLY_MESSAGE_TO_CLIENT (326), from the broker to the client that waits for a reply."""
 
-    producer_group: str = field(name="producerGroup")
-    topic: str
-    default_topic: str = field(name="defaultTopic")
-    default_topic_queue_count: Int32 = field(name="defaultTopicQueueNums")
-    queue_id: Int32 = field(name="queueId")
-    sys_flag: Int32 = field(name="sysFlag")
-    born_at_ms: Int64 = field(name="bornTimestamp")
-    flag: Int32
     born_host: str = field(name="bornHost")
     store_host: str = field(name="storeHost")
     stored_at_ms: Int64 = field(name="storeTimestamp")
