@@ -9,7 +9,15 @@ from __future__ import annotations
 from tandemmq.api import broker_admin
 from tandemmq.errors import BrokersAway, RequestRejected
 from tandemmq.manage.reach import ask_each
-from tandemmq.manage.tools import CALL_TIMEOUT_S, EVERYWHERE, Place, Target, Tools, find_targets
+from tandemmq.manage.tools import (
+    CALL_TIMEOUT_S,
+    EVERYWHERE,
+    Place,
+    Target,
+    Tools,
+    find_targets,
+    without_master,
+)
 from tandemmq.units import MASTER_ID
 
 
@@ -23,9 +31,7 @@ async def answering_masters(tools: Tools, place: Place = EVERYWHERE) -> list[Tar
     if place.address:
         return targets
     masters = [target for target in targets if target.broker_id == MASTER_ID]
-    led = {(target.cluster, target.broker_name) for target in masters}
-    unled = {target.broker_name for target in targets if (target.cluster, target.broker_name) not in led}
-    away = [f"{name} has no master now" for name in sorted(unled)]
+    away = [f"{name} has no master now" for name in without_master(targets)]
 
     async def answers(target: Target) -> None:
         try:

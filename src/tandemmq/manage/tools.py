@@ -190,6 +190,13 @@ def serving(targets: Iterable[Target]) -> list[Target]:
     return list(firsts.values())
 
 
+def without_master(targets: Iterable[Target]) -> list[str]:
+    """Returns the names of the brokers of which no replica is a master, sorted."""
+    every = list(targets)
+    led = {one.broker_name for one in every if one.broker_id == MASTER_ID}
+    return sorted({one.broker_name for one in every} - led)
+
+
 def targets_of(info: ClusterInfo, cluster: str = "", *, masters_only: bool = False) -> list[Target]:
     """Returns the brokers of one cluster, or of all. Raises ConfigError for an unknown cluster."""
     if cluster and cluster not in info.clusters:

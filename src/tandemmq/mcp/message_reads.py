@@ -14,7 +14,7 @@ from tandemmq.errors import BadRequest
 from tandemmq.manage.cluster import read_cluster
 from tandemmq.manage.delayed import read_all_waiting
 from tandemmq.manage.messages import GROUPS_MAX, find_records, read_group_states
-from tandemmq.manage.tools import Target, Tools
+from tandemmq.manage.tools import Target, Tools, without_master
 from tandemmq.manage.traces import read_trace
 from tandemmq.manage.transactions import read_all_transactions
 from tandemmq.mcp.answers import (
@@ -139,7 +139,6 @@ class MessageReads:
     async def _masters(self) -> tuple[list[Target], list[str]]:
         """Returns the masters that answer, and the names of brokers whose part is missing."""
         reading = await read_cluster(self.cluster, read_now_ms())
-        led = {one.target.broker_name for one in reading.brokers if one.is_master}
-        without = sorted({one.target.broker_name for one in reading.brokers} - led)
-        missing = [*name_silent(reading.brokers), *(f"{name}: has no master" for name in without)]
+        unled = without_master(one.target for one in reading.brokers)
+        missing = [*name_silent(reading.brokers), *(f"{name}: has no master" for name in unled)]
         return reading.masters, missing

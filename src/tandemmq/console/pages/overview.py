@@ -6,6 +6,7 @@ from typing import Final
 
 from tandemmq.console.render import ChartLine, draw_lines
 from tandemmq.console.view import Answer, Page, View
+from tandemmq.manage.tools import without_master
 
 
 async def show_overview(view: View) -> Answer:
@@ -19,9 +20,8 @@ async def show_overview(view: View) -> Answer:
         for one in reading.brokers
         if one.error
     ]
-    names = {one.target.broker_name for one in reading.brokers}
-    led = {one.target.broker_name for one in reading.brokers if one.is_master}
-    problems += [f"{name} has no master: it accepts no messages" for name in sorted(names - led)]
+    unled = without_master(one.target for one in reading.brokers)
+    problems += [f"{name} has no master: it accepts no messages" for name in unled]
     rates = draw_lines(
         "Messages per second",
         [
