@@ -22,7 +22,7 @@ from tandemmq.replication.shell.master import ReplicationMaster
 from tandemmq.replication.shell.slave import ReplicationSlave
 from tandemmq.runtime.disk import RealDisk
 from tandemmq.runtime.machine import LoopClock, TcpNetwork
-from tandemmq.store import BrokerRole, MessageStore, StoreOptions
+from tandemmq.store import BrokerRole, MessageStore, StoreOptions, Watermark
 
 READING_SECONDS = 0.2
 
@@ -66,13 +66,29 @@ async def _master(directory: Path) -> None:
     await store.close()
 
 
+async def _reach(mark: Watermark, value: int) -> None:
+    """Waits until the mark is at least `value`."""
+    is_reached = asyncio.Event()
+
+    def on_rise(risen_to: int) -> None:
+        if risen_to >= value:
+            is_reached.set()
+
+    unfollow = mark.follow(on_rise)
+    try:
+        if mark.value < value:
+            await is_reached.wait()
+    finally:
+        unfollow()
+
+
 async def _slave(directory: Path, address: str, log_end: int) -> None:
     store = await _open(directory, BrokerRole.SLAVE)
     clock = LoopClock()
     slave = ReplicationSlave(store, ReplicationOptions(), network=TcpNetwork(), clock=clock)
     slave.set_master(address)
     await slave.start()
-    await store.appended.wait_for(1)
+    await _reach(store.appended, 1)
     begun_at, used_s = clock.monotonic(), processor_seconds(os.getpid())
 
     def on_progress() -> None:
@@ -92,7 +108,7 @@ async def _slave(directory: Path, address: str, log_end: int) -> None:
         while mark.value < log_end:
             try:
                 async with asyncio.timeout(READING_SECONDS):
-                    await mark.wait_for(log_end)
+                    await _reach(mark, log_end)
             except TimeoutError:
                 on_progress()
         on_progress()

@@ -118,13 +118,9 @@ class WaitFor(Enum):
     ACKS_AND_FLUSH = "acks and flush"
 
 
-def plan_wait(*, waits: bool, sync_flush: bool, ack_count: int) -> WaitFor:
-    """Returns the wait of a send, by its request, the flush mode and the needed acks (spec
-    replication 5.1).
-    """
+def plan_wait(*, sync_flush: bool, ack_count: int) -> WaitFor:
+    """Returns the wait of a send, by the flush mode and the needed acks (spec replication 5.1)."""
     assert ack_count >= 0, ack_count
-    if not waits:
-        return WaitFor.NOTHING
     if ack_count > 0:
         return WaitFor.ACKS_AND_FLUSH if sync_flush else WaitFor.ACKS
     return WaitFor.FLUSH if sync_flush else WaitFor.NOTHING

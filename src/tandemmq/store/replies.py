@@ -75,7 +75,7 @@ class Replies:
         self._ack_count = options.slave_ack_count(role) if required is None else len(required)
         self._requires_slave = required is None and bool(self._ack_count) and options.in_sync_replicas == 1
         sync_flush = options.flush_mode is FlushMode.SYNC_FLUSH
-        self._wait_for = plan_wait(waits=True, sync_flush=sync_flush, ack_count=self._ack_count)
+        self._wait_for = plan_wait(sync_flush=sync_flush, ack_count=self._ack_count)
         self._recorder.ack_wait.forget()
 
     @property

@@ -33,8 +33,6 @@ def plan(
         (GetStatus.OFFSET_OVERFLOW_ONE, 5, NOT_FOUND, True),
         (GetStatus.OFFSET_OVERFLOW_BADLY, 5, MOVED, False),
         (GetStatus.OFFSET_TOO_SMALL, 5, MOVED, False),
-        (GetStatus.NO_MATCHED_LOGIC_QUEUE, 0, NOT_FOUND, True),
-        (GetStatus.NO_MATCHED_LOGIC_QUEUE, 5, MOVED, False),
         (GetStatus.NO_MESSAGE_IN_QUEUE, 0, NOT_FOUND, True),
         (GetStatus.NO_MESSAGE_IN_QUEUE, 5, MOVED, False),
     ],

@@ -15,6 +15,7 @@ from tandemmq.runtime.ports import Advice
 from tandemmq.store import FlushMode, MessageStore, StoreOptions
 from tandemmq.store.commit_log import AHEAD_SEGMENT_BYTES_MIN, Warmth, warm
 from tandemmq.units import MIB
+from waits import until
 
 LOG = ROOT / "commitlog"
 
@@ -182,7 +183,7 @@ async def test_pages_of_a_large_read_leave_the_process_and_slices_stay_valid(tmp
     store = await open_real(tmp_path)
     for number in range(64):
         store.appender.append([record(b"%02d" % number * 50_000)], lambda _: None)
-    await store.appended.wait_for(64 * 100_000)
+    await until(lambda: store.appended.value >= 64 * 100_000)
     slices = []
     sums = []
     at = 0

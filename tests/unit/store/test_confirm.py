@@ -49,19 +49,16 @@ class Sends:
 
 
 @pytest.mark.parametrize(
-    ("waits", "sync_flush", "ack_count", "expected"),
+    ("sync_flush", "ack_count", "expected"),
     [
-        (False, True, 1, WaitFor.NOTHING),
-        (True, False, 0, WaitFor.NOTHING),
-        (True, True, 0, WaitFor.FLUSH),
-        (True, False, 1, WaitFor.ACKS),
-        (True, True, 2, WaitFor.ACKS_AND_FLUSH),
+        (False, 0, WaitFor.NOTHING),
+        (True, 0, WaitFor.FLUSH),
+        (False, 1, WaitFor.ACKS),
+        (True, 2, WaitFor.ACKS_AND_FLUSH),
     ],
 )
-def test_plan_wait_by_flush_mode_and_ack_count(
-    waits: bool, sync_flush: bool, ack_count: int, expected: WaitFor
-) -> None:
-    assert plan_wait(waits=waits, sync_flush=sync_flush, ack_count=ack_count) is expected
+def test_plan_wait_by_flush_mode_and_ack_count(sync_flush: bool, ack_count: int, expected: WaitFor) -> None:
+    assert plan_wait(sync_flush=sync_flush, ack_count=ack_count) is expected
 
 
 def test_quorum_counts_replicas_and_not_reports() -> None:

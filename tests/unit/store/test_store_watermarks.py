@@ -1,12 +1,9 @@
-"""Watermarks rise, wake their waiters, and fall at a truncation."""
+"""Watermarks rise, call their followers, and fall at a truncation."""
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
-from tandemmq.errors import StoreClosed, Truncated
 from tandemmq.store import Watermark
 
 
@@ -26,45 +23,18 @@ def test_followers_hear_of_each_raise_in_the_order_they_came() -> None:
     assert mark.value == 6
 
 
-async def test_waiting_ends_when_the_mark_is_high_enough() -> None:
-    mark = Watermark("flushed")
-    low, high = (asyncio.ensure_future(mark.wait_for(value)) for value in (5, 10))
-    await asyncio.sleep(0)
-    mark.raise_to(7)
-    assert await low == 7
-    assert not high.done()
-    mark.raise_to(12)
-    assert await high == 12
-    assert await mark.wait_for(12) == 12
-
-
-async def test_a_cancelled_wait_does_not_disturb_the_others() -> None:
-    mark = Watermark("flushed")
-    first, second = (asyncio.ensure_future(mark.wait_for(5)) for _ in range(2))
-    await asyncio.sleep(0)
-    first.cancel()
-    mark.raise_to(5)
-    assert await second == 5
-
-
-async def test_truncation_ends_the_waits_above_it() -> None:
+def test_a_truncation_lowers_the_mark_and_nothing_else_does() -> None:
     mark = Watermark("appended", 10)
-    gone = asyncio.ensure_future(mark.wait_for(20))
-    await asyncio.sleep(0)
     mark.truncate_to(8)
-    with pytest.raises(Truncated):
-        await gone
-    assert mark.value == 8
+    assert (mark.value, mark.cut_count) == (8, 1)
     with pytest.raises(AssertionError):
         mark.truncate_to(9)
 
 
-async def test_closing_ends_every_wait() -> None:
+def test_a_closed_mark_has_no_followers() -> None:
     mark = Watermark("appended")
-    waiting = asyncio.ensure_future(mark.wait_for(1))
-    await asyncio.sleep(0)
+    heard: list[int] = []
+    mark.follow(heard.append)
     mark.close()
-    with pytest.raises(StoreClosed):
-        await waiting
-    with pytest.raises(StoreClosed):
-        await mark.wait_for(1)
+    mark.raise_to(1)
+    assert heard == []

@@ -50,10 +50,8 @@ _CODES = {
     GetStatus.OFFSET_OVERFLOW_ONE: _NOT_FOUND,
     GetStatus.OFFSET_OVERFLOW_BADLY: _MOVED,
     GetStatus.OFFSET_TOO_SMALL: _MOVED,
-    GetStatus.NO_MATCHED_LOGIC_QUEUE: _NOT_FOUND,  # _MOVED for a requested offset other than 0
-    GetStatus.NO_MESSAGE_IN_QUEUE: _NOT_FOUND,  # likewise
+    GetStatus.NO_MESSAGE_IN_QUEUE: _NOT_FOUND,  # _MOVED for a requested offset other than 0
 }
-_EMPTY_QUEUE = frozenset({GetStatus.NO_MATCHED_LOGIC_QUEUE, GetStatus.NO_MESSAGE_IN_QUEUE})
 
 
 class AnsweringReplica(NamedTuple):
@@ -82,7 +80,7 @@ def plan_pull(
     `normal_id` and `slow_id` are the group's brokerId and whichBrokerWhenConsumeSlowly.
     """
     code = _CODES[result.status]
-    if result.status in _EMPTY_QUEUE and requested_offset != 0:
+    if result.status is GetStatus.NO_MESSAGE_IN_QUEUE and requested_offset != 0:
         code = _MOVED
     suggested = MASTER_ID
     if replica.slave_read_enable:
