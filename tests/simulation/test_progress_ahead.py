@@ -41,25 +41,24 @@ def watch_hand_outs(scene: Scene) -> set[int]:
     return handed
 
 
-def never_handed_out(scene: Scene, handed: set[int]) -> list[str]:
-    """Returns the messages in the master's queues that the group never got."""
+def never_handed_out(scene: Scene, handed: set[int]) -> dict[int, str]:
+    """Returns the messages in the master's queues that the group never got: their numbers and places."""
     store, ledger = scene.master.store, scene.cluster.ledger
     assert store is not None
-    return [
-        f"{place}:{record.queue_offset}"
+    return {
+        sent.number: f"{place}:{record.queue_offset}"
         for place in store.queue_keys()
         if place[0] == TOPIC
         for record in read_queue(store, place)
         if (sent := ledger.find(record.content)) is not None and sent.number not in handed
-    ]
+    }
 
 
 async def gets_everything(scene: Scene, handed: set[int]) -> None:
     """Waits until every message now in the queues was delivered to the group; sends continue meanwhile."""
-    missing = set(never_handed_out(scene, handed))
+    missing = never_handed_out(scene, handed)
     await scene.until(
-        lambda: not missing.intersection(never_handed_out(scene, handed)),
-        f"every message is handed out, of {sorted(missing)}",
+        lambda: handed.issuperset(missing), f"every message is handed out, of {sorted(missing.values())}"
     )
 
 
