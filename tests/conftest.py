@@ -108,7 +108,6 @@ gc.disable()  # what is imported and collected lives until the end
 
 def pytest_collection_finish() -> None:
     """Spares the garbage collector the imported modules and the collected tests."""
-    gc.collect()
     gc.freeze()
     gc.enable()
 
@@ -131,6 +130,16 @@ def _logging_stays_as_it_was() -> Iterator[None]:
     root.handlers[:] = handlers
     root.setLevel(level)
     logging.disable(disabled)
+
+
+def _sync_nothing(descriptor: int) -> None:
+    """Stands for `os.fsync`: no test of this process can see what a power cut would take, and the disk takes
+    milliseconds. Tests of power cuts have disks in memory, or brokers in other processes.
+    """
+    os.fstat(descriptor)  # a closed file is an error still
+
+
+os.fsync = os.fdatasync = _sync_nothing
 
 
 def half_full(_disk: RealDisk, _path: Path) -> tuple[int, int]:
