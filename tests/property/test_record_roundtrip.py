@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from batch_items import split_batch
 from sim.workload import make_batch
 from tandemmq.errors import MessageIllegal
-from tandemmq.protocol.batch import encode_batch, split_batch
+from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.hashes import java_hash, java_hashes, key_hash, key_head
 from tandemmq.protocol.message_id import decode_host, encode_host
 from tandemmq.protocol.properties import decode_properties, encode_properties, find_property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 from struct import Struct
-from typing import Final, NamedTuple
+from typing import Final
 
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 from tandemmq.protocol.properties import PROPERTIES_BYTES_MAX
@@ -24,14 +24,6 @@ _HEAD_BYTES: Final = _HEAD.size
 _ITEM_BYTES_MIN: Final = _HEAD_BYTES + 2
 _EQUAL_COUNT_MIN: Final = 4
 """The number of messages from which checking for equal sizes pays (approximate)."""
-
-
-class BatchItem(NamedTuple):
-    """One message of a batch; `body` is a view into the batch."""
-
-    flag: int
-    body: memoryview
-    properties: bytes
 
 
 def encode_batch_item(flag: int, body: Buffer, properties: bytes) -> bytes:
@@ -49,14 +41,6 @@ def encode_batch_item(flag: int, body: Buffer, properties: bytes) -> bytes:
 def encode_batch(items: Iterable[tuple[int, Buffer, bytes]]) -> bytes:
     """Encodes the batch body of (flag, body, properties in wire form) triples."""
     return b"".join([encode_batch_item(flag, body, properties) for flag, body, properties in items])
-
-
-def split_batch(batch: Buffer) -> list[BatchItem]:
-    """Returns the messages of a batch body, in order; at least one.
-
-    Raises:  as `split_columns`.
-    """
-    return list(map(BatchItem, *split_columns(batch)))
 
 
 def split_columns(batch: Buffer) -> tuple[list[int], list[memoryview], list[bytes]]:

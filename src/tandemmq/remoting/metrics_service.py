@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import KW_ONLY, dataclass
+from dataclasses import KW_ONLY, dataclass, replace
 
 from tandemmq.remoting.health import Conditions, live_page
 from tandemmq.remoting.http import Page
@@ -30,12 +30,10 @@ class MetricsSource:
         if not labels:
             return self
         add = ConstantLabels(labels).add
-        return MetricsSource(
-            self.server,
-            self.read_ready,
+        return replace(
+            self,
             read_all=lambda: add(self.read_all()),
             read_pieces=lambda: map(add, self.read_pieces()),
-            check_health=self.check_health,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
-from tandemmq.protocol.batch import split_batch
+from batch_items import split_batch
 from tandemmq.protocol.bodies.client import Heartbeat, encode_consumer_list
 from tandemmq.protocol.bodies.codec import decode_body
 from tandemmq.protocol.bodies.route import (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from batch_items import split_batch
 from tandemmq.errors import LocalProtocolError, MessageIllegal
 from tandemmq.protocol import batch as batch_module
-from tandemmq.protocol.batch import encode_batch, split_batch
+from tandemmq.protocol.batch import encode_batch
 
 SAMPLE = bytes.fromhex("00000026000000000000000000000000000000026869000E6101620257414954017472756502")
 """Spec remoting 12.6: body `hi`, a=b, WAIT=true."""

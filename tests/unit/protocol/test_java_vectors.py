@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from tandemmq.protocol.batch import encode_batch, split_batch
+from batch_items import split_batch
+from tandemmq.protocol.batch import encode_batch
 from tandemmq.protocol.bodies import client, codec, progress, route, stats, tables
 from tandemmq.protocol.bodies.codec import decode_body, encode_body
 from tandemmq.protocol.catalogue import CATALOGUE

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from send_rig import CALLER, LOG_OFFSET, SendRig, TopicRow, message, request, send_rig, unreachable
 
+from batch_items import split_batch
 from tandemmq.errors import (
     BrokerUnreachable,
     RequestRejected,
@@ -19,7 +20,6 @@ from tandemmq.errors import (
     TandemError,
     TopicNotFound,
 )
-from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.codes import RequestCode, ResponseCode
 from tandemmq.protocol.command import Command
 from tandemmq.protocol.properties import decode_properties

@@ -9,9 +9,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from batch_items import split_batch
 from tandemmq.client.producer.sender import queue_by_key
 from tandemmq.errors import ConfigError, MessageIllegal
-from tandemmq.protocol.batch import split_batch
 from tandemmq.protocol.bodies import MessageQueue
 from tandemmq.protocol.hashes import java_hash
 from tandemmq.protocol.properties import decode_properties
